@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from inflight_cost.model import CostModel
+from inflight_gateway.pick.growth import Growth
 
 
 class ServiceKey(NamedTuple):
@@ -183,6 +184,8 @@ class EndpointLoad(NamedTuple):
         computed_tokens: of the sample's waiting prompt tokens and of `sent_tokens`, those that the engine should have
             computed since the scrape.
         others: requests there that this gateway did not send, by the sample and by what peers report.
+        growth: of its KV cache's use from the sample on, by the requests there; None: not known.
+        answer_tokens: expected output of the request.
     """
 
     endpoint: Endpoint
@@ -192,6 +195,8 @@ class EndpointLoad(NamedTuple):
     cached_tokens: int = 0
     computed_tokens: int = 0
     others: int = 0
+    growth: Growth | None = None
+    answer_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
 from inflight_gateway.state.stream import LoadStream
 from inflight_gateway.tenants import wire
+from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.routes import PeerClient, take_handler
 from inflight_gateway.tenants.sharing import SharedLimits
@@ -61,7 +62,8 @@ class Gateway:
         self._refusals = Refusals()
         self._scraper = Scraper(self._samples, http)
         self._holds = HoldQueue()
-        self._ledger = Ledger(self._willing, self._samples.get)
+        estimates = Estimates()
+        self._ledger = Ledger(self._willing, self._samples.get, estimates)
         self._picks = PicksLog()
         self._peers = Peers(http, self._heard_from)
         self._key_file = settings.gateway_key_file
@@ -69,7 +71,7 @@ class Gateway:
         self._key_read = monotonic()
         self._peer_client = PeerClient(key or b"")
         self.limits = SharedLimits(settings.name, self._trusted_peers, self._peer_client.post)
-        self._gate = Gate(self._secret, self.limits)
+        self._gate = Gate(self._secret, self.limits, estimates=estimates)
         self.metrics.registry.register(self._gate.usage)
         loads = GatewayLoads(self.catalog, self._holds, self._ledger, monotonic)
         self.metrics.watch_loads(loads.service_loads)

@@ -5,8 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_gateway.ledger import PEER_S, Ledger
+from inflight_gateway.pick.replica_state import decode_work
 from inflight_gateway.state.peers import SILENT_SECONDS
 from inflight_gateway.state.stream import FULL_SECONDS
+from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView, ServiceKey
 from tests.gateway.pick.loads import COST
 
@@ -258,3 +260,73 @@ def test_counts_are_exact_and_estimates_within_what_is_known_after_anything(oper
 def test_a_peer_counts_until_limits_take_it_for_gone():
     """Full lines come every 5 s: one that is a moment late must not hide what the peer has in flight."""
     assert PEER_S == SILENT_SECONDS > FULL_SECONDS
+
+
+class Answering(World):
+    """Answers have 2,000 tokens, and half of the KV cache is in use: 32,000 tokens."""
+
+    def __init__(self):
+        super().__init__()
+        self.estimates = Estimates()
+        self.ledger = Ledger(lambda _: self.endpoints, self.samples.get, self.estimates)
+        for _ in range(10):
+            self.estimates.learn(made("ended"), 2000)
+
+    def growth(self, at, endpoint=A):
+        """Tokens that the requests there add."""
+        loads = self.ledger.loads(SERVICE, made("?"), at, growing=True)
+        growth = next(each.growth for each in loads if each.endpoint == endpoint)
+        return None if growth is None else round(growth.most(0, 0))
+
+    def scrape(self, endpoint, at, **fields):
+        super().scrape(endpoint, at, cost=COST, kv_utilization=0.5, **fields)
+
+    def sent(self, count, at=0.0):
+        for number in range(count):
+            self.send(f"{number} {at}", A, at, prompt=0)
+
+
+def test_answers_under_way_grow_to_their_expected_lengths():
+    world = Answering()
+    assert world.growth(0.0) is None
+    world.sent(10)
+    assert world.growth(0.0) == 10 * 2000
+    step_s = COST.seconds(decode_work(EngineSample(0.0, kv_utilization=0.5, kv_cache_tokens=64_000), 10))
+    world.scrape(A, 1500 * step_s, running=10)
+    assert world.growth(1500 * step_s) == 10 * 500
+    assert world.growth(1500 * step_s, B) is None
+
+
+def test_answers_under_way_have_no_more_tokens_than_the_kv_cache_holds():
+    """Requests that waited in the engine have generated fewer than those of their age."""
+    world = Answering()
+    world.sent(32)
+    world.scrape(A, 100.0, running=32)
+    assert world.growth(100.0) == 32 * 1000
+
+
+def test_growth_follows_requests_that_come_and_end():
+    world = Answering()
+    world.sent(2)
+    assert world.growth(0.0) == 4000
+    world.sent(1, at=1.0)
+    assert world.growth(1.0) == 6000
+    world.ledger.end("0 0.0", 2.0)
+    world.ledger.end("1 0.0", 2.0)
+    assert world.growth(2.0) == 2000
+    world.ledger.move("0 1.0", B.address, 2.0)
+    assert (world.growth(2.0), world.growth(2.0, B)) == (None, 2000)
+
+
+def test_requests_of_other_gateways_grow_like_those_of_this_one():
+    world = Answering()
+    world.sent(2)
+    world.scrape(A, 0.0, running=6)
+    assert world.growth(0.0) == 6 * 2000
+
+
+def test_growth_is_left_out_unless_it_is_asked_for():
+    world = Answering()
+    world.sent(2)
+    assert world.load().growth is None
+    assert world.load().answer_tokens == 2000

@@ -47,6 +47,18 @@ class ClassQueue:
         self._resumed.remove(resumed[1])
         return resumed[1]
 
+    def behind(self, clock: int) -> Request | None:
+        """The first new request, where `head` is one that resumes before all new ones."""
+        return self.policy.head(clock) if self._resumed else None
+
+    def pop_behind(self, clock: int) -> Request:
+        """Take out what `behind` returns at this clock.
+
+        Raises:
+            IndexError: there is none.
+        """
+        return self.policy.pop(clock)
+
     def remove(self, request: Request) -> None:
         """Take out a request that ended while it waited.
 

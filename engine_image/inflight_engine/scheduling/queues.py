@@ -18,8 +18,8 @@ class WaitingQueues:
     (`ServiceCounters`; of equal ones the first in the configuration): no class starves, and among classes that always
     have requests waiting shares of tokens follow the weights.
 
-    No request overtakes the head: if it does not fit, the scheduler waits until it does, or until time or decodes make
-    another request the head.
+    If the head does not fit, the scheduler waits until it does, or until time or decodes make another request the head.
+    No request overtakes it, but for one of a tenant with fewer KV blocks that overtakes one that resumes (`behind`).
 
     A prompt token counts once, when it is first admitted, and an output token when it is generated (the one that a
     prefill samples: when that is admitted). Tokens recomputed after a preemption are not charged: the preemption was
@@ -122,6 +122,24 @@ class WaitingQueues:
         if queue is None:
             raise IndexError("no request waits")
         request = queue.pop(clock)
+        self._left(request.service_class, queue)
+        return request
+
+    def behind(self, clock: int) -> Request | None:
+        """The first new request of the head's class, where the head is one that resumes before all new ones."""
+        queue = self._next_queue(clock)
+        return None if queue is None else queue.behind(clock)
+
+    def pop_behind(self, clock: int) -> Request:
+        """Take out what `behind` returns at this clock.
+
+        Raises:
+            IndexError: there is none.
+        """
+        queue = self._next_queue(clock)
+        if queue is None:
+            raise IndexError("no request waits")
+        request = queue.pop_behind(clock)
         self._left(request.service_class, queue)
         return request
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import KeysView
 
 import numpy as np
@@ -35,6 +36,7 @@ class Running:
         registered: by slot, the blocks of chunks that can be found since the dictionary was last taken.
         releases: slots that were left since the list was last taken.
         num_uncomputed_tokens: of the slots in prefill.
+        tenants: how many requests each of them has.
     """
 
     def __init__(self, config: SchedulerConfig, queues: WaitingQueues, *, contents: bool) -> None:
@@ -48,6 +50,7 @@ class Running:
         self.registered: dict[int, list[int]] = {}
         self.releases: list[int] = []
         self.num_uncomputed_tokens = 0
+        self.tenants: Counter[str] = Counter()
         self._prefix_caching = config.prefix_caching
         self._queues = queues
 
@@ -63,6 +66,7 @@ class Running:
         request.slot = slot
         self.phases.start(slot)
         self.num_uncomputed_tokens += request.num_tokens - num_computed
+        self.tenants[request.tenant] += 1
         self.stops.add(request.sampling.stop_token_ids)
 
     @property
@@ -74,6 +78,14 @@ class Running:
     def paused(self) -> KeysView[int]:
         """Slots that would decode but for a token budget smaller than the number of decodes."""
         return self.phases.slots(Phase.PAUSED)
+
+    def blocks_by_tenant(self) -> dict[str, int]:
+        """Blocks in the tables of each tenant's requests. Walks over all of them."""
+        held: dict[str, int] = {}
+        for request, blocks in zip(self.table.requests, self.table.num_blocks.tolist(), strict=True):
+            if request is not None:
+                held[request.tenant] = held.get(request.tenant, 0) + blocks
+        return held
 
     def plan_chunk(self, slot: int, budget: int) -> PrefillChunk:
         """As much of a slot's prefill as the budget allows. Its full blocks can be found from now on."""
@@ -151,6 +163,9 @@ class Running:
             # Of the tokens that are known; a step in flight may be computing the last one.
             computed = request.num_tokens - 1
             self._register(request, slot, computed)
+        self.tenants[request.tenant] -= 1
+        if not self.tenants[request.tenant]:
+            del self.tenants[request.tenant]
         blocks = self.table.table(slot).copy()
         self.pool.free(blocks)
         self.table.release(slot)

@@ -459,12 +459,14 @@ class Scheduler:
             self._preempt(self._victim())
 
     def _victim(self) -> Request:
-        """Of the lowest standing, the request that the rule says; never the oldest, so that something always runs to
-        its end."""
+        """Of the lowest standing, and of these of the tenant that holds the most blocks, the request that the rule
+        says; never the oldest, so that something always runs to its end."""
         running, queues = self._running, self._queues
         table, candidates = running.table, running.table.taken()[1:]
-        if queues.ranks_running:
-            candidates = candidates[lowest([queues.standing(table.request(slot)) for slot in candidates.tolist()])]
+        if queues.ranks_running or len(running.tenants) > 1:
+            held = running.blocks_by_tenant()
+            requests = [table.request(slot) for slot in candidates.tolist()]
+            candidates = candidates[lowest([(*queues.standing(each), held[each.tenant]) for each in requests])]
         index = self._choose_victim(
             table.order[candidates], running.decodes.num_tokens(candidates), table.num_preemptions[candidates]
         )
@@ -498,14 +500,29 @@ class Scheduler:
             start = self._start(request)
             if start is None:
                 self._blocked = request
-                break
+                start = self._start_behind(request)
+                if start is None:
+                    break
             starts.append(start)
             chunks.append(running.plan_chunk(start.slot, budget))
             budget -= chunks[-1].length
         return starts
 
-    def _start(self, request: Request) -> SlotStart | None:
-        """Move the queues' head to a slot; None: its blocks do not fit now."""
+    def _start_behind(self, head: Request) -> SlotStart | None:
+        """Move a new request past the queues' head to a slot, where the head resumes, its blocks do not fit now, and
+        its tenant holds more blocks than that of the new one then will. Else a tenant that fills the cache would hold
+        up all others. The head does not starve: once no more of its tenant runs, no request passes it."""
+        request = self._queues.behind(self._running.decodes.clock)
+        if request is None or request.tenant == head.tenant:
+            return None
+        held = self._running.blocks_by_tenant()
+        needed = self._running.pool.blocks_for(request.num_tokens)
+        if held.get(request.tenant, 0) + needed > held.get(head.tenant, 0):
+            return None
+        return self._start(request, behind=True)
+
+    def _start(self, request: Request, *, behind: bool = False) -> SlotStart | None:
+        """Move the queues' head, or the request `behind` it, to a slot; None: its blocks do not fit now."""
         pool, num_tokens, swapped = self._running.pool, request.num_tokens, request.state is RequestState.SWAPPED
         # At least one token has to be computed, for its logits.
         hashes = [] if swapped else request.block_hashes[: (num_tokens - 1) // pool.block_size]
@@ -526,7 +543,7 @@ class Scheduler:
             self.prefix_hits += computed
         host_block_ids = request.host_block_ids
         clock = self._running.decodes.clock
-        self._queues.pop(clock)
+        (self._queues.pop_behind if behind else self._queues.pop)(clock)
         self._queues.admitted(request, num_tokens - computed, clock)
         self._leave_queue(request)
         self._running.start(request, block_ids, computed, len(shared))

@@ -19,9 +19,12 @@ Victim: TypeAlias = Callable[[Ints, Ints, Ints], int]
 candidate, at least one: place in the order of arrival, tokens known, and how often it was preempted before."""
 
 
-def lowest(standings: Sequence[tuple[float, int]]) -> npt.NDArray[np.intp]:
-    """Indices of the candidates of the largest `WaitingQueues.standing`: the preemption rule
-    selects one of them."""
+def lowest(standings: Sequence[tuple[float, int, int]]) -> npt.NDArray[np.intp]:
+    """Indices of the candidates of the largest standing: the preemption rule selects one of them.
+
+    Args:
+        standings: `WaitingQueues.standing` and the KV blocks of the request's tenant.
+    """
     worst = max(standings)
     return np.array([index for index, each in enumerate(standings) if each == worst], np.intp)
 

@@ -12,6 +12,7 @@ from inflight_gateway.catalog import Catalog, Change
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.hold.shares import TenantShares
 from inflight_gateway.ledger import Ledger
+from inflight_gateway.pick.late_binding import slots_worth
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.types import Endpoint, Pick, Refusal, RequestView, ServiceConfig, ServiceKey
 
@@ -144,12 +145,13 @@ class Dispatcher:
         if config is None or waiting is None:
             return None
         now = self._clock()
-        loads = self._ledger.loads(request.service, request, now)
+        above = self._shares.above(request, now)
+        loads = self._ledger.loads(request.service, request, now, growing=above)
         if waiting.allowed:
             loads = [load for load in loads if load.endpoint.address in waiting.allowed]
         try:
-            above, claimed = self._shares.above(request, now), self._shares.claimed(request.service, now)
-            pick = self._picker.pick(request, config, loads, now, above_share=above, claimed=claimed)
+            below, claimed = self._shares.below(request, now), self._shares.claimed(request.service, now)
+            pick = self._picker.pick(request, config, loads, now, above_share=above, below_share=below, claimed=claimed)
         except Exception:
             # A gateway bug at the head of a queue would block the whole service, and end this process.
             self._log_fault(request.service, now)
@@ -158,7 +160,9 @@ class Dispatcher:
             pick = self._among(request.service, waiting.allowed, config)
         if pick is not None:
             self._ledger.begin(request, pick, now)
-            self._shares.started(request)
+            first = next((load for load in loads if load.endpoint == pick.endpoints[0]), None)
+            size = 1 if first is None else slots_worth(first, request.prompt_tokens - pick.cached_tokens)
+            self._shares.started(request, size)
         return pick
 
     def _log_fault(self, service: ServiceKey, now: float) -> None:

@@ -23,11 +23,12 @@ _ROUNDING = 1e-9
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
-    """Attributes: above: more than its share in flight, as of its last change."""
+    """Attributes: size: of its requests in flight, in slots. above: more than its share, as of its last change."""
 
     weight: float
     arrived: float
     in_flight: int = 0
+    size: int = 0
     above: bool = False
 
 
@@ -36,7 +37,8 @@ class _Service:
     """Attributes:
     tenants: active ones, by their last arrival.
     weight: sum of theirs.
-    in_flight: of all tenants. within: those of tenants not `above`.
+    size: of the requests in flight of all tenants, in slots.
+    within: requests in flight of tenants not `above`.
     needed: quantile `ENOUGH` of `within`, counting an arrival of such a tenant, as those arrivals found it.
     most: the largest of these values in the period `RECENT_S` with this number, and in the one before.
     period: number of the period of the last such arrival.
@@ -44,18 +46,19 @@ class _Service:
 
     tenants: dict[str, _Tenant] = field(default_factory=dict)
     weight: float = 0.0
-    in_flight: int = 0
+    size: int = 0
     within: int = 0
     needed: float = 1.0
     most: tuple[int, int] = (0, 0)
     period: int = 0
 
-    def add(self, tenant: _Tenant, requests: int) -> None:
+    def add(self, tenant: _Tenant, requests: int, size: int) -> None:
         """Requests in flight of a tenant: 0 for one that has just arrived."""
         if not tenant.above:
             self.within -= tenant.in_flight
-        self.in_flight += requests
         tenant.in_flight += requests
+        self.size += size
+        tenant.size += size
         tenant.above = self.is_above(tenant)
         if not tenant.above:
             self.within += tenant.in_flight
@@ -63,7 +66,10 @@ class _Service:
     def is_above(self, tenant: _Tenant) -> bool:
         if len(self.tenants) == 1:
             return False
-        return tenant.in_flight * self.weight > tenant.weight * self.in_flight * (1 + _ROUNDING)
+        return tenant.size * self.weight > tenant.weight * self.size * (1 + _ROUNDING)
+
+    def is_below(self, tenant: _Tenant) -> bool:
+        return tenant.size * self.weight < tenant.weight * self.size * (1 - _ROUNDING)
 
     def learn(self, now: float) -> None:
         """A request of a tenant not above its share arrived. Steps up and down in the ratio of the quantile's odds hold
@@ -91,7 +97,7 @@ class TenantShares:
 
     def __init__(self) -> None:
         self._services: dict[ServiceKey, _Service] = {}
-        self._started: dict[str, tuple[_Service, _Tenant]] = {}
+        self._started: dict[str, tuple[_Service, _Tenant, int]] = {}
 
     def arrived(self, request: RequestView, config: ServiceConfig, now: float) -> None:
         """A request arrived, and may have to wait."""
@@ -102,23 +108,24 @@ class TenantShares:
         tenant.weight, tenant.arrived = weight, now
         service.tenants[request.tenant] = tenant
         self._forget(service, now)
-        service.add(tenant, 0)
+        service.add(tenant, 0, 0)
         if not tenant.above and len(service.tenants) > 1:
             service.learn(now)
 
-    def started(self, request: RequestView) -> None:
-        """An arrived request is sent to a replica."""
+    def started(self, request: RequestView, size: int = 1) -> None:
+        """An arrived request is sent to a replica. Args: size: in slots, see `pick.late_binding.slots_worth`."""
         service = self._services.get(request.service)
         tenant = None if service is None else service.tenants.get(request.tenant)
         if service is not None and tenant is not None:
-            service.add(tenant, 1)
-            self._started[request.request_id] = service, tenant
+            service.add(tenant, 1, size)
+            self._started[request.request_id] = service, tenant, size
 
     def ended(self, request_id: str) -> None:
         """Ignored if it did not start."""
-        service, tenant = self._started.pop(request_id, (None, None))
-        if service is not None and tenant is not None:
-            service.add(tenant, -1)
+        started = self._started.pop(request_id, None)
+        if started is not None:
+            service, tenant, size = started
+            service.add(tenant, -1, -size)
 
     def above(self, request: RequestView, now: float) -> bool:
         """Whether the request's tenant has more than its share of the requests in flight. At least one active tenant
@@ -129,6 +136,15 @@ class TenantShares:
         self._forget(service, now)
         tenant = service.tenants.get(request.tenant)
         return tenant is not None and service.is_above(tenant)
+
+    def below(self, request: RequestView, now: float) -> bool:
+        """Whether the request's tenant has less than its share of the requests in flight, so another has more."""
+        service = self._services.get(request.service)
+        if service is None:
+            return False
+        self._forget(service, now)
+        tenant = service.tenants.get(request.tenant)
+        return tenant is not None and service.is_below(tenant)
 
     def claimed(self, name: ServiceKey, now: float) -> int:
         """Slots that tenants above their share should leave free for requests of the others, over all replicas: as many

@@ -7,7 +7,8 @@ saves: a new replica would have to compute that first.
 
 from __future__ import annotations
 
-from inflight_gateway.types import EngineSample
+from inflight_gateway.pick.growth import NO_GROWTH
+from inflight_gateway.types import EndpointLoad, EngineSample
 
 TTFT_SHARE = 0.25
 """Of the service's TTFT target that a request may wait in an engine's queue: more of it, and in an overload even those
@@ -24,8 +25,15 @@ tenant that floods, the requests of others then find a slot at once."""
 
 MOST_FREE = 0.25
 """Share of the slots that a tenant above its share leaves free at most, however many requests of others came at once:
-beyond it an idle slot costs more than the rare wait that it avoids. Of the KV cache it always leaves that share free:
-its running requests grow, and a request of others that finds the cache full waits, or is preempted as the youngest."""
+beyond it an idle slot costs more than the rare wait that it avoids."""
+
+FREE_KV_CACHE = 0.1
+"""Share of the KV cache that a tenant above its share leaves free, now and when its answers have grown: a request of
+others that finds the cache full waits, or is preempted as the youngest, for as long as an answer takes."""
+
+GROWTH_MARGIN = 1.25
+"""Expected growth counts so many times. Lengths are not known exactly, and without a margin answers of equal lengths
+start together, end together, and leave half of the cache empty on average."""
 
 
 def most_outstanding(max_num_seqs: int, above_share: bool = False, claimed: int = 0) -> int:
@@ -40,13 +48,28 @@ def most_outstanding(max_num_seqs: int, above_share: bool = False, claimed: int 
     return max(1, max_num_seqs - max(spare, min(claimed, int(max_num_seqs * MOST_FREE))))
 
 
-def leaves_kv_cache(sample: EngineSample, held_tokens: float, uncached_tokens: int) -> bool:
-    """Whether `MOST_FREE` of the KV cache stays free. A prompt of any length starts at a replica that holds no tokens.
+def slots_worth(load: EndpointLoad, prompt_tokens: int) -> int:
+    """Slots whose part of the KV cache a request fills at the end of its answer, at least the one that it takes.
 
     Args:
+        load: of its replica. prompt_tokens: that the replica computes.
+    """
+    sample = load.sample
+    if sample is None or not sample.kv_cache_tokens:
+        return 1
+    return max(1, round((prompt_tokens + load.answer_tokens) * sample.max_num_seqs / sample.kv_cache_tokens))
+
+
+def leaves_kv_cache(sample: EngineSample, load: EndpointLoad, held_tokens: float, uncached_tokens: int) -> bool:
+    """Whether `FREE_KV_CACHE` is expected to stay free until all running answers have ended. A request of any length
+    starts at a replica that holds no tokens.
+
+    Args:
+        sample, load: of the replica; the load's growth begins at the sample.
         held_tokens: used by the sample, waiting or sent since. Requests that have ended since the sample still count.
         uncached_tokens: of the request's prompt, that the replica would compute.
     """
     if not held_tokens or not sample.kv_cache_tokens:
         return True
-    return held_tokens + uncached_tokens <= (1 - MOST_FREE) * sample.kv_cache_tokens
+    room = (1 - FREE_KV_CACHE) * sample.kv_cache_tokens - held_tokens - uncached_tokens
+    return (load.growth or NO_GROWTH).fits(room / GROWTH_MARGIN, uncached_tokens, load.answer_tokens)

@@ -40,13 +40,15 @@ class Picker:
         now: float,
         *,
         above_share: bool = False,
+        below_share: bool = False,
         claimed: int = 0,
     ) -> Pick | None:
         """The replicas to try, best first, at most `config.max_attempts`. Replicas that failed the request come last.
 
         Args:
             above_share: the request's tenant has more than its share of the requests in flight (`TenantShares`).
-            claimed: slots that such a tenant should leave free, over all replicas.
+            below_share: it has less.
+            claimed: slots that a tenant above its share should leave free, over all replicas.
 
         None: no replica can start the request soon, or none exists; the gateway should hold it.
         """
@@ -57,7 +59,7 @@ class Picker:
             return None
         claimed_here = -(-claimed // len(loads))
         if any(is_fresh(load, now) for load in usable):
-            return self._by_score(request, config, usable, loads, now, above_share, claimed_here)
+            return self._by_score(request, config, usable, loads, now, above_share, below_share, claimed_here)
         return _by_in_flight(request, config, usable, loads, above_share, claimed_here)
 
     def _by_score(
@@ -68,10 +70,13 @@ class Picker:
         loads: Sequence[EndpointLoad],
         now: float,
         above_share: bool,
+        below_share: bool,
         claimed: int,
     ) -> Pick | None:
         cost = _any_cost(loads)
-        ready, busy = self._ranking.rank(usable, request, config, cost, now, above_share=above_share, claimed=claimed)
+        ready, busy = self._ranking.rank(
+            usable, request, config, cost, now, above_share=above_share, below_share=below_share, claimed=claimed
+        )
         if not ready:
             return None
         ready.sort()

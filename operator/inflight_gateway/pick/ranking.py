@@ -13,6 +13,7 @@ from zlib import crc32
 
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.late_binding import LEAST_STEPS, TTFT_SHARE, leaves_kv_cache, most_outstanding
+from inflight_gateway.pick.progress import waits_for_blocks
 from inflight_gateway.pick.replica_state import DEFAULT_COST, decode_work, is_fresh
 from inflight_gateway.pick.scoring import tokens_per_ttft
 from inflight_gateway.types import EndpointLoad, EngineSample, RequestView, ServiceConfig
@@ -44,6 +45,7 @@ class _Constants:
         "cost",
         "decode_s",
         "fallback",
+        "full_kv",
         "full_step_curve_s",
         "kv_s",
         "measured",
@@ -77,6 +79,7 @@ class _Constants:
         self.room_curve_s = cost.on_curve(running + self.room)
         self.full_step_curve_s = cost.on_curve(running + self.budget)
         self.no_prefill_s = cost.prefill_seconds(0.0)
+        self.full_kv = waits_for_blocks(sample)
 
 
 class Ranking:
@@ -94,12 +97,15 @@ class Ranking:
         now: float,
         *,
         above_share: bool,
+        below_share: bool = False,
         claimed: int = 0,
     ) -> tuple[list[Rank], list[Rank]]:
         """Those that can start the request soon, and the others; the latter with their backlog as total.
 
         Args:
             fallback: cost of another replica of the service, for one that has not fitted its own.
+            below_share: the engine lets the request pass those of other tenants that wait for KV blocks, so their
+                tokens are not ahead of it.
             claimed: slots of each replica, see `late_binding.most_outstanding`.
         """
         prompt_tokens, weights = request.prompt_tokens, config.weights
@@ -148,7 +154,7 @@ class Ranking:
             tie = crc32(load.endpoint.address.encode(), seed)
             outstanding = load.in_flight + load.others
             starts_soon = outstanding < most_outstanding(known.slots, above_share, claimed)
-            if starts_soon and pending > LEAST_STEPS * known.budget:
+            if starts_soon and pending > LEAST_STEPS * known.budget and not (below_share and known.full_kv):
                 full_step_s = (
                     known.seqs_s
                     + prefill_token_s * known.budget
@@ -160,7 +166,7 @@ class Ranking:
                 starts_soon = known.measured and backlog_s <= max(longest_wait_s, LEAST_STEPS * full_step_s) + saved_s
             if starts_soon and above_share:
                 held_tokens = known.used_kv + known.sample.waiting_prompt_tokens + load.sent_tokens
-                starts_soon = leaves_kv_cache(known.sample, held_tokens, uncached)
+                starts_soon = leaves_kv_cache(known.sample, load, held_tokens, uncached)
             if not starts_soon:
                 busy.append(Rank(backlog_s, tie, place, backlog_s))
                 continue

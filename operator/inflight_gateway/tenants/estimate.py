@@ -1,39 +1,57 @@
-"""Estimate of a request's tokens before it runs."""
+"""Estimate of a request's tokens before it ends."""
 
 from __future__ import annotations
 
+from math import inf
+
 from inflight_gateway.paths import GENERATING
 from inflight_gateway.tenants.accounts import TenantKey
+from inflight_gateway.tenants.answer_lengths import Answer, Lengths
 from inflight_gateway.types import RequestView
-
-FIRST_ANSWER = 256
-"""Output tokens that are expected of a tenant's first request without `max_tokens`."""
-
-LEARNING = 0.1
-"""Weight of the newest answer in the mean."""
 
 MAX_TENANTS = 10_000
 """Maximum entries; beyond it the oldest one is evicted."""
 
 
 class Estimates:
-    """Mean output length of each tenant at each service."""
+    """Output lengths of each tenant at each service."""
 
     def __init__(self) -> None:
-        self._means: dict[TenantKey, float] = {}
+        self._lengths: dict[TenantKey, Lengths] = {}
 
-    def tokens(self, key: TenantKey, request: RequestView) -> int:
+    def tokens(self, request: RequestView) -> int:
         """Prompt and answer: `max_tokens`, the upper bound of the output, else the tenant's mean output."""
         if request.path not in GENERATING:
             return 0
-        output = request.max_tokens if request.max_tokens is not None else round(self._means.get(key, FIRST_ANSWER))
+        output = request.max_tokens if request.max_tokens is not None else round(self._of(request).mean())
         return request.prompt_tokens + output
 
-    def learn(self, key: TenantKey, request: RequestView, output_tokens: int) -> None:
+    def answer_tokens(self, request: RequestView) -> float:
+        """Expected output of a request that starts now."""
+        most = _most(request)
+        return self._of(request).left(0.0, most) if most else 0.0
+
+    def begin(self, request: RequestView) -> Answer:
+        """The request starts."""
+        return self._of(request).begin(_most(request))
+
+    def learn(self, request: RequestView, output_tokens: int) -> None:
         """The request's response was complete."""
-        if request.path not in GENERATING:
-            return
-        mean = self._means.get(key, FIRST_ANSWER)
-        self._means[key] = mean + LEARNING * (output_tokens - mean)
-        if len(self._means) > MAX_TENANTS:
-            del self._means[next(iter(self._means))]
+        if request.path in GENERATING:
+            self._of(request).ended(output_tokens)
+
+    def _of(self, request: RequestView) -> Lengths:
+        key = TenantKey(request.service, request.tenant)
+        lengths = self._lengths.get(key)
+        if lengths is None:
+            lengths = self._lengths[key] = Lengths()
+            if len(self._lengths) > MAX_TENANTS:
+                del self._lengths[next(iter(self._lengths))]
+        return lengths
+
+
+def _most(request: RequestView) -> float:
+    """Output tokens that a request allows."""
+    if request.path not in GENERATING:
+        return 0.0
+    return inf if request.max_tokens is None else request.max_tokens

@@ -58,6 +58,7 @@ class Gate:
     secret_data: of the catalog.
     limits: shared between the gateways.
     wall: Unix time, for the expiry of keys.
+    estimates: of the lengths of answers; learns from requests that end.
 
     Attributes:
         usage: a collector of metrics.
@@ -69,9 +70,10 @@ class Gate:
         limits: SharedLimits,
         *,
         wall: Callable[[], float] = time.time,
+        estimates: Estimates | None = None,
     ) -> None:
         self.usage = Usage()
-        self._estimates = Estimates()
+        self._estimates = estimates or Estimates()
         self._secret_data = secret_data
         self._limits = limits
         self._wall = wall
@@ -126,7 +128,7 @@ class Gate:
         limits = limits_of(config, request.tenant)
         key = TenantKey(request.service, request.tenant)
         label = self._label(config, request.tenant)
-        grant = await self._limits.admit(key, limits, self._estimates.tokens(key, request), now)
+        grant = await self._limits.admit(key, limits, self._estimates.tokens(request), now)
         if grant.verdict.refused_by is not None:
             self.usage.refused(request.service, label, grant.verdict.refused_by)
             return answers.over_limit(config, request.tenant, limits, grant.verdict)
@@ -161,7 +163,7 @@ class Gate:
         prompt = one.request.prompt_tokens if unknown else finished.prompt_tokens
         self._limits.settle(one.grant, prompt + finished.completion_tokens)
         if finished.status == 200:
-            self._estimates.learn(one.grant.key, one.request, finished.completion_tokens)
+            self._estimates.learn(one.request, finished.completion_tokens)
         one.counts.requests += 1
         one.counts.prompt_tokens += prompt
         one.counts.cached_tokens += finished.cached_tokens

@@ -103,6 +103,17 @@ class QueueRules:
             return min([*paused.values(), *queue.values()], key=self._key)
         if paused:
             return min(paused.values(), key=lambda each: each.order)
+        return self._first_new(name)
+
+    def behind(self) -> Known | None:
+        """This one may be admitted before a head that resumes."""
+        name = self._classes.first_waiting(self._ranks)
+        if self.config.policy == "priority" or not self.paused[name] or not self.waiting[name]:
+            return None
+        return self._first_new(name)
+
+    def _first_new(self, name: str) -> Known:
+        queue = self.waiting[name]
         if self._tenants:
             tenant = self._tenants[name].first_waiting()
             return next(each for each in queue.values() if each.request.tenant == tenant)

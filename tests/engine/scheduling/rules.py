@@ -11,6 +11,7 @@ of a plan in between is said by `counted` and `confirmed`.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
 
@@ -155,8 +156,11 @@ class Rules:
             assert not plan.starts, "somebody is admitted in a step that preempted"
             running = self._check_preemptions(plan.preemptions, running)
         self._check_decodes(plan, running)
+        held = self._held(running)
+        for slot in [] if plan.growth is None else plan.growth.slots.tolist():
+            held[self._tenant(self.runner.slots[slot])] += 1
         for start in plan.starts:
-            self._check_start(start)
+            self._check_start(start, held)
 
     def after(self, plan: StepPlan) -> None:
         """Checks what a plan left undone, once it is carried out."""
@@ -322,16 +326,17 @@ class Rules:
     def _check_victim(self, victim: ModelSequence, running: list[ModelSequence]) -> None:
         oldest = min(running, key=self._order)
         candidates = [each for each in running if each is not oldest]
-        rightful = max(candidates, key=self._victim_key)
+        held = self._held(running)
+        rightful = max(candidates, key=lambda each: self._victim_key(each, held))
         assert victim is rightful, f"the victim is not the one that {self.config.preemption_victim} chooses"
 
-    def _victim_key(self, sequence: ModelSequence) -> tuple[float, ...]:
-        """The greatest gives way: of the class with the least weight; where priorities count, of the least urgent; then
-        by the rule; of equals the last arrived."""
+    def _victim_key(self, sequence: ModelSequence, held: Counter[str]) -> tuple[float, ...]:
+        """The greatest gives way: of the class with the least weight; where priorities count, of the least urgent; of
+        the tenant with the most blocks; then by the rule; of equals the last arrived."""
         known = self.requests[sequence.request_id]
         request = known.request
         urgency = request.priority if self.config.policy == "priority" else 0
-        standing = -self.queues.class_weights[request.service_class], urgency
+        standing = -self.queues.class_weights[request.service_class], urgency, held[request.tenant]
         match self.config.preemption_victim:
             case "last_arrived":
                 return *standing, 0, known.order
@@ -360,14 +365,32 @@ class Rules:
 
     # Admission.
 
-    def _check_start(self, start: SlotStart) -> None:
+    def _held(self, running: list[ModelSequence]) -> Counter[str]:
+        """Blocks in the tables of each tenant's requests."""
+        held: Counter[str] = Counter()
+        for sequence in running:
+            held[self._tenant(sequence)] += len(sequence.blocks)
+        return held
+
+    def _tenant(self, sequence: ModelSequence) -> str:
+        return self.requests[sequence.request_id].request.tenant
+
+    def _check_start(self, start: SlotStart, held: Counter[str]) -> None:
+        """`held`: blocks by tenant, with those that start before it in the plan."""
         known = self.requests.get(start.request_id)
         assert known is not None, "a request is admitted that ended or never came"
         assert known.state is not RequestState.RUNNING, "a running request is admitted"
         assert start.num_prompt_tokens == known.request.num_prompt_tokens, "num_prompt_tokens is wrong"
         assert start.sampling is known.request.sampling, "sampling is another request's"
         head = self.queues.head()
-        assert known is head, f"{self.config.policy}: request {known.order} overtakes request {head and head.order}"
+        overtakes = f"{self.config.policy}: request {known.order} overtakes request {head and head.order}"
+        tenant = known.request.tenant
+        held[tenant] += len(start.block_ids)
+        if known is not head:
+            assert head is not None, overtakes
+            assert known is self.queues.behind(), overtakes
+            assert tenant != head.request.tenant, f"{overtakes} of its tenant"
+            assert held[tenant] <= held[head.request.tenant], f"{overtakes} of a tenant with fewer blocks"
         self.queues.remove(known)
         self.queues.admitted(known, len(start.token_ids) - start.num_computed_tokens)
         if known.state is RequestState.WAITING and self.config.prefix_caching:

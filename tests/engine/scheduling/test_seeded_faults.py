@@ -18,7 +18,7 @@ import pytest
 
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
-from inflight_engine.request import TokenIds
+from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling import queues
 from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
@@ -186,6 +186,14 @@ def takes_new_ones_first(scheduler: Scheduler, patch: Patch) -> None:
             return None if len(self) < len(waiting) else super().first()
 
     patch.setattr(waiting._only, "_resumed", Yielding())
+
+
+def takes_new_ones_of_any_tenant(scheduler: Scheduler, patch: Patch) -> None:
+    def start_behind(head: Request) -> Any:
+        request = scheduler._queues.behind(scheduler._running.decodes.clock)
+        return None if request is None else scheduler._start(request, behind=True)
+
+    patch.setattr(scheduler, "_start_behind", start_behind)
 
 
 def runs_the_youngest(scheduler: Scheduler, patch: Patch) -> None:
@@ -521,6 +529,14 @@ FAULTS = {
         {"classes": (ServiceClass("default", weight=4.0), ServiceClass("batch", weight=0.25))},
     ),
     "new requests overtake resumed ones": Fault(takes_new_ones_first, "overtakes"),
+    "a new request overtakes one that resumes, whatever the tenants hold": Fault(
+        takes_new_ones_of_any_tenant, "overtakes request .* of (its tenant|a tenant with fewer blocks)"
+    ),
+    "the tenant with the fewest blocks gives way": Fault(
+        wrap("_running", "blocks_by_tenant", lambda held: {tenant: -blocks for tenant, blocks in held().items()}),
+        "the victim is not the one|of a tenant with fewer blocks",
+        {"max_num_seqs": 6},
+    ),
     "the wrong one is preempted": Fault(
         lambda scheduler, patch: patch.setattr(
             scheduler, "_choose_victim", lambda order, *others: int(np.argmin(order))
@@ -593,7 +609,9 @@ FAULTS = {
         wrap("", "_runs_out", lambda runs_out: False), "with a token that nobody knows|is empty", LOOKAHEAD
     ),
     "a step that fell with the one before leaves its requests running": Fault(
-        forgets_the_later_plan, "the state of a request that is put back is wrong", LOOKAHEAD
+        forgets_the_later_plan,
+        "the state of a request that is put back is wrong",
+        LOOKAHEAD | {"max_num_seqs": 8, "num_blocks": 40},
     ),
     "a token that is not known is hashed": Fault(
         wrap("_running.decodes", "leave", takes_the_step_in_flight_for_done),

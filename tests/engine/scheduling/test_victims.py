@@ -48,6 +48,10 @@ def test_the_default_is_a_rule_that_exists():
     assert SchedulerConfig.__dataclass_fields__["preemption_victim"].default in VICTIMS
 
 
+def test_of_equals_the_lowest_are_those_of_the_tenant_with_the_most_blocks():
+    assert lowest([(-1.0, 5, 3), (-1.0, 5, 7), (-1.0, 2, 9), (-1.0, 5, 7)]).tolist() == [1, 3]
+
+
 def test_the_lowest_are_all_of_the_least_weight_and_of_these_of_the_largest_priority():
-    assert lowest([(-4.0, 9), (-1.0, 2), (-1.0, 5), (-1.0, 5), (-2.0, 9)]).tolist() == [2, 3]
-    assert lowest([(-1.0, 0)]).tolist() == [0]
+    assert lowest([(-4.0, 9, 0), (-1.0, 2, 9), (-1.0, 5, 0), (-1.0, 5, 0), (-2.0, 9, 9)]).tolist() == [2, 3]
+    assert lowest([(-1.0, 0, 0)]).tolist() == [0]

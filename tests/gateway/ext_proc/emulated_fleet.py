@@ -5,36 +5,45 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
 
 from inflight_cost.model import CostModel, StepWork
+from inflight_engine.request import Request, SamplingParams
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_gateway.catalog import Catalog
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
+from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, Refusal, RequestView, ServiceConfig, ServiceKey
 
 KEY = ServiceKey("default", "a")
 COST = CostModel(25e-3, 50e-6, 60e-6, 0.0, 0.0)
 """As bench/gateway/emulated.py: requests that run side by side hardly slow each other down."""
 BUDGET = 2048
+BLOCK_SIZE = 16
+LONGEST = 8192
+"""Tokens of prompt and answer."""
 
 
 @dataclass(eq=False)
 class Sent:
-    """A request on its way. Attributes: left: tokens to generate. todo: prompt tokens to compute. Seconds since the
-    start of the run: at: of its arrival. started: sent to an engine. first: first token."""
+    """A request on its way. Attributes: tokens: of its answer. Seconds since the start of the run: at: of its arrival.
+    started: sent to an engine. first: first token."""
 
     name: str
     tenant: str
     at: float
     prompt: int
-    left: int
+    tokens: int
     outcome: asyncio.Future[Start | Refusal]
-    tokens: int = 0
-    todo: int = 0
     started: float = 0.0
     first: float = 0.0
     ended: float = 0.0
@@ -50,67 +59,60 @@ class Shape:
     cost: CostModel = COST
 
 
-@dataclass(eq=False)
 class Engine:
-    """Continuous batching with chunked prefill, first come, first served. When the KV cache is full, the youngest
-    request is preempted and computed again. Attributes: end: of the step under way."""
+    """The engine's own scheduler, without a model. Attributes: end: of the step under way."""
 
-    shape: Shape
-    queue: deque[Sent] = field(default_factory=deque)
-    running: list[Sent] = field(default_factory=list)
-    end: float | None = None
-    sampled: list[Sent] = field(default_factory=list)
-
-    @property
-    def used_tokens(self) -> int:
-        return sum(each.prompt + each.tokens for each in self.running)
+    def __init__(self, shape: Shape) -> None:
+        self.shape = shape
+        self.end: float | None = None
+        self._plan: StepPlan | None = None
+        self._scheduler = Scheduler(
+            SchedulerConfig(
+                Limits(shape.slots, BUDGET),
+                num_blocks=shape.kv_tokens // BLOCK_SIZE,
+                block_size=BLOCK_SIZE,
+                max_model_len=LONGEST,
+                kv_headroom=0.03,
+                prefix_caching=False,
+            ),
+            contents=False,
+        )
+        self._sent: list[Sent] = []
+        """By number of the request."""
 
     def step(self, now: float) -> None:
         """Starts the next one, unless nothing is left."""
-        while len(self.running) > 1 and self.used_tokens + len(self.running) > self.shape.kv_tokens:
-            self.queue.appendleft(self.running.pop())
-            self.queue[0].todo = self.queue[0].prompt + self.queue[0].tokens
-        decoding = [each for each in self.running if not each.todo]
-        budget = BUDGET - len(decoding)
-        while self.queue and len(self.running) < self.shape.slots and self._fits(self.queue[0]):
-            self.running.append(self.queue.popleft())
-        prefilled = []
-        for each in self.running:
-            if each.todo and budget:
-                chunk = min(budget, each.todo)
-                each.todo -= chunk
-                budget -= chunk
-                prefilled += [] if each.todo else [each]
-        self.sampled = decoding + prefilled
-        prompt_tokens = BUDGET - len(decoding) - budget
-        self.end = now + self.shape.cost.seconds(StepWork(len(decoding), prompt_tokens, 0, 0)) if self.running else None
+        self._plan = plan = self._scheduler.schedule(now)
+        if plan is not None:
+            prompt_tokens = sum(chunk.length for chunk in plan.prefills)
+            self.end = now + self.shape.cost.seconds(StepWork(len(plan.decode_slots), prompt_tokens, 0, 0))
 
-    def _fits(self, sent: Sent) -> bool:
-        return not self.running or self.used_tokens + sent.prompt + sent.tokens <= self.shape.kv_tokens
-
-    def take(self, sent: Sent) -> None:
-        sent.todo = sent.prompt
-        self.queue.append(sent)
+    def take(self, sent: Sent, now: float) -> None:
+        request = Request(len(self._sent), np.zeros(sent.prompt, np.int32), SamplingParams(max_tokens=sent.tokens), now)
+        request.tenant = sent.tenant
+        self._sent.append(sent)
+        self._scheduler.add(request)
 
     def ended(self) -> list[Sent]:
         """The step has ended; returns the requests that ended with it."""
         now, self.end = self.end or 0.0, None
-        for each in self.sampled:
-            each.first = each.first or now
-            each.tokens += 1
-            each.left -= 1
-        done = [each for each in self.running if not each.left]
-        self.running = [each for each in self.running if each.left]
-        return done
+        if self._plan is None:
+            return []
+        for chunk in self._plan.prefills:
+            sent = self._sent[self._scheduler.request_in(chunk.slot).request_id]
+            if chunk.samples:
+                sent.first = sent.first or now
+        token_ids = np.zeros(len(self._plan.sampled_slots), np.int32)
+        return [self._sent[each.request_id] for each in self._scheduler.update(self._plan, token_ids)]
 
     def sample(self, now: float) -> EngineSample:
-        waiting = sum(each.todo for each in [*self.queue, *self.running])
+        scheduler = self._scheduler
         return EngineSample(
             now,
-            len(self.running),
-            len(self.queue),
-            waiting,
-            kv_utilization=self.used_tokens / self.shape.kv_tokens,
+            scheduler.num_running,
+            scheduler.num_waiting,
+            scheduler.num_uncomputed_tokens,
+            kv_utilization=scheduler.kv_usage,
             kv_cache_tokens=self.shape.kv_tokens,
             max_num_seqs=self.shape.slots,
             cost=self.shape.cost,
@@ -139,7 +141,8 @@ class Fleet:
         self._scraped = -1.0
         self._samples: dict[str, EngineSample] = {}
         self.holds = HoldQueue()
-        ledger = Ledger(catalog.endpoints_of, self._samples.get)
+        self._estimates = Estimates()
+        ledger = Ledger(catalog.endpoints_of, self._samples.get, self._estimates)
         self._gateway = Dispatcher(catalog, Picker(), self.holds, ledger, lambda: self.now, lambda: None)
         self.held: list[Sent] = []
 
@@ -178,7 +181,9 @@ class Fleet:
             each.ended = self.now
             self.done.append(each)
             self._gateway.end(each.name, KEY)
-            self.holds.served(_view(each.name, each.tenant, each.at, each.prompt), each.tokens)
+            request = _view(each.name, each.tenant, each.at, each.prompt)
+            self.holds.served(request, each.tokens)
+            self._estimates.learn(request, each.tokens)
 
     def _arrive(self, at: float, tenant: str, name: str, prompt: int, output: int) -> None:
         outcome = self._gateway.place(_view(name, tenant, at, prompt), self._config)
@@ -193,7 +198,7 @@ class Fleet:
             if isinstance(start, Start):
                 each.started = self.now
                 engine = self.engines[start.pick.endpoints[0].address]
-                engine.take(each)
+                engine.take(each, self.now)
                 if engine.end is None:
                     engine.step(self.now)
 
@@ -203,19 +208,24 @@ def _view(name: str, tenant: str, at: float, prompt: int) -> RequestView:
 
 
 def poisson(
-    tenant: str, per_s: float, seconds: float, seed: int, *, prompt: int = 64, output: int = 24
+    tenant: str,
+    per_s: float,
+    seconds: float,
+    seed: int,
+    *,
+    prompt: int = 64,
+    output: int = 24,
+    longest: int | None = None,
 ) -> list[Arrival]:
-    """Requests of equal lengths, of a tenant."""
-    return list(_poisson(tenant, per_s, seconds, random.Random(f"{tenant} {seed}"), prompt, output))
-
-
-def _poisson(
-    tenant: str, per_s: float, seconds: float, rng: random.Random, prompt: int, output: int
-) -> Iterator[Arrival]:
-    at, number = 0.0, 0
+    """Requests of a tenant. Args: longest: tokens of an answer, of exponential lengths with the mean `output`; None:
+    equal lengths."""
+    rng, lengths = random.Random(f"{tenant} {seed}"), random.Random(f"{tenant} {seed} lengths")
+    arrivals: list[Arrival] = []
+    at = 0.0
     while per_s and (at := at + rng.expovariate(per_s)) < seconds:
-        yield at, tenant, f"{tenant} {number}", prompt, output
-        number += 1
+        tokens = output if longest is None else min(longest, 1 + int(lengths.expovariate(1 / output)))
+        arrivals.append((at, tenant, f"{tenant} {len(arrivals)}", prompt, tokens))
+    return arrivals
 
 
 def simulated(arrivals: Sequence[Arrival], shape: Shape, until: float) -> list[Sent]:

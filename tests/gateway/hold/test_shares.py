@@ -19,11 +19,11 @@ class World:
         self.shares = TenantShares()
         self.count = 0
 
-    def start(self, tenant, at=0.0):
+    def start(self, tenant, at=0.0, size=1):
         self.count += 1
         one = request(self.count, tenant)
         self.shares.arrived(one, CONFIG, at)
-        self.shares.started(one)
+        self.shares.started(one, size)
         return one.request_id
 
     def arrive(self, tenant, at=0.0):
@@ -32,13 +32,18 @@ class World:
     def above(self, tenant, at=0.0):
         return self.shares.above(request("?", tenant), at)
 
+    def below(self, tenant, at=0.0):
+        return self.shares.below(request("?", tenant), at)
+
 
 def test_a_tenant_alone_is_never_above_its_share():
     world = World()
     for _ in range(100):
         world.start("a")
     assert not world.above("a")
+    assert not world.below("a")
     assert not world.above("never came")
+    assert not world.below("never came")
 
 
 def test_a_tenant_that_floods_is_above_its_share_until_the_other_was_silent_for_a_minute():
@@ -50,6 +55,20 @@ def test_a_tenant_that_floods_is_above_its_share_until_the_other_was_silent_for_
     assert world.above("a", at=ACTIVE_S - 1)
     assert not world.above("b", at=ACTIVE_S - 1)
     assert not world.above("a", at=ACTIVE_S)
+
+
+def test_requests_count_as_the_slots_that_they_are_worth():
+    """A few long answers fill the KV cache, and hold up many short ones, which would else count as the flood."""
+    world = World()
+    for _ in range(30):
+        world.start("short")
+    long = [world.start("long", size=11) for _ in range(5)]
+    assert world.above("long")
+    assert not world.above("short")
+    for each in long[:3]:
+        world.shares.ended(each)
+    assert world.above("short")
+    assert not world.above("long")
 
 
 def test_a_tenant_whose_request_runs_for_long_stays_active():
@@ -104,6 +123,9 @@ def test_of_the_active_tenants_one_is_never_above_and_none_is_without_requests_i
             now += ACTIVE_S / 3
         in_flight = {tenant for _, tenant in running}
         above = {tenant for tenant in ("heavy", "b", "c") if world.above(tenant, now)}
+        below = {tenant for tenant in ("heavy", "b", "c") if world.below(tenant, now)}
+        assert not above & below
+        assert bool(above) == bool(below)
         assert above <= in_flight
         assert len(above) < 3
         assert 0 <= world.shares.claimed(SERVICE, now) <= 1 + len(steps)

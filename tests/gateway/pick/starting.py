@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from inflight_cost.model import StepWork
 from inflight_gateway.pick.late_binding import LEAST_STEPS, TTFT_SHARE, leaves_kv_cache, most_outstanding
+from inflight_gateway.pick.progress import waits_for_blocks
 from inflight_gateway.pick.replica_state import ReplicaState
 
 
-def can_start_soon(state: ReplicaState, ttft_s: float, above_share: bool = False, claimed: int = 0) -> bool:
+def can_start_soon(
+    state: ReplicaState, ttft_s: float, above_share: bool = False, below_share: bool = False, claimed: int = 0
+) -> bool:
     """Considers only the work ahead of the request, so that a prompt of any length starts at an idle replica."""
     has_slot = state.outstanding < most_outstanding(state.sample.max_num_seqs, above_share, claimed)
-    if not has_slot or not _backlog_is_short(state, ttft_s):
+    if not has_slot:
+        return False
+    # The engine lets it pass those that wait for blocks, if they are of another tenant.
+    passes = below_share and waits_for_blocks(state.sample)
+    if not passes and not _backlog_is_short(state, ttft_s):
         return False
     held_tokens = state.used_kv_tokens + state.sample.waiting_prompt_tokens + state.load.sent_tokens
-    return not above_share or leaves_kv_cache(state.sample, held_tokens, state.uncached_tokens)
+    return not above_share or leaves_kv_cache(state.sample, state.load, held_tokens, state.uncached_tokens)
 
 
 def _backlog_is_short(state: ReplicaState, ttft_s: float) -> bool:

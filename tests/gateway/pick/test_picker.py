@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.pick.late_binding import LEAST_STEPS, most_outstanding
+from inflight_gateway.pick.growth import Growing, Growth
+from inflight_gateway.pick.late_binding import LEAST_STEPS, most_outstanding, slots_worth
 from inflight_gateway.pick.picker import (
     LEAST_FIRST_TOKEN_WITHIN_S,
     MOST_FIRST_TOKEN_WITHIN_S,
@@ -263,7 +264,7 @@ def test_a_tenant_above_its_share_leaves_slots_where_others_start(max_num_seqs, 
     st.integers(0, 16_000),
     st.integers(1, 20_000),
 )
-def test_a_tenant_above_its_share_leaves_a_quarter_of_the_kv_cache_unless_nothing_is_there(
+def test_a_tenant_above_its_share_leaves_a_tenth_of_the_kv_cache_unless_nothing_is_there(
     waiting_tokens, kv_utilization, sent_tokens, prompt_tokens
 ):
     scraped = load(
@@ -277,5 +278,40 @@ def test_a_tenant_above_its_share_leaves_a_quarter_of_the_kv_cache_unless_nothin
     asked = request(prompt_tokens=prompt_tokens)
     held = waiting_tokens + sent_tokens + kv_utilization * 16_000
     above = Picker().pick(asked, CONFIG, [scraped], NOW, above_share=True)
-    assert (above is not None) == (held == 0 or held + prompt_tokens <= 12_000)
+    assert (above is not None) == (held == 0 or held + prompt_tokens <= 14_400)
     assert Picker().pick(asked, CONFIG, [scraped], NOW) is not None
+
+
+@pytest.mark.parametrize(
+    ("held", "growing", "starts"),
+    [
+        pytest.param(9000, [], True, id="its own answer fits"),
+        pytest.param(13_000, [], False, id="its own answer does not"),
+        pytest.param(9000, [Growing(left=6000, held=4000)], False, id="the answers that run grow beside it"),
+        pytest.param(9000, [Growing(left=10, held=9000)], True, id="one that runs ends before"),
+    ],
+)
+def test_a_tenant_above_its_share_leaves_room_for_answers_to_grow(held, growing, starts):
+    scraped = load("a", kv_utilization=held / 16_000, kv_cache_tokens=16_000)
+    scraped = scraped._replace(growth=Growth(growing), answer_tokens=1500.0)
+    asked = request(prompt_tokens=100)
+    assert (Picker().pick(asked, CONFIG, [scraped], NOW, above_share=True) is not None) == starts
+    assert Picker().pick(asked, CONFIG, [scraped], NOW) is not None
+
+
+def test_tokens_that_wait_for_kv_blocks_are_not_ahead_of_a_request_of_a_tenant_below_its_share():
+    """The engine preempted requests of another tenant, and lets this one pass them."""
+    waiting = 10 * LEAST_STEPS * 2048
+    full = load("a", waiting=20, waiting_prompt_tokens=waiting, kv_utilization=0.95)
+    assert Picker().pick(request(), CONFIG, [full], NOW) is None
+    assert Picker().pick(request(), CONFIG, [full], NOW, below_share=True) is not None
+    computing = load("a", waiting=20, waiting_prompt_tokens=waiting, kv_utilization=0.5)
+    assert Picker().pick(request(), CONFIG, [computing], NOW, below_share=True) is None
+
+
+@pytest.mark.parametrize(("prompt", "answer", "slots"), [(100, 20, 1), (100, 250, 1), (1000, 1000, 8), (0, 0, 1)])
+def test_a_request_is_worth_the_slots_whose_part_of_the_kv_cache_it_fills(prompt, answer, slots):
+    scraped = load("a", kv_cache_tokens=16_000, max_num_seqs=64)._replace(answer_tokens=answer)
+    assert slots_worth(scraped, prompt) == slots
+    assert slots_worth(load("a", sample=None), prompt) == 1
+    assert slots_worth(load("a", kv_cache_tokens=0), prompt) == 1

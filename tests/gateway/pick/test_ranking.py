@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel
+from inflight_gateway.pick.growth import Growing, Growth
 from inflight_gateway.pick.ranking import Ranking
 from inflight_gateway.pick.replica_state import STALE_S, replica_state
 from inflight_gateway.pick.scoring import scores
@@ -45,6 +46,8 @@ LOAD = st.builds(
     cached_tokens=st.integers(0, 9000),
     computed_tokens=TOKENS,
     others=COUNT,
+    growth=st.none() | st.builds(Growth, st.lists(st.builds(Growing, left=COUNT, held=TOKENS), max_size=4)),
+    answer_tokens=COUNT,
 )
 WEIGHT = st.floats(0, 3)
 CONFIGS = st.builds(
@@ -55,16 +58,26 @@ CONFIGS = st.builds(
 )
 
 
-@given(st.lists(LOAD, max_size=6), CONFIGS, st.integers(0, 20_000), st.none() | COST, st.booleans(), st.integers(0, 99))
+@given(
+    st.lists(LOAD, max_size=6),
+    CONFIGS,
+    st.integers(0, 20_000),
+    st.none() | COST,
+    st.sampled_from((-1, 0, 1)),
+    st.integers(0, 99),
+)
 def test_ranks_are_the_sums_of_the_scores_and_the_same_replicas_can_start(
-    loads, config, tokens, fallback, above, claimed
+    loads, config, tokens, fallback, share, claimed
 ):
+    above, below = share > 0, share < 0
     asked, ranking = request(prompt_tokens=tokens), Ranking()
     # Twice: the second time with what is known of each sample.
     for _ in range(2):
-        ready, busy = ranking.rank(loads, asked, config, fallback, NOW, above_share=above, claimed=claimed)
+        ready, busy = ranking.rank(
+            loads, asked, config, fallback, NOW, above_share=above, below_share=below, claimed=claimed
+        )
         states = [replica_state(load, asked, fallback, NOW) for load in loads]
-        can = [can_start_soon(state, config.ttft_s, above, claimed) for state in states]
+        can = [can_start_soon(state, config.ttft_s, above, below, claimed) for state in states]
         assert {rank.place: rank.total for rank in ready} == {
             place: sum(scores(state, config).values()) for place, state in enumerate(states) if can[place]
         }

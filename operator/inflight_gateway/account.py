@@ -1,0 +1,164 @@
+"""What the gateway knows of one engine: its last sample and the requests sent there."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+from inflight_gateway.pick.growth import Growing, Growth
+from inflight_gateway.pick.progress import answer_tokens_per_second, prefill_tokens_per_second
+from inflight_gateway.tenants.answer_lengths import Answer
+from inflight_gateway.types import EngineSample, ServiceKey
+
+
+@dataclass(slots=True, eq=False)
+class Sent:
+    """A request in flight.
+
+    Attributes:
+        at: when it was sent to `address`.
+        tokens: of its prompt that the engine has to compute.
+        prompt_tokens, prefix, block_tokens: of the request.
+        answer: its response, as far as known.
+    """
+
+    service: ServiceKey
+    address: str
+    at: float
+    tokens: int
+    prompt_tokens: int
+    prefix: tuple[int, ...]
+    block_tokens: int
+    answer: Answer
+
+
+@dataclass(slots=True)
+class Peer:
+    at: float
+    in_flight: int
+    sent_tokens: int
+
+
+@dataclass(slots=True)
+class Account:
+    """One engine.
+
+    Attributes:
+        sent: requests in flight, by id.
+        total_tokens: sent since the start.
+        sample: base of the next attributes, up to `others`.
+        since: time and tokens of the requests sent since its scrape began, at most `STALE_S` ago.
+        since_tokens: their sum.
+        pending: prompt tokens that the engine still has to compute at `pending_at`, at `rate` a second.
+        others: requests in the sample that this gateway did not send.
+        gone: no longer an endpoint.
+        growing: of the requests in flight, by id, from the sample on; None: not asked for since then.
+        growth: of the KV cache's use by them; None: not asked for since they changed.
+    """
+
+    sent: dict[str, Sent] = field(default_factory=dict)
+    total_tokens: int = 0
+    sample: EngineSample | None = None
+    since: deque[tuple[float, int]] = field(default_factory=deque)
+    since_tokens: int = 0
+    pending: float = 0.0
+    pending_at: float = 0.0
+    rate: float = 0.0
+    others: int = 0
+    peers: dict[str, Peer] = field(default_factory=dict)
+    gone: bool = False
+    growing: dict[str, Growing] | None = None
+    growth: Growth | None = None
+
+    @property
+    def in_flight(self) -> int:
+        return len(self.sent)
+
+    def take(self, sample: EngineSample) -> None:
+        """A new sample: requests sent before its scrape began are in it, or were computed."""
+        self.sample = sample
+        self.drop_before(sample.at)
+        self.rate = prefill_tokens_per_second(sample)
+        self.pending, self.pending_at = float(sample.waiting_prompt_tokens), sample.at
+        for at, tokens in self.since:
+            self.advance(at)
+            self.pending += tokens
+        self.others = max(0, sample.running + sample.waiting - self.in_flight)
+        self._progress(sample)
+        self.growing = self.growth = None
+
+    def _progress(self, sample: EngineSample) -> None:
+        """Estimates the answers under way by their age, but no more tokens of all than the KV cache holds: requests
+        that wait in the engine, or waited, have generated fewer."""
+        sent = [each for each in self.sent.values() if each.at < sample.at]
+        if not sent:
+            return
+        rate = answer_tokens_per_second(sample)
+        by_age = rate * sum(sample.at - each.at for each in sent)
+        if sample.kv_cache_tokens:
+            held = sample.kv_utilization * sample.kv_cache_tokens * len(sent) / (len(sent) + self.others)
+            rate *= min(1.0, max(0.0, held - sum(each.tokens for each in sent)) / by_age)
+        for each in sent:
+            each.answer.generated = rate * (sample.at - each.at)
+            each.answer.lengths.progressed(sample.at)
+
+    def advance(self, now: float) -> None:
+        self.pending = max(0.0, self.pending - self.rate * max(0.0, now - self.pending_at))
+        self.pending_at = max(now, self.pending_at)
+
+    def send(self, at: float, tokens: int) -> None:
+        self.advance(at)
+        self.pending += tokens
+        self.since.append((at, tokens))
+        self.since_tokens += tokens
+
+    def take_back(self, at: float, tokens: int, now: float) -> None:
+        """A request sent `at` this time was refused. Sent before the scrape of the last sample, it is in no figure."""
+        if (at, tokens) in self.since:
+            self.since.remove((at, tokens))
+            self.since_tokens -= tokens
+            self.advance(now)
+            self.pending = min(max(0.0, self.pending - tokens), float(self.known))
+
+    def arrive(self, request_id: str, request: Sent) -> None:
+        """A request is sent there."""
+        self.sent[request_id] = request
+        self.total_tokens += request.tokens
+        self.send(request.at, request.tokens)
+        if self.growing is not None:
+            self.growing[request_id] = _growing(request)
+            self.growth = None
+
+    def leave(self, request_id: str) -> None:
+        """A request there has ended, or is elsewhere."""
+        self.sent.pop(request_id, None)
+        if self.growing is not None:
+            self.growing.pop(request_id, None)
+            self.growth = None
+
+    def growth_of(self, others: int) -> Growth | None:
+        """None: this gateway has no request there.
+
+        Args:
+            others: requests there that this gateway did not send, which are taken to be like those that it did.
+        """
+        if not self.sent:
+            return None
+        if self.growing is None:
+            self.growing = {name: _growing(request) for name, request in self.sent.items()}
+        if self.growth is None:
+            self.growth = Growth(tuple(self.growing.values()), 1 + others / len(self.sent))
+        return self.growth
+
+    @property
+    def known(self) -> int:
+        """Prompt tokens of the sample's waiting requests and of those sent since."""
+        return self.since_tokens + (self.sample.waiting_prompt_tokens if self.sample else 0)
+
+    def drop_before(self, time: float) -> None:
+        while self.since and self.since[0][0] < time:
+            self.since_tokens -= self.since.popleft()[1]
+
+
+def _growing(request: Sent) -> Growing:
+    return Growing(request.answer.left(), request.tokens + request.answer.generated)
