@@ -40,4 +40,4 @@ def rendered(*flags: str) -> list[Manifest]:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         raise HelmError(done.stderr.strip())
-    return [one for one in yaml.safe_load_all(done.stdout) if one]
+    return [one for one in yaml.load_all(done.stdout, yaml.CSafeLoader) if one]  # ten times as fast

@@ -26,3 +26,8 @@ def pytest_collection():
     finally:
         gc.freeze()
         gc.enable()
+
+
+def pytest_unconfigure():
+    """Libraries that look for leaks at the end find none."""
+    gc.unfreeze()

@@ -18,7 +18,7 @@ KUSTOMIZE = ROOT / "deploy" / "kustomize"
 def built(folder):
     done = subprocess.run([binary(), "kustomize", str(folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.safe_load_all(done.stdout)}
+    return {(one["kind"], one["metadata"]["name"]): one for one in yaml.load_all(done.stdout, yaml.CSafeLoader)}
 
 
 def test_the_manifest_is_up_to_date():
@@ -28,7 +28,7 @@ def test_the_manifest_is_up_to_date():
 def test_it_has_all_objects_of_the_chart_but_the_test_and_nothing_that_means_helm():
     objects = {(one["kind"], one["metadata"]["name"]) for one in rendered("--no-hooks")}
     text = manifest.FILE.read_text()
-    assert {(one["kind"], one["metadata"]["name"]) for one in yaml.safe_load_all(text)} == objects
+    assert {(one["kind"], one["metadata"]["name"]) for one in yaml.load_all(text, yaml.CSafeLoader)} == objects
     assert "helm" not in text.partition("apiVersion")[2].lower()
 
 
