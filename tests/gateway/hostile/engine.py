@@ -63,7 +63,12 @@ class CheckingEngine:
         for name, value in request.headers.items():
             if FORGED in value or RIGHT_KEY in value:
                 self.faults.append(f"{name}: {value[:80]} ({request.method} {request.raw_path[:80]})")
-        for name in ("x-gateway-destination-endpoint-subset", "x-inflight-avoid", "x-inflight-anything"):
+        for name in (
+            "x-gateway-destination-endpoint-subset",
+            "x-inflight-avoid",
+            "x-inflight-body",
+            "x-inflight-anything",
+        ):
             if name in request.headers:
                 self.faults.append(f"{name}: {request.headers[name][:80]}")
 
