@@ -42,7 +42,7 @@ class Helm:
         """Rendered objects by kind and name; hooks included."""
         done = self.template(*flags)
         assert done.returncode == 0, done.stderr
-        return {(o["kind"], o["metadata"]["name"]): o for o in yaml.safe_load_all(done.stdout) if o}
+        return {(o["kind"], o["metadata"]["name"]): o for o in yaml.load_all(done.stdout, yaml.CSafeLoader) if o}
 
 
 class ManifestKubectl(Kubectl):

@@ -228,7 +228,7 @@ def test_which_secrets_the_gateway_may_read_is_a_value(helm, value, expected):
 def test_with_namespaces_the_gateway_has_rights_in_these_and_sees_its_own_pods(helm):
     done = helm.template(*ENABLED, "--set", "watchNamespaces={team,search}")
     assert done.returncode == 0, done.stderr
-    rendered = [one for one in yaml.safe_load_all(done.stdout) if one]
+    rendered = [one for one in yaml.load_all(done.stdout, yaml.CSafeLoader) if one]
     roles = {
         (one["kind"], one["metadata"]["namespace"])
         for one in rendered

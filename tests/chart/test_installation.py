@@ -40,7 +40,7 @@ def pods(cluster_helm):
     """The pods the chart brings: the operator's, as its Deployment would make it, and the test's."""
     manifest = cluster_helm.ok("get", "manifest", "inflight", "--namespace", SYSTEM)
     hooks = cluster_helm.ok("get", "hooks", "inflight", "--namespace", SYSTEM)
-    objects = [o for o in yaml.safe_load_all(manifest + hooks) if o]
+    objects = [o for o in yaml.load_all(manifest + hooks, yaml.CSafeLoader) if o]
     deployment = next(o for o in objects if o["kind"] == "Deployment")
     template = copy.deepcopy(deployment["spec"]["template"])
     template["metadata"]["generateName"] = "operator-"

@@ -174,7 +174,7 @@ def by_namespace(helm, *flags):
     """As `helm.objects`, by kind, name and namespace: the same role is made in several."""
     done = helm.template(*flags)
     assert done.returncode == 0, done.stderr
-    found = [o for o in yaml.safe_load_all(done.stdout) if o]
+    found = [o for o in yaml.load_all(done.stdout, yaml.CSafeLoader) if o]
     return {(o["kind"], o["metadata"]["name"], o["metadata"].get("namespace")): o for o in found}
 
 
