@@ -162,7 +162,8 @@ class Gate:
         unknown = generating and not finished.prompt_tokens and finished.endpoints and finished.status in (0, 200)
         prompt = one.request.prompt_tokens if unknown else finished.prompt_tokens
         self._limits.settle(one.grant, prompt + finished.completion_tokens)
-        if finished.status == 200:
+        # 0: not known, of a plain response without usage.
+        if finished.status == 200 and finished.completion_tokens > 0:
             self._estimates.learn(one.request, finished.completion_tokens)
         one.counts.requests += 1
         one.counts.prompt_tokens += prompt
