@@ -160,6 +160,9 @@ class Exchange:
         outcome = parts.dispatcher.place(
             replace(request, request_id=unique, prefix=body.prefix(tenant)), config, self._allowed or ()
         )
+        # The dispatcher has what it needs of it.
+        self._head.body = None
+        del body
         parts.observer.decided(parts.clock() - begin)
         if isinstance(outcome, asyncio.Future) and not outcome.done():
             yield messages.wait_longer(config.hold.max_wait_s + _HOLD_MARGIN_S)

@@ -41,6 +41,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 if kind == "request_headers":
                     head = Head(messages.header_pairs(message.request_headers), end_of_stream=_ends(message))
                     exchange = Exchange(self._parts, head, allowed(message))
+                    del message  # with hashes of the prompt: the stream stays open until the response ends
                     refusal = exchange.refusal()
                     if refusal is not None:
                         yield refusal
@@ -52,7 +53,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 elif kind == "request_body" and exchange is not None:
                     content = message.request_body.body
                     answers = exchange.place("request_body", parse(content) or NO_FIELDS, len(content))
-                    del message, content  # the body: the stream stays open until the response ends
+                    del message, content  # the body
                     async for answer in answers:
                         yield answer
                 else:
