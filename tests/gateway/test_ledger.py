@@ -23,7 +23,8 @@ class World:
     def __init__(self, *endpoints):
         self.endpoints = list(endpoints or (A, B))
         self.samples = {}
-        self.ledger = Ledger(lambda _: self.endpoints, self.samples.get)
+        self.estimates = Estimates()
+        self.ledger = Ledger(lambda _: self.endpoints, self.samples.get, self.estimates)
 
     def scrape(self, endpoint, at, **fields):
         self.samples[endpoint.address] = EngineSample(at=at, kv_cache_tokens=64_000, **fields)
@@ -270,8 +271,6 @@ class Answering(World):
 
     def __init__(self):
         super().__init__()
-        self.estimates = Estimates()
-        self.ledger = Ledger(lambda _: self.endpoints, self.samples.get, self.estimates)
         for _ in range(10):
             self.estimates.learn(made("ended"), 2000)
 

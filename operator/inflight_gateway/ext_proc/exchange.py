@@ -244,7 +244,7 @@ class Exchange:
         to_set.append(("x-envoy-max-retries", str(len(endpoints) - 1)))
         if not self._head.relayed:
             to_set.append(("x-envoy-retry-on", RETRY_ON_LOSS))
-        to_remove = [*headers.to_remove(config)]
+        to_remove = list(headers.to_remove(config))
         if not config.continuation:
             # A plain response then: the relay forwards it unchanged.
             to_remove.append(PROGRESS)

@@ -83,11 +83,9 @@ def allowed(message: Any) -> frozenset[str] | None:
 
 
 def _nothing_to_say(kind: str | None) -> Any:
-    """Third-party gateways may send messages that the Envoy of this pod is not configured to send."""
+    """To messages after the request. Envoy is configured to send only the trailers of responses."""
     if kind == "response_headers":
         return ProcessingResponse(response_headers=HeadersResponse())
     if kind in ("request_trailers", "response_trailers"):
         return ProcessingResponse(**{kind: TrailersResponse()})
-    raise ValueError(
-        f"the picker takes no {kind} here: set request_body_mode to BUFFERED and response_body_mode to NONE"
-    )
+    raise ValueError(f"Envoy sent {kind}, which its processing mode excludes")

@@ -13,6 +13,7 @@ from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
+from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, HoldBounds, Refusal, RequestView, ServiceConfig, ServiceKey
 
 KEY = ServiceKey("default", "a")
@@ -25,7 +26,7 @@ class World:
         self.catalog = Catalog()
         self.catalog.update(services={KEY: CONFIG})
         self.holds = HoldQueue()
-        self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None)
+        self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None, Estimates())
         self.dispatcher = Dispatcher(self.catalog, Picker(), self.holds, self.ledger, lambda: self.now, lambda: None)
         self.catalog.subscribe(self.dispatcher.catalog_changed)
         self.placed: dict[str, tuple[RequestView, object]] = {}

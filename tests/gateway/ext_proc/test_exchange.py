@@ -19,6 +19,7 @@ from inflight_gateway.ext_proc.view import Head
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
+from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
@@ -61,10 +62,11 @@ class World:
             endpoints={config.key: [Endpoint(each, "p") for each in ADDRESSES] for config in configs},
             secrets={SecretRef("ns", "keys"): secret(acme="ifk_1"), SecretRef("ns", "more"): secret(b="ifk_2")},
         )
-        self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None)
+        estimates = Estimates()
+        self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None, estimates)
         dispatcher = Dispatcher(self.catalog, Picker(), HoldQueue(), self.ledger, lambda: self.now, lambda: None)
         limits = SharedLimits("gw", lambda: {}, None)
-        self.gate = Gate(lambda namespace, name: self.catalog.secret(SecretRef(namespace, name)), limits)
+        self.gate = Gate(lambda namespace, name: self.catalog.secret(SecretRef(namespace, name)), limits, estimates)
         self.observer = Observer()
         self.refused = []
         self.parts = Parts(
