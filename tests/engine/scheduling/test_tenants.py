@@ -173,21 +173,22 @@ def test_one_that_resumes_ends_though_requests_of_others_arrive_in_every_step(si
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.lists(st.tuples(st.integers(1, 30), st.integers(1, 12)), min_size=1, max_size=8), st.integers(20, 50))
-def test_nor_does_one_starve_whose_tenant_is_busy_in_another_class(sizes, length):
+@given(st.integers(20, 30), st.lists(st.integers(15, 45), min_size=1, max_size=8), st.integers(90, 130))
+def test_nor_does_one_starve_whose_tenant_is_busy_in_another_class(size, answers, length):
     driver = Driver(
-        **SMALL | {"num_blocks": 32, "max_model_len": 64}, max_num_seqs=12, max_num_batched_tokens=64, classes=CLASSES
+        **SMALL | {"num_blocks": 100, "max_model_len": 150}, max_num_seqs=24, max_num_batched_tokens=64, classes=CLASSES
     )
-    driver.add(0, prompt(0, length), 12, tenant="flood", service_class="first", generated=6)
-    number = 1
-    for _ in range(1000):
-        while driver.scheduler.num_waiting < 8:
-            tokens, answer = sizes[number % len(sizes)]
-            if number % 2:
-                driver.add(number, prompt(number, 2), answer, tenant="flood", service_class="second")
-            else:
-                driver.add(number, prompt(number, tokens), 1, tenant="steady", service_class="first")
-            number += 1
+    number, running = 1, {"flood": set(), "steady": set()}
+    for step in range(600):
+        for tenant, most, tokens, service_class in (("flood", 12, 2, "second"), ("steady", 4, size, "first")):
+            running[tenant] -= driver.finished.keys()
+            while len(running[tenant]) < most:
+                answer = answers[number % len(answers)] if tenant == "flood" else 1
+                driver.add(number, prompt(number, tokens), answer, tenant=tenant, service_class=service_class)
+                running[tenant].add(number)
+                number += 1
+        if step == 60:
+            driver.add(0, prompt(0, length), 12, tenant="flood", service_class="first", generated=8)
         driver.step()
         if 0 in driver.finished:
             return
