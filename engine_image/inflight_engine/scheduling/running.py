@@ -99,11 +99,10 @@ class Running:
 
     def _num_held(self, slots: list[int]) -> int:
         """A block that several of the slots share counts once: their tables may be far longer than what they take."""
-        if not self._prefix_caching:
+        if not self._prefix_caching or len(slots) < 2:
             return int(self.table.num_blocks[slots].sum())
         held = np.zeros(self.pool.num_blocks, np.bool_)
-        for slot in slots:
-            held[self.table.table(slot)] = True
+        held[np.concatenate([self.table.table(slot) for slot in slots])] = True
         return int(np.count_nonzero(held))
 
     def plan_chunk(self, slot: int, budget: int) -> PrefillChunk:
