@@ -10,7 +10,8 @@ from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
 class ClassQueue:
     """Requests that lost their slot go first, by arrival: they hold tokens that a client is reading, and a new request
     in their place would only be the next to be preempted. So do continued requests, whose clients read too. New ones
-    follow in the order of the policy.
+    follow in the order of the policy. Where the first that resumes does not fit, the first new one may be taken before
+    it (`behind`), no other; when it may, the scheduler says.
 
     A policy that orders by priority gets both, so that a preempted request never resumes before one of higher priority
     that waits. Of equal priority the preempted one is ahead: it was admitted first, so it arrived first.

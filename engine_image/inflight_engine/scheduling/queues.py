@@ -19,7 +19,8 @@ class WaitingQueues:
     have requests waiting shares of tokens follow the weights.
 
     If the head does not fit, the scheduler waits until it does, or until time or decodes make another request the head.
-    No request overtakes it, but for one of a tenant with fewer KV blocks that overtakes one that resumes (`behind`).
+    No request overtakes it but the first new one of its class, where the head resumes (`behind`) and the tenant of the
+    new one holds fewer KV blocks.
 
     A prompt token counts once, when it is first admitted, and an output token when it is generated (the one that a
     prefill samples: when that is admitted). Tokens recomputed after a preemption are not charged: the preemption was

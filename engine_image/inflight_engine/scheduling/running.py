@@ -80,12 +80,30 @@ class Running:
         return self.phases.slots(Phase.PAUSED)
 
     def blocks_by_tenant(self) -> dict[str, int]:
-        """Blocks in the tables of each tenant's requests. Walks over all of them."""
-        held: dict[str, int] = {}
-        for request, blocks in zip(self.table.requests, self.table.num_blocks.tolist(), strict=True):
+        """Blocks that each tenant's requests hold. Walks over all of them."""
+        slots: dict[str, list[int]] = {}
+        for slot, request in enumerate(self.table.requests):
             if request is not None:
-                held[request.tenant] = held.get(request.tenant, 0) + blocks
-        return held
+                slots.setdefault(request.tenant, []).append(slot)
+        return {tenant: self._num_held(of_tenant) for tenant, of_tenant in slots.items()}
+
+    def blocks_of(self, tenant: str, service_class: str | None = None) -> int:
+        """Blocks that a tenant's requests hold, those of one class or all. Walks over all requests."""
+        return self._num_held(
+            [
+                slot
+                for slot, request in enumerate(self.table.requests)
+                if request is not None and request.tenant == tenant and service_class in (None, request.service_class)
+            ]
+        )
+
+    def _num_held(self, slots: list[int]) -> int:
+        """A block that several of the slots share counts once: their tables may be far longer than what they take."""
+        if not self._prefix_caching or len(slots) < 2:
+            return int(self.table.num_blocks[slots].sum())
+        held = np.zeros(self.pool.num_blocks, np.bool_)
+        held[np.concatenate([self.table.table(slot) for slot in slots])] = True
+        return int(np.count_nonzero(held))
 
     def plan_chunk(self, slot: int, budget: int) -> PrefillChunk:
         """As much of a slot's prefill as the budget allows. Its full blocks can be found from now on."""

@@ -25,6 +25,10 @@ from inflight_engine.scheduling.victims import VICTIMS, lowest
 _NO_BLOCKS: BlockIds = np.empty(0, np.int32)
 
 
+NEVER = -1
+"""So few blocks are never free."""
+
+
 class CannotFitError(ValueError):
     """The request could never run: its tokens exceed the context or the whole KV cache."""
 
@@ -101,6 +105,10 @@ class Scheduler:
         self._blocked: Request | None = None
         """The queues' head that does not fit until something changes; as decodes go on, or time, another may take its
         place."""
+        self._behind: Request | None = None
+        """The new request that waits behind `_blocked`; it too may become another."""
+        self._pass_at = NEVER
+        """How few free blocks there are when `_behind` may pass: its tenant holds too many until others have grown."""
 
     @property
     def has_work(self) -> bool:
@@ -253,7 +261,8 @@ class Scheduler:
         decodes, pool = self._running.decodes, self._running.pool
         growing, growth = decodes.growing(), None
         if growing is not None:
-            if len(growing) > pool.num_free:
+            # Too few blocks, or few enough for a pass.
+            if pool.num_free - len(growing) <= self._pass_at:
                 return self._decide(now)
             growth = decodes.grow(pool.allocate(len(growing)))
         step = self._num_steps
@@ -305,7 +314,7 @@ class Scheduler:
             return 0
         if len(self._queues) and self._may_admit(num_decodes):
             return 0
-        return decodes.steady_steps(running.pool.num_free)
+        return decodes.steady_steps(running.pool.num_free - self._pass_at + NEVER)
 
     def _may_admit(self, num_decodes: int) -> bool:
         """Whether a steady step might have room for a request that waits."""
@@ -325,7 +334,8 @@ class Scheduler:
         """
         running = self._running
         if self._changed:
-            self._changed, self._blocked = False, None
+            self._changed = False
+            self._forget_blocked()
             running.releases.clear()
         self._num_steps += count
         full = running.decodes.advance_many(count, running.pool, token_id)
@@ -391,7 +401,12 @@ class Scheduler:
         if blocked is None:
             return False
         self._pass_time(now)
-        return self._queues.head(self._running.decodes.clock) is not blocked
+        queues, clock = self._queues, self._running.decodes.clock
+        return queues.head(clock) is not blocked or queues.behind(clock) is not self._behind
+
+    def _forget_blocked(self) -> None:
+        self._blocked = self._behind = None
+        self._pass_at = NEVER
 
     def _pass_time(self, now: float) -> None:
         if self._queues.pass_time(now):
@@ -403,7 +418,7 @@ class Scheduler:
         running = self._running
         if self._in_flight.counted is not None and self._runs_out():
             return None
-        self._blocked = None
+        self._forget_blocked()
         growth = self._grow_decodes()
         decode_slots = running.decodes.slots
         budget = self._limits.max_num_batched_tokens - len(decode_slots)
@@ -510,14 +525,22 @@ class Scheduler:
 
     def _start_behind(self, head: Request) -> SlotStart | None:
         """Move a new request past the queues' head to a slot, where the head resumes, its blocks do not fit now, and
-        its tenant holds more blocks than that of the new one then will. Else a tenant that fills the cache would hold
-        up all others. The head does not starve: once no more of its tenant runs, no request passes it."""
-        request = self._queues.behind(self._running.decodes.clock)
+        its tenant holds, in the head's class, no fewer blocks than that of the new one then will in all. Else a tenant
+        that fills the cache would hold up all others.
+
+        The head does not starve: while it waits no request of its tenant and class starts, and once none of them runs
+        no request passes it. What its tenant runs in other classes does not count: more of that may start all the time.
+        """
+        running = self._running
+        request = self._behind = self._queues.behind(running.decodes.clock)
+        self._pass_at = NEVER
         if request is None or request.tenant == head.tenant:
             return None
-        held = self._running.blocks_by_tenant()
-        needed = self._running.pool.blocks_for(request.num_tokens)
-        if held.get(request.tenant, 0) + needed > held.get(head.tenant, 0):
+        most = running.blocks_of(head.tenant, head.service_class)
+        excess = running.blocks_of(request.tenant) + running.pool.blocks_for(request.num_tokens) - most
+        if excess > 0:
+            # Until something changes decodes take blocks and give none back: each makes up for one at most.
+            self._pass_at = max(NEVER, running.pool.num_free - excess)
             return None
         return self._start(request, behind=True)
 

@@ -104,8 +104,9 @@ class Ranking:
 
         Args:
             fallback: cost of another replica of the service, for one that has not fitted its own.
-            below_share: the engine lets the request pass those of other tenants that wait for KV blocks, so their
-                tokens are not ahead of it.
+            below_share: where KV blocks lack, the engine may let the request pass preempted ones of a tenant that
+                holds more, so tokens that wait there do not speak against the replica. It cannot pass new requests,
+                nor any under the policy `priority`.
             claimed: slots of each replica, see `late_binding.most_outstanding`.
         """
         prompt_tokens, weights = request.prompt_tokens, config.weights

@@ -11,9 +11,9 @@ of a plan in between is said by `counted` and `confirmed`.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Set
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.swap import SwapRates
@@ -28,6 +28,16 @@ from tests.engine.scheduling.queue_rules import Known, QueueRules
 
 NOBODY = -1
 """No request's id."""
+
+
+Held: TypeAlias = dict[tuple[str, str], set[int]]
+"""Blocks in the tables of each tenant's requests of each class."""
+
+
+def num_held(held: Held, tenant: str, service_class: str | None = None) -> int:
+    """Of all classes or one; a block that requests share counts once."""
+    tables = [blocks for owner, blocks in held.items() if owner[0] == tenant and service_class in (None, owner[1])]
+    return len(set().union(*tables))
 
 
 @dataclass(slots=True)
@@ -157,8 +167,9 @@ class Rules:
             running = self._check_preemptions(plan.preemptions, running)
         self._check_decodes(plan, running)
         held = self._held(running)
-        for slot in [] if plan.growth is None else plan.growth.slots.tolist():
-            held[self._tenant(self.runner.slots[slot])] += 1
+        if plan.growth is not None:
+            for slot, block in zip(plan.growth.slots.tolist(), plan.growth.block_ids.tolist(), strict=True):
+                held.setdefault(self._owner(self.runner.slots[slot]), set()).add(block)
         for start in plan.starts:
             self._check_start(start, held)
 
@@ -330,13 +341,13 @@ class Rules:
         rightful = max(candidates, key=lambda each: self._victim_key(each, held))
         assert victim is rightful, f"the victim is not the one that {self.config.preemption_victim} chooses"
 
-    def _victim_key(self, sequence: ModelSequence, held: Counter[str]) -> tuple[float, ...]:
+    def _victim_key(self, sequence: ModelSequence, held: Held) -> tuple[float, ...]:
         """The greatest gives way: of the class with the least weight; where priorities count, of the least urgent; of
         the tenant with the most blocks; then by the rule; of equals the last arrived."""
         known = self.requests[sequence.request_id]
         request = known.request
         urgency = request.priority if self.config.policy == "priority" else 0
-        standing = -self.queues.class_weights[request.service_class], urgency, held[request.tenant]
+        standing = -self.queues.class_weights[request.service_class], urgency, num_held(held, request.tenant)
         match self.config.preemption_victim:
             case "last_arrived":
                 return *standing, 0, known.order
@@ -365,18 +376,25 @@ class Rules:
 
     # Admission.
 
-    def _held(self, running: list[ModelSequence]) -> Counter[str]:
-        """Blocks in the tables of each tenant's requests."""
-        held: Counter[str] = Counter()
+    def _held(self, running: list[ModelSequence]) -> Held:
+        held: Held = {}
         for sequence in running:
-            held[self._tenant(sequence)] += len(sequence.blocks)
+            held.setdefault(self._owner(sequence), set()).update(sequence.blocks)
         return held
 
-    def _tenant(self, sequence: ModelSequence) -> str:
-        return self.requests[sequence.request_id].request.tenant
+    def _owner(self, sequence: ModelSequence) -> tuple[str, str]:
+        request = self.requests[sequence.request_id].request
+        return request.tenant, request.service_class
 
-    def _check_start(self, start: SlotStart, held: Counter[str]) -> None:
-        """`held`: blocks by tenant, with those that start before it in the plan."""
+    def _may_pass(self, known: Known, head: Known, held: Held) -> bool:
+        """Its tenant then holds no more blocks than the head's does in the head's class."""
+        request, ahead = known.request, head.request
+        blocks = -(-request.num_tokens // self.config.block_size)
+        most = num_held(held, ahead.tenant, ahead.service_class)
+        return request.tenant != ahead.tenant and num_held(held, request.tenant) + blocks <= most
+
+    def _check_start(self, start: SlotStart, held: Held) -> None:
+        """`held`: with those that start before it in the plan."""
         known = self.requests.get(start.request_id)
         assert known is not None, "a request is admitted that ended or never came"
         assert known.state is not RequestState.RUNNING, "a running request is admitted"
@@ -384,13 +402,12 @@ class Rules:
         assert start.sampling is known.request.sampling, "sampling is another request's"
         head = self.queues.head()
         overtakes = f"{self.config.policy}: request {known.order} overtakes request {head and head.order}"
-        tenant = known.request.tenant
-        held[tenant] += len(start.block_ids)
         if known is not head:
             assert head is not None, overtakes
             assert known is self.queues.behind(), overtakes
-            assert tenant != head.request.tenant, f"{overtakes} of its tenant"
-            assert held[tenant] <= held[head.request.tenant], f"{overtakes} of a tenant with fewer blocks"
+            assert self._may_pass(known, head, held), f"{overtakes}, of a tenant with fewer blocks or the same"
+        request = known.request
+        held.setdefault((request.tenant, request.service_class), set()).update(start.block_ids.tolist())
         self.queues.remove(known)
         self.queues.admitted(known, len(start.token_ids) - start.num_computed_tokens)
         if known.state is RequestState.WAITING and self.config.prefix_caching:
@@ -434,7 +451,8 @@ class Rules:
         assert free >= math.floor(self.config.kv_headroom * self.config.num_blocks), "admission takes the headroom"
 
     def _check_nobody_fits(self, running: list[ModelSequence]) -> None:
-        """A step that has budget and slots left and preempted nobody must have admitted whoever is next and fits."""
+        """A step that has budget and slots left and preempted nobody must have admitted whoever is next and fits, or
+        else may pass and fits."""
         if len(running) >= self.limits.max_num_seqs or len(running) == len(self.requests):
             return
         free = self.config.num_blocks - self.runner.num_owned
@@ -442,6 +460,11 @@ class Rules:
         head = self.queues.head()
         assert head is not None
         assert self._blocks_needed(head) + headroom > free, "nobody is admitted though the next request fits"
+        behind = self.queues.behind()
+        if behind is not None and self._may_pass(behind, head, self._held(running)):
+            assert self._blocks_needed(behind) + headroom > free, (
+                "nobody is admitted though a request may pass, and fits"
+            )
 
     def _blocks_needed(self, known: Known) -> int:
         sequence = self.runner.sequences[known.request.request_id]

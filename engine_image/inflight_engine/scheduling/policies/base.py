@@ -22,11 +22,11 @@ class PolicySettings(Protocol):
 class Policy(Protocol):
     """Orders the waiting requests of one class.
 
-    No request overtakes the head: if it does not fit, the scheduler waits until it does. Requests that lost their slot
-    come back here only where the policy orders by priority (`ClassQueue`). `clock` counts the steps that were computed,
-    and never goes back; every decoding request generates one token for each count, so a policy that accounts for tokens
-    needs to hear only of changes. `now` are seconds on the clock of `Request.arrival_time`. The last four methods do
-    nothing unless a policy needs them.
+    No request that waits here overtakes the head: if it does not fit, the scheduler waits until it does. Requests that
+    resume wait here only where the policy orders by priority, else ahead of the head (`ClassQueue`). `clock` counts the
+    steps that were computed, and never goes back; every decoding request generates one token for each count, so a
+    policy that accounts for tokens needs to hear only of changes. `now` are seconds on the clock of
+    `Request.arrival_time`. The last four methods do nothing unless a policy needs them.
 
     Every operation should cost O(log n) of the requests that wait.
 
