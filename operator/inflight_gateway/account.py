@@ -91,14 +91,15 @@ class Account:
         """Estimates the answers under way by their age, but no more tokens of all than the KV cache holds: requests
         that wait in the engine, or waited, have generated fewer."""
         sent = [each for each in self.sent.values() if each.at < sample.at]
-        if not sent:
+        generating = [each for each in sent if each.answer.generates]
+        if not generating:
             return
         rate = answer_tokens_per_second(sample)
-        by_age = rate * sum(sample.at - each.at for each in sent)
+        by_age = rate * sum(sample.at - each.at for each in generating)
         if sample.kv_cache_tokens:
             held = sample.kv_utilization * sample.kv_cache_tokens * len(sent) / (len(sent) + self.others)
             rate *= min(1.0, max(0.0, held - sum(each.tokens for each in sent)) / by_age)
-        for each in sent:
+        for each in generating:
             each.answer.generated = rate * (sample.at - each.at)
             each.answer.lengths.progressed(sample.at)
 

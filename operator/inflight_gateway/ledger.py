@@ -31,11 +31,11 @@ class Ledger:
         self,
         endpoints: Callable[[ServiceKey], Sequence[Endpoint]],
         sample: Callable[[str], EngineSample | None],
-        estimates: Estimates | None = None,
+        estimates: Estimates,
     ) -> None:
         self._endpoints = endpoints
         self._sample = sample
-        self._estimates = estimates or Estimates()
+        self._estimates = estimates
         self._accounts: dict[str, Account] = {}
         self._sent: dict[str, Sent] = {}
         """By request id."""

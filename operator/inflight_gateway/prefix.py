@@ -43,6 +43,11 @@ def token_blocks(token_ids: Sequence[int], salt: str) -> bytes:
     return _chain(kept.tobytes(), BLOCK_TOKENS * _TOKEN_BYTES, f"tokens\0{salt}")
 
 
+def json_blocks(text: bytes, bytes_per_token: int, salt: str) -> bytes:
+    """Of a prompt as JSON text."""
+    return _chain(text, BLOCK_TOKENS * bytes_per_token, f"json\0{salt}")
+
+
 def of_tenant(blocks: bytes, tenant: str) -> tuple[int, ...]:
     """The hashes as numbers; equal ones of one tenant stay equal, and different tenants have none in common."""
     key = int.from_bytes(blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest(), "little")

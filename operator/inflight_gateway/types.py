@@ -141,7 +141,7 @@ class RequestView:
     """Properties of a request before it reaches a replica.
 
     Attributes:
-        prompt_tokens: estimated; exact for a list of token ids.
+        prompt_tokens: estimated; exact for lists of token ids up to `MAX_DECODED_BYTES`.
         max_tokens: requested; None: not set.
         prefix: hashes of the prompt's leading blocks, each of all text up to its block's end (with tenant and salt).
         block_tokens: estimated tokens of one of these blocks.

@@ -71,7 +71,7 @@ class Gateway:
         self._key_read = monotonic()
         self._peer_client = PeerClient(key or b"")
         self.limits = SharedLimits(settings.name, self._trusted_peers, self._peer_client.post)
-        self._gate = Gate(self._secret, self.limits, estimates=estimates)
+        self._gate = Gate(self._secret, self.limits, estimates)
         self.metrics.registry.register(self._gate.usage)
         loads = GatewayLoads(self.catalog, self._holds, self._ledger, monotonic)
         self.metrics.watch_loads(loads.service_loads)

@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import base64
 import json
+import tracemalloc
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.body import NAME_CHARACTERS, NO_FIELDS, Body, from_header, parse, to_header
+from inflight_gateway.body import (
+    MAX_DECODED_BYTES,
+    NAME_CHARACTERS,
+    NO_FIELDS,
+    Body,
+    from_header,
+    parse,
+    to_header,
+)
 from inflight_gateway.prefix import BLOCK_TOKENS, BYTES_PER_TOKEN, MAX_BLOCKS, of_tenant, text_blocks, token_blocks
 
 BLOCK = BLOCK_TOKENS * BYTES_PER_TOKEN
@@ -174,3 +183,80 @@ def test_an_image_part_or_none_is_no_text():
     content = [{"type": "text", "text": "hello"}, {"type": "image_url", "image_url": {"url": "x"}}, None]
     body = parse(json.dumps({"messages": [{"role": "user", "content": content}, {"role": "user"}]}).encode())
     assert body.prompt_tokens == chat("hello").prompt_tokens + 2
+
+
+KNOWN_FIELDS = (
+    *("model", "messages", "prompt", "tools", "stream", "max_tokens", "max_completion_tokens", "class", "priority"),
+    *("cache_salt", "inflight_continuation", "another"),
+)
+
+
+@pytest.mark.parametrize("value", ["{}", "1", "[]"])
+@pytest.mark.parametrize(
+    ("field", "beside"),
+    [
+        *((field, "") for field in KNOWN_FIELDS),
+        *(("prompt", '"messages":null,'), ("prompt", '"messages":[],'), ("prompt", '"messages":[{}],')),
+        *(("tools", '"messages":[{}],'), ("tools", '"prompt":"x",'), ("messages", '"prompt":"x",')),
+    ],
+)
+def test_no_object_is_made_of_each_value_in_a_large_body(field, beside, value):
+    body = f'{{{beside}"{field}":[{",".join([value] * (2**19 // len(value)))}]}}'.encode()
+    tracemalloc.start()
+    try:
+        parse(body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * len(body)
+
+
+LONG = "x" * MAX_DECODED_BYTES
+
+
+def test_a_long_conversation_goes_on_in_its_own_prefix():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    begin = chat(LONG, "a" * 1000, tools=tools)
+    longer = chat(LONG, "a" * 1000, "b" * 3000, tools=tools)
+    shared = (MAX_DECODED_BYTES + 1000) // BLOCK
+    assert longer.prefix("")[:shared] == begin.prefix("")[:shared]
+    assert longer.prefix("")[-1] not in begin.prefix("")
+    assert not {*begin.prefix("")} & {*chat(LONG, "a" * 1000).prefix("")}
+    assert not {*begin.prefix("")} & {*chat(LONG, "a" * 1000, tools=tools, cache_salt="s").prefix("")}
+
+
+def test_the_tokens_of_a_long_prompt_are_about_those_of_its_text():
+    assert chat(LONG, "hello").prompt_tokens == pytest.approx(MAX_DECODED_BYTES / BYTES_PER_TOKEN, rel=0.01)
+    text = parse(json.dumps({"prompt": [LONG, "hello"], "messages": None}).encode())
+    assert text.prompt_tokens == pytest.approx(MAX_DECODED_BYTES / BYTES_PER_TOKEN, rel=0.01)
+
+
+@pytest.mark.parametrize("separator", [",", ", "])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_long_list_of_token_ids_has_about_its_tokens_and_blocks(several, separator):
+    ids = [number * 7919 % 128_000 for number in range(100_000)]
+
+    def of(ids):
+        return parse(json.dumps({"prompt": [ids] if several else ids}, separators=(separator, ":")).encode())
+
+    body, other = of(ids), of([*ids[:50_000], 1, *ids[50_000:]])
+    shared = sum(one == two for one, two in zip(body.prefix(""), other.prefix(""), strict=False))
+    assert body.prompt_tokens == pytest.approx(100_000, rel=0.2)
+    assert shared * BLOCK_TOKENS == pytest.approx(50_000, rel=0.2)
+
+
+def test_text_up_to_the_bound_is_hashed_as_before():
+    """Replicas hold its blocks under these hashes, whatever the client's JSON looks like."""
+    text = "\u4e00" * (MAX_DECODED_BYTES // 3 - 100)
+    assert parse(json.dumps({"prompt": text}, ensure_ascii=False).encode()).blocks == text_blocks(text, "")
+    spaced = b'{"messages" : [ ], "tools": {}, "prompt"\n: "x\\u0078" }'
+    assert parse(spaced).prompt_tokens == 1
+    assert parse(b'{"prompt": "' + b"\\u0078" * 300 + b'"}').blocks == text_blocks("x" * 300, "")
+
+
+@pytest.mark.parametrize("field", ["messages", "prompt", "tools"])
+def test_malformed_text_raises_nothing(field):
+    for length in (10, MAX_DECODED_BYTES):
+        body = b'{"model": "m", "messages": ["%b"], "%b": ["' % (b"x" * 300, field.encode()) + b"\xff" * length + b'"]}'
+        parsed = parse(body)
+        assert parsed is None or parsed.model == "m"

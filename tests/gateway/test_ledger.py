@@ -1,9 +1,12 @@
 """What was sent where: exact counts, and tokens that the last sample cannot contain."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_gateway.account import Account, Sent
 from inflight_gateway.ledger import PEER_S, Ledger
 from inflight_gateway.pick.replica_state import decode_work
 from inflight_gateway.state.peers import SILENT_SECONDS
@@ -20,7 +23,8 @@ class World:
     def __init__(self, *endpoints):
         self.endpoints = list(endpoints or (A, B))
         self.samples = {}
-        self.ledger = Ledger(lambda _: self.endpoints, self.samples.get)
+        self.estimates = Estimates()
+        self.ledger = Ledger(lambda _: self.endpoints, self.samples.get, self.estimates)
 
     def scrape(self, endpoint, at, **fields):
         self.samples[endpoint.address] = EngineSample(at=at, kv_cache_tokens=64_000, **fields)
@@ -267,8 +271,6 @@ class Answering(World):
 
     def __init__(self):
         super().__init__()
-        self.estimates = Estimates()
-        self.ledger = Ledger(lambda _: self.endpoints, self.samples.get, self.estimates)
         for _ in range(10):
             self.estimates.learn(made("ended"), 2000)
 
@@ -303,6 +305,24 @@ def test_answers_under_way_have_no_more_tokens_than_the_kv_cache_holds():
     world.sent(32)
     world.scrape(A, 100.0, running=32)
     assert world.growth(100.0) == 32 * 1000
+
+
+@pytest.mark.parametrize("nothing", [{"path": "/tokenize"}, {"max_tokens": 0}])
+def test_requests_that_generate_nothing_have_no_part_in_the_tokens_of_the_kv_cache(nothing):
+    account, estimates = Account(), Estimates()
+    requests = [made(1), made(2), replace(made(3), **nothing)]
+    answers = [estimates.begin(request) for request in requests]
+    for request, answer in zip(requests, answers, strict=True):
+        account.arrive(request.request_id, Sent(SERVICE, A.address, 0.0, 0, 0, (), 64, answer))
+    account.take(EngineSample(at=100.0, running=2, kv_utilization=0.5, kv_cache_tokens=4000))
+    assert [round(answer.generated) for answer in answers] == [1000, 1000, 0]
+
+
+def test_where_no_request_generates_nothing_grows():
+    world = Answering()
+    world.ledger.begin(replace(made("x"), max_tokens=0), Pick((A,), "only"), 0.0)
+    world.scrape(A, 1.0)
+    assert world.growth(1.0) == 0
 
 
 def test_growth_follows_requests_that_come_and_end():

@@ -14,7 +14,7 @@ from inflight_gateway.hold.shares import TenantShares
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.late_binding import slots_worth
 from inflight_gateway.pick.picker import Picker
-from inflight_gateway.types import Endpoint, Pick, Refusal, RequestView, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, EndpointLoad, Pick, Refusal, RequestView, ServiceConfig, ServiceKey
 
 _log = logging.getLogger(__name__)
 
@@ -145,17 +145,19 @@ class Dispatcher:
         if config is None or waiting is None:
             return None
         now = self._clock()
-        above = self._shares.above(request, now)
-        loads = self._ledger.loads(request.service, request, now, growing=above)
-        if waiting.allowed:
-            loads = [load for load in loads if load.endpoint.address in waiting.allowed]
+        loads: list[EndpointLoad] = []
         try:
+            above = self._shares.above(request, now)
+            loads = self._ledger.loads(request.service, request, now, growing=above)
+            if waiting.allowed:
+                loads = [load for load in loads if load.endpoint.address in waiting.allowed]
             below, claimed = self._shares.below(request, now), self._shares.claimed(request.service, now)
             pick = self._picker.pick(request, config, loads, now, above_share=above, below_share=below, claimed=claimed)
         except Exception:
             # A gateway bug at the head of a queue would block the whole service, and end this process.
             self._log_fault(request.service, now)
-            pick = self._among(request.service, {load.endpoint.address for load in loads}, config)
+            every = {endpoint.address for endpoint in self._catalog.endpoints_of(request.service)}
+            pick = self._among(request.service, waiting.allowed or every, config)
         if pick is None and waiting.allowed:
             pick = self._among(request.service, waiting.allowed, config)
         if pick is not None:

@@ -160,6 +160,9 @@ class Exchange:
         outcome = parts.dispatcher.place(
             replace(request, request_id=unique, prefix=body.prefix(tenant)), config, self._allowed or ()
         )
+        # The dispatcher has what it needs of it.
+        self._head.body = None
+        del body
         parts.observer.decided(parts.clock() - begin)
         if isinstance(outcome, asyncio.Future) and not outcome.done():
             yield messages.wait_longer(config.hold.max_wait_s + _HOLD_MARGIN_S)
@@ -241,7 +244,7 @@ class Exchange:
         to_set.append(("x-envoy-max-retries", str(len(endpoints) - 1)))
         if not self._head.relayed:
             to_set.append(("x-envoy-retry-on", RETRY_ON_LOSS))
-        to_remove = [*headers.to_remove(config)]
+        to_remove = list(headers.to_remove(config))
         if not config.continuation:
             # A plain response then: the relay forwards it unchanged.
             to_remove.append(PROGRESS)

@@ -70,6 +70,7 @@ class GuestProcessor(external_processor_pb2_grpc.ExternalProcessorServicer):  # 
             async for message in requests:
                 async for answer in stream.take(message):
                     yield answer
+                del message  # possibly a body: the stream stays open until the response ends
         except Exception:
             _log.exception("a request of another gateway was not answered")
             raise

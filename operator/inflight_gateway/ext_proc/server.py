@@ -41,6 +41,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 if kind == "request_headers":
                     head = Head(messages.header_pairs(message.request_headers), end_of_stream=_ends(message))
                     exchange = Exchange(self._parts, head, allowed(message))
+                    del message  # with hashes of the prompt: the stream stays open until the response ends
                     refusal = exchange.refusal()
                     if refusal is not None:
                         yield refusal
@@ -52,7 +53,7 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                 elif kind == "request_body" and exchange is not None:
                     content = message.request_body.body
                     answers = exchange.place("request_body", parse(content) or NO_FIELDS, len(content))
-                    del message, content  # the body: the stream stays open until the response ends
+                    del message, content  # the body
                     async for answer in answers:
                         yield answer
                 else:
@@ -82,11 +83,9 @@ def allowed(message: Any) -> frozenset[str] | None:
 
 
 def _nothing_to_say(kind: str | None) -> Any:
-    """Third-party gateways may send messages that the Envoy of this pod is not configured to send."""
+    """To messages after the request. Envoy is configured to send only the trailers of responses."""
     if kind == "response_headers":
         return ProcessingResponse(response_headers=HeadersResponse())
     if kind in ("request_trailers", "response_trailers"):
         return ProcessingResponse(**{kind: TrailersResponse()})
-    raise ValueError(
-        f"the picker takes no {kind} here: set request_body_mode to BUFFERED and response_body_mode to NONE"
-    )
+    raise ValueError(f"Envoy sent {kind}, which its processing mode excludes")

@@ -23,7 +23,8 @@ class Head:
 
     Attributes:
         request_id: the relay's own id of the request, or made here. external_id: X-Request-Id.
-        body: its fields, as a relay read them or of no body; None: only the body itself has them.
+        body: its fields, as a relay read them or of no body; None: only the body itself has them, or the request was
+            placed and needs them no more.
     """
 
     __slots__ = ("body", "external_id", "headers", "request_id")

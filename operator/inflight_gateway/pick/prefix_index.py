@@ -70,12 +70,8 @@ class PrefixIndex:
         for key in reversed(_keys(prefix[:blocks])):
             table.add(key)
 
-    def matched_blocks(self, address: str, prefix: Sequence[int]) -> int:
-        """Number of leading blocks of the prompt that the replica should hold."""
-        return self.matched((address,), prefix)[0]
-
     def matched(self, addresses: Iterable[str], prefix: Sequence[int]) -> list[int]:
-        """`matched_blocks` of several replicas."""
+        """Number of leading blocks of the prompt that each replica should hold."""
         keys = _keys(prefix)
         tables = self._tables
         return [0 if (table := tables.get(address)) is None else _matched(table, keys) for address in addresses]

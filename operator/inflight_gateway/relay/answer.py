@@ -6,6 +6,7 @@ memory and no conversion.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
@@ -144,9 +145,19 @@ def _continued(choice: Choice) -> bytes:
     return b'{"token_ids":[%b],"seed":%b,"finish_reason":%b}' % (tokens, choice.seed or b"null", reason)
 
 
+class _Asked(msgspec.Struct):
+    """Other fields may be of megabytes and are skipped."""
+
+    n: int | None = None
+    prompt: msgspec.Raw = msgspec.Raw()
+
+
+_asked = msgspec.json.Decoder(_Asked, strict=False)
+_SEVERAL = re.compile(rb'\[\s*["\[]')
+
+
 def num_choices(body: bytes) -> int:
-    """Number of choices that a request asks for: `n` for each of its prompts."""
-    asked = msgspec.json.decode(body)
-    prompt = asked.get("prompt")
-    several = isinstance(prompt, list) and prompt and isinstance(prompt[0], str | list)
-    return int(asked.get("n") or 1) * (len(prompt) if several else 1)
+    """Number of choices that a request asks for: `n` for each of its prompts. An engine has taken the request."""
+    asked = _asked.decode(body)
+    several = _SEVERAL.match(asked.prompt)
+    return (asked.n or 1) * (len(msgspec.json.decode(asked.prompt, type=list[msgspec.Raw])) if several else 1)

@@ -80,7 +80,8 @@ class Lengths:
     def begin(self, most: float) -> Answer:
         """Args: most: output tokens that the request allows."""
         answer = Answer(self, most)
-        self._under_way.add(answer)
+        if answer.generates:
+            self._under_way.add(answer)
         return answer
 
     def leave(self, answer: Answer) -> None:
@@ -126,6 +127,10 @@ class Answer:
     lengths: Lengths
     most: float
     generated: float = 0.0
+
+    @property
+    def generates(self) -> bool:
+        return self.most > 0
 
     def left(self) -> float:
         return self.lengths.left(self.generated, self.most)

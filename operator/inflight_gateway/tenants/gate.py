@@ -57,8 +57,8 @@ class Gate:
     """Args:
     secret_data: of the catalog.
     limits: shared between the gateways.
+    estimates: of the lengths of answers, shared with the ledger; learns from requests that end.
     wall: Unix time, for the expiry of keys.
-    estimates: of the lengths of answers; learns from requests that end.
 
     Attributes:
         usage: a collector of metrics.
@@ -68,12 +68,12 @@ class Gate:
         self,
         secret_data: SecretData,
         limits: SharedLimits,
+        estimates: Estimates,
         *,
         wall: Callable[[], float] = time.time,
-        estimates: Estimates | None = None,
     ) -> None:
         self.usage = Usage()
-        self._estimates = estimates or Estimates()
+        self._estimates = estimates
         self._secret_data = secret_data
         self._limits = limits
         self._wall = wall
@@ -162,7 +162,8 @@ class Gate:
         unknown = generating and not finished.prompt_tokens and finished.endpoints and finished.status in (0, 200)
         prompt = one.request.prompt_tokens if unknown else finished.prompt_tokens
         self._limits.settle(one.grant, prompt + finished.completion_tokens)
-        if finished.status == 200:
+        # 0: not known, of a plain response without usage.
+        if finished.status == 200 and finished.completion_tokens > 0:
             self._estimates.learn(one.request, finished.completion_tokens)
         one.counts.requests += 1
         one.counts.prompt_tokens += prompt

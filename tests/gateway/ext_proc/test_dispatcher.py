@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
+from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, HoldBounds, Refusal, RequestView, ServiceConfig, ServiceKey
 
 KEY = ServiceKey("default", "a")
@@ -24,7 +26,7 @@ class World:
         self.catalog = Catalog()
         self.catalog.update(services={KEY: CONFIG})
         self.holds = HoldQueue()
-        self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None)
+        self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None, Estimates())
         self.dispatcher = Dispatcher(self.catalog, Picker(), self.holds, self.ledger, lambda: self.now, lambda: None)
         self.catalog.subscribe(self.dispatcher.catalog_changed)
         self.placed: dict[str, tuple[RequestView, object]] = {}
@@ -163,6 +165,23 @@ async def test_a_fault_of_the_scores_holds_up_nothing(caplog):
     starts = world.outcomes().values()
     assert sorted(start.pick.endpoints[0].address for start in starts) == ["10.0.0.0:80"] * 2 + ["10.0.0.1:80"] * 2
     assert caplog.text.count("picking for default/a failed") == 1
+
+
+@pytest.mark.parametrize("allowed", [(), frozenset({"10.0.0.1:80"})])
+async def test_a_fault_of_the_ledger_holds_up_nothing(monkeypatch, caplog, allowed):
+    world = World()
+    world.endpoints(2)
+    world.arrive("before")
+
+    def fail(*_, **__):
+        raise OverflowError
+
+    monkeypatch.setattr(world.ledger, "loads", fail)
+    outcome = world.dispatcher.place(RequestView("x", KEY, world.now), CONFIG, allowed)
+    assert [one.address for one in outcome.result().pick.endpoints][:1] == ["10.0.0.1:80"]
+    assert caplog.text.count("picking for default/a failed") == 1
+    world.dispatcher.end("x", KEY)
+    assert world.ledger.service(KEY, world.now)[0] == 1
 
 
 async def test_beside_a_tenant_that_floods_a_slot_is_free_for_another():

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from dataclasses import replace
 
 import pytest
+from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
+from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
 
-from inflight_gateway.body import NO_FIELDS
+from inflight_gateway.body import NO_FIELDS, Body, to_header
 from inflight_gateway.catalog import Catalog, SecretRef
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
 from inflight_gateway.ext_proc.exchange import Exchange, Parts
+from inflight_gateway.ext_proc.server import Processor
 from inflight_gateway.ext_proc.view import Head
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
+from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
@@ -57,10 +62,11 @@ class World:
             endpoints={config.key: [Endpoint(each, "p") for each in ADDRESSES] for config in configs},
             secrets={SecretRef("ns", "keys"): secret(acme="ifk_1"), SecretRef("ns", "more"): secret(b="ifk_2")},
         )
-        self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None)
+        estimates = Estimates()
+        self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None, estimates)
         dispatcher = Dispatcher(self.catalog, Picker(), HoldQueue(), self.ledger, lambda: self.now, lambda: None)
         limits = SharedLimits("gw", lambda: {}, None)
-        self.gate = Gate(lambda namespace, name: self.catalog.secret(SecretRef(namespace, name)), limits)
+        self.gate = Gate(lambda namespace, name: self.catalog.secret(SecretRef(namespace, name)), limits, estimates)
         self.observer = Observer()
         self.refused = []
         self.parts = Parts(
@@ -115,6 +121,30 @@ def test_a_report_that_arrives_during_the_next_attempt_says_nothing_about_its_en
     assert world.in_flight() == [again[0]]
     second.close()
     assert world.in_flight() == []
+
+
+async def test_an_open_stream_keeps_neither_the_message_nor_the_hashes():
+    """Up to 22 KiB of each request that is generating."""
+    world = World(OPEN)
+    fields = {
+        ":authority": "chat.ns",
+        ":path": "/v1/completions",
+        "x-inflight-request-id": "one",
+        "x-inflight-attempt": "1",
+        "x-inflight-body": to_header(Body(blocks=bytes(800))).decode(),
+    }
+    head = HeaderMap(headers=[HeaderValue(key=name, raw_value=value.encode()) for name, value in fields.items()])
+    message = ProcessingRequest(request_headers=HttpHeaders(headers=head))
+
+    async def sent():
+        yield message
+
+    references = sys.getrefcount(message)
+    stream = Processor(world.parts).Process(sent(), None)
+    assert (await anext(stream)).HasField("request_headers")
+    assert sys.getrefcount(message) == references
+    assert world.parts.sent["one"]._head.body is None
+    await stream.aclose()
 
 
 def checked(world, host, key=None):

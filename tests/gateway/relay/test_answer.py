@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -56,6 +57,18 @@ def test_a_continuation_says_what_the_notes_said(news, seeds, ended):
 )
 def test_choices_are_counted_as_the_engine_does(body, number):
     assert num_choices(json.dumps(body).encode()) == number
+
+
+@pytest.mark.parametrize("field", ["messages", "prompt", "tools"])
+def test_the_number_of_choices_of_a_large_body_takes_no_object_for_each_value(field):
+    body = f'{{"n":2,"{field}":[{",".join(["1"] * 2**18)}]}}'.encode()
+    tracemalloc.start()
+    try:
+        assert num_choices(body) == 2
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * len(body)
 
 
 def test_usage_and_ends_are_understood():

@@ -65,6 +65,20 @@ def test_of_a_tenants_first_answers_all_that_they_allow_is_expected_or_twice_the
     assert lengths.left(0, UNLIMITED) == FIRST_ANSWER
 
 
+def test_requests_that_generate_nothing_are_no_answers_under_way():
+    lengths = Lengths()
+    for _ in range(9):
+        lengths.begin(0).generated = 150.0
+    lengths.ended(100)
+    long = lengths.begin(UNLIMITED)
+    long.generated = 200.0
+    only = Lengths()
+    only.ended(100)
+    only.begin(UNLIMITED).generated = 200.0
+    assert long.left() == only.left(200.0, UNLIMITED)
+    assert lengths.left(0, UNLIMITED) == only.left(0, UNLIMITED)
+
+
 @given(ENDED.filter(bool), RUNNING, st.integers(1, 4000), st.floats(0, 4000))
 def test_no_more_is_expected_than_the_request_allows(ended, running, most, generated):
     lengths = Lengths()

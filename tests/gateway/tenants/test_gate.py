@@ -273,6 +273,16 @@ async def test_the_estimate_follows_the_tenants_answers():
     assert answer["x-ratelimit-remaining-tokens"] == str(100_000 - 10 - 40)
 
 
+async def test_answers_of_unknown_length_teach_nothing():
+    """A plain stream without usage is reported with 0 tokens."""
+    gate, service = alone(), config(limits=RateLimits(tokens_per_minute=100_000))
+    for number, tokens in enumerate((500, 0, 0)):
+        await gate.admit(request(number, max_tokens=None), service, 60.0 * number)
+        gate.settle(finished(number, prompt_tokens=10, completion_tokens=tokens))
+    answer = dict(await gate.admit(request(9, max_tokens=None), service, 1e6))
+    assert answer["x-ratelimit-remaining-tokens"] == str(100_000 - 510)
+
+
 async def test_usage_is_counted_by_known_tenants_and_all_others_together():
     gate = alone_with(secret(acme="ifk_1"))
     for number, tenant in enumerate(["acme", "named", "stranger-1", "stranger-2"]):

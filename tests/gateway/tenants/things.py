@@ -3,6 +3,7 @@
 import hashlib
 import json
 
+from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.types import Finished, RateLimits, RequestView, ServiceConfig, ServiceKey, TenantConfig
@@ -43,7 +44,7 @@ def alone(secrets=None, **options):
         raise AssertionError("there is nobody to ask")
 
     known = secrets if secrets is not None else {}
-    return Gate(lambda namespace, name: known.get(name), SharedLimits("gw-0", lambda: {}, post), **options)
+    return Gate(lambda namespace, name: known.get(name), SharedLimits("gw-0", lambda: {}, post), Estimates(), **options)
 
 
 def alone_with(keys, **options):
