@@ -9,6 +9,7 @@ import time
 from inflight_cost.model import CostModel
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
+from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, RequestView, ServiceConfig, ServiceKey
 
 REPLICAS = (4, 100)
@@ -31,7 +32,7 @@ def _of(count: int) -> float:
     rng = random.Random(count)
     endpoints = tuple(Endpoint(f"10.0.0.{number}:8000", f"pod-{number}") for number in range(count))
     samples = {each.address: _sample(rng) for each in endpoints}
-    ledger, picker = Ledger(lambda _: endpoints, samples.get), Picker()
+    ledger, picker = Ledger(lambda _: endpoints, samples.get, Estimates()), Picker()
     prefixes = [tuple(rng.getrandbits(64) for _ in range(_BLOCKS)) for _ in range(_PREFIXES)]
     requests = [
         RequestView(str(number), _KEY, _NOW, prompt_tokens=64 * _BLOCKS, prefix=prefixes[number % _PREFIXES])

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
+from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import (
     Endpoint,
     EngineSample,
@@ -53,7 +54,7 @@ class Gateway:
         self._next_scrape = -math.inf
         self._picker = Picker()
         self._queue = HoldQueue()
-        self._ledger = Ledger(lambda _: self._endpoints, self._samples.get)
+        self._ledger = Ledger(lambda _: self._endpoints, self._samples.get, Estimates())
 
     @property
     def num_held(self) -> int:
