@@ -113,26 +113,8 @@ class WaitingQueues:
         queue = self._next_queue(clock)
         return None if queue is None else queue.head(clock)
 
-    def pop(self, clock: int) -> Request:
-        """Take out what `head` returns at this clock.
-
-        Raises:
-            IndexError: none waits.
-        """
-        queue = self._next_queue(clock)
-        if queue is None:
-            raise IndexError("no request waits")
-        request = queue.pop(clock)
-        self._left(request.service_class, queue)
-        return request
-
-    def behind(self, clock: int) -> Request | None:
-        """The first new request of the head's class, where the head is one that resumes before all new ones."""
-        queue = self._next_queue(clock)
-        return None if queue is None else queue.behind(clock)
-
-    def pop_behind(self, clock: int) -> Request:
-        """Take out what `behind` returns at this clock.
+    def pop(self, clock: int, *, behind: bool = False) -> Request:
+        """Take out what `head` returns at this clock, or what `behind` returns.
 
         Raises:
             IndexError: there is none.
@@ -140,9 +122,14 @@ class WaitingQueues:
         queue = self._next_queue(clock)
         if queue is None:
             raise IndexError("no request waits")
-        request = queue.pop_behind(clock)
+        request = queue.pop_behind(clock) if behind else queue.pop(clock)
         self._left(request.service_class, queue)
         return request
+
+    def behind(self, clock: int) -> Request | None:
+        """The first new request of the head's class, where the head is one that resumes before all new ones."""
+        queue = self._next_queue(clock)
+        return None if queue is None else queue.behind(clock)
 
     def remove(self, request: Request) -> None:
         """Take out a request that ended while it waited.

@@ -566,7 +566,7 @@ class Scheduler:
             self.prefix_hits += computed
         host_block_ids = request.host_block_ids
         clock = self._running.decodes.clock
-        (self._queues.pop_behind if behind else self._queues.pop)(clock)
+        self._queues.pop(clock, behind=behind)
         self._queues.admitted(request, num_tokens - computed, clock)
         self._leave_queue(request)
         self._running.start(request, block_ids, computed, len(shared))
