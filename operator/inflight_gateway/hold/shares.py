@@ -130,21 +130,20 @@ class TenantShares:
     def above(self, request: RequestView, now: float) -> bool:
         """Whether the request's tenant has more than its share of the requests in flight. At least one active tenant
         has not; a single tenant never has."""
-        service = self._services.get(request.service)
-        if service is None:
-            return False
-        self._forget(service, now)
-        tenant = service.tenants.get(request.tenant)
-        return tenant is not None and service.is_above(tenant)
+        service, tenant = self._active(request, now)
+        return service is not None and tenant is not None and service.is_above(tenant)
 
     def below(self, request: RequestView, now: float) -> bool:
         """Whether the request's tenant has less than its share of the requests in flight, so another has more."""
+        service, tenant = self._active(request, now)
+        return service is not None and tenant is not None and service.is_below(tenant)
+
+    def _active(self, request: RequestView, now: float) -> tuple[_Service | None, _Tenant | None]:
         service = self._services.get(request.service)
         if service is None:
-            return False
+            return None, None
         self._forget(service, now)
-        tenant = service.tenants.get(request.tenant)
-        return tenant is not None and service.is_below(tenant)
+        return service, service.tenants.get(request.tenant)
 
     def claimed(self, name: ServiceKey, now: float) -> int:
         """Slots that tenants above their share should leave free for requests of the others, over all replicas: as many
