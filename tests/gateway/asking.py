@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from tests.gateway.gateway_stack import free_port
+
 CHAT = "/v1/chat/completions"
 
 
-def service(name, *engines, **fields):
-    """An entry of the static file."""
-    return {"name": name, "endpoints": [engine.address for engine in engines], **fields}
+def service(name, *engines, refusing=0, **fields):
+    """An entry of the static file. Args: refusing: endpoints more, which refuse connections."""
+    nobody = [f"127.0.0.1:{free_port()}" for _ in range(refusing)]
+    return {"name": name, "endpoints": [*(engine.address for engine in engines), *nobody], **fields}
 
 
 async def ask(http, stack, model: Any = "m", *, host=None, path=CHAT, headers=None, data=None, **fields):

@@ -12,7 +12,7 @@ import pytest
 from inflight_gateway.headers import BODY
 from tests.gateway.asking import ask, service
 from tests.gateway.fake_engine import headers_of
-from tests.gateway.gateway_stack import GatewayStack, free_port, until
+from tests.gateway.gateway_stack import GatewayStack, until
 
 LARGE = json.dumps({"model": "m", "prompt": "x" * (8 << 20)}).encode()
 LONG_PROMPT = "all " * 60_000
@@ -112,9 +112,7 @@ async def test_a_large_body_follows_a_held_head_and_reaches_the_next_endpoint_wh
         return (await relayed.state())["services"][0]["held"] == len(waiting)
 
     await until(all_held, "all requests are held")
-    entry = service("a", busy, closing, good, model="m", max_attempts=4)
-    entry["endpoints"].append(f"127.0.0.1:{free_port()}")
-    relayed.services(entry)
+    relayed.services(service("a", busy, closing, good, model="m", max_attempts=4, refusing=1))
     for status, body, _ in await asyncio.gather(*waiting):
         assert (status, body) == (200, {"engine": "good"})
     assert [each.body == LARGE for each in good.requests] == [True] * len(waiting)
@@ -124,9 +122,7 @@ async def test_a_large_body_follows_a_held_head_and_reaches_the_next_endpoint_wh
 async def test_a_large_body_is_tried_elsewhere_where_a_connection_is_refused(relayed, engines, http):
     """The answer of the picker comes before the whole body, which Envoy needs for retries."""
     good = await engines("good")
-    entry = service("a", good, model="m", max_attempts=4)
-    entry["endpoints"] += [f"127.0.0.1:{free_port()}" for _ in range(3)]
-    relayed.services(entry)
+    relayed.services(service("a", good, model="m", max_attempts=4, refusing=3))
     await relayed.start_all()
     for _ in range(6):
         assert (await ask(http, relayed, data=LARGE))[:2] == (200, {"engine": "good"})

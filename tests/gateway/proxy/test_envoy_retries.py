@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.gateway.asking import ask, service
-from tests.gateway.gateway_stack import GatewayStack, free_port, until
+from tests.gateway.gateway_stack import GatewayStack, until
 
 
 @pytest.fixture
@@ -80,9 +80,7 @@ async def test_without_a_picker_such_a_request_ends_after_two_engines_too(relaye
 
 async def test_connections_that_are_refused_are_no_deaths(relayed, engines, http):
     good = await engines("good")
-    entry = service("a", good, model="m", max_attempts=4)
-    entry["endpoints"] += [f"127.0.0.1:{free_port()}" for _ in range(3)]
-    relayed.services(entry)
+    relayed.services(service("a", good, model="m", max_attempts=4, refusing=3))
     await relayed.start_all()
     for _ in range(6):
         assert (await ask(http, relayed))[:2] == (200, {"engine": "good"})

@@ -10,7 +10,7 @@ import pytest
 from inflight_gateway.paths import is_hidden
 from tests.gateway.asking import ask, service
 from tests.gateway.fake_engine import headers_of
-from tests.gateway.gateway_stack import free_port, until
+from tests.gateway.gateway_stack import until
 
 
 async def test_requests_go_by_host_and_without_one_by_model(stack, engines, http):
@@ -31,9 +31,7 @@ async def test_requests_go_by_host_and_without_one_by_model(stack, engines, http
 async def test_the_next_endpoint_takes_what_the_first_ones_refuse(stack, engines, http):
     """Connection refused, 503, and a connection that closes before a head: all three are tried elsewhere."""
     busy, closing, good = await engines("busy", "busy"), await engines("closing", "close"), await engines("good")
-    entry = service("a", busy, closing, good, model="m", max_attempts=4)
-    entry["endpoints"].append(f"127.0.0.1:{free_port()}")
-    stack.services(entry)
+    stack.services(service("a", busy, closing, good, model="m", max_attempts=4, refusing=1))
     await stack.start_all()
     for number in range(12):
         status, body, _ = await ask(http, stack, headers={"x-request-id": f"request-{number}"})
