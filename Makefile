@@ -128,7 +128,7 @@ docs-reference: .venv/kernels.stamp ## Regenerate the reference pages and the di
 	$(PY) -m docs.generate --write
 
 picture-top: .venv/tools.stamp ## The picture of `kubectl inflight top` from the running local cluster. ARGS=--help
-	@KUBECONFIG=$$($(MAKE) -s kubeconfig) $(PY) kubectl/picture.py $(ARGS)
+	@KUBECONFIG=$$($(MAKE) -s kubeconfig) $(PY) docs/generate/picture_top.py $(ARGS)
 
 lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
 	$(UV) pip compile -q pyproject.toml --extra engine --extra gateway --extra kubectl --extra operator --extra simulator --extra dev --no-emit-index-url --no-header --no-annotate -o constraints.txt

@@ -15,7 +15,7 @@ wheels=${WHEELS:+$(realpath "$WHEELS")}
 out=$(realpath -m "${OUT:-gpu-results}")
 cd "$(dirname "$0")/.."
 packages=${XDG_CACHE_HOME:-$HOME/.cache}/inflight/bench/gpu-packages
-export PYTHONPATH="$PWD:$PWD/cost_model:$PWD/engine_image:$packages${PYTHONPATH:+:$PYTHONPATH}"
+export PYTHONPATH="$PWD:$PWD/common:$PWD/engine_image:$packages${PYTHONPATH:+:$PYTHONPATH}"
 if ! "$python" -c 'import msgspec' 2>/dev/null; then
   "$python" -m pip install --quiet --no-deps --upgrade --target "$packages" ${wheels:+--no-index --find-links "$wheels"} msgspec==0.22.0
 fi

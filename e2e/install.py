@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[1]
 OPERATOR_NAMESPACE = "inflight-system"
 RELEASE = "inflight"
 SHARED_SOURCES = ("pyproject.toml", "constraints.txt", ".dockerignore")
-SHARED_FOLDER = "cost_model"
+SHARED_FOLDER = "common"
 SOURCE_ANNOTATION = "inflight.dev/source"
 
 

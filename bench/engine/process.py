@@ -97,7 +97,7 @@ def started(
     Raises:
         EngineError: it did not load.
     """
-    paths = [str(REPOSITORY), str(REPOSITORY / "cost_model"), str(REPOSITORY / "engine_image")]
+    paths = [str(REPOSITORY), str(REPOSITORY / "common"), str(REPOSITORY / "engine_image")]
     own = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), **environment}
     with log.open("wb") as errors:
         process = subprocess.Popen(

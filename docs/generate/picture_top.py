@@ -15,7 +15,7 @@ from inflight_kubectl.cluster import Target
 from inflight_kubectl.top.app import TopApp
 from inflight_kubectl.top.source import ClusterSource
 
-FILE = Path(__file__).parents[1] / "docs" / "img" / "top.svg"
+FILE = Path(__file__).parents[1] / "img" / "top.svg"
 FONT_FACE = re.compile(r"@font-face \{[^}]*\}\s*")
 SIZE = (128, 18)
 
@@ -37,7 +37,7 @@ async def picture(target: Target, seconds: float, service: str | None, size: tup
 
 def main() -> None:
     """Writes the picture."""
-    parser = argparse.ArgumentParser(prog="python kubectl/picture.py", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python docs/generate/picture_top.py", description=__doc__)
     parser.add_argument("--namespace", help="default: all")
     parser.add_argument("--service", help="open this one")
     parser.add_argument("--seconds", type=float, default=4.0, help="how long to watch before the picture")

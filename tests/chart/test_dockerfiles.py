@@ -85,11 +85,11 @@ def test_the_code_is_the_last_layer(name):
 
 
 @both
-def test_the_cost_model_is_in_the_layer_of_the_code(name):
+def test_the_shared_packages_are_in_the_layer_of_the_code(name):
     last = [a for i, a in final_stage(name) if i == "RUN"][-1]
-    assert "source=cost_model/inflight_cost,target=/build/inflight_cost" in last
-    assert "cp -r /build/inflight_cost " in last
-    assert "compileall -q /opt/inflight/lib/python3*/site-packages/inflight_cost" in last
+    assert "source=common,target=/build/common" in last
+    assert "cp -r /build/common/* " in last
+    assert "compileall -q /opt/inflight/lib/python3*/site-packages/inflight_*" in last
 
 
 COMMANDS = {"engine": {"inflight-engine"}, "operator": {"inflight-operator", "inflight-gateway"}}
@@ -169,7 +169,7 @@ def test_the_kernels_go_where_the_engine_looks_for_them(tmp_path):
     """The last step, run on folders of its own."""
     code, kernels = tmp_path / "build" / "inflight_engine" / "native", tmp_path / "build" / "lib"
     installed = tmp_path / "opt" / "inflight"
-    cost = tmp_path / "build" / "inflight_cost"
+    cost = tmp_path / "build" / "common" / "inflight_cost"
     for folder in (code, cost, kernels, installed / "bin", installed / "lib" / "python3.99" / "site-packages"):
         folder.mkdir(parents=True)
     (kernels / "libinflight-generic.so").touch()

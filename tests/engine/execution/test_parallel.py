@@ -155,7 +155,7 @@ def start(module, *arguments, **options):
     return subprocess.Popen(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
-        env=os.environ | {"PYTHONPATH": f"{ROOT / 'cost_model'}:{ROOT / 'engine_image'}:{ROOT}"},
+        env=os.environ | {"PYTHONPATH": f"{ROOT / 'common'}:{ROOT / 'engine_image'}:{ROOT}"},
         **options,
     )
 

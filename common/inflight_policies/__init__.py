@@ -1,0 +1,1 @@
+"""Scheduling policies that engine and gateway share: pure code."""

@@ -1,0 +1,1 @@
+"""Logs of operator and gateway."""

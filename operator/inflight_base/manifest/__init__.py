@@ -1,0 +1,1 @@
+"""Manifests: units, lenient reading, keys, names and labels."""

@@ -1,0 +1,1 @@
+"""Metrics pages of engines: reading, histograms, scraping."""

@@ -1,0 +1,1 @@
+"""Signed calls between operator, gateway and engines."""
