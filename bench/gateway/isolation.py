@@ -35,9 +35,9 @@ from bench.gateway.streamed import Streamed, completion
 from bench.percentile import percentile
 from bench.served import served_engine
 from e2e.demo_engine import wait_ready
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.headers import TENANT
 from inflight_gateway.tenants.signature import tenant_key
-from inflight_gateway.types import ServiceKey
 
 SERVICE = "bench"
 STEADY, FLOODING = "steady", "flooding"

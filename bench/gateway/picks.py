@@ -6,11 +6,12 @@ import random
 import statistics
 import time
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
 from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.types import Endpoint, EngineSample, RequestView, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, EngineSample, RequestView, ServiceConfig
 
 REPLICAS = (4, 100)
 _KEY = ServiceKey("default", "bench")

@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import aiohttp
 
 from e2e.cluster import probe
+from inflight_base.manifest import Manifest
 
-Manifest = dict[str, Any]
 PAGE = 500
 CONNECTIONS = 32
 

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway import access_log
 from inflight_gateway.access_log import Course
 from inflight_gateway.ext_proc.dispatcher import Start
@@ -15,7 +16,7 @@ from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.metrics import Metrics
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.tenants.gate import REPORT_WAIT_S, Gate
-from inflight_gateway.types import Finished, Refusal, RequestView, ServiceKey
+from inflight_gateway.types import Finished, Refusal, RequestView
 
 _NO_SERVICE = ServiceKey("", "")
 

@@ -8,12 +8,14 @@ from typing import Any
 
 import aiohttp
 
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import SLICE_OF_LABEL
+from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.apply import KubeApi
 from inflight_operator.gateway_key import GATEWAY_KEY_SECRET_NAME, LiveGatewayKey
-from inflight_operator.observe.cache import ENDPOINTS, SLICE_OF_LABEL, ServiceKey
+from inflight_operator.observe.cache import ENDPOINTS
 from inflight_operator.observe.gateway import GatewayReader
 from inflight_operator.observe.gateway_view import GatewayView
-from inflight_operator.render.plan import GatewayAddress
 
 SETTLE_SECONDS = 3.0
 """Wait for connections to the gateway's pods before the first rounds: else each service would briefly report its

@@ -10,10 +10,10 @@ from typing import Any
 
 import kopf
 
-from inflight_operator.api.types import KIND
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import KIND, SERVICE_LABEL
 from inflight_operator.apply.kube import OPTIONAL_KINDS, PAGE, RESOURCES
-from inflight_operator.observe.cache import ENDPOINTS, POD, ClusterCache, ServiceKey
-from inflight_operator.render.labels import SERVICE_LABEL
+from inflight_operator.observe.cache import ENDPOINTS, POD, ClusterCache
 from inflight_operator.render.service_children import CHILD_KINDS
 
 LookAt = Callable[[ServiceKey], Awaitable[None]]

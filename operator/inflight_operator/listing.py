@@ -12,12 +12,11 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 
-from inflight_operator.api.types import KIND
+from inflight_base.manifest.names import KIND, SERVICE_LABEL
 from inflight_operator.apply.kube import OPTIONAL_KINDS, KubeApi, KubeApiError
 from inflight_operator.available import AvailableApis
 from inflight_operator.handlers import WATCHED_KINDS
 from inflight_operator.observe.cache import ClusterCache, Listing
-from inflight_operator.render.labels import SERVICE_LABEL
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,10 @@ from pathlib import Path
 import kopf
 from kubernetes.aio import client
 
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import API_VERSION, KIND
 from inflight_operator.admin_key import LiveAdminKey
-from inflight_operator.api.types import API_VERSION, KIND
 from inflight_operator.apply import KubeApi
 from inflight_operator.apply.kube import OPTIONAL_KINDS, KubeApiError
 from inflight_operator.available import AvailableApis
@@ -28,12 +30,12 @@ from inflight_operator.leader import Leadership, LeaseLostError
 from inflight_operator.listing import Lister
 from inflight_operator.live_key import UnusableKeyError
 from inflight_operator.metrics import OperatorMetrics
-from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.scrape import ScrapePool, metrics_session
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, DecisionRecorder
-from inflight_operator.render import EngineObservability, Manifest, Settings
+from inflight_operator.render import EngineObservability, Settings
 from inflight_operator.web import Heartbeat, WebServer
 from inflight_operator.workers import Workers, WorkerSettings
 

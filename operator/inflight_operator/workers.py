@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from time import monotonic
 from zlib import crc32
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator import logs
 from inflight_operator.metrics import OperatorMetrics
-from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,13 @@ from prometheus_client.parser import text_string_to_metric_families
 from dashboards import queries as made
 from dashboards.engine import TERMS
 from e2e import cluster
+from inflight_base.manifest.keys import ServiceKey
 from inflight_engine.server.step_parts import CURVE
 from inflight_engine.server.step_parts import TERMS as COUNTED_TERMS
 from inflight_gateway.metrics import Metrics
 from inflight_gateway.state.load import ServiceLoad
 from inflight_gateway.tenants.usage import Usage
-from inflight_gateway.types import Endpoint, Finished, Pick, RequestView, ServiceKey
+from inflight_gateway.types import Endpoint, Finished, Pick, RequestView
 from inflight_operator.metrics import OperatorMetrics
 from tests.dashboards.checked import queries
 from tests.operator.observe.pages import engine_page

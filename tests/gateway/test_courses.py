@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway import reports
 from inflight_gateway.courses import Courses
 from inflight_gateway.ext_proc.dispatcher import Start
@@ -17,7 +18,7 @@ from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.logs import JsonFormatter
 from inflight_gateway.metrics import Metrics
 from inflight_gateway.state.picks import PicksLog
-from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestView, ServiceKey
+from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestView
 
 KEY = ServiceKey("default", "a")
 REQUEST = RequestView("id", KEY, 0.0, tenant="acme", external_id="theirs")

@@ -4,10 +4,10 @@ import logging
 
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator import logs
 from inflight_operator.cli import main
 from inflight_operator.metrics import OperatorMetrics
-from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.workers import Workers, WorkerSettings
 
 CHAT = ServiceKey("team-a", "chat")

@@ -6,12 +6,13 @@ from time import monotonic
 
 import aiohttp
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.clock import Clock
 from inflight_operator.engines import EngineTeller
 from inflight_operator.gateway_key import GatewayKey
 from inflight_operator.metrics import OperatorMetrics
 from inflight_operator.observe import gateway as gateway_module
-from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.gateway import GatewayReader
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradePace
@@ -62,7 +63,7 @@ async def test_fifty_services_wake_at_one_line_in_fifty_rounds_without_delay(mon
     api, done = SlowApi(cache), []
 
     async with gateway_pod() as pod, aiohttp.ClientSession() as http:
-        monkeypatch.setattr(gateway_module, "STATE_PORT", pod.port)
+        monkeypatch.setattr(gateway_module, "GATEWAY_STATE_PORT", pod.port)
         pod.begins_with(*(said(key.name) for key in SERVICES))
 
         async def slices():

@@ -9,13 +9,13 @@ import json
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 from urllib.parse import urlencode
 
 import aiohttp
 from kubernetes.aio import client, config
 
-Manifest = dict[str, Any]
+from inflight_base.manifest import Manifest
 
 PAGE = 500
 """Maximum objects in one page of a list."""

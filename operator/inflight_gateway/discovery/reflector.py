@@ -13,7 +13,8 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import NamedTuple
 
-from inflight_gateway.discovery.kube_api import KubeApi, KubeApiError, Manifest, Selection
+from inflight_base.manifest import Manifest
+from inflight_gateway.discovery.kube_api import KubeApi, KubeApiError, Selection
 
 logger = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any, Protocol
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.access_log import Course
 from inflight_gateway.body import Body
 from inflight_gateway.catalog import Catalog
@@ -20,7 +21,7 @@ from inflight_gateway.proxy.names import METADATA
 from inflight_gateway.proxy.routes import RETRY_ON_LOSS
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.types import Endpoint, Refusal, RequestView, Retried, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, Refusal, RequestView, Retried, ServiceConfig
 
 HEAD_WITHIN_S = 10.0
 """An engine that answers with progress frames sends its head as soon as the request is tokenized and queued; without

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import msgspec
 
-from inflight_gateway.types import ServiceKey
+from inflight_base.manifest.keys import ServiceKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,10 +13,9 @@ from urllib.parse import quote, urlencode
 
 import aiohttp
 
-from inflight_operator.api.types import API_VERSION, KIND, PLURAL
-from inflight_operator.apply.difference import FIELD_MANAGER
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import API_VERSION, DELETION_COST, FIELD_MANAGER, KIND, PLURAL
 from inflight_operator.apply.status import status_patch
-from inflight_operator.observe.pods import DELETION_COST
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import ServiceRecord
@@ -28,7 +27,6 @@ MAX_NOTE = 1024
 PAGE = 200
 """Maximum objects in one page of a list: reading a page blocks the event loop for some tens of milliseconds."""
 
-Manifest = dict[str, Any]
 
 RESOURCES: dict[str, tuple[str, str]] = {
     "ConfigMap": ("v1", "configmaps"),
