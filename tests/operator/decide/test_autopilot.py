@@ -49,7 +49,8 @@ def decided(seen, memory=None, **policy):
 def test_a_steady_rate_needs_its_share_of_capacity_and_a_margin_and_says_so():
     replicas, reason, _ = decided(view([49.0] * 60))
     assert reason.numbers["need"] == pytest.approx(49 / EACH)
-    assert decide_replicas(view([49.0] * 60), TARGETS, LIMITS, DemandMemory())[3] == pytest.approx((49, EACH, 49 / EACH))
+    sizing = decide_replicas(view([49.0] * 60), TARGETS, LIMITS, DemandMemory())[3]
+    assert sizing == pytest.approx((49, EACH, 49 / EACH))
     assert reason.numbers["margin"] > 0
     assert replicas == pytest.approx(49 / EACH + reason.numbers["margin"], abs=1)
     starting = decided(view([49.0] * 60, ready=replicas - 1, starting=(41.0,)))
