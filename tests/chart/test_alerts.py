@@ -11,7 +11,7 @@ import yaml
 from prometheus_client import generate_latest
 
 from e2e import cluster
-from inflight_gateway.metrics import Metrics
+from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from tests.engine.server.test_measurements import OWN, VLLM

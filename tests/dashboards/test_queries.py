@@ -14,8 +14,8 @@ from dashboards.engine import TERMS
 from e2e import cluster
 from inflight_engine.server.step_parts import CURVE
 from inflight_engine.server.step_parts import TERMS as COUNTED_TERMS
-from inflight_gateway.metrics import Metrics
 from inflight_gateway.state.load import ServiceLoad
+from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.types import Endpoint, Finished, Pick, RequestView, ServiceKey
 from inflight_operator.telemetry.metrics import OperatorMetrics

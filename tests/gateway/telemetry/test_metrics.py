@@ -1,6 +1,6 @@
 """Metrics of the picker."""
 
-from inflight_gateway.metrics import Metrics
+from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestView, ServiceKey
 
 SERVICE, GONE = ServiceKey("ns", "chat"), ServiceKey("ns", "gone")

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.account import Account, Sent
-from inflight_gateway.ledger import PEER_S, Ledger
+from inflight_gateway.engines.account import Account, Sent
+from inflight_gateway.engines.ledger import PEER_S, Ledger
 from inflight_gateway.pick.replica_state import decode_work
 from inflight_gateway.state.peers import SILENT_SECONDS
 from inflight_gateway.state.stream import FULL_SECONDS

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from inflight_gateway.prefix import (
+from inflight_gateway.request.prefix import (
     BLOCK_TOKENS,
     BYTES_PER_TOKEN,
     HASH_BYTES,

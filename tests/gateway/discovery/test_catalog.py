@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.catalog import Catalog, Change, SecretRef
+from inflight_gateway.discovery.catalog import Catalog, Change, SecretRef
 from inflight_gateway.types import Endpoint, Refusal, ServiceConfig, ServiceKey
 
 A_CHAT, B_CHAT, A_CODE = ServiceKey("a", "chat"), ServiceKey("b", "chat"), ServiceKey("a", "code")

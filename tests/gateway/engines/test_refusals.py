@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_gateway import wiring
-from inflight_gateway.refusals import REFUSAL_S, Refusals
+from inflight_gateway.engines.refusals import REFUSAL_S, Refusals
 from inflight_gateway.settings import PickerSettings
 from inflight_gateway.types import Endpoint, RequestView, ServiceConfig, ServiceKey
 

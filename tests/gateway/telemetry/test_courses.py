@@ -9,14 +9,14 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from inflight_gateway import reports
-from inflight_gateway.courses import Courses
 from inflight_gateway.ext_proc.dispatcher import Start
 from inflight_gateway.ext_proc.view import Head
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.logs import JsonFormatter
-from inflight_gateway.metrics import Metrics
 from inflight_gateway.state.picks import PicksLog
+from inflight_gateway.telemetry import reports
+from inflight_gateway.telemetry.courses import Courses
+from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestView, ServiceKey
 
 KEY = ServiceKey("default", "a")

@@ -7,13 +7,13 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from inflight_gateway import access_log
-from inflight_gateway.access_log import Course
 from inflight_gateway.ext_proc.dispatcher import Start
 from inflight_gateway.ext_proc.view import Head
 from inflight_gateway.hold.queue import HoldQueue
-from inflight_gateway.metrics import Metrics
 from inflight_gateway.state.picks import PicksLog
+from inflight_gateway.telemetry import access_log
+from inflight_gateway.telemetry.access_log import Course
+from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.gate import REPORT_WAIT_S, Gate
 from inflight_gateway.types import Finished, Refusal, RequestView, ServiceKey
 

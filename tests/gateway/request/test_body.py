@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.body import (
+from inflight_gateway.request.body import (
     MAX_DECODED_BYTES,
     NAME_CHARACTERS,
     NO_FIELDS,
@@ -20,7 +20,14 @@ from inflight_gateway.body import (
     parse,
     to_header,
 )
-from inflight_gateway.prefix import BLOCK_TOKENS, BYTES_PER_TOKEN, MAX_BLOCKS, of_tenant, text_blocks, token_blocks
+from inflight_gateway.request.prefix import (
+    BLOCK_TOKENS,
+    BYTES_PER_TOKEN,
+    MAX_BLOCKS,
+    of_tenant,
+    text_blocks,
+    token_blocks,
+)
 
 BLOCK = BLOCK_TOKENS * BYTES_PER_TOKEN
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from inflight_gateway.account import Account, Peer, Sent
+from inflight_gateway.engines.account import Account, Peer, Sent
 from inflight_gateway.pick.prefix_index import DEFAULT_BLOCKS, PrefixIndex
 from inflight_gateway.pick.replica_state import STALE_S
 from inflight_gateway.tenants.estimate import Estimates
