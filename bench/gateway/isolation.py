@@ -36,7 +36,7 @@ from bench.percentile import percentile
 from bench.served import served_engine
 from e2e.demo_engine import wait_ready
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.headers import TENANT
+from inflight_gateway.request.headers import TENANT
 from inflight_gateway.tenants.signature import tenant_key
 
 SERVICE = "bench"

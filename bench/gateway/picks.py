@@ -8,7 +8,7 @@ import time
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
-from inflight_gateway.ledger import Ledger
+from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, RequestView, ServiceConfig

@@ -13,8 +13,8 @@ import yaml
 from kubernetes.aio import client
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.catalog import Catalog, SecretRef
 from inflight_gateway.discovery import reflector as reflector_module
+from inflight_gateway.discovery.catalog import Catalog, SecretRef
 from inflight_gateway.discovery.kube import KubeDiscovery
 from inflight_gateway.discovery.kube_api import KubeApi, load_configuration
 from inflight_gateway.types import Endpoint, HoldBounds, RateLimits, ServiceConfig, TenantConfig

@@ -97,7 +97,7 @@ def test_what_the_gateway_counted_is_read_for_one_service():
     from e2e.gateway_metrics import CONTINUATIONS, counted
     from e2e.service import Service
     from inflight_base.manifest.keys import ServiceKey
-    from inflight_gateway.metrics import Metrics
+    from inflight_gateway.telemetry.metrics import Metrics
     from inflight_gateway.types import Finished
 
     metrics = Metrics()

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import SERVICE_LABEL, SLICE_OF_LABEL
-from inflight_gateway.catalog import Catalog, Change, SecretData, SecretRef
+from inflight_gateway.discovery.catalog import Catalog, Change, SecretData, SecretRef
 from inflight_gateway.discovery.kube_api import KubeApi, Selection
 from inflight_gateway.discovery.reflector import Changes, ObjectKey, Reflector
 from inflight_gateway.discovery.service_config import ServiceConfigError, read_service

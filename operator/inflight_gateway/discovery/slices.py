@@ -9,7 +9,7 @@ from typing import Any
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import HTTP_PORT_NAME, SERVICE_LABEL, SLICE_OF_LABEL, child_names
-from inflight_gateway.addresses import address_of
+from inflight_gateway.discovery.addresses import address_of
 from inflight_gateway.discovery.reflector import Changes, ObjectKey
 from inflight_gateway.types import Endpoint
 

@@ -24,7 +24,7 @@ import msgspec
 import yaml
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.catalog import Catalog, SecretData, SecretRef
+from inflight_gateway.discovery.catalog import Catalog, SecretData, SecretRef
 from inflight_gateway.types import Endpoint, ServiceConfig
 
 T = TypeVar("T")

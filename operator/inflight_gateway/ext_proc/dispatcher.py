@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.catalog import Catalog, Change
+from inflight_gateway.discovery.catalog import Catalog, Change
+from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.hold.shares import TenantShares
-from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.late_binding import slots_worth
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.types import Endpoint, EndpointLoad, Pick, Refusal, RequestView, ServiceConfig

@@ -9,16 +9,16 @@ from itertools import count
 from typing import Any, Protocol
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.access_log import Course
-from inflight_gateway.body import Body
-from inflight_gateway.catalog import Catalog
+from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start, none_allowed
 from inflight_gateway.ext_proc.view import Head, view
-from inflight_gateway.headers import CHECK_KEY, DESTINATION, INTERNAL, PROGRESS, SUBSET
-from inflight_gateway.paths import is_hidden
 from inflight_gateway.proxy.names import METADATA
 from inflight_gateway.proxy.routes import RETRY_ON_LOSS
+from inflight_gateway.request.body import Body
+from inflight_gateway.request.headers import CHECK_KEY, DESTINATION, INTERNAL, PROGRESS, SUBSET
+from inflight_gateway.request.paths import is_hidden
+from inflight_gateway.telemetry.access_log import Course
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import Endpoint, Refusal, RequestView, Retried, ServiceConfig

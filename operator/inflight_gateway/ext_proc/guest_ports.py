@@ -12,7 +12,7 @@ import grpc
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
-from inflight_gateway.catalog import Catalog, Change
+from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.ext_proc.certificate import self_signed
 from inflight_gateway.ext_proc.exchange import Parts
 from inflight_gateway.ext_proc.grpc_server import serve_guests

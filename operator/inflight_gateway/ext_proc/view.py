@@ -5,9 +5,9 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterable, Mapping
 
-from inflight_gateway.body import NO_FIELDS, Body, from_header
-from inflight_gateway.headers import ATTEMPT, AVOID, BODY, CHECK_KEY, OWN_REQUEST_ID, PROGRESS, REQUEST_ID
-from inflight_gateway.prefix import BLOCK_TOKENS
+from inflight_gateway.request.body import NO_FIELDS, Body, from_header
+from inflight_gateway.request.headers import ATTEMPT, AVOID, BODY, CHECK_KEY, OWN_REQUEST_ID, PROGRESS, REQUEST_ID
+from inflight_gateway.request.prefix import BLOCK_TOKENS
 from inflight_gateway.types import RequestView, ServiceClass, ServiceConfig
 
 _MOST_ATTEMPTS = 99

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.headers import DESTINATION
 from inflight_gateway.proxy.names import PICKED, RELAYS, UNLIMITED, Json, pipe, service_cluster, typed
+from inflight_gateway.request.headers import DESTINATION
 from inflight_gateway.settings import Sockets
 
 _LEAST_REQUEST: Json = {

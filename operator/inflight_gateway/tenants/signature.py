@@ -11,7 +11,7 @@ import hashlib
 import hmac
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.headers import TENANT, TENANT_SIGNATURE
+from inflight_gateway.request.headers import TENANT, TENANT_SIGNATURE
 from inflight_gateway.types import ServiceConfig
 
 CREDENTIALS = ("authorization", "api-key")

@@ -3,7 +3,7 @@ import hashlib
 import hmac
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.headers import TENANT, TENANT_SIGNATURE
+from inflight_gateway.request.headers import TENANT, TENANT_SIGNATURE
 from inflight_gateway.tenants.signature import EngineHeaders, signature, tenant_key
 from inflight_gateway.types import ServiceConfig
 
