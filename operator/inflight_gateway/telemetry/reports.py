@@ -10,7 +10,7 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from inflight_gateway.reports_paths import FINISHED, RETRIED
+from inflight_gateway.request.paths import FINISHED, RETRIED
 from inflight_gateway.types import Finished, Retried, ServiceKey
 
 MAX_BYTES = 8 * 2**20
