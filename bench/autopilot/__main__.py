@@ -14,7 +14,7 @@ from bench.autopilot import options, report
 from bench.autopilot.measure import Bench, measure
 from bench.machine import cpu_model
 from e2e.sigterm import exit_on_sigterm
-from inflight_operator.engines import EngineError
+from inflight_operator.apply.engines import EngineError
 
 
 def say(line: str) -> None:

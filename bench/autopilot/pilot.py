@@ -12,13 +12,12 @@ from bench.autopilot.engine import IMAGE, UID, Admin, Engine
 from bench.autopilot.figures import Targets
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.sentences import change_text, sentence
-from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.limits import Limits, LimitsInForce, Telling
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.memory import first_memory
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
-from inflight_operator.reconcile.telling import Telling
 from inflight_operator.render import Settings
 
 INTERVAL = 3.0
@@ -94,7 +93,7 @@ class Pilot:
         """Rounds until cancelled.
 
         Raises:
-            inflight_operator.engines.EngineError: the engine did not take its limits.
+            inflight_operator.apply.engines.EngineError: the engine did not take its limits.
         """
         due = time.monotonic()
         while True:

@@ -17,7 +17,7 @@ from inflight_gateway.state.load import ServiceLoad
 from inflight_gateway.telemetry.metrics import Metrics as GatewayMetrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.types import ServiceKey
-from inflight_operator.metrics import OperatorMetrics
+from inflight_operator.telemetry.metrics import OperatorMetrics
 
 INTRODUCTION = """\
 # Metrics

@@ -18,10 +18,10 @@ from inflight_gateway.state.load import ServiceLoad
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.types import Endpoint, Finished, Pick, RequestView, ServiceKey
-from inflight_operator.metrics import OperatorMetrics
+from inflight_operator.telemetry.metrics import OperatorMetrics
 from tests.dashboards.checked import queries
 from tests.operator.observe.pages import engine_page
-from tests.operator.test_service_metrics import KEY, shown_with
+from tests.operator.telemetry.test_service_metrics import KEY, shown_with
 
 TARGET_LABELS = {"namespace", "name", "pod"}
 """Labels of an engine's scrape: those of Kubernetes, and the one that the operator's PodMonitor adds."""

@@ -7,8 +7,8 @@ import kopf
 from aiohttp import web
 
 from inflight_operator.apply.kube import PAGE, RESOURCES
-from inflight_operator.handlers import WATCHED_KINDS, build_registry, configure_kopf
 from inflight_operator.observe.cache import ClusterCache
+from inflight_operator.watch.handlers import WATCHED_KINDS, build_registry, configure_kopf
 from tests.operator.fakes import KEY
 from tests.operator.observe.cluster_history import manifest
 

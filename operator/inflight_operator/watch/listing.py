@@ -14,10 +14,10 @@ from contextlib import suppress
 
 from inflight_operator.api.types import KIND
 from inflight_operator.apply.kube import OPTIONAL_KINDS, KubeApi, KubeApiError
-from inflight_operator.available import AvailableApis
-from inflight_operator.handlers import WATCHED_KINDS
 from inflight_operator.observe.cache import ClusterCache, Listing
 from inflight_operator.render.labels import SERVICE_LABEL
+from inflight_operator.watch.available import AvailableApis
+from inflight_operator.watch.handlers import WATCHED_KINDS
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from inflight_operator.service_metrics import ServiceMetrics
+from inflight_operator.telemetry.service_metrics import ServiceMetrics
 
 
 class OperatorMetrics:

@@ -4,12 +4,12 @@ import asyncio
 
 import pytest
 
-from inflight_operator import available as available_module
 from inflight_operator.apply.kube import KubeApiError, Page
-from inflight_operator.available import AvailableApis
-from inflight_operator.handlers import WATCHED_KINDS
-from inflight_operator.listing import PAGE_SECONDS, RELIST_SECONDS, SETTLE_SECONDS, HistoryError, Lister
 from inflight_operator.observe.cache import ClusterCache
+from inflight_operator.watch import available as available_module
+from inflight_operator.watch.available import AvailableApis
+from inflight_operator.watch.handlers import WATCHED_KINDS
+from inflight_operator.watch.listing import PAGE_SECONDS, RELIST_SECONDS, SETTLE_SECONDS, HistoryError, Lister
 from tests.operator.fakes import KEY
 from tests.operator.observe.cluster_history import manifest
 from tests.operator.virtual_time import run

@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
-from inflight_operator import web
-from inflight_operator.metrics import OperatorMetrics
-from inflight_operator.web import Heartbeat, WebServer
+from inflight_operator.telemetry import web
+from inflight_operator.telemetry.metrics import OperatorMetrics
+from inflight_operator.telemetry.web import Heartbeat, WebServer
 
 
 @pytest.fixture

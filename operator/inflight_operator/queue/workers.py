@@ -10,9 +10,9 @@ from time import monotonic
 from zlib import crc32
 
 from inflight_operator import logs
-from inflight_operator.metrics import OperatorMetrics
 from inflight_operator.observe.cache import ServiceKey
-from inflight_operator.workqueue import WorkQueue
+from inflight_operator.queue.workqueue import WorkQueue
+from inflight_operator.telemetry.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
 

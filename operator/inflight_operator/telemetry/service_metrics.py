@@ -17,7 +17,7 @@ from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ServiceKey
-from inflight_operator.service_numbers import COUNTERS, GAUGES, Shown
+from inflight_operator.telemetry.service_numbers import COUNTERS, GAUGES, Shown
 
 _LABELS = ("namespace", "name")
 

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
-from inflight_operator.metrics import OperatorMetrics
 from inflight_operator.observe.cache import ServiceKey
-from inflight_operator.workers import Workers, WorkerSettings
+from inflight_operator.queue.workers import Workers, WorkerSettings
+from inflight_operator.telemetry.metrics import OperatorMetrics
 
 GOOD, BAD, SLOW = (ServiceKey("team", name) for name in ("good", "bad", "slow"))
 

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 
 from inflight_operator.apply import KubeApi
-from inflight_operator.gateway_key import GATEWAY_KEY_SECRET_NAME, LiveGatewayKey
+from inflight_operator.keys.gateway_key import GATEWAY_KEY_SECRET_NAME, LiveGatewayKey
 from inflight_operator.observe.cache import ENDPOINTS, SLICE_OF_LABEL, ServiceKey
 from inflight_operator.observe.gateway import GatewayReader
 from inflight_operator.observe.gateway_view import GatewayView
