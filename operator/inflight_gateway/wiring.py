@@ -26,9 +26,8 @@ from inflight_gateway.proxy.snapshot import Fixed
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import Scraper, metrics_session
 from inflight_gateway.settings import PickerSettings
-from inflight_gateway.state.gateway_loads import GatewayLoads
 from inflight_gateway.state.knowledge import Knowledge
-from inflight_gateway.state.load import SentLoad
+from inflight_gateway.state.load import GatewayLoads, SentLoad
 from inflight_gateway.state.peers import Peers
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
