@@ -11,7 +11,7 @@ import pytest
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import POOL_PORTS, pool_port
-from inflight_gateway.catalog import Catalog
+from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.ext_proc import guest_ports
 from inflight_gateway.ext_proc.guest_ports import GuestPorts, only_services
 from inflight_gateway.types import ServiceConfig
