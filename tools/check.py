@@ -20,9 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import ClusterError, layout
-from e2e.cluster.api import preflight
-from e2e.sigterm import exit_on_sigterm
+from tools.localcluster import ClusterError, layout
+from tools.localcluster.api import preflight
+from tools.sigterm import exit_on_sigterm
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -32,7 +32,7 @@ PYTEST = (sys.executable, "-m", "pytest", "--durations=5", "--durations-min=5")
 # longest has three.
 IN_PARALLEL = ("-n", "auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
 # From the folders that have some: to import all others takes longer than most of these tests.
-CONTRACT = ("-m", "contract", "tests/chart", "tests/cluster", "tests/contract")
+CONTRACT = ("-m", "contract", "tests/chart", "tests/tools/localcluster", "tests/contract")
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ IN_FRONT = (
     Check("unit tests", (*PYTEST, *IN_PARALLEL, "-m", "not contract and not cluster")),
 )
 IN_BACKGROUND = (
-    Check("promtool", (sys.executable, "-m", "e2e.cluster", "promtool-path")),
+    Check("promtool", (sys.executable, "-m", "tools.localcluster", "promtool-path")),
     Check("types", (str(BIN / "mypy"),)),
-    Check("local cluster", (sys.executable, "-m", "e2e.install")),
+    Check("local cluster", (sys.executable, "-m", "tools.testbed.install")),
     Check("contract tests", (*PYTEST, *CONTRACT)),
     Check("scan of the manifests", (sys.executable, "-m", "deploy.scan")),
 )
@@ -182,7 +182,7 @@ def check_all(background: Background, durations: list[str]) -> bool:
 def main() -> int:
     """Exit 0 when every check passed; stops at the first that fails."""
     exit_on_sigterm()
-    parser = argparse.ArgumentParser(prog="python -m e2e.check", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.check", description=__doc__)
     parser.parse_args()
     try:
         preflight()

@@ -73,7 +73,7 @@ def ask(port: int) -> None:
 
 def main() -> int:
     """Exit 0 after an answer, 1 without one."""
-    parser = argparse.ArgumentParser(prog="python -m e2e.demo_engine", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.demo_engine", description=__doc__)
     parser.add_argument("--port", type=int, default=8000, help="port to serve on; another one if it is taken")
     port = free_port(parser.parse_args().port)
     if not shutil.which("curl"):

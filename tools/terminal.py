@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from e2e.cluster import packages
-from e2e.cluster.progress import to_stdout
+from tools.localcluster import packages
+from tools.localcluster.progress import to_stdout
 
 NEEDED = {"tmux": "tmux"}
 

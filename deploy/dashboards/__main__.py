@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from dashboards.documents import FOLDER, documents
+from deploy.dashboards.documents import FOLDER, documents
 
 
 def main() -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import decisions, style
-from dashboards.engine import STEP, TERMS, per_term
-from dashboards.frame import Row, assemble, service_variables
-from dashboards.panels import Panel, Query, bars, lines, number
-from dashboards.queries import (
+from deploy.dashboards import decisions, style
+from deploy.dashboards.engine import STEP, TERMS, per_term
+from deploy.dashboards.frame import Row, assemble, service_variables
+from deploy.dashboards.panels import Panel, Query, bars, lines, number
+from deploy.dashboards.queries import (
     ONE_SERVICE,
     RANGE,
     counted,
@@ -20,8 +20,8 @@ from dashboards.queries import (
     rate,
     ratio,
 )
-from dashboards.scaling import limits_panel, replicas_panel, value
-from dashboards.tables import Column, rows
+from deploy.dashboards.scaling import limits_panel, replicas_panel, value
+from deploy.dashboards.tables import Column, rows
 from inflight_operator.decide.demand import MAX_ERROR
 
 _DECISIONS = "inflight_operator_service_decisions_total"

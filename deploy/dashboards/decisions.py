@@ -5,8 +5,8 @@ from __future__ import annotations
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models.dashboard import AnnotationQuery
 
-from dashboards.panels import DATASOURCE
-from dashboards.queries import ONE_SERVICE, known
+from deploy.dashboards.panels import DATASOURCE
+from deploy.dashboards.queries import ONE_SERVICE, known
 
 LABELS = ("kind", "knob", "from", "to", "reason")
 LAST_DECISION = "service_last_decision_timestamp_seconds"

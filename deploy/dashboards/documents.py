@@ -7,9 +7,9 @@ from pathlib import Path
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from dashboards import autopilot, engine, fleet, service
+from deploy.dashboards import autopilot, engine, fleet, service
 
-FOLDER = Path(__file__).parents[1] / "helm" / "inflight" / "dashboards"
+FOLDER = Path(__file__).parents[2] / "helm" / "inflight" / "dashboards"
 
 DASHBOARDS: dict[str, Dashboard] = {
     "fleet": fleet.dashboard(),

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import style
-from dashboards.frame import Row, assemble, query_variable, service_variables
-from dashboards.panels import Panel, Query, lines, number
-from dashboards.queries import ONE_SERVICE, PODS, RANGE, RATE, mean, quantile, rate, ratio
+from deploy.dashboards import style
+from deploy.dashboards.frame import Row, assemble, query_variable, service_variables
+from deploy.dashboards.panels import Panel, Query, lines, number
+from deploy.dashboards.queries import ONE_SERVICE, PODS, RANGE, RATE, mean, quantile, rate, ratio
 
 STEP = "inflight_step_duration_seconds"
 TERMS = {

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import style
-from dashboards.frame import Row, assemble, service_variables, uid
-from dashboards.panels import Panel, Query, lines, number
-from dashboards.queries import SERVICE, SERVICES, added, in_target, known, quantile, rate
-from dashboards.tables import Column, rows
+from deploy.dashboards import style
+from deploy.dashboards.frame import Row, assemble, service_variables, uid
+from deploy.dashboards.panels import Panel, Query, lines, number
+from deploy.dashboards.queries import SERVICE, SERVICES, added, in_target, known, quantile, rate
+from deploy.dashboards.tables import Column, rows
 
 _NAME = "{{namespace}}/{{name}}"
 _SHOWN = 20

@@ -9,7 +9,7 @@ from grafana_foundation_sdk.builders import dashboard as build
 from grafana_foundation_sdk.cog.builder import Builder
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards.panels import DATASOURCE, Panel
+from deploy.dashboards.panels import DATASOURCE, Panel
 
 TAG = "inflight"
 GRID_WIDTH = 24

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dashboards import style
-from dashboards.panels import Panel, Query, lines
-from dashboards.queries import ONE_SERVICE_BEHIND_GATEWAY as BEHIND
-from dashboards.queries import added, quantile, rate, ratio
-from dashboards.scaling import value
+from deploy.dashboards import style
+from deploy.dashboards.panels import Panel, Query, lines
+from deploy.dashboards.queries import ONE_SERVICE_BEHIND_GATEWAY as BEHIND
+from deploy.dashboards.queries import added, quantile, rate, ratio
+from deploy.dashboards.scaling import value
 
 
 def panels() -> list[Panel]:

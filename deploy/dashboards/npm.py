@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.cluster import ClusterError, packages
-from e2e.cluster.files import write_whole
+from tools.localcluster import ClusterError, packages
+from tools.localcluster.files import write_whole
 
 _LINES_SHOWN = 15
 

@@ -1,4 +1,4 @@
-"""Panels: every one has a title, a description, a unit and queries. Panel types are those that `dashboards/draw`
+"""Panels: every one has a title, a description, a unit and queries. Panel types are those that `deploy/dashboards/draw`
 supports."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from grafana_foundation_sdk.builders.dashboard import FieldColor
 from grafana_foundation_sdk.models import common as look
 from grafana_foundation_sdk.models import dashboard as model
 
-from dashboards import style
+from deploy.dashboards import style
 
 DATASOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dashboards import style
-from dashboards.panels import Panel, Query, lines
-from dashboards.queries import ONE_SERVICE, known
+from deploy.dashboards import style
+from deploy.dashboards.panels import Panel, Query, lines
+from deploy.dashboards.queries import ONE_SERVICE, known
 
 
 def value(name: str) -> str:

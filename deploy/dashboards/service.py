@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 
-from dashboards import decisions, gateway, style
-from dashboards.frame import Row, assemble, service_variables, uid
-from dashboards.panels import Panel, Query, lines, number
-from dashboards.queries import ONE_SERVICE, in_target, known, quantile, rate, ratio
-from dashboards.scaling import limits_panel, replicas_panel, value
-from dashboards.tables import Column, rows
+from deploy.dashboards import decisions, gateway, style
+from deploy.dashboards.frame import Row, assemble, service_variables, uid
+from deploy.dashboards.panels import Panel, Query, lines, number
+from deploy.dashboards.queries import ONE_SERVICE, in_target, known, quantile, rate, ratio
+from deploy.dashboards.scaling import limits_panel, replicas_panel, value
+from deploy.dashboards.tables import Column, rows
 
 TTFT = "vllm:time_to_first_token_seconds"
 TPOT = "vllm:request_time_per_output_token_seconds"

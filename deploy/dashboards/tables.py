@@ -10,8 +10,8 @@ from grafana_foundation_sdk.builders import common, prometheus, table
 from grafana_foundation_sdk.models import dashboard as model
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from dashboards import style
-from dashboards.panels import DATASOURCE, field_property, mapping
+from deploy.dashboards import style
+from deploy.dashboards.panels import DATASOURCE, field_property, mapping
 
 
 @dataclass(frozen=True, slots=True)

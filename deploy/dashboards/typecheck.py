@@ -2,7 +2,7 @@
 
 The SDK's models validate little: an enumeration accepts any word, and panel options are not checked. Grafana publishes
 the types of its dashboards and panels for TypeScript, so each dashboard is written as a TypeScript literal, and `tsc`
-reads it. The npm packages of `dashboards/schema` are installed at first, which takes two seconds.
+reads it. The npm packages of `deploy/dashboards/schema` are installed at first, which takes two seconds.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dashboards import npm
-from dashboards.decisions import OF_PROMETHEUS
+from deploy.dashboards import npm
+from deploy.dashboards.decisions import OF_PROMETHEUS
 
 FOLDER = Path(__file__).with_name("schema")
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from e2e.cluster import inference_pools
-from e2e.install import have_inference_pools
 from inflight_operator.api import InferenceService
 from inflight_operator.apply import sync_children
 from inflight_operator.apply.children import ChildrenState
@@ -18,6 +16,8 @@ from inflight_operator.render.plan import GatewayAddress
 from tests.contract.definitions import apis_become, established
 from tests.contract.manifests import service_manifest
 from tests.contract.test_children import PLAN, SETTINGS
+from tools.localcluster import inference_pools
+from tools.testbed.install import have_inference_pools
 
 pytestmark = pytest.mark.contract
 

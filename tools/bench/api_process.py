@@ -1,7 +1,7 @@
 """Throughput of one API process in tokens/s and streams, with an engine process that computes nothing.
 
-    python -m bench.api_process [--streams N ...] [--tokens N] [--step-ms MS | --rate N | --saturated] [--together N]
-        [--whole] [--progress] [--profile] [--server FLAGS]
+    python -m tools.bench.api_process [--streams N ...] [--tokens N] [--step-ms MS | --rate N | --saturated]
+        [--together N] [--whole] [--progress] [--profile] [--server FLAGS]
 
 A stand-in for the engine process sends a token for each stream in every step, over the real socket and in the real
 messages; clients in a process of their own read the answers. By default steps are so slow that every token is an event
@@ -36,8 +36,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from bench.machine import cpu_model
-from bench.served import MODEL
 from inflight_engine import logs
 from inflight_engine.channel import FrameDecoder, encode
 from inflight_engine.messages import AddRequest, Admission, CancelRequest, EngineReady, Finished, StepReport, StepStats
@@ -49,6 +47,8 @@ from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.process import EngineProcess
 from inflight_engine.server.run import run
 from inflight_engine.server.serve_flags import add_serve_flags, server_config
+from tools.measure.machine import cpu_model
+from tools.measure.served import MODEL
 
 _TEXT = "Requests that wait are admitted when a slot and memory are free, so that none of them starves. "
 

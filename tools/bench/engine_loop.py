@@ -22,9 +22,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.machine import cpu_model
-from bench.scheduler import Spread, spread, timer_cost_ns, whole_number
-from bench.scheduler_load import Nanoseconds
 from inflight_engine import engine_process
 from inflight_engine.channel import EngineChannel, FrameDecoder, encode
 from inflight_engine.config import EngineConfig
@@ -34,6 +31,9 @@ from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.output import StepOutput
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import StepPlan
+from tools.bench.scheduler import Spread, spread, timer_cost_ns, whole_number
+from tools.bench.scheduler_load import Nanoseconds
+from tools.measure.machine import cpu_model
 
 GOAL_MICROSECONDS = 150.0
 PROMPT_TOKENS = 16
@@ -225,7 +225,7 @@ def measure(folder: Path, num_running: int, num_steps: int, num_threads: int | N
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
     arguments = [str(theirs.fileno()), str(num_running), str(num_steps + WARM_UP_STEPS)]
     client = subprocess.Popen(
-        [sys.executable, "-m", "bench.engine_loop", "--client", *arguments], pass_fds=(theirs.fileno(),)
+        [sys.executable, "-m", "tools.bench.engine_loop", "--client", *arguments], pass_fds=(theirs.fileno(),)
     )
     theirs.close()
     try:
@@ -303,9 +303,9 @@ def main() -> None:
     let_threads_sleep()
     size: Callable[[str], int] = whole_number(1, 4096)
     parser = argparse.ArgumentParser(
-        prog="python -m bench.engine_loop",
+        prog="python -m tools.bench.engine_loop",
         description=" ".join(str(__doc__).split()),
-        epilog="example: python -m bench.engine_loop --sizes 32 256 --steps 500",
+        epilog="example: python -m tools.bench.engine_loop --sizes 32 256 --steps 500",
     )
     parser.add_argument(
         "--sizes", type=size, nargs="+", default=[32, 256], metavar="N", help="running requests (default: 32 256)"

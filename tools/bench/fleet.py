@@ -1,4 +1,4 @@
-"""How fast a fleet is simulated: `python -m bench.fleet`.
+"""How fast a fleet is simulated: `python -m tools.bench.fleet`.
 
 Requests of a conversation's sizes at a constant mean rate, so that it needs no file: CPU seconds of one core for an
 hour of a fleet of fixed replicas, by the number of replicas. Shorter spans are measured and multiplied.
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.machine import cpu_model
 from inflight_engine.flag_types import number
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
 from inflight_simulator.fleet.view import Fixed
+from tools.measure.machine import cpu_model
 
 GOALS = {8: 30.0, 1000: 600.0}
 """CPU seconds for an hour, by replicas."""
@@ -69,7 +69,7 @@ def measure(replicas: int) -> Row:
 
 def main() -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.fleet", description=__doc__.partition("\n")[0], allow_abbrev=False
+        prog="python -m tools.bench.fleet", description=__doc__.partition("\n")[0], allow_abbrev=False
     )
     parser.add_argument(
         "--replicas",

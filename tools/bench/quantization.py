@@ -1,6 +1,6 @@
 """Accuracy of number formats: next-token distributions of each against float32's, on real text.
 
-    python -m bench.quantization [--model MODEL] [--tokens N] FILE...
+    python -m tools.bench.quantization [--model MODEL] [--tokens N] FILE...
 
 Texts are plain files; without any, the project's own documents. Needs the CPU kernels.
 """
@@ -25,7 +25,7 @@ from inflight_engine.models.parallel import SingleProcess
 from inflight_engine.models.source import ModelFiles, resolve
 from inflight_engine.models.tokenizer import load_tokenizer
 
-PROJECT = Path(__file__).parents[1]
+PROJECT = Path(__file__).parents[2]
 BLOCK_SIZE = 16
 FORMATS = (("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8"), ("float32", "int4"), ("bfloat16", "int4"))
 """dtype (of plain weights and of the KV cache) and quantization."""

@@ -8,11 +8,11 @@ from time import perf_counter
 
 import numpy as np
 
-from bench.trace_load import Job
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
+from tools.load.trace_load import Job
 
 
 def recorder_cost(jobs: Sequence[Job], config: SchedulerConfig, step_seconds: float, file: Path) -> tuple[float, int]:

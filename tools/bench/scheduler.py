@@ -13,8 +13,8 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from bench.machine import cpu_model
-from bench.scheduler_load import BLOCK_SIZE, MAX_MODEL_LEN, STOP_TOKEN_IDS, Nanoseconds, loaded
+from tools.bench.scheduler_load import BLOCK_SIZE, MAX_MODEL_LEN, STOP_TOKEN_IDS, Nanoseconds, loaded
+from tools.measure.machine import cpu_model
 
 GOAL_MICROSECONDS = 10.0
 PROMPT_TOKENS = 256
@@ -199,9 +199,9 @@ def whole_number(least: int, most: int) -> Callable[[str], int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.scheduler",
+        prog="python -m tools.bench.scheduler",
         description=__doc__,
-        epilog="example: python -m bench.scheduler --sizes 64 256 --steps 1000 --json",
+        epilog="example: python -m tools.bench.scheduler --sizes 64 256 --steps 1000 --json",
     )
     parser.add_argument(
         "--sizes", type=whole_number(16, 65536), nargs="+", default=[64, 256, 1024, 4096], metavar="N",

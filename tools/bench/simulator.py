@@ -1,4 +1,4 @@
-"""Accuracy of the simulation against the real engine: `python -m bench.simulator`, or `make bench-simulator`.
+"""Accuracy of the simulation against the real engine: `python -m tools.bench.simulator`, or `make bench-simulator`.
 
 Serves the built-in model on this machine's CPU twice: with a varied load that the cost model is fitted to, and with a
 public trace, scaled to the machine, as an open-loop load over HTTP. Of the trace the simulator is told when requests
@@ -18,9 +18,6 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.recorder_cost import recorder_cost
-from bench.served import served_engine
-from bench.trace_load import Job, Measured, run_load
 from inflight_cost.model import CostModel
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import replay
@@ -31,6 +28,9 @@ from inflight_simulator.calibrate_command import fit_text
 from inflight_simulator.continuous import simulate_continuous
 from inflight_simulator.step_log import read_steps
 from inflight_simulator.trace_files import read_arrivals
+from tools.bench.recorder_cost import recorder_cost
+from tools.load.trace_load import Job, Measured, run_load
+from tools.measure.served import served_engine
 
 TRACE = Path(__file__).with_name("data") / "azure_conv_first_10min.csv"
 ENGINE_FLAGS = ("--max-num-seqs=64", "--max-num-batched-tokens=512")
@@ -151,9 +151,9 @@ def check_recording(folder: Path) -> bool:
 def main() -> int:
     """Exit 0 when every error is at most 10% and the replay shows no difference, 1 otherwise."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.simulator",
+        prog="python -m tools.bench.simulator",
         description=__doc__,
-        epilog="example: python -m bench.simulator --folder measured; again with --report for the tables alone",
+        epilog="example: python -m tools.bench.simulator --folder measured; again with --report for the tables alone",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--folder", type=Path, help="keep recordings and measured times here (default: a new one)")

@@ -1,6 +1,6 @@
 """Time from the start of `inflight-engine serve` until ready, by phase: the median of several starts.
 
-    python -m bench.startup [--runs N] [SERVE FLAGS]
+    python -m tools.bench.startup [--runs N] [SERVE FLAGS]
 
 Seconds on the clock say what a user waits for; seconds of CPU time also mean something while others use the machine.
 """
@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.machine import cpu_model
-from bench.served import MODEL, served_engine
+from tools.measure.machine import cpu_model
+from tools.measure.served import MODEL, served_engine
 
 GOAL_SECONDS = 3.0
 

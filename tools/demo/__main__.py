@@ -1,4 +1,4 @@
-"""`python -m e2e.demo`: the steps that a user would take by hand, in order, with explanations."""
+"""`python -m tools.demo`: the steps that a user would take by hand, in order, with explanations."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster import ClusterError, choose, kubeconfig_path, kubectl
-from e2e.demo.burst import Watch, run_burst, slo_of, verdict
-from e2e.install import install
-from e2e.pods import Pod
-from e2e.service import Service
-from e2e.traffic.pod import ask_pod
+from tools.demo.burst import Watch, run_burst, slo_of, verdict
+from tools.load.pod import ask_pod
+from tools.localcluster import ClusterError, choose, kubeconfig_path, kubectl
+from tools.testbed.install import install
+from tools.testbed.pods import Pod
+from tools.testbed.service import Service
 
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLE = ROOT / "examples" / "chat.yaml"
@@ -141,12 +141,12 @@ def demo() -> None:
     print("   kubectl port-forward svc/chat 8080:80   # then: curl localhost:8080/metrics, localhost:8080/v1/models")
     print("   kubectl -n inflight-system logs deploy/inflight-operator")
     print("\nTo remove all of it: make demo-down. Built programs and images stay, so that the next start is short;")
-    print("`.venv/bin/python -m e2e.cluster down --purge` deletes these too.")
+    print("`.venv/bin/python -m tools.localcluster down --purge` deletes these too.")
 
 
 def main() -> int:
     """Exit 0 when all of it worked, 1 with a sentence when something did not."""
-    parser = argparse.ArgumentParser(prog="python -m e2e.demo", description=demo.__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.demo", description=demo.__doc__)
     parser.parse_args()
     try:
         demo()

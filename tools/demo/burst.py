@@ -8,12 +8,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from e2e.cluster import kubectl
-from e2e.incluster import ScriptPod
-from e2e.numbers import Numbers, numbers
-from e2e.service import Service
-from e2e.traffic.pod import driver_pod
 from inflight_operator.quantities import parse_duration
+from tools.load.pod import driver_pod
+from tools.localcluster import kubectl
+from tools.testbed.incluster import ScriptPod
+from tools.testbed.numbers import Numbers, numbers
+from tools.testbed.service import Service
 
 LOOK_SECONDS = 1.0
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from contextlib import AbstractContextManager
 from pathlib import Path
 
-from e2e.incluster import ScriptPod, script_pod
-from e2e.service import Service
+from tools.testbed.incluster import ScriptPod, script_pod
+from tools.testbed.service import Service
 
 FOLDER = Path(__file__).parent
 

@@ -1,6 +1,6 @@
-"""A real Kubernetes on one machine, for development, the demo and the tests: `python -m e2e.cluster --help`."""
+"""A real Kubernetes on one machine, for development, the demo and the tests: `python -m tools.localcluster --help`."""
 
-from e2e.cluster.api import (
+from tools.localcluster.api import (
     build_image,
     ensure_up,
     inference_pool_crd,
@@ -9,8 +9,8 @@ from e2e.cluster.api import (
     prometheus,
     promtool,
 )
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.throwaway import apiserver_only
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.throwaway import apiserver_only
 
 __all__ = [
     "ClusterError",

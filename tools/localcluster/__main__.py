@@ -7,9 +7,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from e2e.cluster import api, kubectl_program
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.progress import to_stdout
+from tools.localcluster import api, kubectl_program
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.progress import to_stdout
 
 DESCRIPTION = """A real Kubernetes for development, the demo and the tests.
 
@@ -18,14 +18,14 @@ a single node of its own, built from pinned Go modules (minutes once, seconds af
 Everything lies in one folder: $INFLIGHT_CACHE, else $XDG_CACHE_HOME/inflight, else ~/.cache/inflight."""
 
 EXAMPLE = """example:
-  python -m e2e.cluster up --with-images
-  python -m e2e.cluster kubectl get pods -A
-  python -m e2e.cluster down"""
+  python -m tools.localcluster up --with-images
+  python -m tools.localcluster kubectl get pods -A
+  python -m tools.localcluster down"""
 
 
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(
-        prog="python -m e2e.cluster",
+        prog="python -m tools.localcluster",
         description=DESCRIPTION,
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
 
     def add(name: str, text: str, example: str) -> argparse.ArgumentParser:
         return commands.add_parser(
-            name, help=text, description=text, epilog=f"example: python -m e2e.cluster {example}"
+            name, help=text, description=text, epilog=f"example: python -m tools.localcluster {example}"
         )
 
     up = add("up", "bring the cluster up, whatever state it is in; does nothing where it runs", "up")

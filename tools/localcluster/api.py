@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from e2e.cluster import choose, images, inference_pools, kubectl_program, layout, promtool_program
-from e2e.cluster import preflight as preflight_checks
-from e2e.cluster.choose import Choice
-from e2e.cluster.docker_clusters import KindCluster, NamedCluster
-from e2e.cluster.images import Image
-from e2e.cluster.node import OwnNode
-from e2e.cluster.progress import Progress, to_stdout
+from tools.localcluster import choose, images, inference_pools, kubectl_program, layout, promtool_program
+from tools.localcluster import preflight as preflight_checks
+from tools.localcluster.choose import Choice
+from tools.localcluster.docker_clusters import KindCluster, NamedCluster
+from tools.localcluster.images import Image
+from tools.localcluster.node import OwnNode
+from tools.localcluster.progress import Progress, to_stdout
 
 IMAGE_NAMES = ("engine", "operator", "envoy")
 

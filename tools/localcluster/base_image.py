@@ -16,13 +16,13 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from e2e.cluster import oci_archive, packages
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.gotoolchain import last_line
-from e2e.cluster.image_store import ImageStore
-from e2e.cluster.layout import Layout
-from e2e.cluster.oci_archive import ImageConfig
-from e2e.cluster.progress import Progress, step
+from tools.localcluster import oci_archive, packages
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.gotoolchain import last_line
+from tools.localcluster.image_store import ImageStore
+from tools.localcluster.layout import Layout
+from tools.localcluster.oci_archive import ImageConfig
+from tools.localcluster.progress import Progress, step
 
 REFERENCE = "localhost/python-base:bookworm"
 SUITE = "bookworm"

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from e2e.cluster.components.buildkit import BUILD_CGROUP
-from e2e.cluster.errors import ClusterError
+from tools.localcluster.components.buildkit import BUILD_CGROUP
+from tools.localcluster.errors import ClusterError
 
 HIERARCHY = Path("/sys/fs/cgroup")
 NAMES = ("kubepods", BUILD_CGROUP)

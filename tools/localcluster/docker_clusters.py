@@ -7,13 +7,13 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from e2e.cluster import choose, images, kubectl_program
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.files import remove_tree
-from e2e.cluster.gotoolchain import last_line
-from e2e.cluster.images import Image
-from e2e.cluster.layout import REPOSITORY, Layout
-from e2e.cluster.progress import Progress, step
+from tools.localcluster import choose, images, kubectl_program
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.files import remove_tree
+from tools.localcluster.gotoolchain import last_line
+from tools.localcluster.images import Image
+from tools.localcluster.layout import REPOSITORY, Layout
+from tools.localcluster.progress import Progress, step
 
 KIND_CLUSTER = "inflight"
 

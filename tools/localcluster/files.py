@@ -8,7 +8,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster.errors import ClusterError
+from tools.localcluster.errors import ClusterError
 
 
 def write_whole(path: Path, text: str, mode: int = 0o644) -> str:

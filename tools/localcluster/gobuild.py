@@ -10,13 +10,13 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import goparts, gotoolchain, machine
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.files import remove_tree
-from e2e.cluster.goparts import Part
-from e2e.cluster.layout import Layout
-from e2e.cluster.locking import exclusive, in_use, unless_in_use
-from e2e.cluster.progress import Progress, step
+from tools.localcluster import goparts, gotoolchain, machine
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.files import remove_tree
+from tools.localcluster.goparts import Part
+from tools.localcluster.layout import Layout
+from tools.localcluster.locking import exclusive, in_use, unless_in_use
+from tools.localcluster.progress import Progress, step
 
 
 def folder_of(part: Part, layout: Layout) -> Path:

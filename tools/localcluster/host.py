@@ -7,12 +7,12 @@ import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from e2e.cluster import machine, packages
-from e2e.cluster.addresses import Network
-from e2e.cluster.components.kube_proxy import NFTABLES_TABLES
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.files import write_json
-from e2e.cluster.layout import Layout
+from tools.localcluster import machine, packages
+from tools.localcluster.addresses import Network
+from tools.localcluster.components.kube_proxy import NFTABLES_TABLES
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.files import write_json
+from tools.localcluster.layout import Layout
 
 DEVICE = "inflight0"
 TABLE = "inflight"

@@ -8,13 +8,13 @@ import subprocess
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from e2e.cluster import gobuild, goparts, oci_archive, packages, probe
-from e2e.cluster.components import buildkit, cni, containerd
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.files import write_json, write_whole
-from e2e.cluster.layout import RUNTIME, Layout
-from e2e.cluster.process import Processes
-from e2e.cluster.settings import Settings
+from tools.localcluster import gobuild, goparts, oci_archive, packages, probe
+from tools.localcluster.components import buildkit, cni, containerd
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.files import write_json, write_whole
+from tools.localcluster.layout import RUNTIME, Layout
+from tools.localcluster.process import Processes
+from tools.localcluster.settings import Settings
 
 CONTAINERD_SOCKET = RUNTIME / "containerd.sock"
 BUILDKIT_SOCKET = RUNTIME / "buildkitd.sock"

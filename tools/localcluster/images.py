@@ -10,12 +10,12 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from e2e.cluster import base_image, gobuild, goparts, machine, process
-from e2e.cluster.components import buildkit
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.image_store import BUILDKIT_SOCKET, ImageStore
-from e2e.cluster.layout import REPOSITORY
-from e2e.cluster.progress import Progress, step
+from tools.localcluster import base_image, gobuild, goparts, machine, process
+from tools.localcluster.components import buildkit
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.image_store import BUILDKIT_SOCKET, ImageStore
+from tools.localcluster.layout import REPOSITORY
+from tools.localcluster.progress import Progress, step
 
 GIGABYTE = 10**9
 _PROXY_NAMES = ("http_proxy", "https_proxy", "no_proxy")
@@ -47,7 +47,7 @@ IMAGES = {
     for image in (
         Image("engine", "localhost/inflight-engine:dev", "engine_image/Dockerfile", 15),
         Image("operator", "localhost/inflight-operator:dev", "operator/Dockerfile", 2),
-        Image("envoy", "localhost/inflight-envoy:dev", "e2e/cluster/envoy/Dockerfile", 1),
+        Image("envoy", "localhost/inflight-envoy:dev", "tools/localcluster/envoy/Dockerfile", 1),
     )
 }
 

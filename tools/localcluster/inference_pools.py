@@ -12,12 +12,12 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from e2e.cluster import goparts, gotoolchain
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.files import write_whole
-from e2e.cluster.layout import GO_MODULES, Layout
-from e2e.cluster.locking import exclusive
-from e2e.cluster.progress import Progress, step
+from tools.localcluster import goparts, gotoolchain
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.files import write_whole
+from tools.localcluster.layout import GO_MODULES, Layout
+from tools.localcluster.locking import exclusive
+from tools.localcluster.progress import Progress, step
 
 NAME = "inferencepools.inference.networking.k8s.io"
 MODULE = "sigs.k8s.io/gateway-api-inference-extension"

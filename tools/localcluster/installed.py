@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from e2e.cluster.errors import ClusterError
+from tools.localcluster.errors import ClusterError
 
 
 def installed(name: str) -> str:

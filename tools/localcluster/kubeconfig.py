@@ -7,7 +7,7 @@ from pathlib import Path
 
 import yaml
 
-from e2e.cluster.files import write_whole
+from tools.localcluster.files import write_whole
 
 
 def render(server: str, authority: bytes, certificate: bytes, key: bytes) -> str:

@@ -7,8 +7,8 @@ import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.installed import installed
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.installed import installed
 
 
 def binary() -> str:
@@ -23,7 +23,7 @@ def environment(kubeconfig: Path) -> dict[str, str]:
     """
     if not kubeconfig.is_file():
         raise ClusterError(
-            f"there is no cluster: {kubeconfig} is missing; bring one up with `python -m e2e.cluster up`"
+            f"there is no cluster: {kubeconfig} is missing; bring one up with `python -m tools.localcluster up`"
         )
     proxies = {"http_proxy", "https_proxy", "all_proxy"}
     kept = {key: value for key, value in os.environ.items() if key.lower() not in proxies}

@@ -8,11 +8,11 @@ import signal
 import time
 from pathlib import Path
 
-from e2e.cluster import cgroups, host
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.image_store import CONTAINERD_SOCKET
-from e2e.cluster.layout import RUNTIME, Layout
-from e2e.cluster.process import observe
+from tools.localcluster import cgroups, host
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.image_store import CONTAINERD_SOCKET
+from tools.localcluster.layout import RUNTIME, Layout
+from tools.localcluster.process import observe
 
 CONTAINER_LOGS = Path("/var/log/containers")
 CNI_RESULTS = Path("/var/lib/cni/results")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from e2e.cluster.progress import Progress
+from tools.localcluster.progress import Progress
 
 
 @contextmanager

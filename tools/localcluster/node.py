@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster import (
+from tools.localcluster import (
     base_image,
     certificates,
     dns,
@@ -26,7 +26,7 @@ from e2e.cluster import (
     probe,
     settings,
 )
-from e2e.cluster.components import (
+from tools.localcluster.components import (
     apiserver,
     controller_manager,
     coredns,
@@ -34,18 +34,18 @@ from e2e.cluster.components import (
     kubelet,
     scheduler,
 )
-from e2e.cluster.components.containerd import PAUSE_IMAGE
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.files import remove_tree, write_json, write_whole
-from e2e.cluster.gobuild import BuildPlan
-from e2e.cluster.image_store import CONTAINERD_SOCKET, ImageStore
-from e2e.cluster.images import Image
-from e2e.cluster.layout import RUNTIME, Layout
-from e2e.cluster.locking import exclusive
-from e2e.cluster.plane import ApiPlane
-from e2e.cluster.process import Processes, tail
-from e2e.cluster.progress import Progress, step
-from e2e.cluster.settings import NODE_NAME, Settings
+from tools.localcluster.components.containerd import PAUSE_IMAGE
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.files import remove_tree, write_json, write_whole
+from tools.localcluster.gobuild import BuildPlan
+from tools.localcluster.image_store import CONTAINERD_SOCKET, ImageStore
+from tools.localcluster.images import Image
+from tools.localcluster.layout import RUNTIME, Layout
+from tools.localcluster.locking import exclusive
+from tools.localcluster.plane import ApiPlane
+from tools.localcluster.process import Processes, tail
+from tools.localcluster.progress import Progress, step
+from tools.localcluster.settings import NODE_NAME, Settings
 
 LANES = (
     (goparts.CONTAINERD, goparts.CNI, goparts.BUILDKIT, goparts.COREDNS),
@@ -251,7 +251,7 @@ class OwnNode:
         """The store of the running node. Raises ClusterError where it does not run."""
         chosen = settings.load(self.layout.cluster)
         if not (chosen and self.processes.running("containerd") and self.processes.running("buildkitd")):
-            raise ClusterError("the local cluster does not run: `python -m e2e.cluster up` first")
+            raise ClusterError("the local cluster does not run: `python -m tools.localcluster up` first")
         return ImageStore(self.layout, chosen, self.processes)
 
     def build(self, image: Image) -> str:
@@ -268,7 +268,7 @@ class OwnNode:
         """Start the API server again and wait until it is ready. Does nothing where it runs."""
         chosen = settings.load(self.layout.cluster)
         if not chosen:
-            raise ClusterError("the local cluster does not run: `python -m e2e.cluster up` first")
+            raise ClusterError("the local cluster does not run: `python -m tools.localcluster up` first")
         plane = self._prepare(chosen)
         plane.start_apiserver(self.processes, gobuild.folder_of(goparts.APISERVER, self.layout) / "kube-apiserver")
 

@@ -8,10 +8,10 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
-from e2e.cluster import machine
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.gotoolchain import last_line
-from e2e.cluster.progress import Progress, step
+from tools.localcluster import machine
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.gotoolchain import last_line
+from tools.localcluster.progress import Progress, step
 
 NEEDED: Mapping[str, str] = {
     "runc": "runc",

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import kubeconfig, probe
-from e2e.cluster.addresses import Ports
-from e2e.cluster.components import apiserver, etcd
-from e2e.cluster.process import Processes, Program
+from tools.localcluster import kubeconfig, probe
+from tools.localcluster.addresses import Ports
+from tools.localcluster.components import apiserver, etcd
+from tools.localcluster.process import Processes, Program
 
 
 @dataclass(frozen=True)

@@ -6,9 +6,9 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import cgroups, gobuild, goparts, machine
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.layout import RUNTIME, Layout
+from tools.localcluster import cgroups, gobuild, goparts, machine
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.layout import RUNTIME, Layout
 
 GIGABYTE = 10**9
 COLD_DISK_GB, WARM_DISK_GB = 25, 10

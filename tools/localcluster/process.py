@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.files import write_json
-from e2e.cluster.layout import Layout
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.files import write_json
+from tools.localcluster.layout import Layout
 
 LOG_LINES_SHOWN = 12
 

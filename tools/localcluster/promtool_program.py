@@ -7,11 +7,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from e2e.cluster import gobuild, goparts
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.layout import Layout
-from e2e.cluster.locking import exclusive
-from e2e.cluster.progress import Progress, step
+from tools.localcluster import gobuild, goparts
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.layout import Layout
+from tools.localcluster.locking import exclusive
+from tools.localcluster.progress import Progress, step
 
 PACKAGE = "prometheus"
 

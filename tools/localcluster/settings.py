@@ -6,10 +6,10 @@ import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from e2e.cluster import addresses, host
-from e2e.cluster.addresses import Network, Ports
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.files import write_whole
+from tools.localcluster import addresses, host
+from tools.localcluster.addresses import Network, Ports
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.files import write_whole
 
 NODE_NAME = "inflight"
 

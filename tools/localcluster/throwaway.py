@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from e2e.cluster import addresses, certificates, gobuild, goparts, layout
-from e2e.cluster.plane import ApiPlane
-from e2e.cluster.process import Processes
-from e2e.cluster.progress import Progress, to_stdout
+from tools.localcluster import addresses, certificates, gobuild, goparts, layout
+from tools.localcluster.plane import ApiPlane
+from tools.localcluster.process import Processes
+from tools.localcluster.progress import Progress, to_stdout
 
 SERVICES = "10.96.0.0/16"
 

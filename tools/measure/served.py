@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from bench.cpu_share import CpuGroup
-from e2e.demo_engine import ENGINE, free_port, wait_ready
+from tools.demo_engine import ENGINE, free_port, wait_ready
+from tools.measure.cpu_share import CpuGroup
 
 MODEL = "builtin://smollm2"
 STOP_SECONDS = 30

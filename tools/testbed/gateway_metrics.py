@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from e2e.cluster import kubectl
-from e2e.install import OPERATOR_NAMESPACE
-from e2e.service import Service
+from tools.localcluster import kubectl
+from tools.testbed.install import OPERATOR_NAMESPACE
+from tools.testbed.service import Service
 
 STATE_PORT = 9003
 CONTINUATIONS = "inflight_gateway_continuations_total"

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import subprocess
 
-from e2e.cluster import ClusterError, kubeconfig_path
-from e2e.cluster.installed import installed
-from e2e.cluster.kubectl_program import environment
+from tools.localcluster import ClusterError, kubeconfig_path
+from tools.localcluster.installed import installed
+from tools.localcluster.kubectl_program import environment
 
 
 def binary() -> str:

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster import kubeconfig_path, kubectl
-from e2e.cluster.kubectl_program import binary, environment
+from tools.localcluster import kubeconfig_path, kubectl
+from tools.localcluster.kubectl_program import binary, environment
 
 START_SECONDS = 180
 

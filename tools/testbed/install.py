@@ -10,11 +10,11 @@ import hashlib
 import sys
 from pathlib import Path
 
-from e2e.cluster import ClusterError, ensure_up, inference_pool_crd, inference_pools, kubeconfig_path, kubectl
-from e2e.cluster.progress import Progress, step, to_stdout
-from e2e.helm import helm
+from tools.localcluster import ClusterError, ensure_up, inference_pool_crd, inference_pools, kubeconfig_path, kubectl
+from tools.localcluster.progress import Progress, step, to_stdout
+from tools.testbed.helm import helm
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 OPERATOR_NAMESPACE = "inflight-system"
 RELEASE = "inflight"
 SHARED_SOURCES = ("pyproject.toml", "constraints.txt", ".dockerignore")
@@ -114,7 +114,7 @@ def roll_engines(source: str, progress: Progress) -> None:
 
 def main() -> int:
     """Exit 0 when the cluster is ready for `kubectl apply`, 1 with a sentence when not."""
-    argparse.ArgumentParser(prog="python -m e2e.install", description=__doc__).parse_args()
+    argparse.ArgumentParser(prog="python -m tools.testbed.install", description=__doc__).parse_args()
     try:
         install(to_stdout())
     except ClusterError as error:

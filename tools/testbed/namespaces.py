@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from e2e.cluster import kubectl
+from tools.localcluster import kubectl
 
 DELETION = "--timeout=5m"
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from e2e.cluster import kubectl
-from e2e.install import OPERATOR_NAMESPACE
-from e2e.pods import pods
-from e2e.service import Service
+from tools.localcluster import kubectl
+from tools.testbed.install import OPERATOR_NAMESPACE
+from tools.testbed.pods import pods
+from tools.testbed.service import Service
 
 PREFIX = "inflight_operator_service_"
 SELECTOR = "app.kubernetes.io/name=inflight-operator"

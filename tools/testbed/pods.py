@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from e2e.cluster import kubectl
+from tools.localcluster import kubectl
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from e2e.cluster import kubectl
-from e2e.pods import Pod, pods
+from tools.localcluster import kubectl
+from tools.testbed.pods import Pod, pods
 
 
 @dataclass(frozen=True)
 class ServiceView:
-    """A service's status at one moment. Live numbers are on the operator's metrics page: `e2e.numbers`.
+    """A service's status at one moment. Live numbers are on the operator's metrics page: `tools.testbed.numbers`.
 
     Attributes:
         replicas: ordered by the operator; ready_replicas: pods that serve.

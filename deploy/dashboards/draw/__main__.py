@@ -8,16 +8,16 @@ import time
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from dashboards.draw import front_end, pictures
-from dashboards.draw.pictures import Look
-from dashboards.live import stage
-from dashboards.live.answers import load
-from dashboards.live.grafana import Window
-from dashboards.live.monitors import watching
-from dashboards.live.prometheus import PrometheusError
-from e2e.cluster import ClusterError, kubectl
-from e2e.cluster.progress import Progress, step, to_stdout
-from e2e.install import OPERATOR_NAMESPACE, ROOT, install
+from deploy.dashboards.draw import front_end, pictures
+from deploy.dashboards.draw.pictures import Look
+from deploy.dashboards.live import stage
+from deploy.dashboards.live.answers import load
+from deploy.dashboards.live.grafana import Window
+from deploy.dashboards.live.monitors import watching
+from deploy.dashboards.live.prometheus import PrometheusError
+from tools.localcluster import ClusterError, kubectl
+from tools.localcluster.progress import Progress, step, to_stdout
+from tools.testbed.install import OPERATOR_NAMESPACE, ROOT, install
 
 DESCRIPTION = """Draws each dashboard of the chart into docs/img/dashboard-NAME.png: brings up the local cluster with
 the chart, serves two services under varied traffic, scrapes them with a real Prometheus, and draws what Prometheus has
@@ -36,7 +36,7 @@ SETTLE_SECONDS = 15
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     line = argparse.ArgumentParser(
-        prog="python -m dashboards.draw",
+        prog="python -m deploy.dashboards.draw",
         description=DESCRIPTION,
         epilog='example: make dashboards ARGS="--minutes 4 --theme light --to /tmp"',
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from dashboards import npm
-from dashboards.typecheck import problems
-from e2e.cluster import ClusterError, packages
-from e2e.cluster.progress import Progress, step
+from deploy.dashboards import npm
+from deploy.dashboards.typecheck import problems
+from tools.localcluster import ClusterError, packages
+from tools.localcluster.progress import Progress, step
 
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "build"

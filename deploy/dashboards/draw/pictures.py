@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from dashboards.draw.front_end import FOLDER, PAGE
-from dashboards.live.answers import FOLDER as DASHBOARDS
-from dashboards.live.grafana import Window, panels
-from e2e.cluster import ClusterError, packages
+from deploy.dashboards.draw.front_end import FOLDER, PAGE
+from deploy.dashboards.live.answers import FOLDER as DASHBOARDS
+from deploy.dashboards.live.grafana import Window, panels
+from tools.localcluster import ClusterError, packages
 
 DRAWN = ("bargauge", "stat", "table", "timeseries")
 """Panel types of `src/panels.tsx`."""

@@ -1,4 +1,4 @@
-"""`python -m dashboards.live`: a Prometheus over the running cluster, and every dashboard query executed against it."""
+"""`python -m deploy.dashboards.live`: a Prometheus over the running cluster, and every dashboard query run against it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from dashboards.live.answers import ask, load
-from dashboards.live.grafana import Window
-from dashboards.live.monitors import watching
-from dashboards.live.prometheus import PrometheusError
-from e2e.cluster import ClusterError
+from deploy.dashboards.live.answers import ask, load
+from deploy.dashboards.live.grafana import Window
+from deploy.dashboards.live.monitors import watching
+from deploy.dashboards.live.prometheus import PrometheusError
+from tools.localcluster import ClusterError
 
 DESCRIPTION = """Starts a Prometheus on loopback that scrapes the operator and the engines of the running cluster, with
 the labels and the rules of the chart. After --after seconds it asks every query of every panel of
@@ -22,9 +22,9 @@ its own pages."""
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     line = argparse.ArgumentParser(
-        prog="python -m dashboards.live",
+        prog="python -m deploy.dashboards.live",
         description=DESCRIPTION,
-        epilog="example: python -m dashboards.live --namespace default --service chat --after 60",
+        epilog="example: python -m deploy.dashboards.live --namespace default --service chat --after 60",
     )
     line.add_argument("--namespace", help="namespace that dashboards show (default: the first one)")
     line.add_argument("--service", help="service that dashboards show (default: the first one)")

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dashboards.live.grafana import PanelQuery, Window, chosen, label_values, queries, replace
-from dashboards.live.prometheus import Prometheus, PrometheusError
-from e2e.install import ROOT
+from deploy.dashboards.live.grafana import PanelQuery, Window, chosen, label_values, queries, replace
+from deploy.dashboards.live.prometheus import Prometheus, PrometheusError
+from tools.testbed.install import ROOT
 
 FOLDER = ROOT / "helm" / "inflight" / "dashboards"
 NO_DATA = "no data"

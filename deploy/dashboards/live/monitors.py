@@ -14,14 +14,14 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from dashboards.live.prometheus import Prometheus, started
-from dashboards.live.scraping import Access, Manifest, Scraping, configuration, targets, targets_file
-from e2e.cluster import ClusterError, kubeconfig_path, kubectl, prometheus
-from e2e.cluster.files import write_json
-from e2e.helm import helm
-from e2e.install import OPERATOR_NAMESPACE, RELEASE, ROOT
+from deploy.dashboards.live.prometheus import Prometheus, started
+from deploy.dashboards.live.scraping import Access, Manifest, Scraping, configuration, targets, targets_file
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.monitor import pod_monitor
+from tools.localcluster import ClusterError, kubeconfig_path, kubectl, prometheus
+from tools.localcluster.files import write_json
+from tools.testbed.helm import helm
+from tools.testbed.install import OPERATOR_NAMESPACE, RELEASE, ROOT
 
 CHART = ROOT / "helm" / "inflight"
 RULES = CHART / "files" / "rules.yaml"

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import yaml
 
-from e2e.cluster.process import tail
+from tools.localcluster.process import tail
 
 START_SECONDS = 30
 END_SECONDS = 10

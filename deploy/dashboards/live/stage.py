@@ -9,10 +9,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from e2e.cluster import ClusterError, kubectl
-from e2e.cluster.progress import Progress
-from e2e.service import Service
-from e2e.traffic.pod import driver_pod
+from tools.load.pod import driver_pod
+from tools.localcluster import ClusterError, kubectl
+from tools.localcluster.progress import Progress
+from tools.testbed.service import Service
 
 READY_SECONDS = 240
 MARK, MARKED = "made-for", "dashboards"
@@ -44,7 +44,7 @@ STEADY: Mapping[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Traffic from `after` seconds on, with options of `e2e.traffic.driver`."""
+    """Traffic from `after` seconds on, with options of `tools.load.driver`."""
 
     after: float
     arguments: Sequence[str]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dashboards.live.answers import ask, load, without_zero
-from dashboards.live.grafana import Window
+from deploy.dashboards.live.answers import ask, load, without_zero
+from deploy.dashboards.live.grafana import Window
 
 OF_OPERATOR = {"Blocked": "service_blocked_replicas", "Operator": "leader"}
 

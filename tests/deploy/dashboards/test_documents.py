@@ -10,9 +10,9 @@ from grafana_foundation_sdk.cog.encoder import JSONEncoder
 from grafana_foundation_sdk.cog.plugins import register_default_plugins
 from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from dashboards.decisions import OF_PROMETHEUS
-from dashboards.documents import FOLDER, documents
-from tests.dashboards.checked import DASHBOARDS, NAMES, panels
+from deploy.dashboards.decisions import OF_PROMETHEUS
+from deploy.dashboards.documents import FOLDER, documents
+from tests.deploy.dashboards.checked import DASHBOARDS, NAMES, panels
 
 DRAWN = {"stat", "timeseries", "bargauge", "table"}
 """Panel types that `make dashboards` can draw."""

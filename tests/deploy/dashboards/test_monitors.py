@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dashboards.live.monitors import access
-from dashboards.live.stage import parts
-from e2e.cluster import ClusterError
-from e2e.traffic.driver import parse
+from deploy.dashboards.live.monitors import access
+from deploy.dashboards.live.stage import parts
+from tools.load.driver import parse
+from tools.localcluster import ClusterError
 
 
 def kubeconfig(folder, user, **cluster):

@@ -3,9 +3,9 @@
 import httpx
 import pytest
 
-from dashboards.draw.pictures import Look, problems, served
-from dashboards.live.answers import load
-from dashboards.live.grafana import Window
+from deploy.dashboards.draw.pictures import Look, problems, served
+from deploy.dashboards.live.answers import load
+from deploy.dashboards.live.grafana import Window
 
 PANEL = {"id": 2, "type": "stat", "title": "Replicas", "fieldConfig": {"defaults": {}}}
 DASHBOARD = {"title": "D", "panels": [{"id": 1, "type": "row", "title": "r"}, PANEL]}

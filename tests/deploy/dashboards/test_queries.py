@@ -9,9 +9,8 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from dashboards import queries as made
-from dashboards.engine import TERMS
-from e2e import cluster
+from deploy.dashboards import queries as made
+from deploy.dashboards.engine import TERMS
 from inflight_engine.server.step_parts import CURVE
 from inflight_engine.server.step_parts import TERMS as COUNTED_TERMS
 from inflight_gateway.metrics import Metrics
@@ -19,9 +18,10 @@ from inflight_gateway.state.load import ServiceLoad
 from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.types import Endpoint, Finished, Pick, RequestView, ServiceKey
 from inflight_operator.metrics import OperatorMetrics
-from tests.dashboards.checked import queries
+from tests.deploy.dashboards.checked import queries
 from tests.operator.observe.pages import engine_page
 from tests.operator.test_service_metrics import KEY, shown_with
+from tools import localcluster as cluster
 
 TARGET_LABELS = {"namespace", "name", "pod"}
 """Labels of an engine's scrape: those of Kubernetes, and the one that the operator's PodMonitor adds."""

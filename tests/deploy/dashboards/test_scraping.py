@@ -4,7 +4,7 @@ from pathlib import Path
 
 import yaml
 
-from dashboards.live.scraping import Access, Scraping, configuration, targets, targets_file
+from deploy.dashboards.live.scraping import Access, Scraping, configuration, targets, targets_file
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.monitor import pod_monitor
 

@@ -4,9 +4,9 @@ import copy
 
 import pytest
 
-from dashboards.typecheck import problems
-from e2e.cluster import packages
-from tests.dashboards.checked import DASHBOARDS
+from deploy.dashboards.typecheck import problems
+from tests.deploy.dashboards.checked import DASHBOARDS
+from tools.localcluster import packages
 
 pytestmark = [
     pytest.mark.slow,

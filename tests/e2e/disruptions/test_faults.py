@@ -6,10 +6,10 @@ import sys
 
 import pytest
 
-from e2e.cluster import host, machine, packages
 from e2e.disruptions import metrics_page
 from e2e.disruptions.connections import parse
 from e2e.disruptions.phases.metrics import redirect
+from tools.localcluster import host, machine, packages
 
 ENTRIES = """\
 ipv4     2 tcp      6 431998 ESTABLISHED src=10.244.0.9 dst=10.96.1.2 sport=41000 dport=80 src=10.244.0.4 \
@@ -94,10 +94,10 @@ def test_phases_of_the_gateway_run_only_with_the_flag():
 
 
 def test_what_the_gateway_counted_is_read_for_one_service():
-    from e2e.gateway_metrics import CONTINUATIONS, counted
-    from e2e.service import Service
     from inflight_gateway.metrics import Metrics
     from inflight_gateway.types import Finished, ServiceKey
+    from tools.testbed.gateway_metrics import CONTINUATIONS, counted
+    from tools.testbed.service import Service
 
     metrics = Metrics()
     for namespace, continuations in (("a", 3), ("a", 2), ("b", 7)):

@@ -6,14 +6,14 @@ from contextlib import contextmanager
 
 import pytest
 
-from e2e.cluster import ClusterError
 from e2e.disruptions import run
 from e2e.disruptions.load import Traffic
 from e2e.disruptions.phases import Phase
 from e2e.disruptions.run import NotRestoredError, run_phase
 from e2e.disruptions.stage import Stage
-from e2e.pods import Pod
-from e2e.service import Service
+from tools.localcluster import ClusterError
+from tools.testbed.pods import Pod
+from tools.testbed.service import Service
 
 
 class StageStandIn(Stage):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from e2e.disruptions import table
 from e2e.disruptions.load import Traffic
 from e2e.disruptions.verdict import ERROR_SECONDS, Blow, Outcome, judge
-from e2e.traffic.driver import Loss
+from tools.load.driver import Loss
 
 VICTIM, OTHER = "10.0.0.5", "10.0.0.6"
 KILL = Blow(at=100.0, pod="chat-a", address=VICTIM, whole=True)

@@ -1,6 +1,6 @@
 """The measurement of the API process, over real sockets."""
 
-from bench.api_process import measure
+from tools.bench.api_process import measure
 
 
 def test_steps_that_are_sent_together_are_one_event_of_each_stream():

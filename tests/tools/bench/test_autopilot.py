@@ -9,15 +9,15 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.autopilot import measure, options, report
-from bench.autopilot.engine import Engine, _pod, session
-from bench.autopilot.figures import Targets, goodput, latencies, seconds_until_near
-from bench.autopilot.pilot import Change, Pilot
-from bench.autopilot.report import Fixed, PilotRun, Report
-from bench.autopilot.traffic import Answer, Client, Slice, trace_slice
-from bench.trace_load import Job
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.observe.metrics import parse_metrics
+from tools.bench.autopilot import measure, options, report
+from tools.bench.autopilot.engine import Engine, _pod, session
+from tools.bench.autopilot.figures import Targets, goodput, latencies, seconds_until_near
+from tools.bench.autopilot.pilot import Change, Pilot
+from tools.bench.autopilot.report import Fixed, PilotRun, Report
+from tools.bench.autopilot.traffic import Answer, Client, Slice, trace_slice
+from tools.load.trace_load import Job
 
 TARGETS = Targets(ttft=1.0, tpot=0.05)
 QUARTERS = st.integers(0, 200).map(lambda number: number / 4)

@@ -4,7 +4,7 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
-from bench.cpu_share import cpu_group
+from tools.measure.cpu_share import cpu_group
 
 
 @contextmanager

@@ -4,12 +4,12 @@ import json
 
 import pytest
 
-from bench.engine.figures import Failure, Figure, number, ratio
-from bench.engine.jobs import Job, make_prompts
-from bench.engine.loop import results
-from bench.engine.report import Report, Result, as_json, markdown, text
-from bench.engine.roofline import Ceilings, Costs, limit
-from bench.engine.rows import ROWS
+from tools.bench.engine.figures import Failure, Figure, number, ratio
+from tools.bench.engine.jobs import Job, make_prompts
+from tools.bench.engine.loop import results
+from tools.bench.engine.report import Report, Result, as_json, markdown, text
+from tools.bench.engine.roofline import Ceilings, Costs, limit
+from tools.bench.engine.rows import ROWS
 
 COSTS = Costs(body_parameters=100, head_parameters=20, weight_bytes=2, kv_token_bytes=8, attention_flops=4)
 

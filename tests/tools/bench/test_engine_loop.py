@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from bench import engine_loop
+from tools.bench import engine_loop
 
 
 def run(monkeypatch, capsys, *arguments):

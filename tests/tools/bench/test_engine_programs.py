@@ -8,22 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from bench.engine import peers
-from bench.engine.__main__ import parse
-from bench.engine.compare import Contender, run_rows
-from bench.engine.drivers import ceilings
-from bench.engine.figures import Failure, Figure
-from bench.engine.http_client import run
-from bench.engine.jobs import Job
-from bench.engine.peers import InstallError, installed
-from bench.engine.process import EngineError, started
-from bench.engine.rows import ROWS
-from bench.engine.startup import seconds_to_ready
-from e2e.demo_engine import free_port
+from tools.bench.engine import peers
+from tools.bench.engine.__main__ import parse
+from tools.bench.engine.compare import Contender, run_rows
+from tools.bench.engine.drivers import ceilings
+from tools.bench.engine.figures import Failure, Figure
+from tools.bench.engine.http_client import run
+from tools.bench.engine.jobs import Job
+from tools.bench.engine.peers import InstallError, installed
+from tools.bench.engine.process import EngineError, started
+from tools.bench.engine.rows import ROWS
+from tools.bench.engine.startup import seconds_to_ready
+from tools.demo_engine import free_port
 
 DRIVER = """
 import os, sys, time
-from bench.engine.drivers.base import run
+from tools.bench.engine.drivers.base import run
 
 class Driver:
     engine, vocab_size = "a stand-in", 1000
@@ -242,15 +242,15 @@ def test_ceilings_are_measured_on_the_machine():
     ],
 )
 def test_unknown_names_are_refused_with_those_that_there_are(monkeypatch, capsys, arguments, complaint):
-    monkeypatch.setattr(sys, "argv", ["bench.engine", *arguments])
+    monkeypatch.setattr(sys, "argv", ["tools.bench.engine", *arguments])
     with pytest.raises(SystemExit):
         parse()
     assert complaint in capsys.readouterr().err
 
 
 def test_all_peers_are_compared_unless_told_otherwise(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["bench.engine"])
+    monkeypatch.setattr(sys, "argv", ["tools.bench.engine"])
     assert [peer.name for peer in parse()[1]] == ["vllm", "transformers", "llama.cpp"]
-    monkeypatch.setattr(sys, "argv", ["bench.engine", "--peers", "none", "--only", "short", "loop"])
+    monkeypatch.setattr(sys, "argv", ["tools.bench.engine", "--peers", "none", "--only", "short", "loop"])
     flags, chosen = parse()
     assert (chosen, flags.only) == ((), ["short", "loop"])

@@ -1,17 +1,17 @@
-"""The simulation beside the routing that `python -m bench.gateway routing` measures."""
+"""The simulation beside the routing that `python -m tools.bench.gateway routing` measures."""
 
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from bench.gateway.conversations import BLOCK_TOKENS, turns
-from bench.gateway.simulated import POLICIES, replica_model, simulate
 from inflight_cost.capacity import StepLimits
 from inflight_cost.model import CostModel
 from inflight_operator.observe.metrics import parse_metrics
 from inflight_simulator.fleet.course import Course
 from inflight_simulator.fleet.requests import Requests
+from tools.bench.gateway.conversations import BLOCK_TOKENS, turns
+from tools.bench.gateway.simulated import POLICIES, replica_model, simulate
 
 PAGE = """\
 vllm:num_requests_running 0

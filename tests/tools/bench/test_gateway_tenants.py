@@ -1,8 +1,8 @@
-"""Figures of `python -m bench.gateway tenants`."""
+"""Figures of `python -m tools.bench.gateway tenants`."""
 
-from bench.gateway.isolation import Isolated
-from bench.gateway.limits import Limited, Limits, Rotated, most_in
-from bench.gateway.tenants import Tenancy, table
+from tools.bench.gateway.isolation import Isolated
+from tools.bench.gateway.limits import Limited, Limits, Rotated, most_in
+from tools.bench.gateway.tenants import Tenancy, table
 
 
 def test_most_in_any_interval_excludes_its_end():

@@ -8,23 +8,23 @@ import sys
 import pytest
 import torch
 
-from bench.engine.in_process import Generated
-from bench.gpu import __main__ as gpu
-from bench.gpu import report
-from bench.gpu.correctness import Check, Checks
-from bench.gpu.draws import MOST_EXCESS, excess, probabilities
-from bench.gpu.idle import busy_share
-from bench.gpu.part import run
-from bench.gpu.quantized import product_check
-from bench.gpu.reference import SMALL, distances
-from bench.gpu.shapes import LLAMA, QWEN, TINY, RandomWeights, parameter_shapes
-from bench.gpu.speed import batches
-from bench.gpu.workload import Workload, nano
 from inflight_engine.execution import build
 from inflight_engine.execution.attention import BACKENDS
 from inflight_engine.models.linear import LinearMaker
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.fp8_backend import emulate_fp8
+from tools.bench.engine.in_process import Generated
+from tools.bench.gpu import __main__ as gpu
+from tools.bench.gpu import report
+from tools.bench.gpu.correctness import Check, Checks
+from tools.bench.gpu.draws import MOST_EXCESS, excess, probabilities
+from tools.bench.gpu.idle import busy_share
+from tools.bench.gpu.part import run
+from tools.bench.gpu.quantized import product_check
+from tools.bench.gpu.reference import SMALL, distances
+from tools.bench.gpu.shapes import LLAMA, QWEN, TINY, RandomWeights, parameter_shapes
+from tools.bench.gpu.speed import batches
+from tools.bench.gpu.workload import Workload, nano
 
 
 @pytest.fixture(scope="module")
@@ -170,7 +170,7 @@ ABSENT = ("fastapi", "gguf", "httpx", "huggingface_hub", "jinja2", "prometheus_c
 def test_this_engine_is_measured_with_torch_and_little_else(tmp_path):
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r}))\n"  # an import of None is an ImportError
-        "from pathlib import Path; from bench.gpu import __main__; from bench.gpu.part import run\n"
+        "from pathlib import Path; from tools.bench.gpu import __main__; from tools.bench.gpu.part import run\n"
         f"print(run('inflight', 'tiny', 'cpu', 'small', Path({str(tmp_path)!r})))"
     )
     done = subprocess.run(

@@ -5,18 +5,18 @@ import json
 
 import pytest
 
-from bench.operator import fleet, options
-from bench.operator.figures import Delays, Failover, Machine, Report, SetUp, lines, phase_figures
-from bench.operator.plane import OPERATOR_USER, audit_policy, nodes
-from bench.operator.readings import (
+from inflight_operator.api.types import InferenceService
+from tools.bench.operator import fleet, options
+from tools.bench.operator.figures import Delays, Failover, Machine, Report, SetUp, lines, phase_figures
+from tools.bench.operator.plane import OPERATOR_USER, audit_policy, nodes
+from tools.bench.operator.readings import (
     AuditLog,
     Reading,
     parse_call,
     parse_values,
     writes_by_kind,
 )
-from bench.processes import Memory
-from inflight_operator.api.types import InferenceService
+from tools.measure.processes import Memory
 
 
 def test_delays_keep_the_misses_apart():

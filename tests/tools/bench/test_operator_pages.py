@@ -3,8 +3,8 @@
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.operator.pages import CAPACITY, PROFILE_REQUESTS, REQUESTS_PER_SECOND, EngineState, Pages
 from inflight_operator.observe.metrics import parse_metrics
+from tools.bench.operator.pages import CAPACITY, PROFILE_REQUESTS, REQUESTS_PER_SECOND, EngineState, Pages
 
 SERVED_PROFILE = PROFILE_REQUESTS / REQUESTS_PER_SECOND
 

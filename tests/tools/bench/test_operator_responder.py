@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from bench.operator.responder import Connection, Engines
-from bench.operator.signing import checked, proof, signature
+from tools.bench.operator.responder import Connection, Engines
+from tools.bench.operator.signing import checked, proof, signature
 
 PATH = "/v1/runtime_config"
 

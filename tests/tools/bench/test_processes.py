@@ -3,7 +3,15 @@ import sys
 
 import pytest
 
-from bench.processes import Memory, busy_seconds, cpu_seconds, family_cpu, family_memory_mib, memory, process_cpu
+from tools.measure.processes import (
+    Memory,
+    busy_seconds,
+    cpu_seconds,
+    family_cpu,
+    family_memory_mib,
+    memory,
+    process_cpu,
+)
 
 
 def test_cpu_time_is_read_behind_a_name_with_blanks_and_parentheses():

@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from bench.quantization import difference
+from tools.bench.quantization import difference
 
 
 def test_a_format_that_is_exact_differs_in_nothing_and_has_the_texts_perplexity():

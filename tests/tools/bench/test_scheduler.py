@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from bench import scheduler
+from tools.bench import scheduler
 
 
 def run(monkeypatch, capsys, *arguments):

@@ -9,8 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench import simulator
-from bench.trace_load import Job, Measured, run_load
 from inflight_cost.model import StepWork
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import Request, SamplingParams
@@ -18,6 +16,8 @@ from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_simulator.cost import LLAMA_8B_H100
+from tools.bench import simulator
+from tools.load.trace_load import Job, Measured, run_load
 
 COST = replace(LLAMA_8B_H100, base_s=0.02, decode_seq_s=0.004, prefill_token_s=0.001, decode_kv_token_s=1e-6)
 CONFIG = SchedulerConfig(Limits(16, 128), num_blocks=400, block_size=16, max_model_len=1024)

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from bench import startup
-from bench.startup import Seconds
+from tools.bench import startup
+from tools.bench.startup import Seconds
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """The demo's rows and its closing line about the targets."""
 
-from e2e.demo import burst
-from e2e.demo.burst import Slo, verdict
-from e2e.numbers import Numbers
-from e2e.service import Service, ServiceView
+from tools.demo import burst
+from tools.demo.burst import Slo, verdict
+from tools.testbed.numbers import Numbers
+from tools.testbed.service import Service, ServiceView
 
 SLO = Slo(ttft=2.0, tpot=0.06)
 

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.traffic import driver
-from e2e.traffic.driver import parse, percentile, run
+from tools.load import driver
+from tools.load.driver import parse, percentile, run
 
 ANSWER = {"choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": 3}}
 CHUNKS = [

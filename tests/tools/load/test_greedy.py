@@ -5,8 +5,8 @@ import json
 
 import pytest
 
-from e2e.traffic import greedy
-from tests.traffic.test_driver import http, server
+from tests.tools.load.test_driver import http, server
+from tools.load import greedy
 
 
 def chunk(text, ids, finish=None):

@@ -1,7 +1,7 @@
 """A pod's output comes as it was written. A script stands in for kubectl here."""
 
-from e2e import incluster
-from e2e.incluster import ScriptPod
+from tools.testbed import incluster
+from tools.testbed.incluster import ScriptPod
 
 
 def test_a_character_that_comes_in_two_pieces_is_whole(tmp_path, monkeypatch):

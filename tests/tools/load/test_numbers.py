@@ -1,9 +1,9 @@
 """The demo's numbers come from the operator's metrics page, of the service that is asked for alone."""
 
-from e2e import numbers
-from e2e.numbers import Numbers, numbers_on
-from e2e.pods import Pod
-from e2e.service import Service
+from tools.testbed import numbers
+from tools.testbed.numbers import Numbers, numbers_on
+from tools.testbed.pods import Pod
+from tools.testbed.service import Service
 
 PAGE = """# HELP inflight_operator_service_waiting_requests Waiting requests.
 # TYPE inflight_operator_service_waiting_requests gauge

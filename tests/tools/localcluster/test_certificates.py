@@ -9,7 +9,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from e2e.cluster import certificates, kubeconfig
+from tools.localcluster import certificates, kubeconfig
 
 
 @pytest.fixture(scope="module")

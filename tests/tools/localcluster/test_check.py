@@ -10,11 +10,11 @@ import time
 
 import pytest
 
-from e2e import check
-from e2e.check import Check
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.layout import REPOSITORY
-from e2e.cluster.process import observe
+from tools import check
+from tools.check import Check
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.layout import REPOSITORY
+from tools.localcluster.process import observe
 
 
 def python(code):

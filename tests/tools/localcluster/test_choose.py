@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import choose, docker_clusters, images, kubectl_program
-from e2e.cluster.choose import Choice
-from e2e.cluster.docker_clusters import NamedCluster
-from e2e.cluster.errors import ClusterError
+from tools.localcluster import choose, docker_clusters, images, kubectl_program
+from tools.localcluster.choose import Choice
+from tools.localcluster.docker_clusters import NamedCluster
+from tools.localcluster.errors import ClusterError
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import __main__ as command_line
-from e2e.cluster import api, files, locking, progress
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.layout import REPOSITORY
+from tools.localcluster import __main__ as command_line
+from tools.localcluster import api, files, locking, progress
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.layout import REPOSITORY
 
 COMMANDS = ("up", "down", "status", "build", "build-all", "kubectl", "kubeconfig", "promtool-path", "preflight")
 
@@ -32,7 +32,7 @@ def test_every_command_has_help_with_an_example(command, capsys):
     with pytest.raises(SystemExit) as ended:
         command_line.main([command, "--help"])
     assert ended.value.code == 0
-    assert "example: python -m e2e.cluster" in " ".join(capsys.readouterr().out.split())
+    assert "example: python -m tools.localcluster" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("arguments", [[], ["nonsense"], ["build"], ["build", "gateway"], ["preflight", "--disk", "x"]])
@@ -69,7 +69,7 @@ def test_up_with_images_asks_for_all(monkeypatch):
 def test_a_second_holder_of_a_lock_waits_and_says_for_whom(tmp_path):
     lock = tmp_path / "lock"
     hold = (
-        "import sys, pathlib, time; from e2e.cluster import locking\n"
+        "import sys, pathlib, time; from tools.localcluster import locking\n"
         "with locking.exclusive(pathlib.Path(sys.argv[1]), 'x', print):\n"
         "    print('held', flush=True); sys.stdin.read()"
     )

@@ -6,8 +6,8 @@ import json
 import tomllib
 from pathlib import Path
 
-from e2e.cluster.addresses import CANDIDATES, Ports
-from e2e.cluster.components import (
+from tools.localcluster.addresses import CANDIDATES, Ports
+from tools.localcluster.components import (
     apiserver,
     buildkit,
     cni,

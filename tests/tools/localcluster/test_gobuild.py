@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from e2e.cluster import gobuild, gotoolchain, locking
-from e2e.cluster.goparts import NODE_PARTS
-from e2e.cluster.layout import Layout
+from tools.localcluster import gobuild, gotoolchain, locking
+from tools.localcluster.goparts import NODE_PARTS
+from tools.localcluster.layout import Layout
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import shutil
 
 import pytest
 
-from e2e.cluster import goparts, layout
-from e2e.cluster.goparts import KWOK, NODE_PARTS, PROMTOOL, Part
+from tools.localcluster import goparts, layout
+from tools.localcluster.goparts import KWOK, NODE_PARTS, PROMTOOL, Part
 
 
 @pytest.mark.parametrize("part", [*NODE_PARTS, PROMTOOL, KWOK], ids=lambda part: part.name)

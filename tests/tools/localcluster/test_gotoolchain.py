@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import gotoolchain
-from e2e.cluster.layout import Layout
+from tools.localcluster import gotoolchain
+from tools.localcluster.layout import Layout
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,10 @@ import tarfile
 
 import pytest
 
-from e2e.cluster import base_image, image_store, images, oci_archive
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.images import StepReader
-from e2e.cluster.oci_archive import ImageConfig
+from tools.localcluster import base_image, image_store, images, oci_archive
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.images import StepReader
+from tools.localcluster.oci_archive import ImageConfig
 
 
 def test_an_archive_is_an_image_layout_whose_digests_hold(tmp_path):

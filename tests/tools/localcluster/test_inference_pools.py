@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import gotoolchain, inference_pools
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.layout import REPOSITORY, Layout
+from tools.localcluster import gotoolchain, inference_pools
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.layout import REPOSITORY, Layout
 
 DOWNLOADS = """#!/bin/sh
 [ "$1 $2" = "mod download" ] && grep -q "$3 {version}" go.mod || exit 2

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from e2e import install
-from e2e.cluster import ClusterError, apiserver_only, kubeconfig_path, kubectl
-from e2e.cluster.kubectl_program import environment
-from e2e.helm import helm
+from tools.localcluster import ClusterError, apiserver_only, kubeconfig_path, kubectl
+from tools.localcluster.kubectl_program import environment
+from tools.testbed import install
+from tools.testbed.helm import helm
 
 UPGRADE = ("upgrade", "--install", install.RELEASE, str(install.ROOT / "helm" / "inflight"))
 UPGRADE += ("--namespace", install.OPERATOR_NAMESPACE, "--create-namespace", "--set", "image.repository=localhost/x")

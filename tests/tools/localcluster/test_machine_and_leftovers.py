@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import cgroups, dns, host, layout, leftovers, machine, node, packages, preflight
-from e2e.cluster.addresses import CANDIDATES
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.image_store import CONTAINERD_SOCKET
-from e2e.cluster.layout import Layout
-from e2e.cluster.preflight import GIGABYTE, MEMORY_GB, Facts
+from tools.localcluster import cgroups, dns, host, layout, leftovers, machine, node, packages, preflight
+from tools.localcluster.addresses import CANDIDATES
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.image_store import CONTAINERD_SOCKET
+from tools.localcluster.layout import Layout
+from tools.localcluster.preflight import GIGABYTE, MEMORY_GB, Facts
 
 GOOD = Facts(
     is_linux=True,
@@ -182,7 +182,7 @@ def test_links_of_pods_that_nobody_tore_down_go_with_the_cluster_and_no_others()
     if machine.namespace_problem():
         pytest.skip("this machine cannot make namespaces")
     take_down = (
-        "import pathlib; from e2e.cluster import host, layout; from e2e.cluster.addresses import CANDIDATES\n"
+        "import pathlib; from tools.localcluster import host, layout\nfrom tools.localcluster.addresses import CANDIDATES\n"
         "host.tear_down(CANDIDATES[0], layout.Layout(pathlib.Path('/nonexistent')))"
     )
     script = f"{LINKS}\n{shlex.quote(sys.executable)} -c {shlex.quote(take_down)}\nip -brief link show type veth"

@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from e2e import namespaces
+from tools.testbed import namespaces
 
 
 @pytest.fixture

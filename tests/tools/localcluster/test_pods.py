@@ -1,7 +1,7 @@
 import json
 
-from e2e import pods
-from e2e.pods import Pod
+from tools.testbed import pods
+from tools.testbed.pods import Pod
 
 
 def test_pods_are_by_name_with_what_each_has_so_far(monkeypatch):

@@ -11,10 +11,10 @@ import time
 
 import pytest
 
-from e2e.cluster import process
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.layout import Layout
-from e2e.cluster.process import Processes, Program
+from tools.localcluster import process
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.layout import Layout
+from tools.localcluster.process import Processes, Program
 
 
 @pytest.fixture

@@ -2,9 +2,9 @@
 
 import pytest
 
-from e2e.cluster import promtool_program
-from e2e.cluster.errors import ClusterError
-from e2e.cluster.layout import Layout
+from tools.localcluster import promtool_program
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.layout import Layout
 
 APT = """#!/bin/sh
 [ "$2" = update ] && { touch "$LISTS"; exit 0; }

@@ -1,1 +1,1 @@
-"""The operator's limits on a real engine, beside fixed ones: `python -m bench.autopilot`, or `make bench-autopilot`."""
+"""The operator's limits on a real engine beside fixed ones: `python -m tools.bench.autopilot`, `make bench-autopilot`."""

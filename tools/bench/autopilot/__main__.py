@@ -1,4 +1,4 @@
-"""`python -m bench.autopilot`: measures, then prints the tables."""
+"""`python -m tools.bench.autopilot`: measures, then prints the tables."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from bench.autopilot import options, report
-from bench.autopilot.measure import Bench, measure
-from bench.machine import cpu_model
-from e2e.sigterm import exit_on_sigterm
 from inflight_operator.engines import EngineError
+from tools.bench.autopilot import options, report
+from tools.bench.autopilot.measure import Bench, measure
+from tools.measure.machine import cpu_model
+from tools.sigterm import exit_on_sigterm
 
 
 def say(line: str) -> None:

@@ -12,11 +12,11 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from bench.served import served_engine
 from inflight_operator.engines import EngineClient
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.observe.metrics import Sample, parse_metrics
 from inflight_operator.observe.pods import PodView
+from tools.measure.served import served_engine
 
 UID = "bench-autopilot"
 TOKEN = "bench-autopilot-token"

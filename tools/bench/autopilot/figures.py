@@ -7,8 +7,8 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bench.autopilot.traffic import Answer
-from bench.percentile import percentile
+from tools.bench.autopilot.traffic import Answer
+from tools.measure.percentile import percentile
 
 NEAR = 0.02
 """How far below the best fixed setting counts as reaching it."""

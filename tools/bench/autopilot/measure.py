@@ -9,14 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from bench.autopilot.engine import Admin, session, started
-from bench.autopilot.figures import Targets, goodput
-from bench.autopilot.options import Options
-from bench.autopilot.pilot import Change, Pilot
-from bench.autopilot.report import Fixed, PilotRun, Report
-from bench.autopilot.traffic import Answer, Client, Shape, Slice, trace_slice
-from bench.trace_load import Job
 from inflight_operator.limits import Limits
+from tools.bench.autopilot.engine import Admin, session, started
+from tools.bench.autopilot.figures import Targets, goodput
+from tools.bench.autopilot.options import Options
+from tools.bench.autopilot.pilot import Change, Pilot
+from tools.bench.autopilot.report import Fixed, PilotRun, Report
+from tools.bench.autopilot.traffic import Answer, Client, Shape, Slice, trace_slice
+from tools.load.trace_load import Job
 
 CAPACITY = Limits(128, 4096)
 """What engines are started with: the most that limits can be set to."""

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.autopilot.figures import Targets
 from inflight_operator.limits import Limits
+from tools.bench.autopilot.figures import Targets
 
 SEQS, TOKENS = (4, 12, 32, 96), (96, 384, 2048)
 QUICK_SEQS, QUICK_TOKENS = (4, 32), (128, 2048)
@@ -21,7 +21,7 @@ parts:
 
 Goodput is the rate of requests that keep both targets, as their client sees it.
 
-example: python -m bench.autopilot --quick --tpot 0.08 --json figures.json
+example: python -m tools.bench.autopilot --quick --tpot 0.08 --json figures.json
 """
 
 
@@ -55,7 +55,7 @@ class Options:
 def parse(argv: Sequence[str] | None) -> Options:
     """Exits with 2 on wrong usage, with 0 after --help."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.autopilot",
+        prog="python -m tools.bench.autopilot",
         description="Goodput of one engine on this machine's CPU: fixed limits, and limits set by the operator's code.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

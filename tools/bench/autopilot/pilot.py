@@ -8,8 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
-from bench.autopilot.engine import IMAGE, UID, Admin, Engine
-from bench.autopilot.figures import Targets
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.sentences import change_text, sentence
 from inflight_operator.limits import Limits, LimitsInForce
@@ -20,6 +18,8 @@ from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.reconcile.telling import Telling
 from inflight_operator.render import Settings
+from tools.bench.autopilot.engine import IMAGE, UID, Admin, Engine
+from tools.bench.autopilot.figures import Targets
 
 INTERVAL = 3.0
 """Seconds between two scrapes, and two rounds: the operator's default."""

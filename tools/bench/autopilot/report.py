@@ -6,10 +6,10 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from bench.autopilot.figures import NEAR, Targets, goodput, latencies, seconds_until_near
-from bench.autopilot.pilot import Change
-from bench.autopilot.traffic import Answer, Slice
 from inflight_operator.limits import Limits
+from tools.bench.autopilot.figures import NEAR, Targets, goodput, latencies, seconds_until_near
+from tools.bench.autopilot.pilot import Change
+from tools.bench.autopilot.traffic import Answer, Slice
 
 
 @dataclass(frozen=True, slots=True)

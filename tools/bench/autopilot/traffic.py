@@ -16,9 +16,9 @@ from pathlib import Path
 
 import aiohttp
 
-from bench.trace_load import Job
 from inflight_simulator.arrivals import Scaling, scaled
 from inflight_simulator.trace_files import read_arrivals
+from tools.load.trace_load import Job
 
 TRACE = Path(__file__).resolve().parents[1] / "data" / "azure_conv_first_10min.csv"
 VOCAB_SIZE = 49152

@@ -20,21 +20,21 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from bench.engine import peers as known_peers
-from bench.engine import rows
-from bench.engine.compare import Contender, run_rows
-from bench.engine.figures import Failure
-from bench.engine.loop import loop
-from bench.engine.model import Model, exported
-from bench.engine.peers import InstallError, Peer, driver_environment, installed
-from bench.engine.process import EngineError, EngineProcess, started
-from bench.engine.report import Report, Result, as_json, markdown, text
-from bench.engine.roofline import Ceilings, Costs, limit
-from bench.engine.rows import Row
-from bench.engine.servers import OURS, http, ready
-from bench.machine import cpu_model
-from e2e.cluster.layout import REPOSITORY, current
-from e2e.sigterm import exit_on_sigterm
+from tools.bench.engine import peers as known_peers
+from tools.bench.engine import rows
+from tools.bench.engine.compare import Contender, run_rows
+from tools.bench.engine.figures import Failure
+from tools.bench.engine.loop import loop
+from tools.bench.engine.model import Model, exported
+from tools.bench.engine.peers import InstallError, Peer, driver_environment, installed
+from tools.bench.engine.process import EngineError, EngineProcess, started
+from tools.bench.engine.report import Report, Result, as_json, markdown, text
+from tools.bench.engine.roofline import Ceilings, Costs, limit
+from tools.bench.engine.rows import Row
+from tools.bench.engine.servers import OURS, http, ready
+from tools.localcluster.layout import REPOSITORY, current
+from tools.measure.machine import cpu_model
+from tools.sigterm import exit_on_sigterm
 
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "bf16")
 _WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}
@@ -69,7 +69,7 @@ def machine_lines(cpus: int, ceilings: Ceilings) -> tuple[str, ...]:
 
 def measure_ceilings(threads: int) -> Ceilings:
     """Raises subprocess.CalledProcessError."""
-    command = [sys.executable, "-m", "bench.engine.drivers.ceilings", str(threads)]
+    command = [sys.executable, "-m", "tools.bench.engine.drivers.ceilings", str(threads)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=REPOSITORY)
     return Ceilings(**json.loads(done.stdout))
 
@@ -226,12 +226,12 @@ def _name(quantization: str, num_threads: int | None) -> str:
 
 def parse() -> tuple[argparse.Namespace, tuple[Peer, ...]]:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.engine",
+        prog="python -m tools.bench.engine",
         description=__doc__,
         epilog="rows: " + "; ".join(
             [*(f"{row.name} ({row.title})" for row in rows.ROWS), "ready (start to ready)",
              "http (short over HTTP against offline, one engine thread)", "loop (between two forward passes)"]
-        ) + ". Example: python -m bench.engine --only decode-1 prefill --peers vllm --json figures.json",
+        ) + ". Example: python -m tools.bench.engine --only decode-1 prefill --peers vllm --json figures.json",
     )  # fmt: skip
     parser.add_argument(
         "--only", nargs="+", choices=rows.NAMES, metavar="ROW", help="measure these rows (default: all)"

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from bench.engine.figures import Cell, Failure, Figure
-from bench.engine.jobs import Job
-from bench.engine.process import EngineError
-from bench.engine.rows import WARM_UPS, Row
+from tools.bench.engine.figures import Cell, Failure, Figure
+from tools.bench.engine.jobs import Job
+from tools.bench.engine.process import EngineError
+from tools.bench.engine.rows import WARM_UPS, Row
 
 
 class Engine(Protocol):

@@ -1,4 +1,4 @@
-"""A job as streamed completions over HTTP: `python -m bench.engine.http_client PORT JOB`, which prints its seconds.
+"""A job as streamed completions over HTTP: `python -m tools.bench.engine.http_client PORT JOB` prints its seconds.
 
 A process of its own on one CPU, with as little work for each chunk as reading it takes, so that what is measured is the
 server. JOB is JSON as `jobs.Job` has it; the requests are sent at once.
@@ -12,7 +12,7 @@ import os
 import sys
 import time
 
-from bench.engine.jobs import Job, make_prompts
+from tools.bench.engine.jobs import Job, make_prompts
 
 _READ_BYTES = 1 << 16
 

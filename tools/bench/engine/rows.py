@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from bench.engine.jobs import Job
+from tools.bench.engine.jobs import Job
 
 Counted: TypeAlias = Literal["output", "prompt"]
 
@@ -57,7 +57,7 @@ READY = "ready"
 HTTP = "http"
 """The job of `short` over HTTP, and offline with as many engine threads: one."""
 LOOP = "loop"
-"""Microseconds between two forward passes: `bench.engine_loop`."""
+"""Microseconds between two forward passes: `tools.bench.engine_loop`."""
 NAMES = (*(row.name for row in ROWS), READY, HTTP, LOOP)
 
 WARM_UPS = (Job("generate", (128, 96, 64), 4), Job("generate", (1024,), 2))

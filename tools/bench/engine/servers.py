@@ -11,18 +11,18 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from bench.engine.figures import Cell, Failure, Figure
-from bench.engine.jobs import Job
-from bench.engine.model import Model
-from bench.engine.peers import Peer, driver_environment
-from bench.engine.process import EngineError, started
-from bench.engine.report import Result
-from bench.engine.startup import seconds_to_ready
-from bench.served import served_engine
-from e2e.cluster.layout import REPOSITORY
-from e2e.demo_engine import ENGINE, free_port
+from tools.bench.engine.figures import Cell, Failure, Figure
+from tools.bench.engine.jobs import Job
+from tools.bench.engine.model import Model
+from tools.bench.engine.peers import Peer, driver_environment
+from tools.bench.engine.process import EngineError, started
+from tools.bench.engine.report import Result
+from tools.bench.engine.startup import seconds_to_ready
+from tools.demo_engine import ENGINE, free_port
+from tools.localcluster.layout import REPOSITORY
+from tools.measure.served import served_engine
 
-OURS = "bench.engine.drivers.ours"
+OURS = "tools.bench.engine.drivers.ours"
 _HTTP_SECONDS = 120
 _FIRST_PORT = 8100
 _PEER_RUNS = 2
@@ -92,7 +92,7 @@ def _client(port: int, job: Job) -> float:
         RuntimeError: it failed.
     """
     fields = json.dumps({**asdict(job), "vocab_size": 49152})
-    command = [sys.executable, "-m", "bench.engine.http_client", str(port), fields]
+    command = [sys.executable, "-m", "tools.bench.engine.http_client", str(port), fields]
     try:
         done = subprocess.run(
             command, check=False, capture_output=True, text=True, cwd=REPOSITORY, timeout=_HTTP_SECONDS

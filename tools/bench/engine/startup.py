@@ -10,7 +10,7 @@ import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from bench.engine.process import EngineError, kill, last_line
+from tools.bench.engine.process import EngineError, kill, last_line
 
 _POLL_SECONDS = 0.02
 _STOP_SECONDS = 20

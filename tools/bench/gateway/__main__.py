@@ -1,4 +1,4 @@
-"""`python -m bench.gateway`: overhead of the gateway, and routing on real replicas beside its peers."""
+"""`python -m tools.bench.gateway`: overhead of the gateway, and routing on real replicas beside its peers."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from bench.gateway import overhead, routing, simulated, tenants
-from bench.gateway.conversations import turns
-from bench.gateway.overhead import Overhead
-from bench.gateway.routing import POLICIES, Routed
-from bench.gateway.simulated import Simulated
-from bench.gateway.upstream import EVENT_SECONDS
-from bench.machine import cpu_model
+from tools.bench.gateway import overhead, routing, simulated, tenants
+from tools.bench.gateway.conversations import turns
+from tools.bench.gateway.overhead import Overhead
+from tools.bench.gateway.routing import POLICIES, Routed
+from tools.bench.gateway.simulated import Simulated
+from tools.bench.gateway.upstream import EVENT_SECONDS
+from tools.measure.machine import cpu_model
 
 DESCRIPTION = """overhead: the gateway (Envoy, relay, picker) beside a direct connection. The engine is a stand-in that
 answers at once, so nearly all of the latency is that of the path. Clients, stand-in and gateway share the machine; the
@@ -39,7 +39,11 @@ VOCAB_SIZE = 49_152
 def main() -> int:
     """Measure, print tables; returns the exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.gateway", description=DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m tools.bench.gateway",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run of overhead (default 5)")

@@ -18,8 +18,8 @@ from typing import Any
 
 import aiohttp
 
-from bench.gateway.keys import SECRET, bearer, new_key, secret
-from bench.gateway.stack import Gateway, gateway, process, unused_port
+from tools.bench.gateway.keys import SECRET, bearer, new_key, secret
+from tools.bench.gateway.stack import Gateway, gateway, process, unused_port
 
 SERVICE = "bench"
 FACTOR = 3
@@ -137,7 +137,7 @@ def measure(folder: Path, minutes: int) -> Limits:
             {"name": "concurrent", "limits": {"concurrent_requests": CONCURRENT}},
         ],
     }
-    upstream = [sys.executable, "-m", "bench.gateway.upstream", str(port)]
+    upstream = [sys.executable, "-m", "tools.bench.gateway.upstream", str(port)]
     with process(folder / "upstream.log", upstream), gateway(folder / "gateway", [service]) as running:
         return asyncio.run(_run(running, service, minutes))
 

@@ -11,11 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gateway.client import closed_loop, open_streams, prompt_body
-from bench.gateway.picks import pick_microseconds
-from bench.gateway.stack import Gateway, gateway, process, unused_port
-from bench.gateway.upstream import EVENT_SECONDS
-from bench.percentile import percentile
+from tools.bench.gateway.client import closed_loop, open_streams, prompt_body
+from tools.bench.gateway.picks import pick_microseconds
+from tools.bench.gateway.stack import Gateway, gateway, process, unused_port
+from tools.bench.gateway.upstream import EVENT_SECONDS
+from tools.measure.percentile import percentile
 
 CONNECTIONS = (1, 8)
 PROMPT_CHARACTERS = 2000
@@ -60,7 +60,7 @@ def measure(folder: Path, *, seconds: float, rounds: int, streams: int) -> Overh
         RuntimeError: a request was not answered, or a process did not start.
     """
     port = unused_port()
-    upstream = [sys.executable, "-m", "bench.gateway.upstream", str(port)]
+    upstream = [sys.executable, "-m", "tools.bench.gateway.upstream", str(port)]
     service = {"name": "bench", "endpoints": [f"127.0.0.1:{port}"], "max_num_seqs": 100_000}
     with process(folder / "upstream.log", upstream), gateway(folder / "gateway", [service]) as running:
         latencies, cpu_ms = _latencies(port, running, seconds, rounds)

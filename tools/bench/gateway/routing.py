@@ -21,14 +21,14 @@ from pathlib import Path
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.cpu_share import cpu_group
-from bench.gateway.conversations import Turn
-from bench.gateway.stack import gateway
-from bench.gateway.streamed import completion
-from bench.percentile import percentile
-from bench.served import served_engine
 from inflight_cost.capacity import StepLimits
 from inflight_operator.observe.metrics import Sample, parse_metrics
+from tools.bench.gateway.conversations import Turn
+from tools.bench.gateway.stack import gateway
+from tools.bench.gateway.streamed import completion
+from tools.measure.cpu_share import cpu_group
+from tools.measure.percentile import percentile
+from tools.measure.served import served_engine
 
 CLIENTS = 16
 SERVICE = "bench"

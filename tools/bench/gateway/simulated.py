@@ -11,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from bench.gateway.conversations import BLOCK_TOKENS, Turn
-from bench.percentile import percentile
 from inflight_cost.capacity import StepLimits
 from inflight_cost.model import StepWork
 from inflight_operator.observe.metrics import Sample
@@ -20,6 +18,8 @@ from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel,
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
 from inflight_simulator.fleet.view import Fixed
+from tools.bench.gateway.conversations import BLOCK_TOKENS, Turn
+from tools.measure.percentile import percentile
 
 POLICIES: tuple[Routing, ...] = tuple(each for each in ROUTINGS if each != "least-work")
 """Of those measured; the simulator has no clients with connections of their own, so no plain Service."""

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.processes import family_cpu, family_memory_mib
+from tools.measure.processes import family_cpu, family_memory_mib
 
 _BIN = Path(sys.executable).parent
 _ENVOY = ("--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning")

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.gateway import isolation, limits
-from bench.gateway.isolation import ARMS, Isolated
-from bench.gateway.limits import Limits
+from tools.bench.gateway import isolation, limits
+from tools.bench.gateway.isolation import ARMS, Isolated
+from tools.bench.gateway.limits import Limits
 
 __all__ = ["ARMS", "Tenancy", "measure", "table"]
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
-from bench.gpu import report
-from bench.gpu.correctness import Checks
-from bench.gpu.part import ENGINES, SIZES
-from bench.gpu.reference import FULL, SMALL
+from tools.bench.gpu import report
+from tools.bench.gpu.correctness import Checks
+from tools.bench.gpu.part import ENGINES, SIZES
+from tools.bench.gpu.reference import FULL, SMALL
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 STAGE_SECONDS = 580
 """For all engines of a stage: it is within ten minutes."""
 SECONDS = {"inflight": 240, "vllm": 170}
@@ -61,7 +61,7 @@ def speed(shape: str, device: str, size: str, folder: Path) -> tuple[list[list[s
 def _part(engine: str, shape: str, device: str, size: str, folder: Path, seconds: float) -> dict[str, Any]:
     file = folder / f"{engine}-{shape}.json"
     arguments = [engine, shape, device, size, str(folder / f"{engine}-{shape}"), str(file)]
-    command = [sys.executable, "-m", "bench.gpu.part", *arguments]
+    command = [sys.executable, "-m", "tools.bench.gpu.part", *arguments]
     try:
         done = subprocess.run(command, check=False, cwd=REPOSITORY, timeout=seconds)
     except subprocess.TimeoutExpired:
@@ -74,7 +74,7 @@ def _part(engine: str, shape: str, device: str, size: str, folder: Path, seconds
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit 0 when every check holds and this engine was measured, else 1."""
-    parser = argparse.ArgumentParser(prog="bench/gpu.sh", description=__doc__)
+    parser = argparse.ArgumentParser(prog="tools/bench/gpu.sh", description=__doc__)
     parser.add_argument("stage", choices=["correctness", "qwen", "llama", "tiny", "all"], help="all: but tiny")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="default: %(default)s")
     parser.add_argument("--size", choices=list(SIZES), default="full", help="small: to see that it runs")

@@ -16,13 +16,13 @@ from unittest import mock
 
 import torch
 
-from bench.engine.in_process import Generated, InProcessEngine
-from bench.gpu.draws import FILTERS, MOST_EXCESS, excess, probabilities
-from bench.gpu.quantized import product_check, product_speeds, write_checkpoint
-from bench.gpu.reference import GREEDY, Scale, distances, logits_of, make_prompts, make_reference, save_stretched
 from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention import BACKENDS
 from inflight_engine.request import SamplingParams
+from tools.bench.engine.in_process import Generated, InProcessEngine
+from tools.bench.gpu.draws import FILTERS, MOST_EXCESS, excess, probabilities
+from tools.bench.gpu.quantized import product_check, product_speeds, write_checkpoint
+from tools.bench.gpu.reference import GREEDY, Scale, distances, logits_of, make_prompts, make_reference, save_stretched
 
 _EXACT = (0.125, 0.005)
 """In standard deviations of a position's logits: how far below the best logit a token may be, and all of them on

@@ -1,5 +1,5 @@
 """One engine's measurements in a process of its own, so that its memory is free again for the next:
-`python -m bench.gpu.part ENGINE SHAPE DEVICE SIZE FOLDER FILE`. What it finds, or why not, is in FILE as JSON."""
+`python -m tools.bench.gpu.part ENGINE SHAPE DEVICE SIZE FOLDER FILE`. What it finds, or why not, is in FILE as JSON."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from bench.gpu.peers import NotHereError, transformers, vllm
-from bench.gpu.speed import FULL, SMALL, measure
+from tools.bench.gpu.peers import NotHereError, transformers, vllm
+from tools.bench.gpu.speed import FULL, SMALL, measure
 
 ENGINES = {"inflight": measure, "vllm": vllm, "transformers": transformers}
 SIZES = {"full": FULL, "small": SMALL}

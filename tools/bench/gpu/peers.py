@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from bench.gpu.shapes import SHAPES, write_config
-from bench.gpu.speed import Size
-from bench.gpu.workload import TEMPERATURE, Workload
+from tools.bench.gpu.shapes import SHAPES, write_config
+from tools.bench.gpu.speed import Size
+from tools.bench.gpu.workload import TEMPERATURE, Workload
 
 
 class NotHereError(Exception):

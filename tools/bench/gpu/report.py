@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from bench.engine.figures import number
-from bench.gpu.correctness import Check
-from bench.gpu.shapes import TITLES
+from tools.bench.engine.figures import number
+from tools.bench.gpu.correctness import Check
+from tools.bench.gpu.shapes import TITLES
 
 _MARKS = {True: "ok", False: "WRONG", None: "not here"}
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
-from bench.engine.drivers.ours import decode_seconds
-from bench.engine.in_process import InProcessEngine
-from bench.engine.jobs import Job
-from bench.engine.roofline import Ceilings, Costs, limit
-from bench.gpu.idle import profile
-from bench.gpu.shapes import SHAPES, random_weights, write_config
-from bench.gpu.workload import TEMPERATURE, Workload, nano
 from inflight_engine.config import EngineConfig
+from tools.bench.engine.drivers.ours import decode_seconds
+from tools.bench.engine.in_process import InProcessEngine
+from tools.bench.engine.jobs import Job
+from tools.bench.engine.roofline import Ceilings, Costs, limit
+from tools.bench.gpu.idle import profile
+from tools.bench.gpu.shapes import SHAPES, random_weights, write_config
+from tools.bench.gpu.workload import TEMPERATURE, Workload, nano
 
 CEILING_SIZES = {"cuda": (4 << 30, 8192), "cpu": (16 << 20, 256)}
 """Bytes that are read, and the side of the matrices, to find what a device can do."""

@@ -1,4 +1,4 @@
-"""`python -m bench.operator`: builds missing parts, then measures in a separate network namespace."""
+"""`python -m tools.bench.operator`: builds missing parts, then measures in a separate network namespace."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import os
 import sys
 from typing import NoReturn
 
-from bench.operator import options
-from bench.operator.plane import PARTS
-from e2e.cluster import ClusterError, gobuild, layout, packages
-from e2e.cluster.progress import to_stdout
+from tools.bench.operator import options
+from tools.bench.operator.plane import PARTS
+from tools.localcluster import ClusterError, gobuild, layout, packages
+from tools.localcluster.progress import to_stdout
 
 
 def main() -> NoReturn:
@@ -26,7 +26,7 @@ def main() -> NoReturn:
         sys.exit(f"error: {error}")
     # Pod addresses, routes and ports are private to the namespace and end with its last process: nothing to undo.
     user = [] if os.geteuid() == 0 else ["--map-root-user"]
-    command = [unshare, "--net", *user, sys.executable, "-m", "bench.operator.measure", *sys.argv[1:]]
+    command = [unshare, "--net", *user, sys.executable, "-m", "tools.bench.operator.measure", *sys.argv[1:]]
     os.execv(unshare, command)
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import aiohttp
 
-from e2e.cluster import probe
+from tools.localcluster import probe
 
 Manifest = dict[str, Any]
 PAGE = 500

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from bench.operator.responder import Counts
-from e2e.cluster.process import tail
+from tools.bench.operator.responder import Counts
+from tools.localcluster.process import tail
 
 
 class EngineProcess:
@@ -60,7 +60,7 @@ async def engine_process(log: Path) -> AsyncIterator[EngineProcess]:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "bench.operator.responder",
+            "tools.bench.operator.responder",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,

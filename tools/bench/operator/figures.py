@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from bench.operator.readings import Reading, Values
-from bench.percentile import percentile
-from bench.processes import Memory
+from tools.bench.operator.readings import Reading, Values
+from tools.measure.percentile import percentile
+from tools.measure.processes import Memory
 
 GOAL_CORES = 1.0
 GOAL_MEMORY = 300e6

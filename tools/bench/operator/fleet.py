@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from bench.operator.client import Client, Manifest
-from bench.operator.engines import EngineProcess
-from bench.operator.pages import CAPACITY
-from e2e.cluster.layout import REPOSITORY
 from inflight_operator.api.types import API_VERSION, KIND, PLURAL
 from inflight_operator.render.admin_token import TOKEN_KEY
 from inflight_operator.render.labels import SERVICE_LABEL, child_names
+from tools.bench.operator.client import Client, Manifest
+from tools.bench.operator.engines import EngineProcess
+from tools.bench.operator.pages import CAPACITY
+from tools.localcluster.layout import REPOSITORY
 
 CRD_FILE = REPOSITORY / "crds" / "inflight.dev_inferenceservices.yaml"
 SERVICES_PATH = f"/apis/{API_VERSION}/{PLURAL}"

@@ -1,4 +1,4 @@
-"""The measurement, in a separate network namespace (`python -m bench.operator` enters it)."""
+"""The measurement, in a separate network namespace (`python -m tools.bench.operator` enters it)."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from time import monotonic
 
 import aiohttp
 
-from bench.machine import cpu_model
-from bench.operator import fleet, options
-from bench.operator.client import ApiError, Client
-from bench.operator.engines import engine_process
-from bench.operator.figures import Failover, Machine, PhaseFigures, Report, SetUp, lines
-from bench.operator.fleet import Fleet
-from bench.operator.operators import NAMESPACE, Operator, Operators
-from bench.operator.options import Options
-from bench.operator.phases import QUIET_SECONDS, Bench
-from bench.operator.plane import OPERATOR_USER, Plane, nodes, plane
-from bench.operator.readings import AuditLog
-from e2e.cluster import ClusterError
-from e2e.cluster.progress import Progress, to_stdout
+from tools.bench.operator import fleet, options
+from tools.bench.operator.client import ApiError, Client
+from tools.bench.operator.engines import engine_process
+from tools.bench.operator.figures import Failover, Machine, PhaseFigures, Report, SetUp, lines
+from tools.bench.operator.fleet import Fleet
+from tools.bench.operator.operators import NAMESPACE, Operator, Operators
+from tools.bench.operator.options import Options
+from tools.bench.operator.phases import QUIET_SECONDS, Bench
+from tools.bench.operator.plane import OPERATOR_USER, Plane, nodes, plane
+from tools.bench.operator.readings import AuditLog
+from tools.localcluster import ClusterError
+from tools.localcluster.progress import Progress, to_stdout
+from tools.measure.machine import cpu_model
 
 CREATION_PATIENCE = 1800.0
 SHOWN_EVERY = 10.0

@@ -6,8 +6,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from e2e.cluster import ClusterError
-from e2e.cluster.process import Processes, Program, tail
+from tools.localcluster import ClusterError
+from tools.localcluster.process import Processes, Program, tail
 
 NAMESPACE = "inflight-system"
 """Of the Lease and of the operator's own Secrets."""

@@ -52,7 +52,7 @@ class Options:
 def parse(argv: Sequence[str] | None) -> Options:
     """Exits with 2 on wrong usage, with 0 after --help."""
     parser = argparse.ArgumentParser(
-        prog="python -m bench.operator",
+        prog="python -m tools.bench.operator",
         description="Measure the operator with a real control plane and fake nodes, pods and engines.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

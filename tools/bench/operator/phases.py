@@ -13,14 +13,14 @@ from time import monotonic
 
 import aiohttp
 
-from bench.operator.engines import EngineProcess
-from bench.operator.figures import Delays, Failover, PhaseFigures, phase_figures
-from bench.operator.fleet import Fleet, Key
-from bench.operator.operators import Operator, Operators
-from bench.operator.options import Options
-from bench.operator.readings import AuditLog, Reading, Values, operator_values, writes_by_kind
-from bench.processes import forget_peak, machine_cpu, process_cpu, process_memory
-from e2e.cluster.progress import Progress
+from tools.bench.operator.engines import EngineProcess
+from tools.bench.operator.figures import Delays, Failover, PhaseFigures, phase_figures
+from tools.bench.operator.fleet import Fleet, Key
+from tools.bench.operator.operators import Operator, Operators
+from tools.bench.operator.options import Options
+from tools.bench.operator.readings import AuditLog, Reading, Values, operator_values, writes_by_kind
+from tools.localcluster.progress import Progress
+from tools.measure.processes import forget_peak, machine_cpu, process_cpu, process_memory
 
 JUMP_REQUESTS = 40
 """Requests that wait in each engine of a service whose queue jumps: enough for maxReplicas at once."""

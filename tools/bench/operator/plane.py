@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster import certificates, gobuild, goparts, kubeconfig, layout, packages, probe
-from e2e.cluster.addresses import Network, Ports
-from e2e.cluster.certificates import Leaf
-from e2e.cluster.components import controller_manager, scheduler
-from e2e.cluster.plane import ApiPlane
-from e2e.cluster.process import Processes, Program
-from e2e.cluster.progress import Progress, step
+from tools.localcluster import certificates, gobuild, goparts, kubeconfig, layout, packages, probe
+from tools.localcluster.addresses import Network, Ports
+from tools.localcluster.certificates import Leaf
+from tools.localcluster.components import controller_manager, scheduler
+from tools.localcluster.plane import ApiPlane
+from tools.localcluster.process import Processes, Program
+from tools.localcluster.progress import Progress, step
 
 PARTS = (goparts.ETCD, goparts.APISERVER, goparts.NODE, goparts.KWOK)
 NETWORK = Network(pods="10.128.0.0/14", services="10.96.0.0/16")

@@ -11,7 +11,7 @@ from time import monotonic
 import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
-from bench.processes import process_cpu
+from tools.measure.processes import process_cpu
 
 WRITES = ("create", "update", "patch", "delete", "deletecollection")
 """Verbs of the audit log that change something."""

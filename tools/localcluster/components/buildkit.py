@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from e2e.cluster.components.containerd import NAMESPACE
-from e2e.cluster.process import Program
+from tools.localcluster.components.containerd import NAMESPACE
+from tools.localcluster.process import Program
 
 CACHE_LIMIT_BYTES = 24 * 10**9
 """Build cache kept at most: two generations of the largest image and what its steps downloaded."""

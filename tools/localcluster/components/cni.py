@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster.addresses import Network
+from tools.localcluster.addresses import Network
 
 NETWORK_NAME = "inflight"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from e2e.cluster.process import Program
+from tools.localcluster.process import Program
 
 NAMESPACE = "k8s.io"
 PAUSE_IMAGE = "localhost/pause:1"

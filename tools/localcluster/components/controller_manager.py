@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from e2e.cluster.addresses import Network, Ports
-from e2e.cluster.process import Program
+from tools.localcluster.addresses import Network, Ports
+from tools.localcluster.process import Program
 
 
 def program(binary: Path, pki: Path, ports: Ports, network: Network) -> Program:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from e2e.cluster.addresses import Network
+from tools.localcluster.addresses import Network
 
 IMAGE_NAME = "localhost/coredns"
 _NAMESPACE = "kube-system"

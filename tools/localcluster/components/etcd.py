@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from e2e.cluster.addresses import Ports
-from e2e.cluster.process import Program
+from tools.localcluster.addresses import Ports
+from tools.localcluster.process import Program
 
 
 def program(binary: Path, data: Path, pki: Path, ports: Ports) -> Program:

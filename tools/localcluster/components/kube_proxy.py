@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster.addresses import Network, Ports
-from e2e.cluster.process import Program
+from tools.localcluster.addresses import Network, Ports
+from tools.localcluster.process import Program
 
 NFTABLES_TABLES = (("ip", "kube-proxy"), ("ip6", "kube-proxy"))
 """Family and name of the tables it makes, and leaves when it is killed."""

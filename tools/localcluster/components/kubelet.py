@@ -6,8 +6,8 @@ import ipaddress
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster.addresses import Network, Ports
-from e2e.cluster.process import Program
+from tools.localcluster.addresses import Network, Ports
+from tools.localcluster.process import Program
 
 
 def configuration(root: Path, pki: Path, ports: Ports, network: Network, containerd: Path) -> dict[str, Any]:

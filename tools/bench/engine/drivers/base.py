@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-from bench.engine.jobs import Job, make_prompts
+from tools.bench.engine.jobs import Job, make_prompts
 
 DECODE_WARM_UP_STEPS = 3
 """Steps in which all prompts decode, before those that are timed."""

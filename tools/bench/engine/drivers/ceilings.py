@@ -1,4 +1,4 @@
-"""Measured limits of the machine on all cores: `python -m bench.engine.drivers.ceilings THREADS` prints them as JSON.
+"""Measured limits of the machine on all cores, as JSON: `python -m tools.bench.engine.drivers.ceilings THREADS`.
 
 In a process of its own, so that no threads of torch stay behind in the benchmark's.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bench.engine.drivers.base import run
+from tools.bench.engine.drivers.base import run
 
 
 class TransformersDriver:

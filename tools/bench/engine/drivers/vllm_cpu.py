@@ -6,7 +6,7 @@ import importlib
 import time
 from typing import Any
 
-from bench.engine.drivers.base import DECODE_WARM_UP_STEPS, run
+from tools.bench.engine.drivers.base import DECODE_WARM_UP_STEPS, run
 
 
 class VLLMDriver:
