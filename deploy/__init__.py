@@ -1,1 +1,1 @@
-"""Files generated from code or the chart: dashboards, table of values, manifest for kustomize; a scan of its objects."""
+"""Files generated from code or the chart: dashboards, table of values, kustomize manifest; a scan of its objects."""

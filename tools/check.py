@@ -22,7 +22,7 @@ from pathlib import Path
 
 from tools.localcluster import ClusterError, layout
 from tools.localcluster.api import preflight
-from tools.sigterm import exit_on_sigterm
+from tools.signals import exit_on_signals
 
 ROOT = Path(__file__).resolve().parents[1]
 BIN = Path(sys.executable).parent
@@ -181,7 +181,7 @@ def check_all(background: Background, durations: list[str]) -> bool:
 
 def main() -> int:
     """Exit 0 when every check passed; stops at the first that fails."""
-    exit_on_sigterm()
+    exit_on_signals()
     parser = argparse.ArgumentParser(prog="python -m tools.check", description=__doc__)
     parser.parse_args()
     try:

@@ -13,7 +13,7 @@ from e2e.disruptions.stage import REPLICAS, Stage
 from e2e.disruptions.verdict import ERROR_SECONDS, Outcome
 from tools.localcluster import ClusterError
 from tools.localcluster.progress import to_stdout
-from tools.sigterm import exit_on_sigterm
+from tools.signals import exit_on_signals
 from tools.testbed.install import install
 from tools.testbed.namespaces import temporary_namespace
 from tools.testbed.service import Service
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> list[Outcome]:
 def main() -> int:
     """Exit 0 when every phase held, 1 when one did not or could not be run."""
     options = parser().parse_args()
-    exit_on_sigterm()
+    exit_on_signals()
     try:
         outcomes = run(options)
     except (ClusterError, TimeoutError, NotRestoredError) as error:

@@ -1,4 +1,4 @@
-"""`python -m deploy.dashboards.live`: a Prometheus over the running cluster, and every dashboard query run against it."""
+"""`python -m deploy.dashboards.live`: Prometheus over the running cluster, and every dashboard query run against it."""
 
 from __future__ import annotations
 

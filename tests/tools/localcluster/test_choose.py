@@ -87,7 +87,7 @@ def test_a_named_cluster_is_not_taken_down(tmp_path):
 
 
 def test_kubectl_without_a_kubeconfig_says_how_to_get_a_cluster(tmp_path):
-    with pytest.raises(ClusterError, match=r"no cluster.*e2e\.cluster up"):
+    with pytest.raises(ClusterError, match=r"no cluster.*tools\.localcluster up"):
         kubectl_program.run(tmp_path / "config", ("get", "pods"))
 
 

@@ -182,7 +182,8 @@ def test_links_of_pods_that_nobody_tore_down_go_with_the_cluster_and_no_others()
     if machine.namespace_problem():
         pytest.skip("this machine cannot make namespaces")
     take_down = (
-        "import pathlib; from tools.localcluster import host, layout\nfrom tools.localcluster.addresses import CANDIDATES\n"
+        "import pathlib; from tools.localcluster import host, layout\n"
+        "from tools.localcluster.addresses import CANDIDATES\n"
         "host.tear_down(CANDIDATES[0], layout.Layout(pathlib.Path('/nonexistent')))"
     )
     script = f"{LINKS}\n{shlex.quote(sys.executable)} -c {shlex.quote(take_down)}\nip -brief link show type veth"

@@ -1,1 +1,1 @@
-"""The operator's limits on a real engine beside fixed ones: `python -m tools.bench.autopilot`, `make bench-autopilot`."""
+"""Limits set by the operator on a real engine, beside fixed ones: `python -m tools.bench.autopilot`."""

@@ -14,7 +14,7 @@ from inflight_operator.engines import EngineError
 from tools.bench.autopilot import options, report
 from tools.bench.autopilot.measure import Bench, measure
 from tools.measure.machine import cpu_model
-from tools.sigterm import exit_on_sigterm
+from tools.signals import exit_on_signals
 
 
 def say(line: str) -> None:
@@ -25,7 +25,7 @@ def say(line: str) -> None:
 def main() -> int:
     """Exit 0 when all was measured, whatever the figures are; 1 when something could not be."""
     flags = options.parse(None)
-    exit_on_sigterm()  # and the engines end with it
+    exit_on_signals()  # and the engines end with it
     began = time.monotonic()
     logs = flags.logs or Path(tempfile.mkdtemp(prefix="inflight-bench-"))
     logs.mkdir(parents=True, exist_ok=True)

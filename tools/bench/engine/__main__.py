@@ -34,7 +34,7 @@ from tools.bench.engine.rows import Row
 from tools.bench.engine.servers import OURS, http, ready
 from tools.localcluster.layout import REPOSITORY, current
 from tools.measure.machine import cpu_model
-from tools.sigterm import exit_on_sigterm
+from tools.signals import exit_on_signals
 
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "bf16")
 _WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}
@@ -259,7 +259,7 @@ def parse() -> tuple[argparse.Namespace, tuple[Peer, ...]]:
 def main() -> int:
     """Exit 0 when every figure that was asked for is there, 1 when one of ours is missing."""
     flags, wanted = parse()
-    exit_on_sigterm()  # and the engines end with it
+    exit_on_signals()  # and the engines end with it
     began = time.monotonic()
     logs = Path(tempfile.mkdtemp(prefix="inflight-bench-"))
     report = Bench(flags, wanted, logs).run()

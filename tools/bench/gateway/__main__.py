@@ -42,8 +42,6 @@ def main() -> int:
         prog="python -m tools.bench.gateway",
         description=DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-        description=DESCRIPTION,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run of overhead (default 5)")

@@ -43,12 +43,13 @@ def prepared(tmp_path, monkeypatch):
             return check.main()
         finally:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.signal(signal.SIGINT, signal.default_int_handler)
 
     return run
 
 
 def test_contract_tests_are_run_from_every_folder_that_has_some():
-    found = {path for path in (REPOSITORY / "tests").rglob("test_*.py") if "mark.contract" in path.read_text()}
+    found = {path for path in (REPOSITORY / "tests").rglob("test_*.py") if "pytest.mark." + "contract" in path.read_text()}
     run = [path for folder in check.CONTRACT[2:] for path in (REPOSITORY / folder).rglob("*.py")]
     assert len(found) > 10
     assert found <= set(run)
@@ -80,7 +81,9 @@ def test_without_a_cluster_the_checks_that_need_one_fail(prepared, capfd):
     assert "was run" not in shown
 
 
-def test_a_failure_in_the_background_ends_what_runs_in_front(prepared, capfd):
+@pytest.mark.parametrize("inherited", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_failure_in_the_background_ends_what_runs_in_front(prepared, capfd, inherited):
+    signal.signal(signal.SIGINT, inherited)
     slow = Check("slow", python("import time; time.sleep(60)"))
     started = time.monotonic()
     assert prepared([slow, Check("next", python(""))], [], "import sys; sys.exit('error: no disk')") == 1
@@ -120,21 +123,28 @@ def test_a_failure_ends_the_preparation_and_what_it_started(prepared, tmp_path):
     wait_until(lambda: not any(observe(int(pid)) for pid in pids.read_text().split()))
 
 
-def test_sigterm_lets_the_running_check_end_in_order(tmp_path):
+@pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN])
+def test_sigterm_lets_the_running_check_end_in_order(tmp_path, inherited):
+    """Also in the background job of a script, which a shell starts with SIGINT ignored."""
     careful = (
         "import time\n"
         "try:\n    print('running', flush=True); time.sleep(60)\n"
         "except KeyboardInterrupt:\n    time.sleep(0.5); print('ended in order', flush=True)"
     )
     code = (
-        "import sys; from e2e import check\n"
+        "import sys; from tools import check\n"
         "check.preflight = lambda: None\n"
         "check.IN_BACKGROUND = ()\n"
         f"check.IN_FRONT = (check.Check('one', (sys.executable, '-c', {careful!r})),)\n"
         "sys.argv = ['check']; sys.exit(check.main())"
     )
     with subprocess.Popen(
-        python(code), stdout=subprocess.PIPE, text=True, cwd=REPOSITORY, env={"INFLIGHT_CACHE": str(tmp_path)}
+        python(code),
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env={"INFLIGHT_CACHE": str(tmp_path)},
+        preexec_fn=lambda: signal.signal(signal.SIGINT, inherited),
     ) as process:
         while process.stdout.readline() != "running\n":
             assert process.poll() is None
