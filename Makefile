@@ -121,10 +121,16 @@ chart-files: .venv/tools.stamp ## Regenerate Envoy's bootstrap, the table of the
 scan: .venv/tools.stamp ## checkov over what the chart and the operator render; installs checkov beside .venv at first
 	@$(PY) -m deploy.scan
 
-docs: .venv/kernels.stamp ## The documentation site, in build/site/index.html
+docs: .venv/kernels.stamp docs/js/mermaid.min.js ## The documentation site, in build/site/index.html
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
-docs-reference: .venv/kernels.stamp ## Regenerate the reference pages and the diagrams of the documentation
+docs/js/mermaid.min.js: # draws the diagrams of the site, which loads nothing from other servers
+	mkdir -p $(@D)
+	curl -fsSL https://registry.npmjs.org/mermaid/-/mermaid-11.17.2.tgz | tar -xzO package/dist/mermaid.min.js > $@.part
+	echo "581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8  $@.part" | sha256sum -c --quiet
+	mv $@.part $@
+
+docs-reference: .venv/kernels.stamp ## Regenerate the reference pages of the documentation
 	$(PY) -m docs.generate --write
 
 picture-top: .venv/tools.stamp ## The picture of `kubectl inflight top` from the running local cluster. ARGS=--help

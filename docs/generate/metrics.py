@@ -13,11 +13,11 @@ from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.metrics import NO_STATS, EngineMetrics, Gauges
-from inflight_gateway.metrics import Metrics as GatewayMetrics
 from inflight_gateway.state.load import ServiceLoad
+from inflight_gateway.telemetry.metrics import Metrics as GatewayMetrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.types import ServiceKey
-from inflight_operator.metrics import OperatorMetrics
+from inflight_operator.telemetry.metrics import OperatorMetrics
 
 INTRODUCTION = """\
 # Metrics

@@ -9,12 +9,12 @@ from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
-from inflight_gateway import reports
 from inflight_gateway.discovery.static import StaticDiscovery
 from inflight_gateway.ext_proc import grpc_server
 from inflight_gateway.proxy.drain import drain
 from inflight_gateway.proxy.snapshot import LISTENERS, ROUTES
 from inflight_gateway.settings import PickerSettings, Sockets
+from inflight_gateway.telemetry import reports
 from inflight_gateway.wiring import Gateway
 
 _log = logging.getLogger(__name__)

@@ -10,30 +10,29 @@ from time import monotonic
 import aiohttp
 from aiohttp import web
 
-from inflight_gateway.addresses import any_address
-from inflight_gateway.catalog import Catalog, Change, SecretData, SecretRef
-from inflight_gateway.courses import Courses
+from inflight_gateway.discovery.addresses import any_address
+from inflight_gateway.discovery.catalog import Catalog, Change, SecretData, SecretRef
+from inflight_gateway.engines.ledger import Ledger
+from inflight_gateway.engines.refusals import Refusals
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
 from inflight_gateway.ext_proc.exchange import Parts
 from inflight_gateway.ext_proc.guest_ports import GuestPorts
 from inflight_gateway.ext_proc.server import Processor
 from inflight_gateway.hold.queue import HoldQueue
-from inflight_gateway.ledger import Ledger
-from inflight_gateway.loads import GatewayLoads
-from inflight_gateway.metrics import Metrics
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.proxy.publisher import Publisher
 from inflight_gateway.proxy.snapshot import Fixed
-from inflight_gateway.refusals import Refusals
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import Scraper, metrics_session
 from inflight_gateway.settings import PickerSettings
 from inflight_gateway.state.knowledge import Knowledge
-from inflight_gateway.state.load import SentLoad
+from inflight_gateway.state.load import GatewayLoads, SentLoad
 from inflight_gateway.state.peers import Peers
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
 from inflight_gateway.state.stream import LoadStream
+from inflight_gateway.telemetry.courses import Courses
+from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate

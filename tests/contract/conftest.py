@@ -8,7 +8,7 @@ import yaml
 from kubernetes.aio import client
 
 from inflight_operator.apply import KubeApi
-from inflight_operator.connect import load_configuration
+from inflight_operator.watch.connect import load_configuration
 from tests.contract.api_server import ApiServer
 from tests.contract.definitions import established
 from tests.contract.kubectl import Kubectl

@@ -12,8 +12,8 @@ import pytest
 import yaml
 from kubernetes.aio import client
 
-from inflight_gateway.catalog import Catalog, SecretRef
 from inflight_gateway.discovery import reflector as reflector_module
+from inflight_gateway.discovery.catalog import Catalog, SecretRef
 from inflight_gateway.discovery.kube import KubeDiscovery
 from inflight_gateway.discovery.kube_api import KubeApi, load_configuration
 from inflight_gateway.types import Endpoint, HoldBounds, RateLimits, ServiceConfig, ServiceKey, TenantConfig

@@ -9,12 +9,12 @@ from datetime import UTC, datetime
 import pytest
 from kubernetes.aio import client
 
-from inflight_operator.admin_key import LiveAdminKey
 from inflight_operator.api import Condition, Decision, InferenceService, InferenceServiceStatus, LimitsStatus
 from inflight_operator.api.status import ObservedStatus
 from inflight_operator.apply import KubeApi, kube
 from inflight_operator.apply.kube import KubeApiError
-from inflight_operator.connect import load_configuration
+from inflight_operator.keys.admin_key import LiveAdminKey
+from inflight_operator.watch.connect import load_configuration
 
 pytestmark = pytest.mark.contract
 

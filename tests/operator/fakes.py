@@ -5,8 +5,8 @@ import copy
 from dataclasses import dataclass, field, replace
 
 from inflight_operator.apply.difference import FIELD_MANAGER
+from inflight_operator.apply.engines import EngineError
 from inflight_operator.apply.status import status_patch
-from inflight_operator.engines import EngineError
 from inflight_operator.limits import Limits
 from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.window import Window

@@ -49,7 +49,9 @@ def prepared(tmp_path, monkeypatch):
 
 
 def test_contract_tests_are_run_from_every_folder_that_has_some():
-    found = {path for path in (REPOSITORY / "tests").rglob("test_*.py") if "pytest.mark." + "contract" in path.read_text()}
+    found = {
+        path for path in (REPOSITORY / "tests").rglob("test_*.py") if "pytest.mark." + "contract" in path.read_text()
+    }
     run = [path for folder in check.CONTRACT[2:] for path in (REPOSITORY / folder).rglob("*.py")]
     assert len(found) > 10
     assert found <= set(run)

@@ -8,7 +8,7 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from inflight_gateway.catalog import Catalog, Change, SecretData, SecretRef
+from inflight_gateway.discovery.catalog import Catalog, Change, SecretData, SecretRef
 from inflight_gateway.discovery.kube_api import KubeApi, Manifest, Selection
 from inflight_gateway.discovery.reflector import Changes, ObjectKey, Reflector
 from inflight_gateway.discovery.service_config import ServiceConfigError, read_service

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
-from inflight_gateway.addresses import address_of
+from inflight_gateway.discovery.addresses import address_of
 from inflight_gateway.discovery.kube_api import Manifest
 from inflight_gateway.discovery.reflector import Changes, ObjectKey
 from inflight_gateway.types import Endpoint, ServiceKey

@@ -23,7 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from inflight_gateway.catalog import Catalog, SecretData, SecretRef
+from inflight_gateway.discovery.catalog import Catalog, SecretData, SecretRef
 from inflight_gateway.types import Endpoint, ServiceConfig, ServiceKey
 
 T = TypeVar("T")

@@ -10,7 +10,7 @@ from functools import partial
 
 import grpc
 
-from inflight_gateway.catalog import Catalog, Change
+from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.ext_proc.certificate import self_signed
 from inflight_gateway.ext_proc.exchange import Parts
 from inflight_gateway.ext_proc.grpc_server import serve_guests

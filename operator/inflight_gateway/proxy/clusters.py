@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from inflight_gateway.headers import DESTINATION
 from inflight_gateway.proxy.names import PICKED, RELAYS, UNLIMITED, Json, pipe, service_cluster, typed
+from inflight_gateway.request.headers import DESTINATION
 from inflight_gateway.settings import Sockets
 from inflight_gateway.types import ServiceKey
 

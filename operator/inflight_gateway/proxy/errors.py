@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from inflight_gateway.headers import UPSTREAM_FAILURE
-from inflight_gateway.openai_error import error_body
 from inflight_gateway.proxy.names import Json, header, typed
+from inflight_gateway.request.headers import UPSTREAM_FAILURE
+from inflight_gateway.request.openai_error import error_body
 
 
 def outer_replies() -> Json:

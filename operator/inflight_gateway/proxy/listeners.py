@@ -4,18 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from inflight_gateway.headers import (
-    DESTINATION,
-    ENDPOINT,
-    FIRST_TOKEN_WITHIN,
-    FROM_RELAYS,
-    MAX_ATTEMPTS,
-    PROGRESS,
-    REQUEST_ID,
-    SERVICE,
-    TRIES,
-    UPSTREAM_FAILURE,
-)
 from inflight_gateway.proxy.errors import inner_replies, outer_replies
 from inflight_gateway.proxy.names import (
     INNER,
@@ -28,6 +16,18 @@ from inflight_gateway.proxy.names import (
     Json,
     pipe,
     typed,
+)
+from inflight_gateway.request.headers import (
+    DESTINATION,
+    ENDPOINT,
+    FIRST_TOKEN_WITHIN,
+    FROM_RELAYS,
+    MAX_ATTEMPTS,
+    PROGRESS,
+    REQUEST_ID,
+    SERVICE,
+    TRIES,
+    UPSTREAM_FAILURE,
 )
 from inflight_gateway.settings import MAX_BODY_BYTES, Sockets
 from inflight_gateway.tenants.signature import CREDENTIALS

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from inflight_gateway.catalog import Catalog, Change
+from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.proxy.ads import Ads
 from inflight_gateway.proxy.snapshot import ENDPOINTS, Fixed, Snapshot, engine_endpoints, snapshot
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from inflight_gateway.headers import (
+from inflight_gateway.proxy.errors import fixed
+from inflight_gateway.proxy.names import INNER, LONGEST_SILENCE, METADATA, PICKED, Json, header, service_cluster
+from inflight_gateway.request.headers import (
     ATTEMPT,
     DESTINATION,
     ENDPOINT,
@@ -14,9 +16,7 @@ from inflight_gateway.headers import (
     SERVICE,
     TRIES,
 )
-from inflight_gateway.paths import PUBLIC
-from inflight_gateway.proxy.errors import fixed
-from inflight_gateway.proxy.names import INNER, LONGEST_SILENCE, METADATA, PICKED, Json, header, service_cluster
+from inflight_gateway.request.paths import PUBLIC
 from inflight_gateway.types import ServiceConfig, ServiceKey
 
 RATE_LIMIT_HEADERS = tuple(

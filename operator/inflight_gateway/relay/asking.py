@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 import uuid
 
-from inflight_gateway import headers as names
-from inflight_gateway.body import NO_FIELDS, Body, to_header
 from inflight_gateway.relay.client import Request
 from inflight_gateway.relay.heads import Headers, find, request_head, without
 from inflight_gateway.relay.history import History
+from inflight_gateway.request import headers as names
+from inflight_gateway.request.body import NO_FIELDS, Body, to_header
 
 _ATTEMPT = names.ATTEMPT.encode()
 _AVOID = names.AVOID.encode()

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Sequence
 from typing import Protocol
 
-from inflight_gateway import headers as names
 from inflight_gateway.relay.decide import Failure
 from inflight_gateway.relay.frames import Frame, FrameParser, FrameTooLong
 from inflight_gateway.relay.heads import Headers, find
 from inflight_gateway.relay.inner import InnerConnection
 from inflight_gateway.relay.shared import Shared
+from inflight_gateway.request import headers as names
 
 GRACE_S = 0.1
 """Seconds between the moment when a byte is overdue and the end of the attempt: if this process itself was blocked,

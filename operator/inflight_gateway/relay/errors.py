@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from inflight_gateway.openai_error import error_body
 from inflight_gateway.relay.heads import Headers
+from inflight_gateway.request.openai_error import error_body
 
 
 @dataclass(frozen=True)

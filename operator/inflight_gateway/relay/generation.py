@@ -10,7 +10,6 @@ import random
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inflight_gateway.body import Body, parse
 from inflight_gateway.relay import decide
 from inflight_gateway.relay.answer import Answer, Ended, Ending
 from inflight_gateway.relay.asking import attempt_head, with_readable_id
@@ -27,6 +26,7 @@ from inflight_gateway.relay.key_check import KeyCheck
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import Shared
+from inflight_gateway.request.body import Body, parse
 from inflight_gateway.settings import MAX_BODY_BYTES
 from inflight_gateway.types import Retried
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from http import HTTPStatus
 
-from inflight_gateway import headers as names
+from inflight_gateway.request import headers as names
 
 Headers = list[tuple[bytes, bytes]]
 

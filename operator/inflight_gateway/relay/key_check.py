@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inflight_gateway import headers as names
 from inflight_gateway.relay.client import Request
 from inflight_gateway.relay.heads import Headers, find, request_head
 from inflight_gateway.relay.inner import InnerPool
+from inflight_gateway.request import headers as names
 
 _CHECK = names.CHECK_KEY.encode()
 _OWN_REQUEST_ID = names.OWN_REQUEST_ID.encode()

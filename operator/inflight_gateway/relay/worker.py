@@ -7,7 +7,6 @@ import contextlib
 import logging
 from pathlib import Path
 
-from inflight_gateway.paths import GENERATING
 from inflight_gateway.relay.bodies import Bodies
 from inflight_gateway.relay.budget import RetryBudget
 from inflight_gateway.relay.client import ClientConnection, Exchange, Request
@@ -16,6 +15,7 @@ from inflight_gateway.relay.inner import InnerPool
 from inflight_gateway.relay.passing import PassThrough
 from inflight_gateway.relay.reports import Reports
 from inflight_gateway.relay.shared import Shared, Tuning
+from inflight_gateway.request.paths import GENERATING
 
 _log = logging.getLogger(__name__)
 

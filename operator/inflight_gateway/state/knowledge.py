@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inflight_gateway.catalog import Catalog
+from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.state.peers import Peers
 

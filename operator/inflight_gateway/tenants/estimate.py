@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from inflight_gateway.paths import GENERATING
+from inflight_gateway.request.paths import GENERATING
 from inflight_gateway.tenants.accounts import TenantKey
 from inflight_gateway.tenants.answer_lengths import Answer, Lengths
 from inflight_gateway.types import RequestView

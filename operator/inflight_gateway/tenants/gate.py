@@ -15,8 +15,8 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from inflight_gateway.headers import ATTEMPT, OWN_REQUEST_ID
-from inflight_gateway.paths import GENERATING
+from inflight_gateway.request.headers import ATTEMPT, OWN_REQUEST_ID
+from inflight_gateway.request.paths import GENERATING
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.accounts import TenantKey
 from inflight_gateway.tenants.estimate import Estimates

@@ -10,7 +10,7 @@ import base64
 import hashlib
 import hmac
 
-from inflight_gateway.headers import TENANT, TENANT_SIGNATURE
+from inflight_gateway.request.headers import TENANT, TENANT_SIGNATURE
 from inflight_gateway.types import ServiceConfig, ServiceKey
 
 CREDENTIALS = ("authorization", "api-key")

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from inflight_operator.apply.children import ChildApi, ChildrenState, sync_children
+from inflight_operator.apply.engines import EngineTeller
 from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.clock import Clock
-from inflight_operator.engines import EngineTeller
 from inflight_operator.observe.cache import ClusterCache, ServiceKey
 from inflight_operator.reconcile.plan import Child, Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot

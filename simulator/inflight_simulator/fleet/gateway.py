@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
-from inflight_gateway.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import (

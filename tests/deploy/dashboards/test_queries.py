@@ -13,14 +13,14 @@ from deploy.dashboards import queries as made
 from deploy.dashboards.engine import TERMS
 from inflight_engine.server.step_parts import CURVE
 from inflight_engine.server.step_parts import TERMS as COUNTED_TERMS
-from inflight_gateway.metrics import Metrics
 from inflight_gateway.state.load import ServiceLoad
+from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.types import Endpoint, Finished, Pick, RequestView, ServiceKey
-from inflight_operator.metrics import OperatorMetrics
+from inflight_operator.telemetry.metrics import OperatorMetrics
 from tests.deploy.dashboards.checked import queries
 from tests.operator.observe.pages import engine_page
-from tests.operator.test_service_metrics import KEY, shown_with
+from tests.operator.telemetry.test_service_metrics import KEY, shown_with
 from tools import localcluster as cluster
 
 TARGET_LABELS = {"namespace", "name", "pod"}

@@ -94,7 +94,7 @@ def test_phases_of_the_gateway_run_only_with_the_flag():
 
 
 def test_what_the_gateway_counted_is_read_for_one_service():
-    from inflight_gateway.metrics import Metrics
+    from inflight_gateway.telemetry.metrics import Metrics
     from inflight_gateway.types import Finished, ServiceKey
     from tools.testbed.gateway_metrics import CONTINUATIONS, counted
     from tools.testbed.service import Service

@@ -6,9 +6,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from inflight_gateway.catalog import Catalog, SecretRef
 from inflight_gateway.discovery import kube as kube_module
 from inflight_gateway.discovery import reflector as reflector_module
+from inflight_gateway.discovery.catalog import Catalog, SecretRef
 from inflight_gateway.discovery.kube import GatewayPods, KubeDiscovery
 from inflight_gateway.discovery.service_config import read_service
 from inflight_gateway.types import Endpoint, ServiceKey

@@ -5,8 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from inflight_gateway.catalog import Catalog, SecretRef
 from inflight_gateway.discovery import static
+from inflight_gateway.discovery.catalog import Catalog, SecretRef
 from inflight_gateway.discovery.static import StaticDiscovery, StaticFileError, read_file
 from inflight_gateway.types import (
     Endpoint,

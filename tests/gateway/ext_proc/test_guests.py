@@ -23,7 +23,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
 )
 from google.protobuf.struct_pb2 import Struct
 
-from inflight_gateway.addresses import any_address
+from inflight_gateway.discovery.addresses import any_address
 from inflight_gateway.ext_proc.guests import CHUNK_BYTES
 from inflight_gateway.ext_proc.pool import pool_port
 from inflight_gateway.types import ServiceKey

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.catalog import Catalog
+from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.ext_proc.guest_ports import only_services
 from inflight_gateway.ext_proc.pool import POOL_PORTS, pool_port
 from inflight_gateway.types import ServiceConfig, ServiceKey

@@ -9,7 +9,7 @@ import signal
 import aiohttp
 import pytest
 
-from inflight_gateway.headers import BODY
+from inflight_gateway.request.headers import BODY
 from tests.gateway.asking import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import GatewayStack, until
@@ -39,7 +39,7 @@ async def messages(stack):
 
 
 def test_the_long_header_is_long():
-    from inflight_gateway.body import parse, to_header
+    from inflight_gateway.request.body import parse, to_header
 
     assert len(to_header(parse(json.dumps({"prompt": LONG_PROMPT}).encode()))) > 8190
 

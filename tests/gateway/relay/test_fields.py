@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from inflight_gateway.body import NO_FIELDS, from_header, parse
-from inflight_gateway.headers import BODY, PROGRESS
+from inflight_gateway.request.body import NO_FIELDS, from_header, parse
+from inflight_gateway.request.headers import BODY, PROGRESS
 from tests.gateway.relay.fake_engine import Do, frames_for, token
 
 ASKED = {"model": "m", "stream": True, "max_tokens": 7, "seed": 3, "class": "batch", "prompt": "once " * 200}

@@ -3,7 +3,7 @@
 import aiohttp
 from prometheus_client import CollectorRegistry, generate_latest
 
-from inflight_gateway.catalog import Catalog
+from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.state.knowledge import Knowledge
 from inflight_gateway.state.peers import Peers

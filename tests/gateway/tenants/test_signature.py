@@ -2,7 +2,7 @@ import base64
 import hashlib
 import hmac
 
-from inflight_gateway.headers import TENANT, TENANT_SIGNATURE
+from inflight_gateway.request.headers import TENANT, TENANT_SIGNATURE
 from inflight_gateway.tenants.signature import EngineHeaders, signature, tenant_key
 from inflight_gateway.types import ServiceConfig, ServiceKey
 

@@ -10,7 +10,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from inflight_operator.engines import EngineError
+from inflight_operator.apply.engines import EngineError
 from tools.bench.autopilot import options, report
 from tools.bench.autopilot.measure import Bench, measure
 from tools.measure.machine import cpu_model

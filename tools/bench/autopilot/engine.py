@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from inflight_operator.engines import EngineClient
+from inflight_operator.apply.engines import EngineClient
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.observe.metrics import Sample, parse_metrics
 from inflight_operator.observe.pods import PodView
@@ -77,7 +77,7 @@ class Admin:
         """Returns once they are in force, with a revision of their own where none is given.
 
         Raises:
-            inflight_operator.engines.EngineError: the engine did not take them.
+            inflight_operator.apply.engines.EngineError: the engine did not take them.
         """
         self._revision = self._revision + 1 if revision is None else revision
         wanted = LimitsInForce(limits, self._revision)

@@ -10,13 +10,12 @@ from datetime import UTC, datetime
 
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.sentences import change_text, sentence
-from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.limits import Limits, LimitsInForce, Telling
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.memory import first_memory
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
-from inflight_operator.reconcile.telling import Telling
 from inflight_operator.render import Settings
 from tools.bench.autopilot.engine import IMAGE, UID, Admin, Engine
 from tools.bench.autopilot.figures import Targets
@@ -94,7 +93,7 @@ class Pilot:
         """Rounds until cancelled.
 
         Raises:
-            inflight_operator.engines.EngineError: the engine did not take its limits.
+            inflight_operator.apply.engines.EngineError: the engine did not take its limits.
         """
         due = time.monotonic()
         while True:

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_gateway.headers import PROGRESS, TENANT
 from inflight_gateway.hold.counters import OUTPUT_TOKEN, PROMPT_TOKEN, VirtualCounters
+from inflight_gateway.request.headers import PROGRESS, TENANT
 
 COST = CostModel(
     base_s=25e-3,

@@ -29,7 +29,7 @@ from typing import Any
 
 import aiohttp
 
-from inflight_gateway.headers import TENANT
+from inflight_gateway.request.headers import TENANT
 from inflight_gateway.tenants.signature import tenant_key
 from inflight_gateway.types import ServiceKey
 from tools.bench.gateway.keys import SECRET, bearer, new_key, secret

@@ -7,7 +7,7 @@ import statistics
 import time
 
 from inflight_cost.model import CostModel
-from inflight_gateway.ledger import Ledger
+from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, RequestView, ServiceConfig, ServiceKey

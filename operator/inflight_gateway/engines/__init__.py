@@ -1,0 +1,1 @@
+"""What the gateway knows of each engine from the requests that it sent there."""

@@ -1,0 +1,1 @@
+"""What the gateway reads of a request, and the names and formats of HTTP that its programs share."""

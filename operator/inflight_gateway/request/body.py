@@ -1,0 +1,230 @@
+"""The fields of a request's body that the gateway reads, and their form in the header `BODY`.
+
+The relay, which has the body, reads them once and sends them to the picker in the head. Engines validate bodies and
+return the errors; here a field of an unexpected type counts as absent.
+"""
+
+from __future__ import annotations
+
+import re
+from binascii import a2b_base64, b2a_base64
+from typing import Annotated, Any
+
+import msgspec
+
+from inflight_gateway.request.prefix import (
+    BLOCK_TOKENS,
+    BYTES_PER_TOKEN,
+    HASH_BYTES,
+    MAX_BLOCKS,
+    estimated_tokens,
+    json_blocks,
+    of_tenant,
+    text_blocks,
+    token_blocks,
+)
+
+NAME_CHARACTERS = 256
+"""Of a model or class; longer ones are cut. Names of models end at 255 (spec.model.servedName), so that the beginning
+of a longer one names none."""
+
+MAX_DECODED_BYTES = 256 * 2**10
+"""Of a prompt's JSON text. Of a longer one this text itself is hashed and counted: the relay reads it between two
+tokens of all other streams, and small values take fifty times as much memory as text.
+
+Hashes of both kinds differ: a conversation that grows beyond this matches no cached prefix once. From then on its
+requests share the text up to the new message, as long as the client writes the earlier ones in the same way."""
+
+_BYTES_PER_ID = 6
+"""Of a token id in a JSON list, with its comma: mean of vocabularies of 32k to 256k tokens."""
+
+_LISTED_IDS = re.compile(rb"\[\s*(\[\s*)?\d")
+
+_LARGEST = 2**31 - 1
+"""Numbers beyond it count as absent: engines refuse them."""
+
+_SCALAR_BYTES = 32
+"""Of the JSON text of a number or a Boolean value. Engines refuse longer ones."""
+
+_ABSENT = msgspec.Raw()
+
+
+class _Fields(msgspec.Struct):
+    """JSON text of the fields of all generation endpoints; empty: absent. msgspec checks the text and skips other
+    fields, without creating objects: any field may hold millions of values."""
+
+    model: msgspec.Raw = _ABSENT
+    messages: msgspec.Raw = _ABSENT
+    prompt: msgspec.Raw = _ABSENT
+    tools: msgspec.Raw = _ABSENT
+    stream: msgspec.Raw = _ABSENT
+    max_tokens: msgspec.Raw = _ABSENT
+    max_completion_tokens: msgspec.Raw = _ABSENT
+    service_class: msgspec.Raw = msgspec.field(default=_ABSENT, name="class")
+    priority: msgspec.Raw = _ABSENT
+    cache_salt: msgspec.Raw = _ABSENT
+    inflight_continuation: msgspec.Raw = _ABSENT
+
+
+class Body(msgspec.Struct, frozen=True, array_like=True):
+    """Attributes:
+    stream: as sent by the client, which an engine may refuse.
+    prompt_tokens: estimated, with those of a continuation.
+    blocks: hashes of the first prompt's leading blocks, see `prefix.py`.
+    continues: it has the relay's own field, which a client may not set.
+    """
+
+    model: str | None = None
+    stream: bool = False
+    max_tokens: int | None = None
+    service_class: str | None = None
+    priority: int | None = None
+    prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
+    blocks: Annotated[bytes, msgspec.Meta(max_length=MAX_BLOCKS * HASH_BYTES)] = b""
+    continues: bool = False
+
+    def prefix(self, tenant: str) -> tuple[int, ...]:
+        """Hashes of the leading blocks. Engines share no blocks between tenants."""
+        return of_tenant(self.blocks, tenant)
+
+    def continued(self, generated: int) -> Body:
+        """The same with a continuation. Args: generated: tokens that the engine prefills again."""
+        return msgspec.structs.replace(self, prompt_tokens=self.prompt_tokens + generated)
+
+
+NO_FIELDS = Body()
+
+_decoder = msgspec.json.Decoder(_Fields)
+_packer = msgspec.msgpack.Encoder()
+_unpacker = msgspec.msgpack.Decoder(Body)
+
+
+def parse(body: bytes) -> Body | None:
+    """None: it is no JSON object, or one that is nested too deeply."""
+    try:
+        return _read(_decoder.decode(body))
+    except (ValueError, RecursionError):
+        return None
+
+
+def to_header(body: Body) -> bytes:
+    """At most 25 KiB: 16 KiB of hashes and 2 KiB of names, by 4/3."""
+    return b2a_base64(_packer.encode(body), newline=False)
+
+
+def from_header(value: str) -> Body:
+    """No fields if the value is malformed."""
+    try:
+        body = _unpacker.decode(a2b_base64(value, strict_mode=True))
+    except ValueError:
+        return NO_FIELDS
+    return body if len(body.blocks) % HASH_BYTES == 0 else NO_FIELDS
+
+
+def _read(fields: _Fields) -> Body:
+    """
+    Raises:
+        ValueError: a part that is decoded is no UTF-8.
+        RecursionError: tools are nested almost as deeply as can be decoded; encoding them takes more.
+    """
+    prompt_tokens, blocks = _tokens_and_blocks(fields, _string(fields.cache_salt) or "")
+    return Body(
+        model=_name(fields.model),
+        stream=len(fields.stream) > _SCALAR_BYTES or bool(_decoded(fields.stream)),
+        max_tokens=_count(fields.max_completion_tokens) or _count(fields.max_tokens),
+        service_class=_name(fields.service_class),
+        priority=_number(fields.priority),
+        prompt_tokens=prompt_tokens,
+        blocks=blocks,
+        continues=len(fields.inflight_continuation) > 0,
+    )
+
+
+def _tokens_and_blocks(fields: _Fields, salt: str) -> tuple[int, bytes]:
+    """Estimated tokens of all prompts, and hashes of the first one's leading blocks."""
+    long = len(fields.messages) > MAX_DECODED_BYTES
+    messages = None if long else _decoded(fields.messages)
+    parts = (fields.tools, fields.messages) if long or messages else (fields.prompt,)
+    if sum(map(len, parts)) > MAX_DECODED_BYTES:
+        return _of_json(parts, salt)
+    prompts = [_conversation(messages, _decoded(fields.tools))] if messages else _prompts(_decoded(fields.prompt))
+    first = prompts[0] if prompts else ""
+    blocks = text_blocks(first, salt) if isinstance(first, str) else token_blocks(first, salt)
+    return sum(map(_tokens, prompts)), blocks
+
+
+def _of_json(parts: tuple[msgspec.Raw, ...], salt: str) -> tuple[int, bytes]:
+    """The same of long JSON texts, in the order of a chat template."""
+    token_bytes = _BYTES_PER_ID if _LISTED_IDS.match(parts[0]) else BYTES_PER_TOKEN
+    most = MAX_BLOCKS * BLOCK_TOKENS * token_bytes
+    text = b"".join(memoryview(part)[:most] for part in parts)
+    return sum(map(len, parts)) // token_bytes, json_blocks(text, token_bytes, salt)
+
+
+def _conversation(messages: Any, tools: Any) -> str:
+    """Canonical text: tools first, as chat templates put them; each message with its role, so that the same text with
+    another role is a different prompt."""
+    parts = []
+    if tools:
+        parts.append(msgspec.json.encode(tools).decode())
+    for message in messages if isinstance(messages, list) else ():
+        if isinstance(message, dict):
+            parts.append(f"\x1e{_text(message.get('role'))}\x1f{_content(message.get('content'))}")
+            if message.get("tool_calls"):
+                parts.append(msgspec.json.encode(message["tool_calls"]).decode())
+    return "".join(parts)
+
+
+def _content(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    return "\n".join(
+        part["text"]
+        for part in (content if isinstance(content, list) else ())
+        if isinstance(part, dict) and isinstance(part.get("text"), str)
+    )
+
+
+def _prompts(prompt: Any) -> list[str | tuple[int, ...]]:
+    if isinstance(prompt, str):
+        return [prompt]
+    if not isinstance(prompt, list):
+        return []
+    if prompt and type(prompt[0]) is int:
+        return [_token_ids(prompt)]
+    return [one if isinstance(one, str) else _token_ids(one) for one in prompt if isinstance(one, (str, list))]
+
+
+def _token_ids(items: list[Any]) -> tuple[int, ...]:
+    return tuple(item for item in items if type(item) is int)
+
+
+def _tokens(prompt: str | tuple[int, ...]) -> int:
+    return estimated_tokens(prompt) if isinstance(prompt, str) else len(prompt)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) else None
+
+
+def _decoded(raw: msgspec.Raw) -> Any:
+    return msgspec.json.decode(raw) if len(raw) else None
+
+
+def _string(raw: msgspec.Raw) -> str | None:
+    return msgspec.json.decode(raw, type=str) if bytes(memoryview(raw)[:1]) == b'"' else None
+
+
+def _name(raw: msgspec.Raw) -> str | None:
+    value = _string(raw)
+    return None if value is None else value[:NAME_CHARACTERS]
+
+
+def _number(raw: msgspec.Raw) -> int | None:
+    value = _decoded(raw) if len(raw) <= _SCALAR_BYTES else None
+    return value if type(value) is int and abs(value) <= _LARGEST else None
+
+
+def _count(raw: msgspec.Raw) -> int | None:
+    number = _number(raw)
+    return None if number is None or number < 0 else number

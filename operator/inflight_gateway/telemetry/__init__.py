@@ -1,0 +1,1 @@
+"""Metrics, access log and reports of requests."""

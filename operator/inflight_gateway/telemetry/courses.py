@@ -1,0 +1,129 @@
+"""Follows each request from its pick or refusal to its report: metrics, access log, tenants' accounts, last picks."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+
+from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.request.view import Head
+from inflight_gateway.state.picks import PicksLog
+from inflight_gateway.telemetry import access_log
+from inflight_gateway.telemetry.access_log import Course
+from inflight_gateway.telemetry.metrics import Metrics
+from inflight_gateway.tenants.gate import REPORT_WAIT_S, Gate
+from inflight_gateway.types import Finished, Pick, Refusal, RequestView, ServiceKey
+
+_NO_SERVICE = ServiceKey("", "")
+
+
+class Courses:
+    """Receives the events of requests from exchanges, and the reports of relays.
+
+    Args:
+        clock: seconds, monotonic.
+        log: whether the access log is written.
+    """
+
+    def __init__(
+        self, metrics: Metrics, picks: PicksLog, gate: Gate, holds: HoldQueue, clock: Callable[[], float], *, log: bool
+    ) -> None:
+        self._metrics = metrics
+        self._picks = picks
+        self._gate = gate
+        self._holds = holds
+        self._clock = clock
+        self._log = log
+        self._open: dict[str, Course] = {}
+        """By request id."""
+        self._unreported: deque[tuple[float, Course]] = deque()
+
+    def started(self, request: RequestView, pick: Pick, held_s: float, *, relayed: bool) -> Course:
+        """An attempt is sent to a replica."""
+        course = self._course(request.request_id, request.external_id, relayed)
+        course.request = course.request or request
+        course.held_s += held_s
+        course.picked.append(pick.endpoints[0].address)
+        self._metrics.picked(request, pick, held_s)
+        self._picks.picked(request, pick, held_s, time.time())
+        return course
+
+    def refused(self, head: Head, service: ServiceKey | None, refusal: Refusal) -> Course:
+        """The gateway itself responds."""
+        course = self._course(head.request_id, head.external_id, head.relayed)
+        course.refusal, course.status = refusal.code, refusal.status
+        if course.request is None and service is not None:
+            course.request = RequestView(head.request_id, service, self._clock(), external_id=head.external_id)
+        self._metrics.refused(service, refusal)
+        return course
+
+    def answered(self, course: Course, status: int) -> None:
+        """An engine's response, of a request that no relay reports."""
+        course.status = status
+
+    def ended(self, course: Course) -> None:
+        """The attempt of the last `started` or `refused` has ended."""
+        course.open -= 1
+        if course.open or not self._is_open(course):
+            return
+        course.ended_at = self._clock()
+        if course.relayed:
+            self._unreported.append((course.ended_at, course))
+        else:
+            self._finish_unreported(course)
+
+    def decided(self, seconds: float) -> None:
+        """Time that the picker took for a request, without time held."""
+        self._metrics.decided(seconds)
+
+    def report(self, finished: Finished) -> None:
+        """A relay reports how a request ended."""
+        course = self._open.pop(finished.request_id, None)
+        if not finished.service.name and course is not None and course.request is not None:
+            finished = replace(finished, service=course.request.service)
+        self._gate.settle(finished)
+        if course is not None and course.request is not None and finished.completion_tokens:
+            self._holds.served(course.request, finished.completion_tokens)
+        self._finish(finished, course)
+
+    def expire(self) -> None:
+        """Expires requests whose relay died without a report."""
+        until = self._clock() - REPORT_WAIT_S
+        while self._unreported and self._unreported[0][0] <= until:
+            ended_at, course = self._unreported.popleft()
+            # Unless it has another attempt by now.
+            if not course.open and course.ended_at == ended_at and self._is_open(course):
+                self._finish_unreported(course)
+
+    def _course(self, request_id: str, external_id: str, relayed: bool) -> Course:
+        """Of a new attempt; all attempts of a request share one."""
+        course = self._open.get(request_id)
+        if course is None:
+            course = self._open[request_id] = Course(request_id, external_id, relayed)
+        course.open += 1
+        course.ended_at = float("inf")
+        return course
+
+    def _is_open(self, course: Course) -> bool:
+        return self._open.get(course.request_id) is course
+
+    def _finish_unreported(self, course: Course) -> None:
+        del self._open[course.request_id]
+        service = course.request.service if course.request is not None else _NO_SERVICE
+        finished = Finished(
+            course.request_id,
+            service,
+            course.status,
+            stream=False,
+            endpoints=tuple(course.picked),
+            external_id=course.external_id,
+        )
+        self._finish(finished, course)
+
+    def _finish(self, finished: Finished, course: Course | None) -> None:
+        self._metrics.finished(finished)
+        self._picks.finished(finished)
+        if self._log:
+            access_log.write(finished, course)

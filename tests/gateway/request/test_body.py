@@ -1,0 +1,269 @@
+"""What is read of bodies, its header, and prefixes of prompts."""
+
+from __future__ import annotations
+
+import base64
+import json
+import tracemalloc
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_gateway.request.body import (
+    MAX_DECODED_BYTES,
+    NAME_CHARACTERS,
+    NO_FIELDS,
+    Body,
+    from_header,
+    parse,
+    to_header,
+)
+from inflight_gateway.request.prefix import (
+    BLOCK_TOKENS,
+    BYTES_PER_TOKEN,
+    MAX_BLOCKS,
+    of_tenant,
+    text_blocks,
+    token_blocks,
+)
+
+BLOCK = BLOCK_TOKENS * BYTES_PER_TOKEN
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.integers(-(2**80), 2**80) | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=10,
+)
+FIELDS = st.sampled_from(
+    "model messages prompt tools stream max_tokens max_completion_tokens class priority cache_salt"
+    " inflight_continuation".split()
+)
+
+
+def chat(*texts, **fields):
+    messages = [{"role": "user", "content": text} for text in texts]
+    return parse(json.dumps({"model": "m", "messages": messages, **fields}).encode())
+
+
+@given(st.binary())
+def test_any_bytes_are_taken(data):
+    parse(data)
+
+
+@given(st.dictionaries(FIELDS, ANYTHING))
+def test_fields_of_any_type_are_taken_and_pass_the_header_unchanged(fields):
+    body = parse(json.dumps(fields).encode()) or NO_FIELDS
+    assert body.prompt_tokens >= 0
+    assert from_header(to_header(body).decode()) == body
+    assert len(body.prefix("tenant")) == len(body.blocks) // 8
+
+
+@given(st.text(max_size=600), st.text(min_size=1, max_size=5), st.integers(0, 9), st.text(max_size=3))
+def test_prompts_of_any_length_pass_the_header_unchanged(begin, part, times, salt):
+    for prompt in (begin + part * 7**times, [*begin.encode()] * 7 ** (times % 4)):
+        body = parse(json.dumps({"prompt": prompt, "cache_salt": salt}).encode())
+        assert from_header(to_header(body).decode()) == body
+
+
+def test_the_header_has_a_bound():
+    """The inner listener takes heads of 96 KiB, and clients' may have 60."""
+    body = parse(json.dumps({"prompt": "x" * 2**20, "model": "\U0001f600" * 10**5, "class": "\u4e00" * 10**5}).encode())
+    assert len(body.blocks) == 8 * MAX_BLOCKS
+    assert len(body.model) == len(body.service_class) == NAME_CHARACTERS
+    assert len(to_header(body)) <= 25 * 2**10
+
+
+def forged(*fields):
+    return base64.b64encode(msgspec.msgpack.encode(fields)).decode()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("", "nonsense!", "\u4e00", "AAAA", "A"),
+        *(forged(), forged(1), forged("m", "yes"), forged("m", True, "5"), forged("m", False, 2**63)),
+        *(forged("m", True, 1, "c", 1, -1), forged("m", True, 1, "c", 1, 1, "text"), forged("m", True, 2**64 - 1, 5)),
+        *(forged("m", True, 1, "c", 1, 1, b"1234567"), forged("m", True, 1, "c", 1, 1, b"12345678" * 2049)),
+        base64.b64encode(b"\x91\xa2\xff\xff").decode(),
+    ],
+)
+def test_a_malformed_header_has_no_fields(value):
+    body = from_header(value)
+    assert body.prompt_tokens == 0
+    assert body.prefix("tenant") == ()
+
+
+@given(st.binary() | st.text())
+def test_any_header_is_taken(value):
+    from_header(value if isinstance(value, str) else base64.b64encode(value).decode()).prefix("tenant")
+
+
+@given(st.lists(ANYTHING))
+def test_messages_of_any_shape_are_taken(messages):
+    parse(json.dumps({"messages": messages}).encode())
+
+
+def test_fields_are_read():
+    body = chat("hello", stream=True, max_tokens=5, priority=-3, cache_salt="s", **{"class": "batch"})
+    assert (body.model, body.stream, body.max_tokens, body.service_class) == ("m", True, 5, "batch")
+    assert (body.priority, body.continues) == (-3, False)
+
+
+@pytest.mark.parametrize("number", [-1, 2**31, 10**400, -(10**400), 1.0, "1", True, None])
+def test_numbers_that_engines_refuse_are_absent(number):
+    assert chat("hello", max_tokens=number).max_tokens is None
+    priority = chat("hello", priority=number).priority
+    assert priority is None or priority == number == -1
+
+
+def test_a_body_that_is_no_object_has_no_fields():
+    assert parse(b"[1, 2]") is parse(b"nonsense") is parse(b"[" * 100_000) is parse(b'{"model": "\xff"}') is None
+
+
+@pytest.mark.parametrize(
+    "field", ['"messages":[{"role":%s}]', '"messages":[{"tool_calls":%s}]', '"tools":%s,"messages":[1]']
+)
+def test_bodies_of_any_depth_are_taken(field):
+    for depth in (300, 400, 480, 500, 600, 800, 900, 950, 980, 2000):
+        parse(b'{"model":"m",' + (field % ("[" * depth + "]" * depth)).encode() + b"}")
+
+
+def test_token_ids_are_counted_and_text_is_estimated():
+    assert parse(b'{"prompt": [1, 2, 3]}').prompt_tokens == 3
+    assert parse(b'{"prompt": [[1, 2], [3]]}').prompt_tokens == 3
+    assert parse(json.dumps({"prompt": "x" * 400}).encode()).prompt_tokens == 100
+
+
+def test_a_continuation_has_its_tokens_prefilled_and_the_same_prefix():
+    body = chat("x" * 400)
+    assert body.continued(4) == Body("m", prompt_tokens=body.prompt_tokens + 4, blocks=body.blocks)
+
+
+@pytest.mark.parametrize("value", [None, {}, {"choices": []}])
+def test_a_client_that_continues_itself_is_seen(value):
+    assert chat("hello", inflight_continuation=value).continues
+    assert parse(b'{"inflight\\u005fcontinuation": null}').continues
+    assert not chat("inflight_continuation").continues
+
+
+@given(st.text(), st.text(), st.text())
+def test_prompts_with_a_common_beginning_share_its_whole_blocks(common, first, second):
+    one, other = (of_tenant(text_blocks(common + each, ""), "t") for each in (first, second))
+    shared = len(common.encode()) // BLOCK
+    assert one[:shared] == other[:shared]
+
+
+def test_prompts_share_nothing_behind_their_first_difference():
+    one = of_tenant(text_blocks("a" * BLOCK + "b" * BLOCK + "c" * BLOCK, ""), "t")
+    other = of_tenant(text_blocks("a" * BLOCK + "x" * BLOCK + "c" * BLOCK, ""), "t")
+    assert [left == right for left, right in zip(one, other, strict=True)] == [True, False, False]
+
+
+@given(st.sets(st.tuples(st.text(), st.text()), min_size=2, max_size=5))
+def test_tenants_and_salts_share_no_block(pairs):
+    text, tokens = "a" * (3 * BLOCK), [97] * (3 * BLOCK_TOKENS)
+    hashes = [
+        each
+        for tenant, salt in pairs
+        for blocks in (text_blocks(text, salt), token_blocks(tokens, salt))
+        for each in of_tenant(blocks, tenant)
+    ]
+    assert len(set(hashes)) == len(hashes) == 6 * len(pairs)
+
+
+@given(st.lists(st.sampled_from("ab"), max_size=4), st.lists(st.sampled_from("ab"), max_size=4), st.text())
+def test_hashes_of_one_tenant_are_equal_where_all_text_before_is(first, second, tenant):
+    one, other = (of_tenant(text_blocks("".join(c * BLOCK for c in each), ""), tenant) for each in (first, second))
+    for length in range(1, min(len(first), len(second)) + 1):
+        assert (one[length - 1] == other[length - 1]) is (first[:length] == second[:length])
+
+
+def test_a_conversation_goes_on_in_its_own_prefix():
+    begin = chat("x" * 3000)
+    longer = chat("x" * 3000, "more", "y" * 3000)
+    assert longer.prefix("")[: len(begin.prefix(""))] == begin.prefix("")
+
+
+def test_an_image_part_or_none_is_no_text():
+    content = [{"type": "text", "text": "hello"}, {"type": "image_url", "image_url": {"url": "x"}}, None]
+    body = parse(json.dumps({"messages": [{"role": "user", "content": content}, {"role": "user"}]}).encode())
+    assert body.prompt_tokens == chat("hello").prompt_tokens + 2
+
+
+KNOWN_FIELDS = (
+    *("model", "messages", "prompt", "tools", "stream", "max_tokens", "max_completion_tokens", "class", "priority"),
+    *("cache_salt", "inflight_continuation", "another"),
+)
+
+
+@pytest.mark.parametrize("value", ["{}", "1", "[]"])
+@pytest.mark.parametrize(
+    ("field", "beside"),
+    [
+        *((field, "") for field in KNOWN_FIELDS),
+        *(("prompt", '"messages":null,'), ("prompt", '"messages":[],'), ("prompt", '"messages":[{}],')),
+        *(("tools", '"messages":[{}],'), ("tools", '"prompt":"x",'), ("messages", '"prompt":"x",')),
+    ],
+)
+def test_no_object_is_made_of_each_value_in_a_large_body(field, beside, value):
+    body = f'{{{beside}"{field}":[{",".join([value] * (2**19 // len(value)))}]}}'.encode()
+    tracemalloc.start()
+    try:
+        parse(body)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * len(body)
+
+
+LONG = "x" * MAX_DECODED_BYTES
+
+
+def test_a_long_conversation_goes_on_in_its_own_prefix():
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    begin = chat(LONG, "a" * 1000, tools=tools)
+    longer = chat(LONG, "a" * 1000, "b" * 3000, tools=tools)
+    shared = (MAX_DECODED_BYTES + 1000) // BLOCK
+    assert longer.prefix("")[:shared] == begin.prefix("")[:shared]
+    assert longer.prefix("")[-1] not in begin.prefix("")
+    assert not {*begin.prefix("")} & {*chat(LONG, "a" * 1000).prefix("")}
+    assert not {*begin.prefix("")} & {*chat(LONG, "a" * 1000, tools=tools, cache_salt="s").prefix("")}
+
+
+def test_the_tokens_of_a_long_prompt_are_about_those_of_its_text():
+    assert chat(LONG, "hello").prompt_tokens == pytest.approx(MAX_DECODED_BYTES / BYTES_PER_TOKEN, rel=0.01)
+    text = parse(json.dumps({"prompt": [LONG, "hello"], "messages": None}).encode())
+    assert text.prompt_tokens == pytest.approx(MAX_DECODED_BYTES / BYTES_PER_TOKEN, rel=0.01)
+
+
+@pytest.mark.parametrize("separator", [",", ", "])
+@pytest.mark.parametrize("several", [False, True])
+def test_a_long_list_of_token_ids_has_about_its_tokens_and_blocks(several, separator):
+    ids = [number * 7919 % 128_000 for number in range(100_000)]
+
+    def of(ids):
+        return parse(json.dumps({"prompt": [ids] if several else ids}, separators=(separator, ":")).encode())
+
+    body, other = of(ids), of([*ids[:50_000], 1, *ids[50_000:]])
+    shared = sum(one == two for one, two in zip(body.prefix(""), other.prefix(""), strict=False))
+    assert body.prompt_tokens == pytest.approx(100_000, rel=0.2)
+    assert shared * BLOCK_TOKENS == pytest.approx(50_000, rel=0.2)
+
+
+def test_text_up_to_the_bound_is_hashed_as_before():
+    """Replicas hold its blocks under these hashes, whatever the client's JSON looks like."""
+    text = "\u4e00" * (MAX_DECODED_BYTES // 3 - 100)
+    assert parse(json.dumps({"prompt": text}, ensure_ascii=False).encode()).blocks == text_blocks(text, "")
+    spaced = b'{"messages" : [ ], "tools": {}, "prompt"\n: "x\\u0078" }'
+    assert parse(spaced).prompt_tokens == 1
+    assert parse(b'{"prompt": "' + b"\\u0078" * 300 + b'"}').blocks == text_blocks("x" * 300, "")
+
+
+@pytest.mark.parametrize("field", ["messages", "prompt", "tools"])
+def test_malformed_text_raises_nothing(field):
+    for length in (10, MAX_DECODED_BYTES):
+        body = b'{"model": "m", "messages": ["%b"], "%b": ["' % (b"x" * 300, field.encode()) + b"\xff" * length + b'"]}'
+        parsed = parse(body)
+        assert parsed is None or parsed.model == "m"
