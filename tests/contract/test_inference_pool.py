@@ -5,8 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from e2e.cluster import inference_pools
-from e2e.install import have_inference_pools
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
 from inflight_base.manifest.slices import GatewayAddress
@@ -20,6 +18,8 @@ from inflight_operator.render.inference_pool import INFERENCE_POOL_API, inferenc
 from tests.contract.definitions import apis_become, established
 from tests.contract.manifests import service_manifest
 from tests.contract.test_children import PLAN, SETTINGS
+from tools.localcluster import inference_pools
+from tools.testbed.install import have_inference_pools
 
 pytestmark = pytest.mark.contract
 
