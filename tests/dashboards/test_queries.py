@@ -19,8 +19,8 @@ from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.types import Endpoint, Finished, Pick, RequestView, ServiceKey
 from inflight_operator.metrics import OperatorMetrics
+from tests.base.page.pages import engine_page
 from tests.dashboards.checked import queries
-from tests.operator.observe.pages import engine_page
 from tests.operator.test_service_metrics import KEY, shown_with
 
 TARGET_LABELS = {"namespace", "name", "pod"}

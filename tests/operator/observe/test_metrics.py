@@ -15,7 +15,7 @@ from inflight_base.page.reader import MAX_BUCKETS, MAX_CURVE, MAX_LINES, PageErr
 from inflight_cost.model import CostModel
 from inflight_operator.limits import Limits
 from inflight_operator.observe.metrics import WANTED, parse_metrics
-from tests.operator.observe.pages import engine_page
+from tests.base.page.pages import engine_page
 
 VLLM_PAGE = """
 # HELP vllm:num_requests_running Number of requests in model execution batches.
