@@ -20,7 +20,8 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
-from inflight_operator.apply.kube import RESOURCES, KubeApiError
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.kube.kinds import RESOURCES
 
 logger = logging.getLogger(__name__)
 

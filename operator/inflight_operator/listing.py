@@ -12,8 +12,11 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 
+from inflight_base.kube.client import KubeApi
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.kube.kinds import Selection
 from inflight_operator.api.types import KIND
-from inflight_operator.apply.kube import OPTIONAL_KINDS, KubeApi, KubeApiError
+from inflight_operator.apply.kube import OPTIONAL_KINDS
 from inflight_operator.available import AvailableApis
 from inflight_operator.handlers import WATCHED_KINDS
 from inflight_operator.observe.cache import ClusterCache, Listing
@@ -96,7 +99,7 @@ class Lister:
         for namespace in self._scopes:
             listing: Listing | None = None
             try:
-                async for page in self._api.pages(kind, namespace, None if kind == KIND else SERVICE_LABEL):
+                async for page in self._api.pages(Selection(kind, namespace, "" if kind == KIND else SERVICE_LABEL)):
                     if listing is None or page.first:
                         listing = self._cache.listing(kind, namespace, page.version)
                     if listing.outdated:

@@ -14,16 +14,19 @@ from pathlib import Path
 import kopf
 from kubernetes.aio import client
 
+from inflight_base.kube.client import KubeApi
+from inflight_base.kube.connect import load_configuration
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.kube.kinds import Selection
 from inflight_operator.admin_key import LiveAdminKey
 from inflight_operator.api.types import API_VERSION, KIND
-from inflight_operator.apply import KubeApi
-from inflight_operator.apply.kube import OPTIONAL_KINDS, KubeApiError
+from inflight_operator.apply import OperatorApi
+from inflight_operator.apply.kube import OPTIONAL_KINDS
 from inflight_operator.available import AvailableApis
 from inflight_operator.clock import Clock
-from inflight_operator.connect import kopf_connection, load_configuration
 from inflight_operator.engines import EngineClient, EngineTeller
 from inflight_operator.gateway import LiveGateway
-from inflight_operator.handlers import build_registry
+from inflight_operator.handlers import build_registry, kopf_connection
 from inflight_operator.leader import Leadership, LeaseLostError
 from inflight_operator.listing import Lister
 from inflight_operator.live_key import UnusableKeyError
@@ -111,7 +114,7 @@ async def run_operator(options: Options) -> int:
                 if options.leader_elect
                 else None
             )
-            api = KubeApi(api_client, may_write=leadership.leads) if leadership else KubeApi(api_client)
+            api = OperatorApi(api_client, may_write=leadership.leads) if leadership else OperatorApi(api_client)
             apis, admin_key = (
                 AvailableApis(api, optional_kinds(endpoint_picker=options.endpoint_picker)),
                 LiveAdminKey(api, own_namespace, options.key_secret),
@@ -256,7 +259,7 @@ async def _wait_for_crd(api: KubeApi, namespaces: tuple[str, ...]) -> None:
     for namespace in namespaces or (None,):
         while True:
             try:
-                await anext(api.pages(KIND, namespace))
+                await anext(api.pages(Selection(KIND, namespace)))
                 break
             except KubeApiError as error:
                 hint = f"{API_VERSION} is not installed" if error.status == 404 else str(error)

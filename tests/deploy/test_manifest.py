@@ -8,8 +8,8 @@ import yaml
 from deploy import generated, manifest
 from deploy.chart import ROOT, HelmError, rendered
 from e2e.cluster.kubectl_program import binary
+from inflight_base.kube.kinds import RESOURCES
 from inflight_operator import cli, runtime
-from inflight_operator.apply.kube import RESOURCES
 from inflight_operator.handlers import WATCHED_KINDS
 
 KUSTOMIZE = ROOT / "deploy" / "kustomize"

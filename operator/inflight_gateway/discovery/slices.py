@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
+from inflight_base.kube.client import Manifest
+from inflight_base.kube.reflector import ObjectKey
 from inflight_gateway.discovery.addresses import address_of
-from inflight_gateway.discovery.kube_api import Manifest
-from inflight_gateway.discovery.reflector import Changes, ObjectKey
 from inflight_gateway.types import Endpoint, ServiceKey
 
 SERVICE_LABEL = "inflight.dev/service"
@@ -81,7 +81,7 @@ class Slices:
         self._of_slice: dict[ObjectKey, tuple[ServiceKey, tuple[Endpoint, ...]]] = {}
         self._of_service: dict[ServiceKey, set[ObjectKey]] = defaultdict(set)
 
-    def take(self, changes: Changes) -> dict[ServiceKey, tuple[Endpoint, ...]]:
+    def take(self, changes: Mapping[ObjectKey, Manifest | None]) -> dict[ServiceKey, tuple[Endpoint, ...]]:
         """The endpoints of every service that these changes touch."""
         touched: set[ServiceKey] = set()
         for key, manifest in changes.items():

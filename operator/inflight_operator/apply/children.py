@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from inflight_base.kube.errors import KubeApiError
 from inflight_operator.apply.difference import needs_apply
-from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.backoff import pause
 
 Manifest = dict[str, Any]

@@ -17,7 +17,7 @@ from typing import Any
 
 import aiohttp
 
-from inflight_operator.apply.kube import KubeApiError
+from inflight_base.kube.errors import KubeApiError
 from inflight_operator.backoff import pause
 from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, count, gateway_view, seconds

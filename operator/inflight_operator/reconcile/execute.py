@@ -6,8 +6,8 @@ import logging
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from inflight_base.kube.errors import KubeApiError
 from inflight_operator.apply.children import ChildApi, ChildrenState, sync_children
-from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.clock import Clock
 from inflight_operator.engines import EngineTeller
 from inflight_operator.observe.cache import ClusterCache, ServiceKey

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_operator.apply.kube import KubeApiError
+from inflight_base.kube.errors import KubeApiError
 from inflight_operator.observe import gateway as gateway_module
 from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.gateway import (

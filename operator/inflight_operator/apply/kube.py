@@ -1,0 +1,130 @@
+"""Calls of the operator to the API server: those of the base, and its writes about a service."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import socket
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+from inflight_base.kube.client import KubeApi, Manifest
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.kube.kinds import RESOURCES
+from inflight_operator.api.types import KIND
+from inflight_operator.apply.difference import FIELD_MANAGER
+from inflight_operator.apply.status import status_patch
+from inflight_operator.observe.pods import DELETION_COST
+
+if TYPE_CHECKING:
+    from inflight_operator.api.types import ServiceRecord
+
+OPTIONAL_KINDS = ("PodMonitor", "InferencePool")
+"""Kinds a cluster may not have."""
+
+REPORTING_CONTROLLER = "inflight.dev/operator"
+MAX_NOTE = 1024
+"""Longest `note` of an Event (events.k8s.io/v1), in bytes."""
+
+
+class OperatorApi(KubeApi):
+    """The API server. All methods raise KubeApiError when a call fails.
+
+    Attributes:
+        kind_missing: set when the API server no longer knew an optional kind that was to be written.
+    """
+
+    def __init__(
+        self, api_client: Any, *, instance: str | None = None, may_write: Callable[[], bool] = lambda: True
+    ) -> None:
+        """
+        Args:
+            api_client, may_write: see `KubeApi`.
+            instance: name of this operator in events; the host's name by default.
+        """
+        super().__init__(api_client, field_manager=FIELD_MANAGER, may_write=may_write)
+        self._instance = instance or socket.gethostname()
+        self.kind_missing = asyncio.Event()
+
+    async def apply(self, manifest: Manifest, *, dry_run: bool = False, force: bool = True) -> Manifest:
+        """See `KubeApi.apply`."""
+        try:
+            return await super().apply(manifest, dry_run=dry_run, force=force)
+        except KubeApiError as error:
+            if error.status == 404 and manifest["kind"] in OPTIONAL_KINDS:
+                self.kind_missing.set()
+            raise
+
+    async def available_apis(self) -> frozenset[str]:
+        """Which optional APIs the cluster has, as `GROUP/VERSION/KIND`, for `render.Settings`."""
+        found = set()
+        for group_version in sorted({RESOURCES[kind][0] for kind in OPTIONAL_KINDS}):
+            try:
+                resources = (await self._call("GET", f"/apis/{group_version}"))["resources"]
+            except KubeApiError as error:
+                if error.status != 404:
+                    raise
+                continue
+            found |= {f"{group_version}/{resource['kind']}" for resource in resources if "/" not in resource["name"]}
+        return frozenset(found)
+
+    async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> Manifest | None:
+        """Makes the service's status equal to `status`; returns the live service, or None where no write was needed.
+
+        `status` is compared with the status in `service`, so that a steady state makes no calls.
+        """
+        patch = status_patch(service.status.to_dict(), status)
+        if patch is None:
+            return None
+        return await self.patch(
+            KIND, service.metadata.namespace, service.metadata.name, {"status": patch}, subresource="status"
+        )
+
+    async def set_replicas(self, namespace: str, name: str, replicas: int) -> Manifest:
+        """Sets only the replicas of a Deployment. Returns the live object."""
+        return await self.patch("Deployment", namespace, name, {"spec": {"replicas": replicas}})
+
+    async def set_pod_deletion_cost(self, namespace: str, pod: str, cost: int) -> None:
+        """Sets the pod deletion cost: a scale-down deletes the pod with the lowest cost first. A deleted pod is no
+        error."""
+        try:
+            await self.patch("Pod", namespace, pod, {"metadata": {"annotations": {DELETION_COST: str(cost)}}})
+        except KubeApiError as error:
+            if error.status != 404:
+                raise
+
+    async def event(
+        self, service: ServiceRecord, type: Literal["Normal", "Warning"], reason: str, message: str
+    ) -> None:
+        """Records an Event on the service. Call it on a transition, not in every round."""
+        metadata = service.metadata
+        await self.create(
+            {
+                "apiVersion": RESOURCES["Event"][0],
+                "kind": "Event",
+                "metadata": {"name": f"{metadata.name}.{secrets.token_hex(8)}", "namespace": metadata.namespace},
+                "eventTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
+                "reportingController": REPORTING_CONTROLLER,
+                "reportingInstance": self._instance[:128],
+                "action": "Reconcile",
+                "type": type,
+                "reason": reason,
+                "note": _shortened(message, MAX_NOTE),
+                "regarding": {
+                    "apiVersion": service.api_version,
+                    "kind": service.kind,
+                    "name": metadata.name,
+                    "namespace": metadata.namespace,
+                    "uid": metadata.uid,
+                },
+            }
+        )
+
+
+def _shortened(text: str, most_bytes: int) -> str:
+    """The text, cut with an ellipsis where its UTF-8 form is longer than `most_bytes`."""
+    encoded = text.encode()
+    if len(encoded) <= most_bytes:
+        return text
+    return encoded[: most_bytes - len("…".encode())].decode(errors="ignore") + "…"
