@@ -18,27 +18,29 @@ from inflight_base.kube.client import KubeApi
 from inflight_base.kube.connect import load_configuration
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import Selection
-from inflight_operator.admin_key import LiveAdminKey
-from inflight_operator.api.types import API_VERSION, KIND
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import API_VERSION, KIND
 from inflight_operator.apply import OperatorApi
+from inflight_operator.apply.engines import EngineClient, EngineTeller
 from inflight_operator.apply.kube import OPTIONAL_KINDS
-from inflight_operator.available import AvailableApis
 from inflight_operator.clock import Clock
-from inflight_operator.engines import EngineClient, EngineTeller
-from inflight_operator.gateway import LiveGateway
-from inflight_operator.handlers import build_registry, kopf_connection
+from inflight_operator.keys.admin_key import LiveAdminKey
+from inflight_operator.keys.live_key import UnusableKeyError
 from inflight_operator.leader import Leadership, LeaseLostError
-from inflight_operator.listing import Lister
-from inflight_operator.live_key import UnusableKeyError
-from inflight_operator.metrics import OperatorMetrics
-from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.observe.cache import ClusterCache
+from inflight_operator.observe.live_gateway import LiveGateway
 from inflight_operator.observe.scrape import ScrapePool, metrics_session
+from inflight_operator.queue.workers import Workers, WorkerSettings
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, DecisionRecorder
-from inflight_operator.render import EngineObservability, Manifest, Settings
-from inflight_operator.web import Heartbeat, WebServer
-from inflight_operator.workers import Workers, WorkerSettings
+from inflight_operator.render import EngineObservability, Settings
+from inflight_operator.telemetry.metrics import OperatorMetrics
+from inflight_operator.telemetry.web import Heartbeat, WebServer
+from inflight_operator.watch.available import AvailableApis
+from inflight_operator.watch.handlers import build_registry, kopf_connection
+from inflight_operator.watch.listing import Lister
 
 logger = logging.getLogger(__name__)
 

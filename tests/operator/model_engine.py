@@ -7,9 +7,9 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import accumulate
 
+from inflight_base.page.histogram import Histogram
 from inflight_cost.model import CostModel
 from inflight_operator.limits import Limits
-from inflight_operator.observe.histogram import Histogram
 from inflight_operator.observe.metrics import Sample
 
 SECONDS = (

@@ -15,8 +15,7 @@ import aiohttp
 
 from inflight_base.kube.errors import KubeApiError, json_object, refusal
 from inflight_base.kube.kinds import RESOURCES, Selection, object_path
-
-Manifest = dict[str, Any]
+from inflight_base.manifest import Manifest
 
 PAGE = 200
 """Maximum objects in one page of a list: reading a page blocks the event loop for some tens of milliseconds."""

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import quote, urlencode
 
+from inflight_base.manifest.names import API_VERSION, KIND, PLURAL
+
 RESOURCES: dict[str, tuple[str, str]] = {
     "ConfigMap": ("v1", "configmaps"),
     "Deployment": ("apps/v1", "deployments"),
     "EndpointSlice": ("discovery.k8s.io/v1", "endpointslices"),
     "Event": ("events.k8s.io/v1", "events"),
     "InferencePool": ("inference.networking.k8s.io/v1", "inferencepools"),
-    "InferenceService": ("inflight.dev/v1alpha1", "inferenceservices"),
+    KIND: (API_VERSION, PLURAL),
     "Lease": ("coordination.k8s.io/v1", "leases"),
     "NetworkPolicy": ("networking.k8s.io/v1", "networkpolicies"),
     "Pod": ("v1", "pods"),

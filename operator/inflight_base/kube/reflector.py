@@ -14,9 +14,10 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import NamedTuple
 
-from inflight_base.kube.client import KubeApi, Manifest
+from inflight_base.kube.client import KubeApi
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import RESOURCES, Selection
+from inflight_base.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 

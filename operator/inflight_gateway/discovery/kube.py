@@ -8,13 +8,16 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
-from inflight_base.kube.client import KubeApi, Manifest
+from inflight_base.kube.client import KubeApi
 from inflight_base.kube.kinds import Selection
 from inflight_base.kube.reflector import Changes, ObjectKey, Reflector
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import SERVICE_LABEL, SLICE_OF_LABEL
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData, SecretRef
 from inflight_gateway.discovery.service_config import ServiceConfigError, read_service
-from inflight_gateway.discovery.slices import SERVICE_LABEL, SLICE_OF, Slices, all_addresses
-from inflight_gateway.types import ServiceConfig, ServiceKey
+from inflight_gateway.discovery.slices import Slices, all_addresses
+from inflight_gateway.types import ServiceConfig
 
 logger = logging.getLogger(__name__)
 
@@ -152,7 +155,7 @@ class KubeDiscovery:
 
     def _peer_reflectors(self) -> Iterable[Reflector]:
         if self._pods is not None:
-            selection = Selection("EndpointSlice", self._pods.namespace, labels=f"{SLICE_OF}={self._pods.service}")
+            selection = Selection("EndpointSlice", self._pods.namespace, f"{SLICE_OF_LABEL}={self._pods.service}")
             pods = self._pods
 
             def changed(changes: Changes) -> None:

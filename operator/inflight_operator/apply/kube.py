@@ -9,13 +9,12 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal
 
-from inflight_base.kube.client import KubeApi, Manifest
+from inflight_base.kube.client import KubeApi
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import RESOURCES
-from inflight_operator.api.types import KIND
-from inflight_operator.apply.difference import FIELD_MANAGER
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import DELETION_COST, FIELD_MANAGER, KIND
 from inflight_operator.apply.status import status_patch
-from inflight_operator.observe.pods import DELETION_COST
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import ServiceRecord

@@ -187,7 +187,7 @@ def decide_replicas(
     limits_bounds: LimitsBounds,
     memory: DemandMemory,
     policy: AutopilotPolicy | None = None,
-) -> tuple[int, Reason, DemandMemory]:
+) -> tuple[int, Reason, DemandMemory, Sizing]:
     """Replicas that hold the targets, counting those ordered and on their way, with the numbers that say why.
 
     Args:
@@ -206,7 +206,8 @@ def decide_replicas(
     staffed = _staffed(view, targets, expected, capacity, policy)
     backlog = _waiting(view) / (each * policy.recovery)
     need = max(1, math.ceil(staffed + backlog))
-    memory = memory.with_need(view, expected / each, staffed, ahead, policy)
+    sizing = Sizing(expected, each, expected / each)
+    memory = memory.with_need(view, sizing.need, staffed, ahead, policy)
 
     jump = policy.tolerance * memory.jump
     peak = memory.peak_need(policy.brief) * (policy.headroom if jump > _JUMPY else 1.0)
@@ -215,12 +216,12 @@ def decide_replicas(
     replicas = max(need, round(lately), math.ceil(season))
     numbers: dict[str, Number] = {
         "replicas": replicas,
-        "rate": expected,
+        "rate": sizing.rate,
         "prompt": view.workload.prompt,
         "output": view.workload.output,
-        "need": expected / each,
-        "each": each,
-        "margin": staffed - expected / each,
+        "need": sizing.need,
+        "each": sizing.each,
+        "margin": staffed - sizing.need,
     }
     if backlog * 2 > 1:
         numbers |= {"waiting": view.waiting, "backlog": backlog}
@@ -233,7 +234,7 @@ def decide_replicas(
         held = Reason("TargetsOutOfReach", held=held)
     if replicas < view.credited and view.seconds(policy.level) < policy.level - 1:
         replicas, held = view.credited, Reason("DemandNotKnown", held=held)
-    return replicas, Reason("Demand", numbers, held), memory
+    return replicas, Reason("Demand", numbers, held), memory, sizing
 
 
 def unsized_demand(view: DemandView, policy: AutopilotPolicy | None = None) -> Ask:
@@ -257,13 +258,6 @@ class Sizing(NamedTuple):
     rate: float
     each: float
     need: float
-
-
-def sizing_of(reason: Reason) -> Sizing | None:
-    """The numbers behind the reason that `decide_replicas` gives; None for any other."""
-    if reason.code != "Demand":
-        return None
-    return Sizing(*(float(reason.numbers[name]) for name in Sizing._fields))
 
 
 class Capacity(NamedTuple):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from inflight_operator.observe.histogram import Histogram
+from inflight_base.page.histogram import Histogram
 from inflight_operator.observe.metrics import Sample
 
 

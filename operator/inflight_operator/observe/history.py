@@ -14,7 +14,7 @@ from itertools import accumulate, chain
 from operator import add, attrgetter, lt, sub
 from struct import Struct
 
-from inflight_operator.observe.histogram import Histogram
+from inflight_base.page.histogram import Histogram
 from inflight_operator.observe.metrics import Sample
 
 NEWEST = 6

@@ -19,9 +19,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from operator import le, lt
 
+from inflight_base.page.histogram import Histogram
 from inflight_cost.model import CostModel
 from inflight_operator.limits import Limits
-from inflight_operator.observe.histogram import Histogram
 
 _GAUGES = (
     "vllm:num_requests_running",

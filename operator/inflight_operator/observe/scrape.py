@@ -14,7 +14,7 @@ from zlib import crc32
 import aiohttp
 from yarl import URL
 
-from inflight_operator.observe.cache import ServiceKey
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.observe.history import History
 from inflight_operator.observe.metrics import WANTED, MetricsError, Sample, parse_metrics
 from inflight_operator.observe.window import Window

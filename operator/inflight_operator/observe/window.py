@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
-from inflight_operator.observe.histogram import Histogram, summed
+from inflight_base.page.histogram import Histogram, summed
 from inflight_operator.observe.history import Gauges, History, PodSpan
 from inflight_operator.observe.metrics import Sample
 

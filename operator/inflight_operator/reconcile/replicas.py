@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from inflight_operator.decide.autopilot import Sizing, decide_replicas, sizing_of, unsized_demand
+from inflight_operator.decide.autopilot import Sizing, decide_replicas, unsized_demand
 from inflight_operator.decide.conditions import DeploymentView
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.pods import Pods, count_replicas
@@ -61,9 +61,8 @@ def scale(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> Sc
     decision, sleep = _sleep(snapshot, memory, pods, observation, deployment)
     sizing = None
     if decision is None:
-        capacity, memory = _capacity(snapshot, memory, pods, observation)
+        capacity, sizing, memory = _capacity(snapshot, memory, pods, observation)
         decision = _by_demand(snapshot, memory, observation, capacity)
-        sizing = sizing_of(capacity.reason) if capacity is not None else None
     wanted, history = decision.replicas, decision.history
     if policy.external:
         # The external scaler has its own windows; the operator starts from the current replicas when it takes over
@@ -132,17 +131,18 @@ def _by_demand(
 
 def _capacity(
     snapshot: Snapshot, memory: Memory, pods: Pods, observation: ScalingObservation
-) -> tuple[Ask | None, Memory]:
-    """The recommendation of the capacity model; None before engines report their step costs."""
+) -> tuple[Ask | None, Sizing | None, Memory]:
+    """The recommendation of the capacity model, None before engines report their step costs, and its numbers, None
+    before the size of requests is known too."""
     view = demand_view(snapshot, memory.demand, pods, memory.startups, observation)
     if not snapshot.fresh or view.replica is None:
-        return None, memory
+        return None, None, memory
     if view.workload is None:
-        return unsized_demand(view), memory
-    replicas, reason, needed = decide_replicas(
+        return unsized_demand(view), None, memory
+    replicas, reason, needed, sizing = decide_replicas(
         view, snapshot.policy.slo.targets, _tunable(snapshot, memory), memory.needed
     )
-    return Ask(replicas, reason), replace(memory, needed=needed)
+    return Ask(replicas, reason), sizing, replace(memory, needed=needed)
 
 
 def _tunable(snapshot: Snapshot, memory: Memory) -> LimitsBounds:

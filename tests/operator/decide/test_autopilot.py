@@ -43,12 +43,14 @@ def view(rates, now=1000.0, **more):
 
 
 def decided(seen, memory=None, **policy):
-    return decide_replicas(seen, TARGETS, LIMITS, memory or DemandMemory(), AutopilotPolicy(**policy))
+    return decide_replicas(seen, TARGETS, LIMITS, memory or DemandMemory(), AutopilotPolicy(**policy))[:3]
 
 
 def test_a_steady_rate_needs_its_share_of_capacity_and_a_margin_and_says_so():
     replicas, reason, _ = decided(view([49.0] * 60))
     assert reason.numbers["need"] == pytest.approx(49 / EACH)
+    sizing = decide_replicas(view([49.0] * 60), TARGETS, LIMITS, DemandMemory())[3]
+    assert sizing == pytest.approx((49, EACH, 49 / EACH))
     assert reason.numbers["margin"] > 0
     assert replicas == pytest.approx(49 / EACH + reason.numbers["margin"], abs=1)
     starting = decided(view([49.0] * 60, ready=replicas - 1, starting=(41.0,)))
@@ -175,7 +177,7 @@ def test_two_known_days_must_agree():
 
 
 def test_targets_that_no_engine_keeps_are_left_out_and_named():
-    replicas, reason, _ = decide_replicas(
+    replicas, reason, *_ = decide_replicas(
         view([61.0] * 60), Targets(0.5, 0.001), LIMITS, DemandMemory(), AutopilotPolicy()
     )
     assert 1 <= replicas <= 10

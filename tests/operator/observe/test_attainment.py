@@ -4,8 +4,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from inflight_base.page.histogram import Histogram
 from inflight_operator.observe.attainment import Attainment
-from inflight_operator.observe.histogram import Histogram
 
 BOUNDS = (0.1, 0.5, 1.0, float("inf"))
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from inflight_base.page.histogram import Histogram
 from inflight_cost.model import CostModel
 from inflight_operator.limits import Limits
-from inflight_operator.observe.histogram import Histogram
 from inflight_operator.observe.metrics import MAX_BUCKETS, MAX_CURVE, MAX_LINES, WANTED, MetricsError, parse_metrics
 from tests.operator.observe.pages import engine_page
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_operator.observe.histogram import Histogram, summed
+from inflight_base.page.histogram import Histogram, summed
 from inflight_operator.observe.history import MAX_SNAPSHOTS, NEWEST, SPARSEST, History
 from inflight_operator.observe.window import Window
 from tests.operator.observe.pages import BOUNDS, histogram, make_sample

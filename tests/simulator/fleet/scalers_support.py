@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from inflight_base.page.histogram import Histogram
 from inflight_cost.capacity import StepLimits
-from inflight_operator.observe.histogram import Histogram
 from inflight_operator.observe.metrics import Sample
 from inflight_simulator.fleet.view import FleetView, PodShown
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from operator import sub
 from typing import Any
 
-from inflight_operator.observe.histogram import Histogram, summed
+from inflight_base.page.histogram import Histogram, summed
 from inflight_operator.observe.metrics import Sample
 from inflight_simulator.fleet.view import FleetView
 
