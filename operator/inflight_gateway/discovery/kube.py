@@ -67,7 +67,7 @@ class KubeDiscovery:
         self._on_peers = on_peers
         self._peers: dict[ObjectKey, set[str]] = {}
         self._complete = False
-        scopes = sorted(namespaces) or [None]
+        scopes: list[str | None] = [*sorted(namespaces)] or [None]
         self._services = [
             Reflector(api, Selection("InferenceService", scope), self._services_changed) for scope in scopes
         ]

@@ -98,19 +98,11 @@ async def test_who_may_not_write_reads_and_sends_no_write():
             lambda: api.apply(child),
             lambda: api.create(child),
             lambda: api.delete("Service", "team", "x"),
-            lambda: api.set_pod_deletion_cost("team", "x", 1),
+            lambda: api.patch("Pod", "team", "x", {}),
         ):
             with pytest.raises(KubeApiError, match="no longer leads"):
                 await write()
     assert len(requests) == 1
-
-
-async def test_an_optional_kind_that_the_server_does_not_know_is_noticed():
-    async with answering([(404, {}), (404, {})]) as (api, _):
-        for kind, missing in (("Service", False), ("PodMonitor", True)):
-            with pytest.raises(KubeApiError):
-                await api.apply({"kind": kind, "metadata": {"name": "x", "namespace": "team"}})
-            assert api.kind_missing.is_set() is missing
 
 
 async def test_what_another_creates_first_is_read():
