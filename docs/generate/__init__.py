@@ -1,1 +1,1 @@
-"""Generators of the reference pages and of the diagrams: `python -m docs.generate --write`, or `--check`."""
+"""Generators of the reference pages: `python -m docs.generate --write`, or `--check`."""

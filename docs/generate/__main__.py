@@ -1,4 +1,4 @@
-"""Writes the reference pages and the diagrams of the documentation, or checks that they are up to date."""
+"""Writes the reference pages of the documentation, or checks that they are up to date."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from docs.generate import diagrams, flags, metrics, resource
+from docs.generate import flags, metrics, resource
 
 DOCS = Path(__file__).resolve().parents[1]
 
@@ -19,7 +19,6 @@ FILES: dict[str, Callable[[], str]] = {
     "reference/inflight-simulate.md": flags.simulator_page,
     "reference/metrics.md": metrics.page,
     "reference/kubectl-inflight.md": flags.kubectl_page,
-    **{f"img/{name}.svg": picture for name, picture in diagrams.PICTURES.items()},
 }
 """Path below `docs`, and what makes its text."""
 

@@ -10,6 +10,7 @@ from time import monotonic
 import aiohttp
 from aiohttp import web
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.addresses import any_address
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData, SecretRef
 from inflight_gateway.engines.ledger import Ledger
@@ -25,9 +26,8 @@ from inflight_gateway.proxy.snapshot import Fixed
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import Scraper, metrics_session
 from inflight_gateway.settings import PickerSettings
-from inflight_gateway.state.gateway_loads import GatewayLoads
 from inflight_gateway.state.knowledge import Knowledge
-from inflight_gateway.state.load import SentLoad
+from inflight_gateway.state.load import GatewayLoads, SentLoad
 from inflight_gateway.state.peers import Peers
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
@@ -40,7 +40,7 @@ from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.routes import PeerClient, take_handler
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.types import Endpoint, Retried, ServiceKey
+from inflight_gateway.types import Endpoint, Retried
 
 KEY_SECONDS = 5.0
 """Between two looks at the gateway key's file."""

@@ -1,4 +1,4 @@
-"""The two limits that change while an engine runs: one type for the pair, one for the pair in force, one for bounds."""
+"""The two limits that change while an engine runs: the pair, the pair in force, the last attempt to set it, bounds."""
 
 from __future__ import annotations
 
@@ -52,6 +52,23 @@ class LimitsInForce:
 
     limits: Limits
     revision: int
+
+
+@dataclass(frozen=True, slots=True)
+class Telling:
+    """Result of sending limits to one engine.
+
+    Attributes:
+        taken: the last accepted limits; None before the first.
+        at: when, on the steady clock.
+        complaint: why it did not accept the last ones; empty if it did.
+        again: time of the next attempt after a failure, on the steady clock.
+    """
+
+    taken: LimitsInForce | None = None
+    at: float = float("-inf")
+    complaint: str = ""
+    again: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import httpx
 import pytest
 
 from inflight_operator import leader as leader_module
-from inflight_operator.gateway_key import GatewayKey
+from inflight_operator.keys.gateway_key import GatewayKey
 from inflight_operator.leader import LEASE_NAME, Leadership, LeaseLostError
 from tests.contract.manifests import service_manifest
 

@@ -11,7 +11,7 @@ from inflight_operator.api.types import InferenceServiceSpec
 from tests.docs.blocks import BLOCKS, PAGES, PROJECT, in_language, is_part_of_values, service_of, services
 from tests.docs.shell import commands, problems
 
-LANGUAGES = {"bash", "console", "json", "python", "text", "yaml"}
+LANGUAGES = {"bash", "console", "json", "mermaid", "python", "text", "yaml"}
 
 
 def where(blocks):
@@ -21,6 +21,13 @@ def where(blocks):
 def test_every_block_names_a_language_that_is_checked():
     assert {block.where for block in BLOCKS if block.language not in LANGUAGES} == set()
     assert len(in_language("bash")) > 30
+
+
+@pytest.mark.parametrize("block", in_language("mermaid"), ids=where(in_language("mermaid")))
+def test_a_diagram_says_what_it_shows_to_people_who_cannot_see_it(block):
+    kind, title, *_ = block.text.splitlines()
+    assert kind == "flowchart LR"
+    assert title.startswith("    accTitle: ")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(PROJECT)))

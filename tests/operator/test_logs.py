@@ -4,11 +4,11 @@ import logging
 
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator import logs
 from inflight_operator.cli import main
-from inflight_operator.metrics import OperatorMetrics
-from inflight_operator.observe.cache import ServiceKey
-from inflight_operator.workers import Workers, WorkerSettings
+from inflight_operator.queue.workers import Workers, WorkerSettings
+from inflight_operator.telemetry.metrics import OperatorMetrics
 
 CHAT = ServiceKey("team-a", "chat")
 

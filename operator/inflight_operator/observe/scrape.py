@@ -14,8 +14,8 @@ from zlib import crc32
 import aiohttp
 from yarl import URL
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_base.page.reader import PageError
-from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.history import History
 from inflight_operator.observe.metrics import WANTED, Sample, parse_metrics
 from inflight_operator.observe.window import Window

@@ -7,20 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.bounds import TENANT_FACTOR
 from inflight_gateway.hold.lead import MARGIN_SHARE
 from inflight_gateway.hold.order import LATE_EVERY, PRIORITY_AGING_S
 from inflight_gateway.hold.queue import HoldQueue
-from inflight_gateway.types import (
-    Endpoint,
-    HoldBounds,
-    Pick,
-    RequestView,
-    ServiceClass,
-    ServiceConfig,
-    ServiceKey,
-    TenantConfig,
-)
+from inflight_gateway.types import Endpoint, HoldBounds, Pick, RequestView, ServiceClass, ServiceConfig, TenantConfig
 
 SERVICE = ServiceKey("default", "chat")
 CONFIG = ServiceConfig(key=SERVICE, uid="u", model="m")

@@ -8,8 +8,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.observe import scrape as scrape_module
-from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.metrics import WANTED
 from inflight_operator.observe.scrape import MAX_BODY, ScrapePool, Target, metrics_session
 from tests.base.page.pages import engine_page

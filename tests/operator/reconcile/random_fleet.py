@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel
 from inflight_operator.api.types import InferenceService
-from inflight_operator.limits import Limits
+from inflight_operator.limits import Limits, Telling
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import pod_view
 from inflight_operator.observe.window import Window
@@ -17,7 +17,6 @@ from inflight_operator.reconcile.memory import Memory, first_memory
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
-from inflight_operator.reconcile.telling import Telling
 from inflight_operator.render import Settings
 from tests.operator.fakes import pod_body, service_body
 from tests.operator.model_engine import SECONDS, TOKENS, Buckets

@@ -1,0 +1,133 @@
+"""A key in a Secret that the operator creates if missing and reads periodically."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import logging
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import ClassVar, Generic, Protocol, TypeVar
+
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.manifest import Manifest
+
+logger = logging.getLogger(__name__)
+
+KEY_BYTES = 32
+"""Fewest bytes of a key: as many as SHA-256 has."""
+
+REFRESH_SECONDS = 60.0
+
+Key = TypeVar("Key")
+
+
+class UnusableKeyError(Exception):
+    """A Secret contains no valid key; the message says why."""
+
+
+class SecretApi(Protocol):
+    """The methods in use of `KubeApi`."""
+
+    async def get_or_create(self, manifest: Manifest) -> Manifest: ...
+
+
+class LiveKey(Generic[Key]):
+    """A deleted Secret is created again with the key in use: derived keys stay valid.
+
+    A subclass defines the fields of its Secret and their meaning.
+    """
+
+    what: ClassVar[str]
+    """The key in log lines."""
+    fields: ClassVar[tuple[str, ...]]
+
+    def __init__(self, api: SecretApi, namespace: str, name: str) -> None:
+        self._api = api
+        self._namespace = namespace
+        self._name = name
+        self._key: Key | None = None
+
+    @abstractmethod
+    def fresh(self) -> Key:
+        """A new random key."""
+
+    @abstractmethod
+    def written(self, key: Key) -> tuple[bytes, ...]:
+        """The values of `fields`."""
+
+    @abstractmethod
+    def read(self, values: Mapping[str, bytes]) -> Key:
+        """The key in the fields of a Secret; missing fields are empty.
+
+        Raises:
+            UnusableKeyError: there is no valid key.
+            UnicodeDecodeError: a text field is not valid text.
+        """
+
+    @property
+    def current(self) -> Key:
+        """The last value read; `refresh` must have succeeded once."""
+        if self._key is None:
+            raise RuntimeError(f"{self.what} was not read yet")
+        return self._key
+
+    async def refresh(self) -> None:
+        """Reads the Secret.
+
+        Raises:
+            KubeApiError: the API server refused.
+            UnusableKeyError: the Secret cannot be used. The key read before stays in use.
+        """
+        wanted = self._key or self.fresh()
+        live = await self._api.get_or_create(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": self._name, "namespace": self._namespace},
+                "type": "Opaque",
+                "data": {
+                    field: base64.b64encode(value).decode()
+                    for field, value in zip(self.fields, self.written(wanted), strict=True)
+                },
+            }
+        )
+        key = self._read(live)
+        if self._key not in (None, key):
+            logger.info("%s in Secret %s/%s changed", self.what, self._namespace, self._name)
+        self._key = key
+
+    async def run(self) -> None:
+        """Refreshes periodically until cancelled."""
+        while True:
+            await asyncio.sleep(REFRESH_SECONDS)
+            try:
+                await self.refresh()
+            except (KubeApiError, UnusableKeyError) as error:
+                logger.warning("%s stays as it is: %s", self.what, error)
+
+    def _read(self, secret: Manifest) -> Key:
+        data = secret.get("data") or {}
+        try:
+            return self.read({name: base64.b64decode(data.get(name, ""), validate=True) for name in self.fields})
+        except (binascii.Error, UnicodeDecodeError, UnusableKeyError) as error:
+            raise UnusableKeyError(f"Secret {self._namespace}/{self._name}: {error}") from error
+
+
+def long_enough(key: bytes) -> bytes:
+    """The key, unchanged.
+
+    Raises:
+        UnusableKeyError: it is too short.
+    """
+    if len(key) < KEY_BYTES:
+        raise UnusableKeyError(f"data.key has {len(key)} bytes, at least {KEY_BYTES} are needed")
+    return key
+
+
+def derived(key: bytes, message: str) -> str:
+    """base64url of HMAC-SHA256 (RFC 2104), without padding."""
+    digest = hmac.digest(key, message.encode(), "sha256")
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -1,0 +1,1 @@
+"""The work queue of services, and the workers that reconcile them."""
