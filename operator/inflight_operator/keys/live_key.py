@@ -10,8 +10,8 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import ClassVar, Generic, Protocol, TypeVar
 
+from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
-from inflight_operator.apply.kube import KubeApiError
 
 logger = logging.getLogger(__name__)
 

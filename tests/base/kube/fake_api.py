@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 from kubernetes.aio import client
 
-from inflight_gateway.discovery.kube_api import KubeApi
+from inflight_base.kube.client import KubeApi
 
 
 class FakeApi:

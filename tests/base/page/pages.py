@@ -1,4 +1,4 @@
-"""Metrics pages for tests: written by our engine's own exporter, and samples made by hand."""
+"""Metrics pages for tests, written by our engine's own exporter, and histograms."""
 
 import random
 
@@ -11,7 +11,6 @@ from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits as EngineLimits
 from inflight_engine.server.metrics import EngineMetrics, Gauges
-from inflight_operator.observe.metrics import Sample
 
 
 def engine_page(names=None, observations=1, seed=0):
@@ -65,10 +64,3 @@ BOUNDS = (0.1, 0.2, 0.5, 1.0, float("inf"))
 def histogram(*values):
     """The cumulative histogram of `values`."""
     return Histogram(BOUNDS, tuple(sum(value <= bound for value in values) for bound in BOUNDS), sum(values))
-
-
-def make_sample(time, **fields):
-    """A sample of an idle engine but for `fields`."""
-    idle = {name: histogram() for name in ("ttft", "tpot", "itl", "step_tokens")}
-    numbers = {"running": 0, "waiting": 0, "kv_usage": 0.0, "preemptions": 0, "generation_tokens": 0}
-    return Sample(time=time, **{**idle, **numbers, **fields})

@@ -6,8 +6,9 @@ import pytest
 from aiohttp import web
 from kubernetes.aio import client
 
-from inflight_operator.apply import KubeApi
-from inflight_operator.apply.kube import PAGE, KubeApiError, Page
+from inflight_base.kube.client import PAGE, KubeApi, Page
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.kube.kinds import Selection
 
 
 @asynccontextmanager
@@ -44,7 +45,7 @@ def names(objects):
 async def test_a_list_is_read_in_pages():
     answers = [page("7", "a", "b", following="token"), page("7", "c")]
     async with answering(answers) as (api, requests):
-        assert names(await api.list("Pod", "team", "x=y")) == ["a", "b", "c"]
+        assert names(await api.list(Selection("Pod", "team", "x=y"))) == ["a", "b", "c"]
     first, second = (dict(one.query) for one in requests)
     assert first == {"limit": str(PAGE), "labelSelector": "x=y"}
     assert second == {**first, "continue": "token"}
@@ -58,7 +59,7 @@ async def test_a_list_that_expires_on_the_way_begins_anew():
         page("9"),
     ]
     async with answering(answers) as (api, _):
-        pages = [one async for one in api.pages("Pod")]
+        pages = [one async for one in api.pages(Selection("Pod"))]
     assert [(one.first, one.version, names(one.items)) for one in pages] == [
         (True, "7", ["a"]),
         (True, "9", ["b"]),
@@ -70,13 +71,13 @@ async def test_a_list_that_expires_on_the_way_begins_anew():
 async def test_a_list_keeps_only_what_came_after_it_began_anew():
     answers = [page("7", "a", following="token"), (410, {}), page("9", "b")]
     async with answering(answers) as (api, _):
-        assert names(await api.list("Pod")) == ["b"]
+        assert names(await api.list(Selection("Pod"))) == ["b"]
 
 
 async def test_an_expired_first_page_is_an_error():
     async with answering([(410, {"message": "expired"})]) as (api, _):
         with pytest.raises(KubeApiError, match="expired"):
-            await api.list("Pod")
+            await api.list(Selection("Pod"))
 
 
 async def test_too_many_requests_says_when_to_try_again():
@@ -97,19 +98,11 @@ async def test_who_may_not_write_reads_and_sends_no_write():
             lambda: api.apply(child),
             lambda: api.create(child),
             lambda: api.delete("Service", "team", "x"),
-            lambda: api.set_pod_deletion_cost("team", "x", 1),
+            lambda: api.patch("Pod", "team", "x", {}),
         ):
             with pytest.raises(KubeApiError, match="no longer leads"):
                 await write()
     assert len(requests) == 1
-
-
-async def test_an_optional_kind_that_the_server_does_not_know_is_noticed():
-    async with answering([(404, {}), (404, {})]) as (api, _):
-        for kind, missing in (("Service", False), ("PodMonitor", True)):
-            with pytest.raises(KubeApiError):
-                await api.apply({"kind": kind, "metadata": {"name": "x", "namespace": "team"}})
-            assert api.kind_missing.is_set() is missing
 
 
 async def test_what_another_creates_first_is_read():
