@@ -5,12 +5,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from dashboards.live import stage
-from dashboards.live.answers import ask, load
-from dashboards.live.grafana import Window
-from dashboards.live.monitors import watching
+from deploy.dashboards.live import stage
+from deploy.dashboards.live.answers import ask, load
+from deploy.dashboards.live.grafana import Window
+from deploy.dashboards.live.monitors import watching
 from e2e.scenarios.conftest import apply
-from e2e.traffic.pod import driver_pod
+from tools.load.pod import driver_pod
 
 SCRAPE_SECONDS = 1.0
 LONGEST_SECONDS = 200

@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
 from inflight_policies.priority import PRIORITY_AGING_S
-
-
-class ServiceKey(NamedTuple):
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 @dataclass(frozen=True, slots=True)

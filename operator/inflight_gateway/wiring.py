@@ -10,6 +10,7 @@ from time import monotonic
 import aiohttp
 from aiohttp import web
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.addresses import any_address
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData, SecretRef
 from inflight_gateway.engines.ledger import Ledger
@@ -39,7 +40,7 @@ from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.routes import PeerClient, take_handler
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.types import Endpoint, Retried, ServiceKey
+from inflight_gateway.types import Endpoint, Retried
 
 KEY_SECONDS = 5.0
 """Between two looks at the gateway key's file."""

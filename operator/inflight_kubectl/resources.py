@@ -13,11 +13,6 @@ from typing import Any, Literal
 
 from inflight_kubectl.pods import moment
 
-GROUP = "inflight.dev"
-API_VERSION = f"{GROUP}/v1alpha1"
-KIND = "InferenceService"
-PLURAL = "inferenceservices"
-
 DEFAULT_TTFT_TARGET = 0.5
 DEFAULT_TPOT_TARGET = 0.05
 """Seconds that tuning and scaling aim at where `spec.slo` is not set."""

@@ -13,15 +13,15 @@ from typing import get_args
 
 import uvloop
 
+from inflight_base.kube.connect import ConnectError
+from inflight_base.kube.errors import KubeApiError
 from inflight_operator import flag_types, logs
-from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.keys.admin_key import KEY_SECRET_NAME
 from inflight_operator.leader import LEASE_NAME
 from inflight_operator.reconcile.upgrades import UpgradeMode
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES
 from inflight_operator.render import EngineObservability
 from inflight_operator.runtime import Options, run_operator
-from inflight_operator.watch.connect import ConnectError
 
 EXAMPLE = """\
 example, from outside a cluster:

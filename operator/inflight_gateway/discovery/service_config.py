@@ -4,16 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.lenient import Part
-from inflight_gateway.types import (
-    HoldBounds,
-    RateLimits,
-    ScoreWeights,
-    ServiceClass,
-    ServiceConfig,
-    ServiceKey,
-    TenantConfig,
-)
+from inflight_gateway.types import HoldBounds, RateLimits, ScoreWeights, ServiceClass, ServiceConfig, TenantConfig
 
 
 class ServiceConfigError(ValueError):

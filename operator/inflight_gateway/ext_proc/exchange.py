@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from typing import Any
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start, none_allowed
@@ -21,7 +22,7 @@ from inflight_gateway.telemetry.access_log import Course
 from inflight_gateway.telemetry.courses import Courses
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.types import Endpoint, Refusal, RequestView, Retried, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, Refusal, RequestView, Retried, ServiceConfig
 
 HEAD_WITHIN_S = 10.0
 """An engine that answers with progress frames sends its head as soon as the request is tokenized and queued; without

@@ -12,7 +12,8 @@ from zlib import crc32
 import aiohttp
 from yarl import URL
 
-from inflight_gateway.scrape.page import WANTED, PageError, read_page
+from inflight_base.page.reader import PageError
+from inflight_gateway.scrape.page import WANTED, read_page
 from inflight_gateway.scrape.samples import Samples
 
 logger = logging.getLogger(__name__)

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import msgspec
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
-from inflight_gateway.types import ServiceKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.request.view import Head
 from inflight_gateway.state.picks import PicksLog
@@ -14,7 +15,7 @@ from inflight_gateway.telemetry import access_log
 from inflight_gateway.telemetry.access_log import Course
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.gate import REPORT_WAIT_S, Gate
-from inflight_gateway.types import Finished, Pick, Refusal, RequestView, ServiceKey
+from inflight_gateway.types import Finished, Pick, Refusal, RequestView
 
 _NO_SERVICE = ServiceKey("", "")
 

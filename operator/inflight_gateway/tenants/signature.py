@@ -10,8 +10,9 @@ import base64
 import hashlib
 import hmac
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.request.headers import TENANT, TENANT_SIGNATURE
-from inflight_gateway.types import ServiceConfig, ServiceKey
+from inflight_gateway.types import ServiceConfig
 
 CREDENTIALS = ("authorization", "api-key")
 """Headers that clients put API keys in."""

@@ -2,11 +2,6 @@
 
 from inflight_operator.api.resolve import model_argument, served_name, service_url, tuning_bounds
 from inflight_operator.api.types import (
-    API_VERSION,
-    GROUP,
-    KIND,
-    PLURAL,
-    VERSION,
     Condition,
     Decision,
     InferenceService,
@@ -23,11 +18,6 @@ from inflight_operator.quantities import (
 )
 
 __all__ = [
-    "API_VERSION",
-    "GROUP",
-    "KIND",
-    "PLURAL",
-    "VERSION",
     "Condition",
     "Decision",
     "InferenceService",

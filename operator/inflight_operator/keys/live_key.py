@@ -9,9 +9,10 @@ import hmac
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, Protocol, TypeVar
 
-from inflight_operator.apply.kube import KubeApiError
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -20,7 +21,6 @@ KEY_BYTES = 32
 
 REFRESH_SECONDS = 60.0
 
-Manifest = dict[str, Any]
 Key = TypeVar("Key")
 
 

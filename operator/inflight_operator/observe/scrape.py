@@ -14,9 +14,10 @@ from zlib import crc32
 import aiohttp
 from yarl import URL
 
-from inflight_operator.observe.cache import ServiceKey
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.page.reader import PageError
 from inflight_operator.observe.history import History
-from inflight_operator.observe.metrics import WANTED, MetricsError, Sample, parse_metrics
+from inflight_operator.observe.metrics import WANTED, Sample, parse_metrics
 from inflight_operator.observe.window import Window
 
 logger = logging.getLogger(__name__)
@@ -202,7 +203,7 @@ class ScrapePool:
             return parse_metrics(page.decode(), monotonic()), ""
         except TimeoutError:
             return None, f"{target.name} did not answer /metrics within {self._timeout:g} s"
-        except (aiohttp.ClientError, MetricsError, UnicodeDecodeError) as error:
+        except (aiohttp.ClientError, PageError, UnicodeDecodeError) as error:
             return None, f"{target.name}: /metrics: {str(error)[:MAX_ERROR] or type(error).__name__}"
         except Exception as error:
             # Data of one pod must not affect the others: an operator bug is reported as this pod's error, and logged.
@@ -213,7 +214,7 @@ class ScrapePool:
         """The body of a plain 200; of any other response, as little as possible is read.
 
         Raises:
-            MetricsError: another status, an encoding, or more than `MAX_BODY` bytes.
+            PageError: another status, an encoding, or more than `MAX_BODY` bytes.
             aiohttp.ClientError: no response, or none of HTTP.
         """
         async with self._http.get(
@@ -225,15 +226,15 @@ class ScrapePool:
         ) as response:
             try:
                 if response.status != 200:
-                    raise MetricsError(f"HTTP {response.status}")
+                    raise PageError(f"HTTP {response.status}")
                 encoding = response.headers.get("Content-Encoding", "identity")
                 if encoding.lower() != "identity":
-                    raise MetricsError(f"Content-Encoding {encoding[:40]!r} was not asked for")
+                    raise PageError(f"Content-Encoding {encoding[:40]!r} was not asked for")
                 body = bytearray()
                 async for chunk in response.content.iter_any():
                     body += chunk
                     if len(body) > MAX_BODY:
-                        raise MetricsError(f"more than {MAX_BODY} bytes")
+                        raise PageError(f"more than {MAX_BODY} bytes")
             except BaseException:
                 response.close()  # not released: the rest of the body must not be read
                 raise

@@ -6,16 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.service_config import ServiceConfigError, read_service
-from inflight_gateway.types import (
-    HoldBounds,
-    RateLimits,
-    ScoreWeights,
-    ServiceClass,
-    ServiceConfig,
-    ServiceKey,
-    TenantConfig,
-)
+from inflight_gateway.types import HoldBounds, RateLimits, ScoreWeights, ServiceClass, ServiceConfig, TenantConfig
 
 KEY = ServiceKey("team", "chat")
 

@@ -10,6 +10,7 @@ import pytest
 from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog, SecretRef
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
@@ -23,7 +24,7 @@ from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.types import Endpoint, Retried, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, Retried, ServiceConfig
 from tests.gateway.tenants.things import secret
 
 CHAT, OTHER = ServiceKey("ns", "chat"), ServiceKey("ns", "other")

@@ -7,19 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.bounds import TENANT_FACTOR
 from inflight_gateway.hold.lead import MARGIN_SHARE
 from inflight_gateway.hold.queue import HoldQueue
-from inflight_gateway.types import (
-    Endpoint,
-    HoldBounds,
-    Pick,
-    RequestView,
-    ServiceClass,
-    ServiceConfig,
-    ServiceKey,
-    TenantConfig,
-)
+from inflight_gateway.types import Endpoint, HoldBounds, Pick, RequestView, ServiceClass, ServiceConfig, TenantConfig
 from inflight_policies.deadline import LATE_SHARE
 from inflight_policies.priority import PRIORITY_AGING_S
 
@@ -87,6 +79,13 @@ def test_a_smaller_priority_counts_as_an_earlier_arrival():
     assert ids(queue.release(5.0, anything)) == ["first", "0", "4"]
     aged = filled(request("old", arrived=0.0), request("new", arrived=PRIORITY_AGING_S + 1, priority=-1), now=20.0)
     assert ids(aged.release(20.0, anything)) == ["old", "new"]
+
+
+def test_a_step_of_priority_counts_as_long_as_the_service_says():
+    for aging_s, order in ((2.0, ["old", "new"]), (4.0, ["new", "old"])):
+        config = replace(CONFIG, priority_aging_s=aging_s)
+        queue = filled(request("old"), request("new", arrived=3.0, priority=-1), config=config, now=3.0)
+        assert ids(queue.release(3.0, anything)) == order
 
 
 def test_a_request_whose_first_token_is_overdue_lets_those_in_time_go_first():

@@ -9,6 +9,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.logs import JsonFormatter
 from inflight_gateway.request.view import Head
@@ -16,7 +17,7 @@ from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.telemetry import reports
 from inflight_gateway.telemetry.courses import Courses
 from inflight_gateway.telemetry.metrics import Metrics
-from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestView, ServiceKey
+from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestView
 
 KEY = ServiceKey("default", "a")
 REQUEST = RequestView("id", KEY, 0.0, tenant="acme", external_id="theirs")

@@ -6,8 +6,8 @@ import random
 import httpx
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.tenants.signature import signature, tenant_key
-from inflight_gateway.types import ServiceKey
 from inflight_kubectl.engine_access import PortForward
 from inflight_kubectl.gateway_view import gateway_view
 from inflight_kubectl.resources import Service

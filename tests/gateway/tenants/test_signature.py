@@ -2,9 +2,10 @@ import base64
 import hashlib
 import hmac
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.request.headers import TENANT, TENANT_SIGNATURE
 from inflight_gateway.tenants.signature import EngineHeaders, signature, tenant_key
-from inflight_gateway.types import ServiceConfig, ServiceKey
+from inflight_gateway.types import ServiceConfig
 
 CHAT = ServiceConfig(ServiceKey("team-a", "chat"), uid="u-1", model="m", api_keys_secret="keys")
 

@@ -8,11 +8,11 @@ from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.observe import scrape as scrape_module
-from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.metrics import WANTED
 from inflight_operator.observe.scrape import MAX_BODY, ScrapePool, Target, metrics_session
-from tests.operator.observe.pages import engine_page
+from tests.base.page.pages import engine_page
 
 KEY, OTHER = ServiceKey("team", "chat"), ServiceKey("team", "other")
 PAGE = engine_page().encode()
