@@ -1,4 +1,4 @@
-"""An engine without a model, whose steps take as long as a GPU's: `python -m tools.bench.gateway.emulated PORT`.
+"""An engine without a model, whose steps take as long as a GPU's: `python -m tools.standin.timed PORT`.
 
 Continuous batching; first come, first served, or for requests that name their tenant, fair shares by virtual token
 counters, as the engine's policy `fair`. On a GPU a step of few sequences takes about the time to read the
