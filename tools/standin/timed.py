@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_gateway.hold.counters import OUTPUT_TOKEN, PROMPT_TOKEN, VirtualCounters
+from inflight_gateway.hold.counters import VirtualCounters
 from inflight_gateway.request.headers import PROGRESS, TENANT
+from inflight_policies.service_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 
 COST = CostModel(
     base_s=25e-3,
