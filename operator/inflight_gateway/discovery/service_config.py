@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.discovery.lenient import Part
+from inflight_base.manifest.lenient import Part
 from inflight_gateway.types import HoldBounds, RateLimits, ScoreWeights, ServiceClass, ServiceConfig, TenantConfig
 
 

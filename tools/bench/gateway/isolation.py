@@ -30,8 +30,8 @@ from typing import Any
 import aiohttp
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.signing import tenant_key
 from inflight_gateway.request.headers import TENANT
-from inflight_gateway.tenants.signature import tenant_key
 from tools.bench.gateway.keys import SECRET, bearer, new_key, secret
 from tools.bench.gateway.stack import gateway
 from tools.bench.gateway.streamed import Streamed, completion
@@ -170,7 +170,7 @@ def _start(stack: ExitStack, folder: Path, arm: Arm) -> tuple[str, dict[str, str
     gateway_key.write_text(_GATEWAY_KEY)
     if arm.signed:
         uid = f"default/{SERVICE}"
-        engine_key.write_bytes(tenant_key(_GATEWAY_KEY.encode(), ServiceKey("default", SERVICE), uid))
+        engine_key.write_text(tenant_key(_GATEWAY_KEY.encode(), ServiceKey("default", SERVICE), uid))
         flags.append(f"--tenant-key-file={engine_key}")
     log = folder / "engine.log"
     url = stack.enter_context(_emulated(log) if arm.emulated else served_engine(log, *flags))
