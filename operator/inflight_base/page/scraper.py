@@ -1,24 +1,22 @@
-"""Scraping of engines, independent of rounds: each pod has its own offset in the interval, so that a slow or hostile
-pod delays no other."""
+"""Scraper of engines' metrics pages: each engine at its own offset in the interval, so that a slow or hostile one
+delays no other."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import math
-from collections.abc import Collection, Mapping
+from abc import ABC, abstractmethod
+from collections import deque
 from dataclasses import dataclass
 from time import monotonic
+from typing import Generic, TypeVar
 from zlib import crc32
 
 import aiohttp
 from yarl import URL
 
-from inflight_base.manifest.keys import ServiceKey
 from inflight_base.page.reader import PageError
-from inflight_operator.observe.history import History
-from inflight_operator.observe.metrics import WANTED, Sample, parse_metrics
-from inflight_operator.observe.window import Window
 
 logger = logging.getLogger(__name__)
 
@@ -26,34 +24,29 @@ MAX_BODY = 2**20
 """Most bytes of a metrics page. A whole page of vLLM has 50 to 100 kB for each of its engines."""
 
 MAX_ERROR = 200
-"""Most characters of an error that are shown; a pod may have written them."""
+"""Most characters of an error that are kept; an engine may have written them."""
 
-MAX_BACK_OFF = 4
-"""Most scrape intervals between two scrapes of a pod that fails."""
-
-_QUERY = "&".join(f"name%5B%5D={name}" for name in WANTED)
-"""Asks for the needed samples alone. prometheus_client's servers know it; others ignore it and send all they have."""
-
-_HEADERS = {
-    "Accept": "text/plain; version=0.0.4",
-    "Accept-Encoding": "identity",
-    "User-Agent": "inflight-operator",
-}
 _NO_TIMEOUT = aiohttp.ClientTimeout()
-"""`ScrapePool` limits the time of a scrape as a whole, so aiohttp's own limits are off."""
+"""`Scraper` limits the time of a scrape as a whole, so aiohttp's own limits are off."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """One pod to scrape.
+@dataclass(slots=True, eq=False)
+class Engine:
+    """An engine that is scraped.
 
     Attributes:
+        key: its offset in the interval is derived from it.
         url: `http://IP:PORT/metrics`, an IPv6 address in brackets.
+        failures: consecutive failures.
+        pending: the timer until the next scrape, or the scrape in flight; None while the scrape is queued.
+        kept: False once it is no longer scraped.
     """
 
-    uid: str
-    name: str
+    key: str
     url: str
+    failures: int = 0
+    pending: asyncio.TimerHandle | asyncio.Task[None] | None = None
+    kept: bool = True
 
 
 @dataclass(slots=True)
@@ -64,153 +57,149 @@ class ScrapeCounts:
     failed: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Pod:
-    """A target and the results of its scrapes.
-
-    Attributes:
-        failures: consecutive failures.
-        error: why the last scrape failed; empty after a success.
-        timer: until the next scrape; None while the scrape is queued or in flight.
-        kept: False once the service no longer has this pod.
-    """
-
-    target: Target
-    history: History | None = None
-    failures: int = 0
-    error: str = ""
-    timer: asyncio.TimerHandle | None = None
-    kept: bool = True
+E = TypeVar("E", bound=Engine)
 
 
 def metrics_session(interval: float) -> aiohttp.ClientSession:
-    """A session for `ScrapePool`: a connection is kept for each pod from scrape to scrape, no cookies are stored.
+    """A session for `Scraper`: a connection is kept for each engine from scrape to scrape, no cookies are stored.
 
     Args:
-        interval: seconds between two scrapes of a pod.
+        interval: seconds between two scrapes of an engine.
     """
     connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3 * interval)
     return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
 
 
-class ScrapePool:
-    """GETs the metrics pages of all pods of all services, each once in `interval`, and keeps the results.
+class Scraper(ABC, Generic[E]):
+    """GETs the metrics pages of engines, each once in `interval`. Subclasses read the pages and keep the results.
 
-    A pod is scraped when it is added, then at its own offset in each interval, which is derived from its uid. After
-    consecutive failures it is scraped less often, at least once in `MAX_BACK_OFF` intervals. Single-threaded:
-    everything happens in the event loop.
+    An engine is scraped when it is added, then at its own offset in each interval. After consecutive failures it is
+    scraped less often, at least once in `max_back_off` intervals. Single-threaded: everything happens in the event
+    loop.
 
     Args:
-        http: see `metrics_session`.
-        interval: seconds between two scrapes of a pod.
+        http: see `metrics_session`; closed by the caller.
+        agent: of the requests (`User-Agent`).
+        query: of the URL, see `PageReader.query`.
+        interval: seconds between two scrapes of an engine, at least.
         timeout: seconds for one scrape, from connecting to the last byte.
-        span: seconds that windows look back; see `Window`.
         concurrency: maximum scrapes in flight.
+        max_per_second: scrapes of all engines together; above it each engine is scraped less often.
     """
 
     def __init__(
         self,
         http: aiohttp.ClientSession,
+        agent: str,
+        query: str,
+        *,
         interval: float,
-        timeout: float = 2.0,
-        span: float = 30.0,
-        concurrency: int = 256,
+        timeout: float,
+        concurrency: int,
+        max_per_second: float = math.inf,
+        max_back_off: int = 1,
     ) -> None:
         self.counts = ScrapeCounts()
         self._http = http
+        self._headers = {
+            "Accept": "text/plain; version=0.0.4",
+            "Accept-Encoding": "identity",
+            "User-Agent": agent,
+        }
+        self._query = query
         self._interval = interval
         self._timeout = timeout
-        self._span = span
         self._concurrency = concurrency
-        self._services: dict[ServiceKey, dict[str, _Pod]] = {}
-        self._due: asyncio.Queue[_Pod] = asyncio.Queue()
+        self._max_per_second = max_per_second
+        self._max_back_off = max_back_off
+        self._num_engines = 0
+        self._num_running = 0
+        self._due: deque[E] = deque()
 
-    async def run(self) -> None:
-        """Scrapes until cancelled."""
-        try:
-            async with asyncio.TaskGroup() as workers:
-                for _ in range(self._concurrency):
-                    workers.create_task(self._work())
-        finally:
-            for key in list(self._services):
-                self.forget(key)
+    @abstractmethod
+    def scraped(self, engine: E, body: bytes, began: float) -> None:
+        """Takes a page whose scrape began at `began` on the monotonic clock.
 
-    def keep(self, key: ServiceKey, targets: Collection[Target]) -> None:
-        """Sets the pods of the service to scrape; data of other pods is dropped."""
-        pods = self._services.setdefault(key, {})
-        for target in targets:
-            pod = pods.get(target.uid)
-            if pod is None:
-                pod = pods[target.uid] = _Pod(target)
-                self._due.put_nowait(pod)
-            elif pod.target != target:
-                pod.target = target
-        for uid in pods.keys() - {target.uid for target in targets}:
-            _drop(pods.pop(uid))
+        Raises:
+            ValueError: it is not an engine's page; `failed` is called with it.
+        """
 
-    def forget(self, key: ServiceKey) -> None:
-        """Stops scraping the service."""
-        for pod in self._services.pop(key, {}).values():
-            _drop(pod)
+    @abstractmethod
+    async def failed(self, engine: E, error: Exception, reason: str) -> None:
+        """Takes the failure of a scrape. `reason`: the error in words, at most about `MAX_ERROR` characters."""
 
-    def window(self, key: ServiceKey) -> Window:
-        """Samples of the service's pods, without pods that had no sample for `span` seconds."""
-        pods, oldest = self._services.get(key, {}), monotonic() - self._span
-        known = {uid: pod.history for uid, pod in pods.items() if pod.history is not None}
-        return Window(self._span, {uid: history for uid, history in known.items() if history.newest.time >= oldest})
+    def add(self, engine: E) -> None:
+        """Scrapes the engine now and in each interval."""
+        self._num_engines += 1
+        self._due.append(engine)
+        self._start()
 
-    def errors(self, key: ServiceKey) -> Mapping[str, str]:
-        """By uid, why the last scrape of a pod failed."""
-        return {uid: pod.error for uid, pod in self._services.get(key, {}).items() if pod.error}
+    def drop(self, engine: E) -> None:
+        """Stops scraping the engine; a scrape in flight has no result."""
+        self._num_engines -= 1
+        engine.kept = False
+        if engine.pending is not None:
+            engine.pending.cancel()
 
-    async def _work(self) -> None:
-        while True:
-            pod = await self._due.get()
-            if not pod.kept:
-                continue
-            sample, error = await self._scrape(pod.target)
-            if not pod.kept:
-                continue
-            pod.error = error
-            if sample is None:
-                self.counts.failed += 1
-                pod.failures += 1
-            else:
-                self.counts.done += 1
-                pod.failures = 0
-                known = pod.history
-                pod.history = History.of(sample) if known is None else known.with_sample(sample, self._span)
-            loop = asyncio.get_running_loop()
-            pod.timer = loop.call_later(self._wait(pod, loop.time()), self._fall_due, pod)
+    def _start(self) -> None:
+        while self._due and self._num_running < self._concurrency:
+            engine = self._due.popleft()
+            if engine.kept:
+                self._num_running += 1
+                engine.pending = task = asyncio.create_task(self._scrape(engine), name=f"scrape {engine.key}")
+                task.add_done_callback(self._ended)
 
-    def _fall_due(self, pod: _Pod) -> None:
-        pod.timer = None
-        self._due.put_nowait(pod)
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._num_running -= 1
+        self._start()
 
-    def _wait(self, pod: _Pod, now: float) -> float:
-        """Seconds until the pod's next scrape: until its offset nearest to one interval from now, or to its
+    def _fall_due(self, engine: E) -> None:
+        engine.pending = None
+        self._due.append(engine)
+        self._start()
+
+    def _wait(self, engine: E, now: float) -> float:
+        """Seconds until the engine's next scrape: until its offset nearest to one interval from now, or to its
         back-off."""
-        intervals = 1 if pod.failures < 2 else min(2 ** (pod.failures - 1), MAX_BACK_OFF)
-        moment = crc32(pod.target.uid.encode()) / 2**32 * self._interval
-        earliest = now + (intervals - 0.5) * self._interval
-        return moment + math.ceil((earliest - moment) / self._interval) * self._interval - now
+        interval = max(self._interval, self._num_engines / self._max_per_second)
+        intervals = 1 if engine.failures < 2 else min(2 ** min(engine.failures - 1, 10), self._max_back_off)
+        moment = crc32(engine.key.encode()) / 2**32 * interval
+        earliest = now + (intervals - 0.5) * interval
+        return moment + math.ceil((earliest - moment) / interval) * interval - now
 
-    async def _scrape(self, target: Target) -> tuple[Sample | None, str]:
-        """A sample, or the reason why there is none."""
+    async def _scrape(self, engine: E) -> None:
+        try:
+            await self._scrape_once(engine)
+        except Exception:
+            # A bug of this program with one engine must not end its scrapes.
+            logger.exception("scraping %s failed", engine.key)
+        if engine.kept:
+            loop = asyncio.get_running_loop()
+            engine.pending = loop.call_later(self._wait(engine, loop.time()), self._fall_due, engine)
+
+    async def _scrape_once(self, engine: E) -> None:
+        began = monotonic()
         try:
             async with asyncio.timeout(self._timeout):
-                page = await self._page(target.url)
-            return parse_metrics(page.decode(), monotonic()), ""
-        except TimeoutError:
-            return None, f"{target.name} did not answer /metrics within {self._timeout:g} s"
+                body = await self._page(URL(f"{engine.url}?{self._query}", encoded=True))
+            self.scraped(engine, body, began)
+        except TimeoutError as error:
+            await self._has_failed(engine, error, f"no answer within {self._timeout:g} s")
         except (aiohttp.ClientError, PageError, UnicodeDecodeError) as error:
-            return None, f"{target.name}: /metrics: {str(error)[:MAX_ERROR] or type(error).__name__}"
+            await self._has_failed(engine, error, str(error)[:MAX_ERROR] or type(error).__name__)
         except Exception as error:
-            # Data of one pod must not affect the others: an operator bug is reported as this pod's error, and logged.
-            logger.exception("scraping %s failed", target.name)
-            return None, f"{target.name}: /metrics: {type(error).__name__}: {str(error)[:MAX_ERROR]}"
+            logger.exception("scraping %s failed", engine.key)
+            await self._has_failed(engine, error, f"{type(error).__name__}: {str(error)[:MAX_ERROR]}")
+        else:
+            self.counts.done += 1
+            engine.failures = 0
 
-    async def _page(self, url: str) -> bytes:
+    async def _has_failed(self, engine: E, error: Exception, reason: str) -> None:
+        self.counts.failed += 1
+        engine.failures += 1
+        await self.failed(engine, error, reason)
+
+    async def _page(self, url: URL) -> bytes:
         """The body of a plain 200; of any other response, as little as possible is read.
 
         Raises:
@@ -218,8 +207,8 @@ class ScrapePool:
             aiohttp.ClientError: no response, or none of HTTP.
         """
         async with self._http.get(
-            URL(f"{url}?{_QUERY}", encoded=True),
-            headers=_HEADERS,
+            url,
+            headers=self._headers,
             allow_redirects=False,
             auto_decompress=False,
             timeout=_NO_TIMEOUT,
@@ -239,10 +228,3 @@ class ScrapePool:
                 response.close()  # not released: the rest of the body must not be read
                 raise
         return bytes(body)
-
-
-def _drop(pod: _Pod) -> None:
-    """Stops scraping a pod; the result of a scrape in flight is discarded."""
-    pod.kept = False
-    if pod.timer is not None:
-        pod.timer.cancel()

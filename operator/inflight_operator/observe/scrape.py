@@ -1,0 +1,120 @@
+"""Scrapes of the engines of all services, independent of rounds, and their results."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from time import monotonic
+
+import aiohttp
+
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.page.scraper import Engine, Scraper
+from inflight_operator.observe.history import History
+from inflight_operator.observe.metrics import READER, parse_metrics
+from inflight_operator.observe.window import Window
+
+MAX_BACK_OFF = 4
+"""Most scrape intervals between two scrapes of a pod that fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One pod to scrape.
+
+    Attributes:
+        url: `http://IP:PORT/metrics`, an IPv6 address in brackets.
+    """
+
+    uid: str
+    name: str
+    url: str
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class _Pod(Engine):
+    """A pod and the results of its scrapes.
+
+    Attributes:
+        error: why the last scrape failed; empty after a success.
+    """
+
+    name: str
+    history: History | None = None
+    error: str = ""
+
+
+class ScrapePool(Scraper[_Pod]):
+    """Scrapes all pods of all services.
+
+    Args:
+        http: see `metrics_session`.
+        interval: seconds between two scrapes of a pod.
+        timeout: seconds for one scrape, from connecting to the last byte.
+        span: seconds that windows look back; see `Window`.
+        concurrency: maximum scrapes in flight.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        interval: float,
+        timeout: float = 2.0,
+        span: float = 30.0,
+        concurrency: int = 256,
+    ) -> None:
+        super().__init__(
+            http,
+            "inflight-operator",
+            READER.query,
+            interval=interval,
+            timeout=timeout,
+            concurrency=concurrency,
+            max_back_off=MAX_BACK_OFF,
+        )
+        self._span = span
+        self._services: dict[ServiceKey, dict[str, _Pod]] = {}
+
+    def keep(self, key: ServiceKey, targets: Collection[Target]) -> None:
+        """Sets the pods of the service to scrape; data of other pods is dropped."""
+        pods = self._services.setdefault(key, {})
+        for target in targets:
+            pod = pods.get(target.uid)
+            if pod is None:
+                pods[target.uid] = pod = _Pod(target.uid, target.url, name=target.name)
+                self.add(pod)
+            else:
+                pod.name, pod.url = target.name, target.url
+        for uid in pods.keys() - {target.uid for target in targets}:
+            self.drop(pods.pop(uid))
+
+    def forget(self, key: ServiceKey) -> None:
+        """Stops scraping the service."""
+        for pod in self._services.pop(key, {}).values():
+            self.drop(pod)
+
+    def close(self) -> None:
+        """Stops scraping all services."""
+        for key in list(self._services):
+            self.forget(key)
+
+    def window(self, key: ServiceKey) -> Window:
+        """Samples of the service's pods, without pods that had no sample for `span` seconds."""
+        pods, oldest = self._services.get(key, {}), monotonic() - self._span
+        known = {uid: pod.history for uid, pod in pods.items() if pod.history is not None}
+        return Window(self._span, {uid: history for uid, history in known.items() if history.newest.time >= oldest})
+
+    def errors(self, key: ServiceKey) -> Mapping[str, str]:
+        """By uid, why the last scrape of a pod failed."""
+        return {uid: pod.error for uid, pod in self._services.get(key, {}).items() if pod.error}
+
+    def scraped(self, engine: _Pod, body: bytes, began: float) -> None:
+        sample, known = parse_metrics(body.decode(), monotonic()), engine.history
+        engine.history = History.of(sample) if known is None else known.with_sample(sample, self._span)
+        engine.error = ""
+
+    async def failed(self, engine: _Pod, error: Exception, reason: str) -> None:
+        if isinstance(error, TimeoutError):
+            engine.error = f"{engine.name} did not answer /metrics within {self._timeout:g} s"
+        else:
+            engine.error = f"{engine.name}: /metrics: {reason}"
