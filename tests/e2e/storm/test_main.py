@@ -12,8 +12,8 @@ from e2e.storm import __main__ as storm_main
 from e2e.storm import watch as watch_module
 from e2e.storm.__main__ import manifest, not_there, parser
 from e2e.storm.watch import Watch, ordered_services, resident_bytes, watching
+from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api import InferenceService
-from inflight_operator.quantities import parse_quantity
 from tools.localcluster import ClusterError
 
 OPTIONS = parser().parse_args([])

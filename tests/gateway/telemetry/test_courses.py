@@ -9,9 +9,9 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from inflight_base.logs import JsonFormatter
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.queue import HoldQueue
-from inflight_gateway.logs import JsonFormatter
 from inflight_gateway.request.view import Head
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.telemetry import reports

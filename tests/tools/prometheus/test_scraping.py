@@ -4,9 +4,9 @@ from pathlib import Path
 
 import yaml
 
-from deploy.dashboards.live.scraping import Access, Scraping, configuration, targets, targets_file
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.monitor import pod_monitor
+from tools.prometheus.scraping import Access, Scraping, configuration, targets, targets_file
 
 ACCESS = Access("10.0.0.1:6443", {"ca_file": "/ca.pem"})
 SERVICE = {

@@ -1,4 +1,4 @@
-"""An engine without a model, whose steps take as long as a GPU's: `python -m tools.bench.gateway.emulated PORT`.
+"""An engine without a model, whose steps take as long as a GPU's: `python -m tools.standin.timed PORT`.
 
 Continuous batching; first come, first served, or for requests that name their tenant, fair shares by virtual token
 counters, as the engine's policy `fair`. On a GPU a step of few sequences takes about the time to read the
@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from aiohttp import web
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_gateway.hold.counters import OUTPUT_TOKEN, PROMPT_TOKEN, VirtualCounters
+from inflight_gateway.hold.counters import VirtualCounters
 from inflight_gateway.request.headers import PROGRESS, TENANT
+from inflight_policies.service_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 
 COST = CostModel(
     base_s=25e-3,

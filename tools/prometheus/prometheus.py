@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import socket
-import subprocess
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +11,9 @@ from typing import Any
 import httpx
 import yaml
 
-from tools.localcluster.process import tail
+from tools.measure.served import free_port, process, wait_ready
 
 START_SECONDS = 30
-END_SECONDS = 10
 _TIMEOUT_SECONDS = 30
 
 
@@ -35,13 +31,6 @@ class Prometheus:
     def close(self) -> None:
         """Close its connections."""
         self._client.close()
-
-    def ready(self) -> bool:
-        """Whether it answers queries."""
-        try:
-            return self._client.get("/-/ready").status_code == httpx.codes.OK
-        except httpx.TransportError:
-            return False
 
     def query(self, expr: str, at: float) -> list[Any]:
         """Series of an instant query; a scalar is one series.
@@ -63,10 +52,6 @@ class Prometheus:
         """Errors of the last scrapes, by the target's address. Raises PrometheusError."""
         active = self._get("targets", {"state": "active"})["activeTargets"]
         return {one["scrapeUrl"]: one["lastError"] for one in active if one["health"] == "down"}
-
-    def targets_up(self) -> int:
-        """Number of targets whose last scrape worked. Raises PrometheusError."""
-        return sum(one["health"] == "up" for one in self._get("targets", {"state": "active"})["activeTargets"])
 
     def _get(self, path: str, parameters: Mapping[str, Any]) -> Any:
         try:
@@ -95,21 +80,18 @@ def started(program: Path, configure: Callable[[Path], Mapping[str, Any]]) -> It
     with tempfile.TemporaryDirectory(prefix="inflight-prometheus-") as name:
         folder = Path(name)
         (folder / "prometheus.yml").write_text(yaml.safe_dump(dict(configure(folder)), sort_keys=False))
-        port = _free_port()
-        with (folder / "prometheus.log").open("wb") as log:
-            process = subprocess.Popen(_command(program, folder, port), stdout=log, stderr=log, process_group=0)
-            prometheus = Prometheus(f"http://127.0.0.1:{port}")
+        url = f"http://127.0.0.1:{(port := free_port())}"
+        log = folder / "prometheus.log"
+        with process(log, _command(program, folder, port)) as running:
             try:
-                _wait_ready(process, prometheus, folder / "prometheus.log")
+                wait_ready(f"{url}/-/ready", {"Prometheus": (running, log)}, START_SECONDS)
+            except RuntimeError as error:
+                raise PrometheusError(str(error)) from None
+            prometheus = Prometheus(url)
+            try:
                 yield prometheus
             finally:
                 prometheus.close()
-                _end(process)
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _command(program: Path, folder: Path, port: int) -> Sequence[str]:
@@ -121,20 +103,3 @@ def _command(program: Path, folder: Path, port: int) -> Sequence[str]:
         "--web.cors.origin=.*",
         "--log.level=warn",
     ]
-
-
-def _wait_ready(process: subprocess.Popen[bytes], prometheus: Prometheus, log: Path) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while not prometheus.ready():
-        if process.poll() is not None or time.monotonic() > deadline:
-            raise PrometheusError(f"Prometheus has not started; its log ends with:\n{tail(log)}")
-        time.sleep(0.1)
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    try:
-        process.wait(timeout=END_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()

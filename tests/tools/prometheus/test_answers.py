@@ -2,8 +2,8 @@
 
 import pytest
 
-from deploy.dashboards.live.answers import ask, load, without_zero
-from deploy.dashboards.live.grafana import Window
+from tools.prometheus.answers import ask, load, without_zero
+from tools.prometheus.grafana import Window
 
 OF_OPERATOR = {"Blocked": "service_blocked_replicas", "Operator": "leader"}
 

@@ -4,7 +4,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from inflight_operator.observe.metrics import parse_metrics
-from tools.bench.operator.pages import CAPACITY, PROFILE_REQUESTS, REQUESTS_PER_SECOND, EngineState, Pages
+from tools.standin.page_text import CAPACITY, PROFILE_REQUESTS, REQUESTS_PER_SECOND, EngineState, Pages
 
 SERVED_PROFILE = PROFILE_REQUESTS / REQUESTS_PER_SECOND
 

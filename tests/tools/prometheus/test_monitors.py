@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from deploy.dashboards.live.monitors import access
-from deploy.dashboards.live.stage import parts
 from tools.load.driver import parse
 from tools.localcluster import ClusterError
+from tools.prometheus.monitors import access
+from tools.prometheus.stage import parts
 
 
 def kubeconfig(folder, user, **cluster):

@@ -1,4 +1,4 @@
-"""`python -m deploy.dashboards.live`: Prometheus over the running cluster, and every dashboard query run against it."""
+"""`python -m tools.prometheus`: Prometheus over the running cluster, and every dashboard query run against it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 import time
 from collections.abc import Sequence
 
-from deploy.dashboards.live.answers import ask, load
-from deploy.dashboards.live.grafana import Window
-from deploy.dashboards.live.monitors import watching
-from deploy.dashboards.live.prometheus import PrometheusError
 from tools.localcluster import ClusterError
+from tools.prometheus.answers import ask, load
+from tools.prometheus.grafana import Window
+from tools.prometheus.monitors import watching
+from tools.prometheus.prometheus import PrometheusError
 
 DESCRIPTION = """Starts a Prometheus on loopback that scrapes the operator and the engines of the running cluster, with
 the labels and the rules of the chart. After --after seconds it asks every query of every panel of
@@ -22,9 +22,9 @@ its own pages."""
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     line = argparse.ArgumentParser(
-        prog="python -m deploy.dashboards.live",
+        prog="python -m tools.prometheus",
         description=DESCRIPTION,
-        epilog="example: python -m deploy.dashboards.live --namespace default --service chat --after 60",
+        epilog="example: python -m tools.prometheus --namespace default --service chat --after 60",
     )
     line.add_argument("--namespace", help="namespace that dashboards show (default: the first one)")
     line.add_argument("--service", help="service that dashboards show (default: the first one)")

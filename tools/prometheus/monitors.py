@@ -14,12 +14,12 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from deploy.dashboards.live.prometheus import Prometheus, started
-from deploy.dashboards.live.scraping import Access, Manifest, Scraping, configuration, targets, targets_file
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.monitor import pod_monitor
 from tools.localcluster import ClusterError, kubeconfig_path, kubectl, prometheus
 from tools.localcluster.files import write_json
+from tools.prometheus.prometheus import Prometheus, started
+from tools.prometheus.scraping import Access, Manifest, Scraping, configuration, targets, targets_file
 from tools.testbed.helm import helm
 from tools.testbed.install import OPERATOR_NAMESPACE, RELEASE, ROOT
 

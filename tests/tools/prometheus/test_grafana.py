@@ -2,7 +2,7 @@
 
 import pytest
 
-from deploy.dashboards.live.grafana import Variable, Window, chosen, label_values, queries, replace, round_interval
+from tools.prometheus.grafana import Variable, Window, chosen, label_values, queries, replace, round_interval
 
 # From the tests of rangeUtil.roundInterval in @grafana/data, and either side of a limit.
 ROUNDED = {30: 20, 45: 50, 3499: 2000, 3500: 5000, 17499: 15000, 899999: 900000, 700_000_000: 604_800_000}

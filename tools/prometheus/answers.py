@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from deploy.dashboards.live.grafana import PanelQuery, Window, chosen, label_values, queries, replace
-from deploy.dashboards.live.prometheus import Prometheus, PrometheusError
+from tools.prometheus.grafana import PanelQuery, Window, chosen, label_values, queries, replace
+from tools.prometheus.prometheus import Prometheus, PrometheusError
 from tools.testbed.install import ROOT
 
 FOLDER = ROOT / "helm" / "inflight" / "dashboards"

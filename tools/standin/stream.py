@@ -1,4 +1,4 @@
-"""A stand-in for an engine's HTTP API that costs almost nothing: `python -m tools.bench.gateway.upstream PORT`.
+"""A stand-in for an engine's HTTP API that costs almost nothing: `python -m tools.standin.stream PORT`.
 
 It answers POST requests at once with a fixed body, or, for a body with `"stream":true`, with an event every
 `EVENT_SECONDS` until the client leaves. With the header `x-inflight-progress` it answers in progress frames

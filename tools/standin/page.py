@@ -15,8 +15,8 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
 
-from tools.bench.operator.pages import CAPACITY, EngineState, Pages
-from tools.bench.operator.signing import checked
+from tools.standin.page_text import CAPACITY, EngineState, Pages
+from tools.standin.signing import checked
 
 PORTS = (8000, 8001)
 """Serving and admin port."""

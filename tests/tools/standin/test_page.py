@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tools.bench.operator.responder import Connection, Engines
-from tools.bench.operator.signing import checked, proof, signature
+from tools.standin.page import Connection, Engines
+from tools.standin.signing import checked, proof, signature
 
 PATH = "/v1/runtime_config"
 

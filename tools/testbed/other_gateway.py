@@ -5,6 +5,11 @@ the address in the header that the picker sets (ORIGINAL_DST), as in Envoy AI Ga
 authority, so Envoy takes the name of its cluster, and uses the address in the metadata (override_host).
 """
 
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
 DESTINATION = "x-gateway-destination-endpoint"
 PICKED = "x-picked"
 """Header of responses: the engines that the picker has named."""
@@ -29,7 +34,7 @@ BY_HEADER = {
 }
 
 
-def by_metadata(addresses):
+def by_metadata(addresses: Iterable[str]) -> dict[str, Any]:
     """The cluster of the engines at these addresses, of which the metadata names one."""
     round_robin = {"@type": f"{TYPE}load_balancing_policies.round_robin.v3.RoundRobin"}
     inner = {"policies": [{"typed_extension_config": {"name": "round_robin", "typed_config": round_robin}}]}
@@ -51,13 +56,22 @@ def by_metadata(addresses):
     }
 
 
-def socket(host, port):
+def socket(host: str, port: int | str) -> dict[str, Any]:
     return {"socket_address": {"address": host, "port_value": int(port)}}
 
 
-def bootstrap(port, picker, engines, *, name, authority, mode):
-    """Args: port: for clients, on loopback. picker: `HOST:PORT`. engines: their cluster, without its name.
-    name: of the picker's cluster. mode: of bodies."""
+def bootstrap(
+    port: int, picker: str, engines: Mapping[str, Any], *, name: str, authority: str, mode: str
+) -> dict[str, Any]:
+    """Envoy's bootstrap file.
+
+    Args:
+        port: for clients, on loopback.
+        picker: `HOST:PORT`.
+        engines: their cluster, without its name.
+        name: of the picker's cluster.
+        mode: of bodies.
+    """
     call = {"cluster_name": name, **({"authority": authority} if authority else {})}
     processor = {
         "@type": f"{TYPE}filters.http.ext_proc.v3.ExternalProcessor",
@@ -92,7 +106,7 @@ def bootstrap(port, picker, engines, *, name, authority, mode):
             ]
         },
     }
-    picker = {
+    picker_cluster = {
         "name": name,
         "type": "STATIC",
         "connect_timeout": "5s",
@@ -110,4 +124,4 @@ def bootstrap(port, picker, engines, *, name, authority, mode):
             {"filters": [{"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}]}
         ],
     }
-    return {"static_resources": {"listeners": [listener], "clusters": [picker, {"name": "engines", **engines}]}}
+    return {"static_resources": {"listeners": [listener], "clusters": [picker_cluster, {"name": "engines", **engines}]}}

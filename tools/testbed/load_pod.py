@@ -8,7 +8,7 @@ from pathlib import Path
 from tools.testbed.incluster import ScriptPod, script_pod
 from tools.testbed.service import Service
 
-FOLDER = Path(__file__).parent
+FOLDER = Path(__file__).parents[1] / "load"
 
 
 def driver_pod(service: Service, name: str, arguments: list[str], *, image: str) -> AbstractContextManager[ScriptPod]:

@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.load.pod import driver_pod
 from tools.localcluster import ClusterError, kubectl
 from tools.localcluster.progress import Progress
+from tools.testbed.load_pod import driver_pod
 from tools.testbed.service import Service
 
 READY_SECONDS = 240
