@@ -18,16 +18,16 @@ help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo: .venv/tools.stamp ## Show the main job on a real Kubernetes: apply a service, chat with it, watch it scale and tune
-	@$(PY) -m e2e.demo
+	@$(PY) -m tools.demo
 
 demo-down: .venv/tools.stamp ## Remove everything that `make demo` or `make cluster` started
-	@$(PY) -m e2e.cluster down
+	@$(PY) -m tools.localcluster down
 
 demo-engine: .venv/kernels.stamp ## The engine alone on this machine's CPU: one chat answer with curl
-	@$(PY) -m e2e.demo_engine
+	@$(PY) -m tools.demo_engine
 
 test: .venv/kernels.stamp ## Everything: lint, types, unit, contract and end-to-end tests
-	@$(PY) -m e2e.check
+	@$(PY) -m tools.check
 
 lint: .venv/tools.stamp ## Formatter, linter and import rules
 	.venv/bin/ruff format --check .
@@ -45,40 +45,40 @@ fuzz: .venv/kernels.stamp ## A million random scheduler steps against the model 
 	$(PY) -m pytest -n auto --maxprocesses=4 --dist=loadfile -m "hypothesis and not contract and not cluster" --hypothesis-profile=random
 
 bench: .venv/kernels.stamp ## The engine and its peers on the same model and requests, with ratios; a quarter of an hour on a quiet machine
-	@$(PY) -m bench.engine
+	@$(PY) -m tools.bench.engine
 
 bench-loop: .venv/kernels.stamp ## What the engine does between two forward passes
-	@$(PY) -m bench.engine_loop
+	@$(PY) -m tools.bench.engine_loop
 
 bench-api: .venv/kernels.stamp ## Tokens/s and streams that one API process carries, with an engine process that only counts
-	@$(PY) -m bench.api_process $(ARGS)
+	@$(PY) -m tools.bench.api_process $(ARGS)
 
 bench-startup: .venv/kernels.stamp ## From the start of a server until it is ready
-	@$(PY) -m bench.startup
+	@$(PY) -m tools.bench.startup
 
 bench-scheduler: .venv/kernels.stamp ## What one iteration of the scheduler costs, by size
-	@$(PY) -m bench.scheduler
+	@$(PY) -m tools.bench.scheduler
 
 bench-simulator: .venv/kernels.stamp ## How close a simulation comes to the real engine: 13 minutes on a quiet machine
-	@$(PY) -m bench.simulator
+	@$(PY) -m tools.bench.simulator
 
 bench-fleet: .venv/kernels.stamp ## How fast a fleet is simulated: 8 and 1,000 replicas
-	@$(PY) -m bench.fleet
+	@$(PY) -m tools.bench.fleet
 
 bench-operator: .venv/kernels.stamp ## The operator with 1,000 services and 5,000 fake pods: CPU, memory, delays, API writes; a quarter of an hour
-	@$(PY) -m bench.operator
+	@$(PY) -m tools.bench.operator
 
 bench-autopilot: .venv/kernels.stamp ## Goodput of a real engine: fixed limits, and limits found by the operator; a quarter of an hour. ARGS=--help
-	@$(PY) -m bench.autopilot $(ARGS)
+	@$(PY) -m tools.bench.autopilot $(ARGS)
 
 bench-gateway: .venv/kernels.stamp ## The gateway: overhead beside a direct connection, routing on four replicas, limits and isolation of tenants; 50 minutes. ARGS=--help
-	@$(PY) -m bench.gateway $(ARGS)
+	@$(PY) -m tools.bench.gateway $(ARGS)
 
 dashboards: .venv/tools.stamp ## Pictures of the Grafana dashboards in docs/img, from real services under traffic; a quarter of an hour. ARGS=--help
-	@$(PY) -m dashboards.draw $(ARGS)
+	@$(PY) -m deploy.dashboards.draw $(ARGS)
 
 contract: .venv/kernels.stamp ## Tests against a real kube-apiserver
-	$(PY) -m pytest -m contract tests/chart tests/cluster tests/contract
+	$(PY) -m pytest -m contract tests/chart tests/tools/localcluster tests/contract
 
 e2e: .venv/kernels.stamp cluster ## Tests on real pods in the local cluster
 	$(PY) -m pytest e2e/scenarios
@@ -92,16 +92,16 @@ e2e-storm: .venv/tools.stamp ## Fifty sleeping services asked at the same moment
 venv: .venv/kernels.stamp ## .venv with every program in .venv/bin
 
 cluster: .venv/tools.stamp ## Local cluster up, images built, chart installed: ready for `kubectl apply`
-	@$(PY) -m e2e.install
+	@$(PY) -m tools.testbed.install
 
 kubeconfig: .venv/tools.stamp ## Print the path of the local cluster's kubeconfig
-	@$(PY) -m e2e.cluster kubeconfig
+	@$(PY) -m tools.localcluster kubeconfig
 
 cluster-down: .venv/tools.stamp ## Stop the local cluster and clean up after it
-	@$(PY) -m e2e.cluster down
+	@$(PY) -m tools.localcluster down
 
 dev: .venv/tools.stamp ## Rebuild what changed and roll it in the running local cluster
-	@$(PY) -m e2e.install
+	@$(PY) -m tools.testbed.install
 
 format: .venv/tools.stamp ## Format and fix what can be fixed
 	.venv/bin/ruff format .

@@ -1,1 +1,1 @@
-"""Files generated from the chart: the table of values and a manifest for kustomize; and a scan of its objects."""
+"""Files generated from code or the chart: dashboards, table of values, kustomize manifest; a scan of its objects."""

@@ -6,17 +6,16 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import yaml
+
+from inflight_base.manifest import Manifest
 
 ROOT = Path(__file__).resolve().parents[1]
 CHART = ROOT / "helm" / "inflight"
 PRODUCTION_VALUES = CHART / "values-production.yaml"
 RELEASE = "inflight"
 NAMESPACE = "inflight-system"
-
-Manifest = dict[str, Any]
 
 
 class HelmError(Exception):

@@ -10,7 +10,8 @@ from typing import Any
 import yaml
 
 from deploy import generated
-from deploy.chart import ROOT, Manifest, rendered
+from deploy.chart import ROOT, rendered
+from inflight_base.manifest import Manifest
 
 FOLDER = ROOT / "deploy" / "kustomize"
 FILE = FOLDER / "base" / "inflight.yaml"

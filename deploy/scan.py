@@ -20,8 +20,9 @@ from pathlib import Path
 
 import yaml
 
-from deploy.chart import PRODUCTION_VALUES, ROOT, HelmError, Manifest, rendered
+from deploy.chart import PRODUCTION_VALUES, ROOT, HelmError, rendered
 from deploy.manifest import WITH_GATEWAY
+from inflight_base.manifest import Manifest
 from inflight_operator.api import InferenceService
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, Settings, render

@@ -1,1 +1,1 @@
-"""Everything that runs Inflight for real on one machine: local cluster, traffic, demo, scenarios on real pods."""
+"""Scenarios on real pods: tests, disruptions under traffic, and a storm of waking services."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from prometheus_client import Metric
 
 from docs.generate.markdown import GENERATED, cell, code, table
+from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost
 from inflight_engine.runner_info import RunnerInfo
@@ -16,7 +17,6 @@ from inflight_engine.server.metrics import NO_STATS, EngineMetrics, Gauges
 from inflight_gateway.state.load import ServiceLoad
 from inflight_gateway.telemetry.metrics import Metrics as GatewayMetrics
 from inflight_gateway.tenants.usage import Usage
-from inflight_gateway.types import ServiceKey
 from inflight_operator.telemetry.metrics import OperatorMetrics
 
 INTRODUCTION = """\

@@ -6,17 +6,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from e2e.cluster import ClusterError
-from e2e.cluster.progress import to_stdout
 from e2e.disruptions import table
 from e2e.disruptions.phases import IN_MAKE_TEST, IN_MAKE_TEST_WITH_GATEWAY, PHASES
 from e2e.disruptions.run import NotRestoredError, run_phase
 from e2e.disruptions.stage import REPLICAS, Stage
 from e2e.disruptions.verdict import ERROR_SECONDS, Outcome
-from e2e.install import install
-from e2e.namespaces import temporary_namespace
-from e2e.service import Service
-from e2e.sigterm import exit_on_sigterm
+from tools.localcluster import ClusterError
+from tools.localcluster.progress import to_stdout
+from tools.signals import exit_on_signals
+from tools.testbed.install import install
+from tools.testbed.namespaces import temporary_namespace
+from tools.testbed.service import Service
 
 NAMESPACE = "e2e-disruptions"
 
@@ -88,7 +88,7 @@ def run(options: argparse.Namespace) -> list[Outcome]:
 def main() -> int:
     """Exit 0 when every phase held, 1 when one did not or could not be run."""
     options = parser().parse_args()
-    exit_on_sigterm()
+    exit_on_signals()
     try:
         outcomes = run(options)
     except (ClusterError, TimeoutError, NotRestoredError) as error:

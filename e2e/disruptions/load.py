@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from e2e.cluster import ClusterError, kubectl
-from e2e.cluster.progress import Progress
 from e2e.disruptions.connections import Connections
-from e2e.incluster import ScriptPod
-from e2e.service import Service
-from e2e.traffic.driver import Loss
-from e2e.traffic.pod import driver_pod
+from tools.load.driver import Loss
+from tools.localcluster import ClusterError, kubectl
+from tools.localcluster.progress import Progress
+from tools.testbed.incluster import ScriptPod
+from tools.testbed.load_pod import driver_pod
+from tools.testbed.service import Service
 
 ARGUMENTS = (
     "--new-connections", "--clients=6", "--max-tokens=12", "--prompt-words=20", "--patience=60",

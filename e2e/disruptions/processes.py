@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from e2e.cluster import cgroups
+from tools.localcluster import cgroups
 
 PAUSE = "pause"
 """Name of the process that holds a pod's namespaces."""

@@ -7,11 +7,11 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from e2e.cluster import ClusterError
 from e2e.disruptions.load import traffic
 from e2e.disruptions.phases import Phase
 from e2e.disruptions.stage import Stage, node_problem
 from e2e.disruptions.verdict import Outcome, judge
+from tools.localcluster import ClusterError
 
 LEAD_SECONDS = 4.0
 """Traffic before the disruption."""

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from e2e.cluster import ClusterError, choose, kubectl
-from e2e.cluster.choose import Choice
-from e2e.cluster.progress import Progress
 from e2e.disruptions import processes
 from e2e.disruptions.verdict import Blow
-from e2e.gateway_metrics import continuations
-from e2e.install import OPERATOR_NAMESPACE
-from e2e.pods import Pod, pods
-from e2e.service import Service
+from tools.localcluster import ClusterError, choose, kubectl
+from tools.localcluster.choose import Choice
+from tools.localcluster.progress import Progress
+from tools.testbed.gateway_metrics import continuations
+from tools.testbed.install import OPERATOR_NAMESPACE
+from tools.testbed.pods import Pod, pods
+from tools.testbed.service import Service
 
 OPERATOR = "inflight-operator"
 GATEWAY = "inflight-gateway"

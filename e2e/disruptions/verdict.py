@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 
 from e2e.disruptions.load import Traffic
-from e2e.traffic.driver import Loss
+from tools.load.driver import Loss
 
 ERROR_SECONDS = 15.0
 """A request that a killed pod had must have failed this long after the kill."""

@@ -3,10 +3,10 @@ import sys
 
 import pytest
 
-from e2e.cluster import kubectl
-from e2e.install import install
-from e2e.namespaces import create_namespace
-from e2e.service import Service
+from tools.localcluster import kubectl
+from tools.testbed.install import install
+from tools.testbed.namespaces import create_namespace
+from tools.testbed.service import Service
 
 CPU = {"accelerator": {"count": 0}, "model": {"source": "builtin://smollm2"}}
 

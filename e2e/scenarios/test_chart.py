@@ -1,8 +1,8 @@
 """The installed chart checks itself, and an upgrade keeps what it serves."""
 
-from e2e.helm import helm
-from e2e.install import OPERATOR_NAMESPACE, RELEASE, ROOT
 from e2e.scenarios.conftest import apply
+from tools.testbed.helm import helm
+from tools.testbed.install import OPERATOR_NAMESPACE, RELEASE, ROOT
 
 
 def test_helm_test_passes():

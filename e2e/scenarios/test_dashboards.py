@@ -5,12 +5,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from dashboards.live import stage
-from dashboards.live.answers import ask, load
-from dashboards.live.grafana import Window
-from dashboards.live.monitors import watching
 from e2e.scenarios.conftest import apply
-from e2e.traffic.pod import driver_pod
+from tools.prometheus import stage
+from tools.prometheus.answers import ask, load
+from tools.prometheus.grafana import Window
+from tools.prometheus.monitors import watching
+from tools.testbed.load_pod import driver_pod
 
 SCRAPE_SECONDS = 1.0
 LONGEST_SECONDS = 200

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
-from e2e.cluster import kubectl
 from e2e.disruptions import table
 from e2e.disruptions.phases import IN_MAKE_TEST, PHASES
 from e2e.disruptions.run import run_phase
 from e2e.disruptions.stage import Stage
-from e2e.service import Service
+from tools.localcluster import kubectl
+from tools.testbed.service import Service
 
 TRAFFIC_SECONDS = 12
 

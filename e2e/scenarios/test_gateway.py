@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from e2e.cluster import kubectl
 from e2e.disruptions import processes
 from e2e.disruptions.stage import continued, node_problem
 from e2e.scenarios.conftest import apply
-from e2e.traffic.pod import ask_pod, greedy_pod
+from tools.localcluster import kubectl
+from tools.testbed.load_pod import ask_pod, greedy_pod
 
 pytestmark = pytest.mark.timeout(420)
 

@@ -4,13 +4,13 @@ import sys
 
 import pytest
 
-from e2e.cluster import kubectl
 from e2e.disruptions import table
 from e2e.disruptions.phases import IN_MAKE_TEST_WITH_GATEWAY, PHASES
 from e2e.disruptions.run import run_phase
 from e2e.disruptions.stage import Stage
 from e2e.scenarios.test_disruptions import TRAFFIC_SECONDS
-from e2e.service import Service
+from tools.localcluster import kubectl
+from tools.testbed.service import Service
 
 
 @pytest.fixture(scope="module")

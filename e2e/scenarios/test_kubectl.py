@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from e2e.cluster import kubeconfig_path, kubectl
-from e2e.install import OPERATOR_NAMESPACE
 from e2e.scenarios.conftest import apply
-from e2e.terminal import terminal
 from inflight_kubectl.cluster import Target
 from inflight_kubectl.engine_access import forward_to_service
+from tools.localcluster import kubeconfig_path, kubectl
+from tools.terminal import terminal
+from tools.testbed.install import OPERATOR_NAMESPACE
 
 PROGRAM = str(Path(sys.executable).with_name("kubectl-inflight"))
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from e2e.cluster import kubeconfig_path
 from e2e.scenarios.conftest import apply
+from tools.localcluster import kubeconfig_path
 
 pytestmark = pytest.mark.timeout(240)
 

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from e2e.cluster import kubectl
-from e2e.install import OPERATOR_NAMESPACE
 from e2e.scenarios.conftest import apply
-from e2e.traffic.pod import ask_pod, driver_pod
+from tools.localcluster import kubectl
+from tools.testbed.install import OPERATOR_NAMESPACE
+from tools.testbed.load_pod import ask_pod, driver_pod
 
 CHILDREN = "deployment,replicaset,pod,service,secret,configmap,poddisruptionbudget,networkpolicy"
 

@@ -6,9 +6,9 @@ import subprocess
 
 import pytest
 
-from e2e.cluster import kubectl
-from e2e.install import ROOT
-from tests.docs.blocks import blocks_of
+from tools.code_blocks import blocks_of
+from tools.localcluster import kubectl
+from tools.testbed.install import ROOT
 
 SECONDS = 240
 BLOCKS = [block for block in blocks_of(ROOT / "docs" / "quickstart.md") if block.language in {"bash", "python"}]

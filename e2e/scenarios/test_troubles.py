@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from e2e.cluster import ClusterError, kubectl
 from e2e.scenarios.conftest import apply, manifest
+from tools.localcluster import ClusterError, kubectl
 
 TROUBLES = {
     "no-gpu": ({"accelerator": {"count": 1}}, ["nvidia.com/gpu", "accelerator.count"]),

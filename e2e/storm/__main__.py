@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from e2e.cluster import ClusterError, kubectl
-from e2e.cluster.progress import Progress, to_stdout
 from e2e.disruptions.stage import node_problem
-from e2e.incluster import script_pod
-from e2e.install import install
-from e2e.namespaces import temporary_namespace
-from e2e.sigterm import exit_on_sigterm
 from e2e.storm.account import Storm, storm_of
 from e2e.storm.watch import Watch, watching
+from tools.localcluster import ClusterError, kubectl
+from tools.localcluster.progress import Progress, to_stdout
+from tools.signals import exit_on_signals
+from tools.testbed.incluster import script_pod
+from tools.testbed.install import install
+from tools.testbed.namespaces import temporary_namespace
 
 NAMESPACE = "e2e-storm"
 
@@ -177,7 +177,7 @@ def run(options: argparse.Namespace) -> Storm:
 def main(arguments: list[str] | None = None) -> int:
     """Exit 0 when every request was answered or refused cleanly, else 1."""
     options = parser().parse_args(arguments)
-    exit_on_sigterm()
+    exit_on_signals()
     try:
         result = run(options)
     except (ClusterError, TimeoutError, ValueError) as error:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from e2e.traffic.driver import percentile
+from tools.load.driver import percentile
 
 MEBIBYTE = 2**20
 

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from e2e.cluster import ClusterError, kubectl
 from e2e.disruptions import processes
 from e2e.disruptions.stage import GATEWAY, OPERATOR, system_pods
+from tools.localcluster import ClusterError, kubectl
 
 LOOK_SECONDS = 0.5
 """From the end of a look to the next one. An order is noted later than it was made by at most this and the time of a

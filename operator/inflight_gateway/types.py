@@ -3,18 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
-from inflight_gateway.pick.growth import Growth
-
-
-class ServiceKey(NamedTuple):
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
+from inflight_policies.priority import PRIORITY_AGING_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +70,7 @@ class ServiceConfig:
         model: name that clients send (spec.model.servedName or its default).
         ttft_s, tpot_s: targets.
         classes: the first is the default; empty: one class, `default`.
+        priority_aging_s: seconds of waiting that count as one step of priority.
         max_num_seqs: capacity of each engine.
         continuation: responses continue at another replica after a failure.
         max_attempts: maximum replicas for one request.
@@ -93,6 +86,7 @@ class ServiceConfig:
     ttft_per_token_s: float = 0.0
     tpot_s: float = 0.05
     classes: tuple[ServiceClass, ...] = ()
+    priority_aging_s: float = PRIORITY_AGING_S
     max_num_seqs: int = 256
     hold: HoldBounds = HoldBounds()
     continuation: bool = True
@@ -170,33 +164,6 @@ class RequestView:
     attempt: int = 1
     avoid: frozenset[str] = frozenset()
     external_id: str = ""
-
-
-class EndpointLoad(NamedTuple):
-    """One endpoint and its known load at the time of a pick.
-
-    Attributes:
-        sample: None: never scraped.
-        in_flight: unfinished requests that this gateway sent there.
-        sent_tokens: estimated prompt tokens sent there that the sample cannot include yet: by this gateway since the
-            scrape began, and by its peers according to their reports.
-        cached_tokens: tokens of the request's prompt that the replica's prefix cache should hold.
-        computed_tokens: of the sample's waiting prompt tokens and of `sent_tokens`, those that the engine should have
-            computed since the scrape.
-        others: requests there that this gateway did not send, by the sample and by what peers report.
-        growth: of its KV cache's use from the sample on, by the requests there; None: not known.
-        answer_tokens: expected output of the request.
-    """
-
-    endpoint: Endpoint
-    sample: EngineSample | None
-    in_flight: int = 0
-    sent_tokens: int = 0
-    cached_tokens: int = 0
-    computed_tokens: int = 0
-    others: int = 0
-    growth: Growth | None = None
-    answer_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from time import monotonic
 import aiohttp
 from aiohttp import web
 
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.page.scraper import metrics_session
 from inflight_gateway.discovery.addresses import any_address
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData, SecretRef
 from inflight_gateway.engines.ledger import Ledger
@@ -23,11 +25,10 @@ from inflight_gateway.pick.picker import Picker
 from inflight_gateway.proxy.publisher import Publisher
 from inflight_gateway.proxy.snapshot import Fixed
 from inflight_gateway.scrape.samples import Samples
-from inflight_gateway.scrape.scraper import Scraper, metrics_session
+from inflight_gateway.scrape.scraper import INTERVAL_SECONDS, EndpointScraper
 from inflight_gateway.settings import PickerSettings
-from inflight_gateway.state.gateway_loads import GatewayLoads
 from inflight_gateway.state.knowledge import Knowledge
-from inflight_gateway.state.load import SentLoad
+from inflight_gateway.state.load import GatewayLoads, SentLoad
 from inflight_gateway.state.peers import Peers
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
@@ -40,7 +41,7 @@ from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.routes import PeerClient, take_handler
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.types import Endpoint, Retried, ServiceKey
+from inflight_gateway.types import Endpoint, Retried
 
 KEY_SECONDS = 5.0
 """Between two looks at the gateway key's file."""
@@ -60,7 +61,7 @@ class Gateway:
         self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
         self._refusals = Refusals()
-        self._scraper = Scraper(self._samples, http)
+        self._scraper = EndpointScraper(self._samples, http)
         self._holds = HoldQueue()
         estimates = Estimates()
         self._ledger = Ledger(self._willing, self._samples.get, estimates)
@@ -97,7 +98,7 @@ class Gateway:
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: PickerSettings) -> AsyncIterator[Gateway]:
-        async with metrics_session() as http:
+        async with metrics_session(INTERVAL_SECONDS) as http:
             gateway = cls(settings, http)
             try:
                 yield gateway

@@ -21,17 +21,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from inflight_base.manifest.names import API_VERSION, PLURAL, SERVICE_LABEL
 from inflight_kubectl.output import Problem
 from inflight_kubectl.pods import Pod
-from inflight_kubectl.resources import API_VERSION, PLURAL, Service
+from inflight_kubectl.resources import Service
 
 if TYPE_CHECKING:
     from inflight_kubectl.connection import Connection
 
 Json = dict[str, Any]
-
-SERVICE_LABEL = "inflight.dev/service"
-"""Label of a service's pods, with the service's name."""
 
 
 @dataclass(frozen=True, slots=True)

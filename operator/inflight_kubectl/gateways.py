@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from inflight_base.manifest.names import GATEWAY_LABELS, GATEWAY_STATE_PORT, HTTP_PORT_NAME, selector_string
 from inflight_kubectl.api_problems import ApiProblem
 from inflight_kubectl.output import Problem
 
@@ -15,9 +16,9 @@ if TYPE_CHECKING:
 Address = tuple[str, str, int]
 """Namespace and name of a pod, and the port."""
 
-LABEL = "app.kubernetes.io/name=inflight-gateway"
-HTTP_PORT, STATE_PORT = 8080, 9003
-"""Of containers that declare no ports `http` and `state`: the OpenAI API of all services, and the picker's figures."""
+LABEL = selector_string(GATEWAY_LABELS)
+GATEWAY_HTTP_PORT = 8080
+"""Port of the OpenAI API of all services, for containers that declare no port `http`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,5 +82,7 @@ def _pod(pod: dict[str, Any]) -> GatewayPod:
     containers = [*(spec.get("initContainers") or ()), *(spec.get("containers") or ())]
     ports = {port.get("name"): port["containerPort"] for one in containers for port in one.get("ports") or ()}
     return GatewayPod(
-        name, (namespace, name, ports.get("http", HTTP_PORT)), (namespace, name, ports.get("state", STATE_PORT))
+        name,
+        (namespace, name, ports.get(HTTP_PORT_NAME, GATEWAY_HTTP_PORT)),
+        (namespace, name, ports.get("state", GATEWAY_STATE_PORT)),
     )

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from inflight_base.manifest.names import OPERATOR_LABELS, selector_string
 from inflight_kubectl.cluster import Cluster, Json
 
-OPERATOR_SELECTOR = "app.kubernetes.io/name=inflight-operator"
+OPERATOR_SELECTOR = selector_string(OPERATOR_LABELS)
 
 
 def operators(cluster: Cluster) -> list[Json]:

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-ENGINE_CONTAINER = "engine"
-HTTP_PORT = 8000
-"""Of a container that declares no port named `http`."""
+from inflight_base.manifest.names import ADMIN_PORT_NAME, ENGINE_CONTAINER, ENGINE_PORT, HTTP_PORT_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,8 +65,8 @@ class Pod:
             detail=detail,
             restarts=container.get("restartCount", 0),
             image=declared.get("image", ""),
-            http_port=ports.get("http") or HTTP_PORT,
-            admin_port=ports.get("admin"),
+            http_port=ports.get(HTTP_PORT_NAME) or ENGINE_PORT,
+            admin_port=ports.get(ADMIN_PORT_NAME),
             created=moment(metadata.get("creationTimestamp")),
             started=moment(container.get("state", {}).get("running", {}).get("startedAt")),
         )

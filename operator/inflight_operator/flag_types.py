@@ -6,8 +6,8 @@ import argparse
 import json
 import re
 
+from inflight_base.manifest import Manifest
 from inflight_operator.api.observability import ENDPOINT_PATTERN
-from inflight_operator.render import Manifest
 
 
 def collector(text: str) -> str:

@@ -18,9 +18,11 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Any, Protocol
+from typing import Protocol
 
-from inflight_operator.apply.kube import RESOURCES, KubeApiError
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.kube.kinds import RESOURCES
+from inflight_base.manifest import Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -32,8 +34,6 @@ RETRY_SECONDS = 2.0
 
 CALL_SECONDS = 4.0
 """One attempt; well below the renew deadline, so that a call that hangs is tried again."""
-
-Manifest = dict[str, Any]
 
 
 class LeaseLostError(Exception):

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from e2e.cluster.throwaway import apiserver_only
-from e2e.helm import binary
 from tests.contract.api_server import ApiServer
 from tests.contract.kubectl import Kubectl
+from tools.localcluster.throwaway import apiserver_only
+from tools.testbed.helm import binary
 
 PROJECT = Path(__file__).parents[2]
 CHART = PROJECT / "helm" / "inflight"

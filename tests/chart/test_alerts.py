@@ -10,12 +10,12 @@ import pytest
 import yaml
 from prometheus_client import generate_latest
 
-from e2e import cluster
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from tests.engine.server.test_measurements import OWN, VLLM
 from tests.operator.telemetry.test_service_metrics import KEY, shown_with
+from tools import localcluster as cluster
 
 PROJECT = Path(__file__).parents[2]
 RULES = PROJECT / "helm" / "inflight" / "files" / "rules.yaml"

@@ -7,8 +7,8 @@ import pytest
 import yaml
 
 from deploy import envoy_bootstrap
+from inflight_base.manifest.names import POOL_PORTS
 from inflight_gateway import cli
-from inflight_gateway.ext_proc.pool import POOL_PORTS
 from inflight_gateway.settings import GATEWAY_KEY_FILE, RUN_DIR, PickerSettings
 from inflight_operator.keys.gateway_key import GATEWAY_KEY_SECRET_NAME
 
@@ -263,7 +263,7 @@ def test_pods_are_selected_by_their_own_labels_and_not_by_the_operators(objects)
 
 
 def test_engines_let_pods_with_the_labels_of_the_chart_in(objects):
-    from inflight_operator.render.gateway import GATEWAY_LABELS
+    from inflight_base.manifest.names import GATEWAY_LABELS
 
     assert GATEWAY_LABELS.items() <= objects[GATEWAY]["spec"]["template"]["metadata"]["labels"].items()
 

@@ -2,9 +2,7 @@
 
 import json
 
-from inflight_operator.render.command import ADMIN_PORT, ENGINE_PORT
-from inflight_operator.render.labels import APP_NAME
-from inflight_operator.render.networkpolicy import OPERATOR_LABELS
+from inflight_base.manifest.names import ADMIN_PORT, ENGINE_PORT, OPERATOR_LABELS
 
 OPERATOR = ("Deployment", "prod-operator")
 POLICY = ("NetworkPolicy", "prod-operator")
@@ -45,7 +43,7 @@ def test_restricted_egress_reaches_dns_the_api_server_and_the_ports_of_engines(h
     assert ([port["port"] for port in api_server["ports"]], "to" in api_server) == ([443, 6443], False)
     assert [port["port"] for port in engines["ports"]] == [ENGINE_PORT, ADMIN_PORT]
     (peer,) = engines["to"]
-    assert peer["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": APP_NAME}
+    assert peer["podSelector"]["matchLabels"] == {"app.kubernetes.io/name": "inflight-engine"}
     assert peer["namespaceSelector"]["matchExpressions"] == [
         {"key": "kubernetes.io/metadata.name", "operator": "Exists"}
     ]

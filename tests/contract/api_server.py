@@ -3,7 +3,7 @@
 import httpx
 import yaml
 
-from e2e.cluster.probe import client_context
+from tools.localcluster.probe import client_context
 
 
 class ApiServer:

@@ -3,7 +3,7 @@
 import json
 import subprocess
 
-from e2e.cluster.kubectl_program import binary
+from tools.localcluster.kubectl_program import binary
 
 
 class Kubectl:

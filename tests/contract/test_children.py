@@ -7,12 +7,13 @@ from time import monotonic
 
 import pytest
 
+from inflight_base.manifest.names import child_names, pod_labels, selector_string
 from inflight_operator.api import InferenceService
 from inflight_operator.api.types import Gateway
 from inflight_operator.apply import ChildConflictError, needs_apply, sync_children
 from inflight_operator.apply.children import UNREAD_KINDS, ChildrenState
 from inflight_operator.limits import Limits, LimitsInForce
-from inflight_operator.render import ChildPlan, Settings, child_names, render, selector_string
+from inflight_operator.render import ChildPlan, Settings, render
 from inflight_operator.render.monitor import POD_MONITOR_API
 from inflight_operator.render.service_children import CHILD_KINDS
 from tests.contract.definitions import apis_become, established
@@ -137,7 +138,7 @@ class Operator:
         self.api, self.service, self.state = api, service, ChildrenState()
 
     async def live(self):
-        selector, namespace = selector_string(self.service.metadata.name), self.service.metadata.namespace
+        selector, namespace = selector_string(pod_labels(self.service.metadata.name)), self.service.metadata.namespace
         return [child for kind in READ_KINDS for child in await self.api.list(kind, namespace, selector)]
 
     async def sync(self, wanted):

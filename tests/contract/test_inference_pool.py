@@ -5,19 +5,21 @@ from dataclasses import replace
 
 import pytest
 
-from e2e.cluster import inference_pools
-from e2e.install import have_inference_pools
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import pool_port
+from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api import InferenceService
 from inflight_operator.apply import sync_children
 from inflight_operator.apply.children import ChildrenState
 from inflight_operator.apply.difference import needs_apply
 from inflight_operator.observe.pool_view import PoolParent, pool_parents
 from inflight_operator.render import render
-from inflight_operator.render.inference_pool import INFERENCE_POOL_API, inference_pool, pool_port
-from inflight_operator.render.plan import GatewayAddress
+from inflight_operator.render.inference_pool import INFERENCE_POOL_API, inference_pool
 from tests.contract.definitions import apis_become, established
 from tests.contract.manifests import service_manifest
 from tests.contract.test_children import PLAN, SETTINGS
+from tools.localcluster import inference_pools
+from tools.testbed.install import have_inference_pools
 
 pytestmark = pytest.mark.contract
 
@@ -72,7 +74,7 @@ async def test_the_pool_is_taken_by_the_api_server_and_deleted_when_turned_off(a
     assert picker["clusterIP"] != "None"
     assert pool["endpointPickerRef"]["port"]["number"] == picker["ports"][0]["port"]
     ports = live["EndpointSlice", "chat-picker-ipv4"]["ports"]
-    assert [one["port"] for one in ports] == [pool_port(namespace, "chat")]
+    assert [one["port"] for one in ports] == [pool_port(ServiceKey(namespace, "chat"))]
     assert len(live["EndpointSlice", "chat-picker-ipv6"]["endpoints"]) == 1
 
     off = InferenceService.from_dict(make({**SERVICE, "gateway": {"enabled": True}}))

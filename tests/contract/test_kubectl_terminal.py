@@ -12,8 +12,8 @@ import sys
 import pytest
 import yaml
 
-from e2e.terminal import terminal
 from tests.kubectl.objects import body, decision
+from tools.terminal import terminal
 
 pytestmark = pytest.mark.contract
 

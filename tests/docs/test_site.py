@@ -58,7 +58,7 @@ def test_links_in_markdown_and_html_are_found():
 
 
 def test_paths_of_the_documentation_in_the_code_exist():
-    folders = ("engine_image", "operator", "simulator", "common", "helm", "e2e", "bench", "tests")
+    folders = ("engine_image", "operator", "simulator", "common", "helm", "deploy", "e2e", "tools", "tests")
     suffixes = {".py", ".yaml", ".txt", ".tpl", ".json", ".cpp", ".h"}
     named = re.compile(r"(?<![\w/.])docs/[\w/-]+\.md")
     files = [path for folder in folders for path in (PROJECT / folder).rglob("*") if path.suffix in suffixes]

@@ -6,6 +6,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_kubectl.cli import cli
 from inflight_kubectl.commands.record import COMMAND as RECORD
 from inflight_kubectl.commands.replay import COMMAND as REPLAY
@@ -14,7 +15,6 @@ from inflight_kubectl.output import Problem
 from inflight_kubectl.pods import Pod
 from inflight_kubectl.recordings import kind_of, lines_of
 from inflight_kubectl.resources import Service
-from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.recording import files
 from inflight_operator.recording.differences import differences

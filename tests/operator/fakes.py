@@ -4,11 +4,11 @@ They are not Kubernetes and not engines; the same loop is run on real ones elsew
 import copy
 from dataclasses import dataclass, field, replace
 
-from inflight_operator.apply.difference import FIELD_MANAGER
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import FIELD_MANAGER
 from inflight_operator.apply.engines import EngineError
 from inflight_operator.apply.status import status_patch
 from inflight_operator.limits import Limits
-from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.window import Window
 from tests.operator.model_engine import ModelEngine
 

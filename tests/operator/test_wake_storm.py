@@ -6,11 +6,12 @@ from time import monotonic
 
 import aiohttp
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.apply.engines import EngineTeller
 from inflight_operator.clock import Clock
 from inflight_operator.keys.gateway_key import GatewayKey
 from inflight_operator.observe import gateway as gateway_module
-from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.gateway import GatewayReader
 from inflight_operator.queue.workers import Workers, WorkerSettings
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
@@ -39,7 +40,7 @@ class Gateway:
         self.view = reader.view
 
     def tenant_key(self, key, uid):
-        return GatewayKey(b"k" * 32).tenant_key(*key, uid)
+        return GatewayKey(b"k" * 32).tenant_key(key, uid)
 
 
 def sleeping(cache):
@@ -62,7 +63,7 @@ async def test_fifty_services_wake_at_one_line_in_fifty_rounds_without_delay(mon
     api, done = SlowApi(cache), []
 
     async with gateway_pod() as pod, aiohttp.ClientSession() as http:
-        monkeypatch.setattr(gateway_module, "STATE_PORT", pod.port)
+        monkeypatch.setattr(gateway_module, "GATEWAY_STATE_PORT", pod.port)
         pod.begins_with(*(said(key.name) for key in SERVICES))
 
         async def slices():

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import time
 
-from e2e.cluster import ClusterError, kubectl, layout
-from e2e.cluster.node import OwnNode
 from e2e.disruptions.phases.base import Phase
 from e2e.disruptions.stage import GATEWAY, Stage, system_pods
-from e2e.pods import Pod
+from tools.localcluster import ClusterError, kubectl, layout
+from tools.localcluster.node import OwnNode
+from tools.testbed.pods import Pod
 
 AWAY_SECONDS = 60
 DRAIN_SECONDS = 20

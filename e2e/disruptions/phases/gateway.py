@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import signal
 
-from e2e.cluster import kubectl
 from e2e.disruptions import processes
 from e2e.disruptions.phases.base import Phase
 from e2e.disruptions.stage import GATEWAY, Stage, is_available, system_pods
-from e2e.install import OPERATOR_NAMESPACE
+from tools.localcluster import kubectl
+from tools.testbed.install import OPERATOR_NAMESPACE
 
 
 class GatewayKilled(Phase):

@@ -13,11 +13,11 @@ import time
 from pathlib import Path
 from typing import ClassVar
 
-from e2e.cluster import host, packages
 from e2e.disruptions import processes
 from e2e.disruptions.phases.base import Phase
 from e2e.disruptions.stage import OPERATOR, Stage, system_pods
-from e2e.pods import Pod
+from tools.localcluster import host, packages
+from tools.testbed.pods import Pod
 
 RESPONDER = Path(__file__).resolve().parents[1] / "metrics_page.py"
 TABLE = "inflight_disruption"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import signal
 import time
 
-from e2e.cluster import build_image
 from e2e.disruptions import processes
 from e2e.disruptions.phases.base import Phase
 from e2e.disruptions.stage import OPERATOR, Stage, is_available, system_pods
-from e2e.helm import helm
-from e2e.install import OPERATOR_NAMESPACE, RELEASE, ROOT
+from tools.localcluster import build_image
+from tools.testbed.helm import helm
+from tools.testbed.install import OPERATOR_NAMESPACE, RELEASE, ROOT
 
 
 class OperatorUpgraded(Phase):

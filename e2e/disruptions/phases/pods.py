@@ -5,11 +5,11 @@ from __future__ import annotations
 import signal
 import time
 
-from e2e.cluster import kubectl
 from e2e.disruptions import processes
 from e2e.disruptions.phases.base import Phase
 from e2e.disruptions.stage import REPLICAS, Stage
-from e2e.pods import Pod
+from tools.localcluster import kubectl
+from tools.testbed.pods import Pod
 
 HANG_SECONDS = 75
 """Longer than the clients' patience, so that requests to a pod that hangs are counted as lost."""

@@ -6,9 +6,9 @@ import json
 import time
 from typing import ClassVar
 
-from e2e.cluster import kubectl
 from e2e.disruptions.phases.base import Phase
 from e2e.disruptions.stage import REPLICAS, Stage, replicas
+from tools.localcluster import kubectl
 
 CHANGES = 20
 CHANGE_SECONDS = 1.0

@@ -7,7 +7,7 @@ eight outputs (aten/src/ATen/native/cuda/int4mm.cu), so its traffic grows with t
 
 The widening is repeated for every tile of rows. With many of them the weights are dequantized once instead, for one
 product of cuBLAS, and take memory for as long as it runs. Tiles and the number of rows are estimates, not measured yet;
-`bench/gpu.sh correctness` times these products beside bfloat16 and tinygemm.
+`tools/bench/gpu.sh correctness` times these products beside bfloat16 and tinygemm.
 """
 
 from __future__ import annotations

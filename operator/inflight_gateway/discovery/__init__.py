@@ -1,1 +1,1 @@
-"""Sources of the catalog: the Kubernetes API, or a file."""
+"""The catalog of services, engines and API keys, and its sources: the Kubernetes API, or a file."""

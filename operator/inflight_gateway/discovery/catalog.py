@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
 
-from inflight_gateway.types import Endpoint, Refusal, ServiceConfig, ServiceKey
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.types import Endpoint, Refusal, ServiceConfig
 
 logger = logging.getLogger(__name__)
 

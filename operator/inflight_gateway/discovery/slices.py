@@ -3,23 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from inflight_base.kube.reflector import ObjectKey
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import HTTP_PORT_NAME, SERVICE_LABEL, SLICE_OF_LABEL, child_names
 from inflight_gateway.discovery.addresses import address_of
-from inflight_gateway.discovery.kube_api import Manifest
-from inflight_gateway.discovery.reflector import Changes, ObjectKey
-from inflight_gateway.types import Endpoint, ServiceKey
-
-SERVICE_LABEL = "inflight.dev/service"
-"""Of the headless Service with a service's engines; the EndpointSlice controller copies it."""
-
-SLICE_OF = "kubernetes.io/service-name"
-
-ENGINES_SUFFIX = "-engines"
-"""Name of the headless Service after that of the InferenceService."""
-
-PORT_NAME = "http"
+from inflight_gateway.types import Endpoint
 
 
 def service_of(manifest: Manifest) -> ServiceKey | None:
@@ -30,7 +22,7 @@ def service_of(manifest: Manifest) -> ServiceKey | None:
     """
     labels = manifest["metadata"].get("labels") or {}
     name = labels.get(SERVICE_LABEL)
-    if not name or labels.get(SLICE_OF) != f"{name}{ENGINES_SUFFIX}":
+    if not name or labels.get(SLICE_OF_LABEL) != child_names(name).engines:
         return None
     return ServiceKey(manifest["metadata"]["namespace"], name)
 
@@ -69,8 +61,8 @@ def _takes_requests(conditions: dict[str, Any]) -> bool:
 def _port(ports: Iterable[dict[str, Any]]) -> int | None:
     """The port called `http`, else the only one."""
     numbers = {port.get("name") or "": port["port"] for port in ports if port.get("port")}
-    if PORT_NAME in numbers:
-        return int(numbers[PORT_NAME])
+    if HTTP_PORT_NAME in numbers:
+        return int(numbers[HTTP_PORT_NAME])
     return int(next(iter(numbers.values()))) if len(numbers) == 1 else None
 
 
@@ -81,7 +73,7 @@ class Slices:
         self._of_slice: dict[ObjectKey, tuple[ServiceKey, tuple[Endpoint, ...]]] = {}
         self._of_service: dict[ServiceKey, set[ObjectKey]] = defaultdict(set)
 
-    def take(self, changes: Changes) -> dict[ServiceKey, tuple[Endpoint, ...]]:
+    def take(self, changes: Mapping[ObjectKey, Manifest | None]) -> dict[ServiceKey, tuple[Endpoint, ...]]:
         """The endpoints of every service that these changes touch."""
         touched: set[ServiceKey] = set()
         for key, manifest in changes.items():

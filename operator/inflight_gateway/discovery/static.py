@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog, SecretData, SecretRef
-from inflight_gateway.types import Endpoint, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, ServiceConfig
 
 T = TypeVar("T")
 

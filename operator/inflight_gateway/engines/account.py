@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.pick.growth import Growing, Growth
 from inflight_gateway.pick.progress import answer_tokens_per_second, prefill_tokens_per_second
 from inflight_gateway.tenants.answer_lengths import Answer
-from inflight_gateway.types import EngineSample, ServiceKey
+from inflight_gateway.types import EngineSample
 
 
 @dataclass(slots=True, eq=False)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.engines.account import Account, Peer, Sent
 from inflight_gateway.pick.prefix_index import DEFAULT_BLOCKS, PrefixIndex
-from inflight_gateway.pick.replica_state import STALE_S
+from inflight_gateway.pick.replica_state import STALE_S, EndpointLoad
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.types import Endpoint, EndpointLoad, EngineSample, Pick, RequestView, ServiceKey
+from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView
 
 PEER_S = 7.0
 """Seconds after which a peer's requests in flight no longer count: more than the 5 s between two full lines of its

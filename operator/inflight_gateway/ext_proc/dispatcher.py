@@ -8,13 +8,15 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.hold.shares import TenantShares
 from inflight_gateway.pick.late_binding import slots_worth
 from inflight_gateway.pick.picker import Picker
-from inflight_gateway.types import Endpoint, EndpointLoad, Pick, Refusal, RequestView, ServiceConfig, ServiceKey
+from inflight_gateway.pick.replica_state import EndpointLoad
+from inflight_gateway.types import Endpoint, Pick, Refusal, RequestView, ServiceConfig
 
 _log = logging.getLogger(__name__)
 

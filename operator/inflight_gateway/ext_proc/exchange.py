@@ -6,21 +6,23 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start, none_allowed
-from inflight_gateway.ext_proc.view import Head, view
 from inflight_gateway.proxy.names import METADATA
 from inflight_gateway.proxy.routes import RETRY_ON_LOSS
 from inflight_gateway.request.body import Body
 from inflight_gateway.request.headers import CHECK_KEY, DESTINATION, INTERNAL, PROGRESS, SUBSET
 from inflight_gateway.request.paths import is_hidden
+from inflight_gateway.request.view import Head, view
 from inflight_gateway.telemetry.access_log import Course
+from inflight_gateway.telemetry.courses import Courses
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.types import Endpoint, Refusal, RequestView, Retried, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, Refusal, RequestView, Retried, ServiceConfig
 
 HEAD_WITHIN_S = 10.0
 """An engine that answers with progress frames sends its head as soon as the request is tokenized and queued; without
@@ -39,25 +41,6 @@ _CHECKED = Refusal(200, "key_checked", "the body may follow")
 _numbers = count(1)
 
 
-class Observer(Protocol):
-    """Receives the events of requests, for metrics, logs and debugging."""
-
-    def started(self, request: RequestView, start: Start, *, relayed: bool) -> Course:
-        """The request is sent to a replica."""
-
-    def refused(self, head: Head, service: ServiceKey | None, refusal: Refusal) -> Course:
-        """The gateway itself responds."""
-
-    def answered(self, course: Course, status: int) -> None:
-        """An engine's response, of a request that no relay reports."""
-
-    def ended(self, course: Course) -> None:
-        """The attempt of the last `started` or `refused` has ended."""
-
-    def decided(self, seconds: float) -> None:
-        """Time that the picker took for a request, without time held."""
-
-
 @dataclass(slots=True, eq=False)
 class Parts:
     """Dependencies of requests.
@@ -73,7 +56,7 @@ class Parts:
     gate: Gate
     engine_headers: EngineHeaders
     dispatcher: Dispatcher
-    observer: Observer
+    courses: Courses
     clock: Callable[[], float]
     refused: Callable[[str], None]
     sent: dict[str, Exchange] = field(default_factory=dict)
@@ -163,14 +146,14 @@ class Exchange:
         # The dispatcher has what it needs of it.
         self._head.body = None
         del body
-        parts.observer.decided(parts.clock() - begin)
+        parts.courses.decided(parts.clock() - begin)
         if isinstance(outcome, asyncio.Future) and not outcome.done():
             yield messages.wait_longer(config.hold.max_wait_s + _HOLD_MARGIN_S)
         result = outcome if isinstance(outcome, Refusal) else await outcome
         if isinstance(result, Refusal):
             yield self._refuse(result, config.key)
             return
-        self._course = parts.observer.started(request, result, relayed=self._head.relayed)
+        self._course = parts.courses.started(request, *result, relayed=self._head.relayed)
         self._picked = result.pick.endpoints
         parts.sent[self._head.request_id] = self
         yield self._go_on(stage, request, config, result, limit_headers)
@@ -185,7 +168,7 @@ class Exchange:
     def answered(self, status: int) -> None:
         """The head of an engine's response. Args: status: of HTTP."""
         if self._course is not None and not self._head.relayed:
-            self._parts.observer.answered(self._course, status)
+            self._parts.courses.answered(self._course, status)
 
     def close(self) -> None:
         """The response has ended, or the client disconnected."""
@@ -196,7 +179,7 @@ class Exchange:
         if self._admitted:
             self._parts.gate.ended(self._head.request_id)
         if self._course is not None:
-            self._parts.observer.ended(self._course)
+            self._parts.courses.ended(self._course)
 
     def _check_key(self) -> Any:
         """For a relay that has not read the body yet. Other refusals than 401 are those of the request itself, which
@@ -218,7 +201,7 @@ class Exchange:
         return key if isinstance(key, Refusal) else catalog.services[key]
 
     def _refuse(self, refusal: Refusal, service: ServiceKey | None) -> Any:
-        self._course = self._parts.observer.refused(self._head, service, refusal)
+        self._course = self._parts.courses.refused(self._head, service, refusal)
         return messages.refuse(refusal, service)
 
     def _go_on(

@@ -22,14 +22,15 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
     TrailersResponse,
 )
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.exchange import Exchange, Parts
 from inflight_gateway.ext_proc.server import allowed
-from inflight_gateway.ext_proc.view import Head
 from inflight_gateway.request.body import NO_FIELDS, parse
 from inflight_gateway.request.headers import INTERNAL, SUBSET
+from inflight_gateway.request.view import Head
 from inflight_gateway.settings import MAX_BODY_BYTES
-from inflight_gateway.types import Refusal, ServiceKey
+from inflight_gateway.types import Refusal
 
 _log = logging.getLogger(__name__)
 

@@ -11,11 +11,12 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import HeadersResponse, Pr
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.json_format import ParseDict
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.proxy.listeners import PROCESSING_MODE
 from inflight_gateway.proxy.names import LONGEST_MESSAGE_TIMEOUT_S
 from inflight_gateway.request.headers import SERVICE
 from inflight_gateway.request.openai_error import error_body
-from inflight_gateway.types import Refusal, ServiceKey
+from inflight_gateway.types import Refusal
 
 Stage = Literal["request_headers", "request_body"]
 """Messages that Envoy waits on for a response."""

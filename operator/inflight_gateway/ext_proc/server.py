@@ -14,9 +14,9 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import HeadersResponse, Pr
 
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.exchange import Exchange, Parts
-from inflight_gateway.ext_proc.view import Head, addresses
 from inflight_gateway.request.body import NO_FIELDS, parse
 from inflight_gateway.request.headers import SUBSET
+from inflight_gateway.request.view import Head, addresses
 
 _log = logging.getLogger(__name__)
 

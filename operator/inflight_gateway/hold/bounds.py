@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from inflight_gateway.types import HoldBounds, Refusal, RequestView, ServiceKey
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.types import HoldBounds, Refusal, RequestView
 
 TENANT_FACTOR = 9
 """A tenant may hold so many times what is still free, so one that floods leaves a tenth of the bounds to the others,

@@ -6,7 +6,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from inflight_gateway.types import RequestView, ServiceConfig, ServiceKey
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.types import RequestView, ServiceConfig
 
 ACTIVE_S = 60.0
 """Seconds for which slots are kept free for a tenant after its last request: those between two requests of a person."""

@@ -8,11 +8,10 @@ from zlib import crc32
 
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.late_binding import most_outstanding
-from inflight_gateway.pick.predicted_ttft import predicted_ttft_seconds
 from inflight_gateway.pick.ranking import Rank, Ranking
-from inflight_gateway.pick.replica_state import is_fresh, replica_state
-from inflight_gateway.pick.scoring import scores
-from inflight_gateway.types import Endpoint, EndpointLoad, Pick, RequestView, ServiceConfig
+from inflight_gateway.pick.replica_state import EndpointLoad, is_fresh, replica_state
+from inflight_gateway.pick.scoring import predicted_ttft_seconds, scores
+from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig
 
 LEAST_FIRST_TOKEN_WITHIN_S = 10.0
 MOST_FIRST_TOKEN_WITHIN_S = 600.0

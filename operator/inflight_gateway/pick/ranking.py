@@ -14,9 +14,9 @@ from zlib import crc32
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.late_binding import LEAST_STEPS, TTFT_SHARE, leaves_kv_cache, most_outstanding
 from inflight_gateway.pick.progress import waits_for_blocks
-from inflight_gateway.pick.replica_state import DEFAULT_COST, decode_work, is_fresh
+from inflight_gateway.pick.replica_state import DEFAULT_COST, EndpointLoad, decode_work, is_fresh
 from inflight_gateway.pick.scoring import tokens_per_ttft
-from inflight_gateway.types import EndpointLoad, EngineSample, RequestView, ServiceConfig
+from inflight_gateway.types import EngineSample, RequestView, ServiceConfig
 
 _MOST_REPLICAS = 10_000
 """Replicas whose constants are kept; beyond it all are computed again."""

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from inflight_cost.backlog import backlog_seconds
 from inflight_cost.model import CostModel, StepWork
-from inflight_gateway.types import EndpointLoad, EngineSample, RequestView
+from inflight_gateway.pick.growth import Growth
+from inflight_gateway.types import Endpoint, EngineSample, RequestView
 
 STALE_S = 10.0
 """An older sample is not used for the load; sizes and cost model still hold."""
@@ -20,6 +21,33 @@ DEFAULT_COST = CostModel(
 )
 """An 8B model on one H100-class GPU, by public arithmetic: ranks replicas until one of them has fitted its own cost.
 Nothing is promised to a client by it."""
+
+
+class EndpointLoad(NamedTuple):
+    """One endpoint and its known load at the time of a pick.
+
+    Attributes:
+        sample: None: never scraped.
+        in_flight: unfinished requests that this gateway sent there.
+        sent_tokens: estimated prompt tokens sent there that the sample cannot include yet: by this gateway since the
+            scrape began, and by its peers according to their reports.
+        cached_tokens: tokens of the request's prompt that the replica's prefix cache should hold.
+        computed_tokens: of the sample's waiting prompt tokens and of `sent_tokens`, those that the engine should have
+            computed since the scrape.
+        others: requests there that this gateway did not send, by the sample and by what peers report.
+        growth: of its KV cache's use from the sample on, by the requests there; None: not known.
+        answer_tokens: expected output of the request.
+    """
+
+    endpoint: Endpoint
+    sample: EngineSample | None
+    in_flight: int = 0
+    sent_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    others: int = 0
+    growth: Growth | None = None
+    answer_tokens: float = 0.0
 
 
 class ReplicaState(NamedTuple):

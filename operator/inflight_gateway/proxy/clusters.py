@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.proxy.names import PICKED, RELAYS, UNLIMITED, Json, pipe, service_cluster, typed
 from inflight_gateway.request.headers import DESTINATION
 from inflight_gateway.settings import Sockets
-from inflight_gateway.types import ServiceKey
 
 _LEAST_REQUEST: Json = {
     "policies": [

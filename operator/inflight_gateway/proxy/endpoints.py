@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.proxy.names import PICKED, Json, service_cluster
-from inflight_gateway.types import Endpoint, ServiceKey
+from inflight_gateway.types import Endpoint
 
 
 def assignments(services: Iterable[ServiceKey], endpoints: Mapping[ServiceKey, Sequence[Endpoint]]) -> list[Json]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from inflight_gateway.types import ServiceKey
+from inflight_base.manifest.keys import ServiceKey
 
 Json: TypeAlias = dict[str, Any]
 

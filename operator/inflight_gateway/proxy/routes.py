@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.proxy.errors import fixed
 from inflight_gateway.proxy.names import INNER, LONGEST_SILENCE, METADATA, PICKED, Json, header, service_cluster
 from inflight_gateway.request.headers import (
@@ -17,7 +18,7 @@ from inflight_gateway.request.headers import (
     TRIES,
 )
 from inflight_gateway.request.paths import PUBLIC
-from inflight_gateway.types import ServiceConfig, ServiceKey
+from inflight_gateway.types import ServiceConfig
 
 RATE_LIMIT_HEADERS = tuple(
     f"x-ratelimit-{value}-{unit}" for unit in ("requests", "tokens") for value in ("limit", "remaining", "reset")

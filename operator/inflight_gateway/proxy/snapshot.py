@@ -27,10 +27,11 @@ from envoy.extensions.upstreams.http.v3 import http_protocol_options_pb2  # noqa
 from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.json_format import ParseDict
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.proxy import clusters, endpoints, listeners, routes
 from inflight_gateway.proxy.names import TYPE, Json
 from inflight_gateway.settings import Sockets
-from inflight_gateway.types import Endpoint, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, ServiceConfig
 
 CLUSTERS = TYPE + "envoy.config.cluster.v3.Cluster"
 ENDPOINTS = TYPE + "envoy.config.endpoint.v3.ClusterLoadAssignment"

@@ -6,11 +6,12 @@ import re
 import time
 import uuid
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.relay.answer import Answer, Usage
 from inflight_gateway.relay.client import Request
 from inflight_gateway.relay.heads import find
 from inflight_gateway.request import headers as names
-from inflight_gateway.types import Finished, ServiceKey
+from inflight_gateway.types import Finished
 
 _REQUEST_ID = names.REQUEST_ID.encode()
 

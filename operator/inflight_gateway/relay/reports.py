@@ -10,7 +10,7 @@ from collections import deque
 import aiohttp
 import msgspec
 
-from inflight_gateway.reports_paths import FINISHED, RETRIED
+from inflight_gateway.request.paths import FINISHED, RETRIED
 from inflight_gateway.types import Finished, Retried
 
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Paths of the engines that clients reach through the gateway."""
+"""Paths of HTTP: those of engines that clients reach through the gateway, and those of the picker for relays."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ PUBLIC = r"/v1/(chat/completions|completions|generate|models|models/.+)|/tokeniz
 
 GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/generate"})
 """Their responses cost tokens, and are continued."""
+
+FINISHED = "/v1/finished"
+RETRIED = "/v1/retried"
+"""Relays' reports, on the picker's socket."""
 
 
 def is_hidden(path: str) -> bool:

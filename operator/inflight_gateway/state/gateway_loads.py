@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.state.load import SentLoad, ServiceLoad
-from inflight_gateway.types import ServiceKey
 
 
 class GatewayLoads:

@@ -6,13 +6,16 @@ other lines hold only the changes since the previous line; entries missing in a 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
-from inflight_gateway.types import ServiceKey
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.discovery.catalog import Catalog
+from inflight_gateway.engines.ledger import Ledger
+from inflight_gateway.hold.queue import HoldQueue
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +48,28 @@ class SentLoad(NamedTuple):
     sent_tokens: int = 0
 
 
-class LoadSource(Protocol):
-    """Implemented by the picker; called at most every 50 ms."""
+class GatewayLoads:
+    """In-flight and held requests of this gateway. Args: clock: seconds, monotonic."""
+
+    def __init__(self, catalog: Catalog, holds: HoldQueue, ledger: Ledger, clock: Callable[[], float]) -> None:
+        self._catalog = catalog
+        self._holds = holds
+        self._ledger = ledger
+        self._clock = clock
 
     def service_loads(self) -> Mapping[ServiceKey, ServiceLoad]:
         """Of every service in the catalog."""
+        now = self._clock()
+        return {key: self._load(key, now) for key in self._catalog.services}
 
     def sent_loads(self) -> Mapping[str, SentLoad]:
-        """By address; endpoints without requests may be omitted."""
+        """By address. `sent_tokens` are all since this gateway started: `Ledger.peer` counts differences."""
+        return {address: SentLoad(*sent) for address, sent in self._ledger.sent().items()}
+
+    def _load(self, key: ServiceKey, now: float) -> ServiceLoad:
+        waiting = self._holds.waiting(key, now)
+        in_flight, idle_s = self._ledger.service(key, now)
+        return ServiceLoad(waiting.requests, waiting.prompt_tokens, waiting.oldest_s, in_flight, idle_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +80,7 @@ class Loads:
     endpoints: Mapping[str, SentLoad]
 
     @classmethod
-    def of(cls, source: LoadSource) -> Loads:
+    def of(cls, source: GatewayLoads) -> Loads:
         return cls(dict(source.service_loads()), dict(source.sent_loads()))
 
     def since(self, before: Loads) -> Loads:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from inflight_gateway.types import Finished, Pick, RequestView, ServiceKey
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.types import Finished, Pick, RequestView
 
 PER_SERVICE = 200
 """Requests kept for each service; one takes about 1 KiB."""

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 import msgspec
 from aiohttp import web
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.state.picks import PER_SERVICE, PicksLog
 from inflight_gateway.state.stream import LoadStream, TooSlowError
-from inflight_gateway.types import ServiceKey
 
 MAX_WATCHERS = 64
 """Of GET /v1/state: the operator, the other gateway pods, and a few people."""

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
-from inflight_gateway.state.load import Loads, LoadSource
+from inflight_gateway.state.load import GatewayLoads, Loads
 
 MIN_SECONDS = 0.05
 """Between two lines with changes."""
@@ -29,7 +29,7 @@ class LoadStream:
         gateway: name of this pod.
     """
 
-    def __init__(self, gateway: str, source: LoadSource) -> None:
+    def __init__(self, gateway: str, source: GatewayLoads) -> None:
         self._gateway = gateway
         self._source = source
         self._changed = asyncio.Event()

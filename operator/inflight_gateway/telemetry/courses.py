@@ -7,21 +7,21 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
-from inflight_gateway.ext_proc.dispatcher import Start
-from inflight_gateway.ext_proc.view import Head
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.request.view import Head
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.telemetry import access_log
 from inflight_gateway.telemetry.access_log import Course
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.gate import REPORT_WAIT_S, Gate
-from inflight_gateway.types import Finished, Refusal, RequestView, ServiceKey
+from inflight_gateway.types import Finished, Pick, Refusal, RequestView
 
 _NO_SERVICE = ServiceKey("", "")
 
 
 class Courses:
-    """The `Observer` of exchanges, and the receiver of relays' reports.
+    """Receives the events of requests from exchanges, and the reports of relays.
 
     Args:
         clock: seconds, monotonic.
@@ -41,16 +41,18 @@ class Courses:
         """By request id."""
         self._unreported: deque[tuple[float, Course]] = deque()
 
-    def started(self, request: RequestView, start: Start, *, relayed: bool) -> Course:
+    def started(self, request: RequestView, pick: Pick, held_s: float, *, relayed: bool) -> Course:
+        """An attempt is sent to a replica."""
         course = self._course(request.request_id, request.external_id, relayed)
         course.request = course.request or request
-        course.held_s += start.held_s
-        course.picked.append(start.pick.endpoints[0].address)
-        self._metrics.picked(request, start.pick, start.held_s)
-        self._picks.picked(request, start.pick, start.held_s, time.time())
+        course.held_s += held_s
+        course.picked.append(pick.endpoints[0].address)
+        self._metrics.picked(request, pick, held_s)
+        self._picks.picked(request, pick, held_s, time.time())
         return course
 
     def refused(self, head: Head, service: ServiceKey | None, refusal: Refusal) -> Course:
+        """The gateway itself responds."""
         course = self._course(head.request_id, head.external_id, head.relayed)
         course.refusal, course.status = refusal.code, refusal.status
         if course.request is None and service is not None:
@@ -63,6 +65,7 @@ class Courses:
         course.status = status
 
     def ended(self, course: Course) -> None:
+        """The attempt of the last `started` or `refused` has ended."""
         course.open -= 1
         if course.open or not self._is_open(course):
             return
@@ -73,6 +76,7 @@ class Courses:
             self._finish_unreported(course)
 
     def decided(self, seconds: float) -> None:
+        """Time that the picker took for a request, without time held."""
         self._metrics.decided(seconds)
 
     def report(self, finished: Finished) -> None:

@@ -11,8 +11,9 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.state.load import ServiceLoad
-from inflight_gateway.types import ENGINES_DIED_CODE, Finished, Pick, Refusal, RequestView, ServiceKey
+from inflight_gateway.types import ENGINES_DIED_CODE, Finished, Pick, Refusal, RequestView
 
 _Metric = TypeVar("_Metric", Counter, Histogram)
 

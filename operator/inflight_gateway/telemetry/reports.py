@@ -10,8 +10,9 @@ from typing import TypeVar
 import msgspec
 from aiohttp import web
 
-from inflight_gateway.reports_paths import FINISHED, RETRIED
-from inflight_gateway.types import Finished, Retried, ServiceKey
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.request.paths import FINISHED, RETRIED
+from inflight_gateway.types import Finished, Retried
 
 MAX_BYTES = 8 * 2**20
 """Of one batch of reports."""

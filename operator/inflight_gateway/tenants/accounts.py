@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.tenants.limits import Account, Verdict
-from inflight_gateway.types import RateLimits, ServiceKey
+from inflight_gateway.types import RateLimits
 
 PEER_SILENCE_S = 10.0
 """Seconds after which the in-flight requests of a silent gateway no longer count: it is considered dead."""

@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.request.headers import ATTEMPT, OWN_REQUEST_ID
 from inflight_gateway.request.paths import GENERATING
 from inflight_gateway.tenants import answers
@@ -23,7 +24,7 @@ from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.sharing import Grant, SharedLimits
 from inflight_gateway.tenants.usage import Counts, Usage
-from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig, ServiceKey
+from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig
 
 REPORT_WAIT_S = 30.0
 """Maximum wait for a request's report after its last attempt. Without one (a relay that died, or Envoy's way

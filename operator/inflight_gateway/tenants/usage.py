@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from inflight_gateway.types import ServiceConfig, ServiceKey
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.types import ServiceConfig
 
 MAX_TENANTS = 200
 """Values of the label `tenant` for each service."""

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from inflight_base.manifest.names import ENGINE_CONTAINER
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
 from inflight_kubectl.output import Problem, json_option, print_json
-from inflight_kubectl.pods import ENGINE_CONTAINER
 from inflight_kubectl.recordings import Header, lines_of, rounds_of
 
 if TYPE_CHECKING:

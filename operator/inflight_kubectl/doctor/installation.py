@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 from importlib.metadata import version as package_version
 from typing import Any
 
+from inflight_base.manifest.names import GROUP, PLURAL
 from inflight_kubectl.api_problems import ApiProblem
 from inflight_kubectl.cluster import Cluster, Json, services_path
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
 from inflight_kubectl.operators import OPERATOR_SELECTOR, lease_path, operators, upgrade_command
 from inflight_kubectl.pods import moment
-from inflight_kubectl.resources import GROUP, PLURAL
 
 LEAST_MINOR = 30
 """Kubernetes 1.30: the resource's validation needs optionalOldSelf."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from inflight_base.manifest.names import GROUP
 from inflight_kubectl.api_keys import keys_secret
 from inflight_kubectl.api_problems import ApiProblem
 from inflight_kubectl.cluster import Cluster, Json
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
 from inflight_kubectl.operators import arguments, operators, upgrade_command
-from inflight_kubectl.resources import GROUP
 
 Access = tuple[str, str, str]
 """Verb, API group, and resource, with its subresource after a slash."""

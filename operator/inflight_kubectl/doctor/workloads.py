@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
+from inflight_base.manifest.names import SERVICE_LABEL
 from inflight_kubectl.cluster import Cluster, Json
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
 from inflight_kubectl.events import Event
@@ -123,7 +124,7 @@ def _pull_problem(pod: Json) -> str:
 
 def _other_image(pod: Json) -> str:
     namespace, labels = pod["metadata"]["namespace"], pod["metadata"].get("labels") or {}
-    service = labels.get("inflight.dev/service")
+    service = labels.get(SERVICE_LABEL)
     if service is None:
         return upgrade_command(pod, "--set image.repository=REPOSITORY")
     change = '{"spec":{"engine":{"image":"REPOSITORY:TAG"}}}'

@@ -2,11 +2,6 @@
 
 from inflight_operator.api.resolve import model_argument, served_name, service_url, tuning_bounds
 from inflight_operator.api.types import (
-    API_VERSION,
-    GROUP,
-    KIND,
-    PLURAL,
-    VERSION,
     Condition,
     Decision,
     InferenceService,
@@ -16,18 +11,8 @@ from inflight_operator.api.types import (
     ObjectMeta,
     ObservedStatus,
 )
-from inflight_operator.quantities import (
-    format_seconds,
-    parse_duration,
-    parse_quantity,
-)
 
 __all__ = [
-    "API_VERSION",
-    "GROUP",
-    "KIND",
-    "PLURAL",
-    "VERSION",
     "Condition",
     "Decision",
     "InferenceService",
@@ -36,10 +21,7 @@ __all__ = [
     "LimitsStatus",
     "ObjectMeta",
     "ObservedStatus",
-    "format_seconds",
     "model_argument",
-    "parse_duration",
-    "parse_quantity",
     "served_name",
     "service_url",
     "tuning_bounds",

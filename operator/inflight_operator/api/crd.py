@@ -13,14 +13,11 @@ from typing import Any
 import yaml
 from pydantic import BaseModel
 
+from inflight_base.manifest.names import GROUP, KIND, PLURAL, VERSION
 from inflight_operator.api.base import rule
 from inflight_operator.api.types import (
     CATEGORY,
-    GROUP,
-    KIND,
-    PLURAL,
     SHORT_NAME,
-    VERSION,
     InferenceService,
     InferenceServiceSpec,
     InferenceServiceStatus,

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field_validator
 
+from inflight_base.manifest.names import API_VERSION, KIND
 from inflight_operator.api.base import SpecModel, StatusModel
 from inflight_operator.api.cost import Cost
 from inflight_operator.api.engine import Accelerator, Engine, KVCache, Model
@@ -31,11 +32,6 @@ from inflight_operator.api.status import (
 )
 from inflight_operator.api.template import PodTemplate
 
-GROUP = "inflight.dev"
-VERSION = "v1alpha1"
-API_VERSION: Literal["inflight.dev/v1alpha1"] = "inflight.dev/v1alpha1"
-KIND: Literal["InferenceService"] = "InferenceService"
-PLURAL = "inferenceservices"
 SHORT_NAME = "ifsvc"
 CATEGORY = "inflight"
 
@@ -103,15 +99,10 @@ class InferenceService(ServiceRecord):
 
 
 __all__ = [
-    "API_VERSION",
     "CATEGORY",
-    "GROUP",
-    "KIND",
     "MAX_DECISIONS",
-    "PLURAL",
     "SHORT_NAME",
     "SLO",
-    "VERSION",
     "Accelerator",
     "Auth",
     "Behavior",

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.manifest import Manifest
 from inflight_operator.apply.difference import needs_apply
-from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.backoff import pause
 
-Manifest = dict[str, Any]
 Key = tuple[str, str]
 """Kind and name of a child."""
 

@@ -10,9 +10,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from inflight_operator.quantities import parse_quantity
-
-FIELD_MANAGER = "inflight-operator"
+from inflight_base.manifest.names import FIELD_MANAGER
+from inflight_base.manifest.units import parse_quantity
 
 _QUANTITY_KEYS = ("requests", "limits", "sizeLimit", "divisor")
 

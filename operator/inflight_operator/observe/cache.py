@@ -16,19 +16,15 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from sys import intern
-from typing import Any, NamedTuple
+from typing import Any
 
-from inflight_operator.api.types import KIND
-from inflight_operator.apply.difference import FIELD_MANAGER, packed_fields
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import FIELD_MANAGER, KIND, SERVICE_LABEL, SLICE_OF_LABEL, child_names
+from inflight_operator.apply.difference import packed_fields
 from inflight_operator.observe.pods import PodView, pod_view
-from inflight_operator.render.labels import SERVICE_LABEL, child_names
-
-Manifest = dict[str, Any]
 
 POD, ENDPOINTS = "Pod", "EndpointSlice"
-
-SLICE_OF_LABEL = "kubernetes.io/service-name"
-"""On an EndpointSlice: the Service it belongs to."""
 
 TEMPLATE_HASH_LABEL = "pod-template-hash"
 
@@ -38,14 +34,6 @@ MOST_TOMBSTONES = 10_000
 
 _LONGEST_SHARED = 64
 """Characters; longer strings are seldom the same in two objects."""
-
-
-class ServiceKey(NamedTuple):
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 _Name = tuple[str, str]

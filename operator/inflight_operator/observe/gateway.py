@@ -13,20 +13,18 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any
 
 import aiohttp
 
-from inflight_operator.apply.kube import KubeApiError
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import GATEWAY_STATE_PORT
+from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.backoff import pause
-from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, count, gateway_view, seconds
-from inflight_operator.render.plan import GatewayAddress
 
 logger = logging.getLogger(__name__)
-
-STATE_PORT = 9003
-"""Port of a gateway pod's state on the pod network."""
 
 LOOKUP_SECONDS = 2.0
 """Between two lists of the gateway's pods."""
@@ -47,8 +45,6 @@ MAX_LINE = 16 * 2**20
 
 MAX_ERROR = 200
 """Characters of an error that are shown; a pod may have written them."""
-
-Manifest = dict[str, Any]
 
 
 class GatewayStreamError(Exception):
@@ -231,7 +227,7 @@ def gateway_pods(slices: Sequence[Manifest]) -> dict[str, GatewayPod]:
         said = endpoint.get("conditions") or {}
         host = f"[{address}]" if ":" in address else address
         takes = said.get("ready", True) or bool(said.get("serving")) or bool(said.get("terminating"))
-        pods[name] = GatewayPod(name, f"http://{host}:{STATE_PORT}", takes)
+        pods[name] = GatewayPod(name, f"http://{host}:{GATEWAY_STATE_PORT}", takes)
     return pods
 
 

@@ -7,17 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-ENGINE_CONTAINER = "engine"
-"""Name of the container whose state tells how the engine is doing; where it is missing, the pod's first one."""
-
-DEFAULT_PORT = 8000
-"""Default for a container that declares none, such as a third-party engine."""
-
-SERVING_PORT = "http"
-ADMIN_PORT = "admin"
-"""Names of the engine container's ports. Engines of earlier releases have no admin port."""
-
-DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+from inflight_base.manifest.names import ADMIN_PORT_NAME, DELETION_COST, ENGINE_CONTAINER, ENGINE_PORT, HTTP_PORT_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +100,8 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         last_run=_duration(ended),
         ready_since=_moment(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         unready_since=_moment(ready.get("lastTransitionTime")) if ready.get("status") != "True" else None,
-        metrics_port=ports.get(ADMIN_PORT) or ports.get(SERVING_PORT) or DEFAULT_PORT,
-        admin_port=ports.get(ADMIN_PORT),
+        metrics_port=ports.get(ADMIN_PORT_NAME) or ports.get(HTTP_PORT_NAME) or ENGINE_PORT,
+        admin_port=ports.get(ADMIN_PORT_NAME),
         deletion_cost=_number(metadata.get("annotations", {}).get(DELETION_COST, "0")),
         created=_moment(metadata.get("creationTimestamp")) or 0.0,
     )

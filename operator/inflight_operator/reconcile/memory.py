@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 
+from inflight_base.manifest import Manifest
 from inflight_operator.api.types import InferenceService, LimitsPair
 from inflight_operator.decide.autopilot import DemandMemory
 from inflight_operator.decide.behavior import ScalingHistory
@@ -14,7 +15,7 @@ from inflight_operator.decide.pods import StartUps
 from inflight_operator.decide.tuning_types import TuningState
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.reconcile.policy import Policy
-from inflight_operator.render import ChildPlan, Manifest, Settings
+from inflight_operator.render import ChildPlan, Settings
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from inflight_base.manifest import Manifest
 from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
@@ -13,7 +14,6 @@ from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import CanaryInForce, Memory
 from inflight_operator.reconcile.views import Measured
-from inflight_operator.render import Manifest
 
 Child = tuple[str, str]
 """Kind and name."""

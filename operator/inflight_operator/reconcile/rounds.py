@@ -14,6 +14,10 @@ from typing import Protocol
 
 from pydantic import ValidationError
 
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import child_names
+from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api.types import InferenceService, ServiceRecord
 from inflight_operator.apply.children import owner_uid
 from inflight_operator.apply.engines import EngineTeller
@@ -21,7 +25,7 @@ from inflight_operator.clock import Clock
 from inflight_operator.decide.conditions import unreadable
 from inflight_operator.decide.tuning_types import TuningPolicy
 from inflight_operator.observe.attainment import Attainment
-from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.observe.pool_view import pool_parents
 from inflight_operator.observe.scrape import ScrapePool, Target
@@ -35,8 +39,7 @@ from inflight_operator.reconcile.reporter import ReportApi, Reported, Reporter
 from inflight_operator.reconcile.shown import shown_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.reconcile.upgrades import UpgradePace
-from inflight_operator.render import Manifest, Settings, child_names
-from inflight_operator.render.plan import GatewayAddress
+from inflight_operator.render import Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)

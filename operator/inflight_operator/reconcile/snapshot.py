@@ -7,18 +7,20 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import ENGINE_CONTAINER
+from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.conditions import DeploymentView
 from inflight_operator.decide.tuning_types import TuningPolicy
 from inflight_operator.limits import Telling
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.observe.metrics import Sample
-from inflight_operator.observe.pods import ENGINE_CONTAINER, PodView
+from inflight_operator.observe.pods import PodView
 from inflight_operator.observe.pool_view import PoolParent
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.policy import Policy
-from inflight_operator.render import Manifest, Settings
-from inflight_operator.render.plan import GatewayAddress
+from inflight_operator.render import Settings
 
 
 @dataclass(frozen=True, slots=True)

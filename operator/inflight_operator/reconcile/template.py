@@ -6,11 +6,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from inflight_base.manifest import Manifest
 from inflight_operator.decide.decision import Reason
 from inflight_operator.reconcile.memory import Memory
 from inflight_operator.reconcile.plan import UpgradeState
 from inflight_operator.reconcile.snapshot import Snapshot
-from inflight_operator.render import Manifest
 from inflight_operator.render.deployment import SPEC_DIGEST, TEMPLATE_DIGEST
 
 

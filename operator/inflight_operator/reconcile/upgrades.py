@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from inflight_operator.observe.cache import ServiceKey
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.reconcile.plan import UpgradeState
 
 UpgradeMode = Literal["Paced", "AtOnce", "Held"]

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from inflight_operator.observe.cache import ServiceKey
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.reconcile.memory import Memory
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.snapshot import Snapshot

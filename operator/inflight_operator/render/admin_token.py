@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 from typing import TYPE_CHECKING
 
-from inflight_operator.render.labels import child_metadata, child_names
-from inflight_operator.render.plan import Manifest
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import child_names
+from inflight_operator.render.metadata import child_metadata
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService

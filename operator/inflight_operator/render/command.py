@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from inflight_base.manifest.names import ADMIN_PORT, ENGINE_PORT
+from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api.resolve import model_argument, served_name
-from inflight_operator.quantities import parse_quantity
 from inflight_operator.render.drain import PROPAGATION_SECONDS
 from inflight_operator.render.engine_flags import engine_flags
 from inflight_operator.render.flag_values import seconds
@@ -14,10 +15,6 @@ from inflight_operator.render.observability import observability_flags
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
     from inflight_operator.render.plan import EngineObservability
-
-ENGINE_PORT = 8000
-ADMIN_PORT = 8001
-"""For admin calls and metrics; `networkpolicy` restricts access."""
 
 
 def engine_command(

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inflight_operator.render.labels import child_metadata, child_names, pod_labels
-from inflight_operator.render.plan import Manifest, Settings
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import GATEWAY_LABELS, child_names, pod_labels
+from inflight_operator.render.metadata import child_metadata
+from inflight_operator.render.plan import Settings
 from inflight_operator.render.service import service_port
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
-
-GATEWAY_LABELS = {"app.kubernetes.io/name": "inflight-gateway"}
-"""Labels that the chart gives the gateway's pods, whatever the release is called."""
 
 
 def behind_gateway(service: InferenceService, settings: Settings) -> bool:

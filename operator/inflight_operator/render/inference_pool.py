@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
-from zlib import crc32
 
-from inflight_operator.render.command import ENGINE_PORT
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import ENGINE_PORT, child_names, pod_labels, pool_port
+from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.render.gateway import behind_gateway
-from inflight_operator.render.labels import child_metadata, child_names, pod_labels
-from inflight_operator.render.plan import GatewayAddress, Manifest, Settings
+from inflight_operator.render.metadata import child_metadata
+from inflight_operator.render.plan import Settings
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
@@ -31,14 +33,6 @@ SLICE_MANAGER = "inflight-operator"
 """On our EndpointSlices: with the name of a controller of Kubernetes, that one would delete them."""
 
 _FAMILIES = ("IPv4", "IPv6")
-
-_POOL_PORTS = range(20_000, 20_256)
-
-
-def pool_port(namespace: str, name: str) -> int:
-    """Port of the gateway's pods that serves the pool of a service; the picker computes the same
-    (inflight_gateway.ext_proc.pool)."""
-    return _POOL_PORTS[crc32(f"{namespace}/{name}".encode()) % len(_POOL_PORTS)]
 
 
 def has_inference_pool(service: InferenceService, settings: Settings) -> bool:
@@ -85,7 +79,7 @@ def picker_service(service: InferenceService) -> Manifest:
                 {
                     "name": PICKER_PORT_NAME,
                     "port": PICKER_PORT,
-                    "targetPort": pool_port(metadata.namespace, metadata.name),
+                    "targetPort": pool_port(ServiceKey(metadata.namespace, metadata.name)),
                     "protocol": "TCP",
                 }
             ],
@@ -129,7 +123,7 @@ def _slice(service: InferenceService, slice_name: str, family: str, pods: Sequen
         "ports": [
             {
                 "name": PICKER_PORT_NAME,
-                "port": pool_port(service.metadata.namespace, service.metadata.name),
+                "port": pool_port(ServiceKey(service.metadata.namespace, service.metadata.name)),
                 "protocol": "TCP",
             }
         ],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inflight_operator.render.labels import child_metadata, child_names, pod_labels
-from inflight_operator.render.plan import Manifest
-from inflight_operator.render.service import ADMIN_PORT_NAME, PORT_NAME
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import ADMIN_PORT_NAME, HTTP_PORT_NAME, child_names, pod_labels
+from inflight_operator.render.metadata import child_metadata
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
@@ -18,7 +18,7 @@ SCRAPE_INTERVAL = "15s"
 def pod_monitor(service: InferenceService) -> Manifest:
     """A PodMonitor, not a ServiceMonitor: queue and cache gauges belong to a pod, also while it is not Ready."""
     name = service.metadata.name
-    port = PORT_NAME if service.spec.engine.serving_metrics else ADMIN_PORT_NAME
+    port = HTTP_PORT_NAME if service.spec.engine.serving_metrics else ADMIN_PORT_NAME
     return {
         "apiVersion": "monitoring.coreos.com/v1",
         "kind": "PodMonitor",

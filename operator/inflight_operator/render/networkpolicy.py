@@ -15,17 +15,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import ADMIN_PORT_NAME, HTTP_PORT_NAME, OPERATOR_LABELS, child_names, pod_labels
 from inflight_operator.render.gateway import behind_gateway, gateway_peer
-from inflight_operator.render.labels import child_metadata, child_names, pod_labels
+from inflight_operator.render.metadata import child_metadata
 from inflight_operator.render.observability import collector_egress, observability_of
-from inflight_operator.render.plan import Manifest, Settings
-from inflight_operator.render.service import ADMIN_PORT_NAME, PORT_NAME
+from inflight_operator.render.plan import Settings
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
-
-OPERATOR_LABELS = {"app.kubernetes.io/name": "inflight-operator"}
-"""Labels that the chart gives the operator's pods, whatever the release is called."""
 
 
 def downloads_model(service: InferenceService) -> bool:
@@ -62,7 +60,7 @@ def network_policy(service: InferenceService, settings: Settings) -> Manifest:
 
 def _serving(service: InferenceService, settings: Settings) -> list[Manifest]:
     """The rule for the serving port; none where no peer may reach it, since a rule without peers allows all."""
-    rule: Manifest = {"ports": [{"port": PORT_NAME, "protocol": "TCP"}]}
+    rule: Manifest = {"ports": [{"port": HTTP_PORT_NAME, "protocol": "TCP"}]}
     if not service.spec.gateway.enabled or service.spec.gateway.auth is None:
         return [rule]
     gateway = [gateway_peer(settings)] if behind_gateway(service, settings) else []

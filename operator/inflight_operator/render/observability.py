@@ -10,9 +10,10 @@ import ipaddress
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from inflight_operator.observe.pods import ENGINE_CONTAINER
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import ENGINE_CONTAINER
 from inflight_operator.render.flag_values import number
-from inflight_operator.render.plan import EngineObservability, Manifest, Settings
+from inflight_operator.render.plan import EngineObservability, Settings
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService

@@ -3,25 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.limits import LimitsInForce
-
-Manifest = dict[str, Any]
-"""A Kubernetes object in the form that the API server accepts."""
-
-
-@dataclass(frozen=True, slots=True)
-class GatewayAddress:
-    """An address of a gateway pod. Attributes: ready: the pod takes new requests."""
-
-    address: str
-    ready: bool = True
-
-    @property
-    def family(self) -> str:
-        """The addressType of its EndpointSlice."""
-        return "IPv6" if ":" in self.address else "IPv4"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,21 +5,28 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import (
+    ADMIN_PORT,
+    ADMIN_PORT_NAME,
+    ENGINE_CONTAINER,
+    ENGINE_PORT,
+    HTTP_PORT_NAME,
+    child_labels,
+    child_names,
+)
+from inflight_base.manifest.units import parse_duration
 from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder
-from inflight_operator.observe.pods import ENGINE_CONTAINER
-from inflight_operator.quantities import parse_duration
 from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY, TOKEN_KEY
-from inflight_operator.render.command import ADMIN_PORT, ENGINE_PORT, engine_command
+from inflight_operator.render.command import engine_command
 from inflight_operator.render.drain import grace_period_seconds
 from inflight_operator.render.gateway import behind_gateway
-from inflight_operator.render.labels import child_labels, child_names
 from inflight_operator.render.limits import LIMITS_FILE
 from inflight_operator.render.networkpolicy import downloads_model
 from inflight_operator.render.observability import observability_of, trace_environment
-from inflight_operator.render.plan import EngineObservability, Manifest, Settings
+from inflight_operator.render.plan import EngineObservability, Settings
 from inflight_operator.render.probes import engine_probes
 from inflight_operator.render.resources import SCRATCH_SIZE, SHARED_MEMORY_SIZE, download_size, engine_resources
-from inflight_operator.render.service import ADMIN_PORT_NAME, PORT_NAME
 from inflight_operator.render.template import merge_template
 
 if TYPE_CHECKING:
@@ -97,7 +104,7 @@ def _container(service: InferenceService, settings: Settings, mounts: list[Manif
             f"{SECRET_FOLDER}/{TENANT_KEY}" if behind_gateway(service, settings) else None,
         ),
         "ports": [
-            {"name": PORT_NAME, "containerPort": ENGINE_PORT, "protocol": "TCP"},
+            {"name": HTTP_PORT_NAME, "containerPort": ENGINE_PORT, "protocol": "TCP"},
             {"name": ADMIN_PORT_NAME, "containerPort": ADMIN_PORT, "protocol": "TCP"},
         ],
         "env": _environment(service, observability),

@@ -11,8 +11,8 @@ P + N * max(P, T), and one that answers 503 within N * P.
 
 from __future__ import annotations
 
-from inflight_operator.render.plan import Manifest
-from inflight_operator.render.service import PORT_NAME
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import HTTP_PORT_NAME
 
 STARTUP_PERIOD_SECONDS = 2
 
@@ -30,7 +30,7 @@ def engine_probes(startup_limit_seconds: int) -> Manifest:
     """
     return {
         "startupProbe": {
-            "httpGet": {"path": "/ready", "port": PORT_NAME},
+            "httpGet": {"path": "/ready", "port": HTTP_PORT_NAME},
             "periodSeconds": STARTUP_PERIOD_SECONDS,
             "timeoutSeconds": 2,
             "failureThreshold": -(-startup_limit_seconds // STARTUP_PERIOD_SECONDS),
@@ -40,7 +40,7 @@ def engine_probes(startup_limit_seconds: int) -> Manifest:
         # rather than three with a short one: an API process on a busy CPU that takes 1 or 2 s for each answer serves
         # on, and removing pods from an overloaded fleet makes the others slower.
         "readinessProbe": {
-            "httpGet": {"path": "/ready", "port": PORT_NAME},
+            "httpGet": {"path": "/ready", "port": HTTP_PORT_NAME},
             "periodSeconds": 1,
             "timeoutSeconds": 3,
             "failureThreshold": 1,
@@ -51,7 +51,7 @@ def engine_probes(startup_limit_seconds: int) -> Manifest:
         # the earliest, and at the latest 8 s, so that the container is killed within 15 s (5 + 8, and the grace) where
         # that replacement does not happen.
         "livenessProbe": {
-            "httpGet": {"path": "/health", "port": PORT_NAME},
+            "httpGet": {"path": "/health", "port": HTTP_PORT_NAME},
             "periodSeconds": 2,
             "timeoutSeconds": 2,
             "failureThreshold": 4,

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inflight_operator.render.labels import child_metadata, child_names, pod_labels
-from inflight_operator.render.plan import Manifest
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import HTTP_PORT_NAME, child_names, pod_labels
+from inflight_operator.render.metadata import child_metadata
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
-
-PORT_NAME = "http"
-ADMIN_PORT_NAME = "admin"
-"""Of the pod only: no Service leads to the admin port."""
 
 SERVICE_PORT = 80
 
@@ -35,9 +32,9 @@ def cluster_service(service: InferenceService) -> Manifest:
 def service_port() -> Manifest:
     """The port of every Service of the engines."""
     return {
-        "name": PORT_NAME,
+        "name": HTTP_PORT_NAME,
         "port": SERVICE_PORT,
-        "targetPort": PORT_NAME,
+        "targetPort": HTTP_PORT_NAME,
         "protocol": "TCP",
         "appProtocol": "http",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from inflight_base.manifest import Manifest
 from inflight_operator.render.admin_token import admin_token_secret
 from inflight_operator.render.deployment import deployment
 from inflight_operator.render.gateway import behind_gateway, engines_service, gateway_alias
@@ -12,7 +13,7 @@ from inflight_operator.render.limits import limits_config_map
 from inflight_operator.render.monitor import POD_MONITOR_API, pod_monitor
 from inflight_operator.render.networkpolicy import network_policy
 from inflight_operator.render.pdb import pod_disruption_budget
-from inflight_operator.render.plan import ChildPlan, Manifest, Settings
+from inflight_operator.render.plan import ChildPlan, Settings
 from inflight_operator.render.service import cluster_service
 
 if TYPE_CHECKING:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from inflight_operator.quantities import parse_quantity
-from inflight_operator.render.labels import SERVICE_LABEL, pod_labels
-from inflight_operator.render.plan import Manifest
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import SERVICE_LABEL, pod_labels
+from inflight_base.manifest.units import parse_quantity
 
 if TYPE_CHECKING:
     from inflight_operator.api.template import PodTemplate

@@ -13,10 +13,10 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
 from inflight_operator.observe.attainment import Attainment
-from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.telemetry.service_numbers import COUNTERS, GAUGES, Shown
 
 _LABELS = ("namespace", "name")

@@ -6,6 +6,7 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+from inflight_base.manifest import Manifest
 from inflight_cost.capacity import StepLimits
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.sentences import change_text, sentence
@@ -17,7 +18,7 @@ from inflight_operator.reconcile.memory import Memory, first_memory
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
-from inflight_operator.render import Manifest, Settings
+from inflight_operator.render import Settings
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.fleet import Fleet
 from inflight_simulator.fleet.pods import Pod

@@ -5,19 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.types import (
-    Endpoint,
-    EngineSample,
-    HoldBounds,
-    Pick,
-    RequestView,
-    ServiceConfig,
-    ServiceKey,
-)
+from inflight_gateway.types import Endpoint, EngineSample, HoldBounds, Pick, RequestView, ServiceConfig
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.course import Course
 from inflight_simulator.fleet.pods import Pod

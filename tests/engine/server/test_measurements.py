@@ -13,7 +13,6 @@ from msgspec.structs import astuple
 from prometheus_client import Histogram as ReferenceHistogram
 from prometheus_client.parser import text_string_to_metric_families
 
-from e2e import cluster
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine import buckets
 from inflight_engine.messages import StepCost
@@ -23,6 +22,7 @@ from inflight_engine.server.health import health_status
 from inflight_engine.server.histogram import Histogram
 from inflight_engine.server.phase import Phase
 from tests.engine.server.fake_engine import until
+from tools import localcluster as cluster
 
 VLLM = {
     "vllm:num_requests_running": "gauge",

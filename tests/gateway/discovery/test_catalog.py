@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretRef
-from inflight_gateway.types import Endpoint, Refusal, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, Refusal, ServiceConfig
 
 A_CHAT, B_CHAT, A_CODE = ServiceKey("a", "chat"), ServiceKey("b", "chat"), ServiceKey("a", "code")
 

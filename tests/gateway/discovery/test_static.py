@@ -5,18 +5,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery import static
 from inflight_gateway.discovery.catalog import Catalog, SecretRef
 from inflight_gateway.discovery.static import StaticDiscovery, StaticFileError, read_file
-from inflight_gateway.types import (
-    Endpoint,
-    HoldBounds,
-    RateLimits,
-    ServiceClass,
-    ServiceConfig,
-    ServiceKey,
-    TenantConfig,
-)
+from inflight_gateway.types import Endpoint, HoldBounds, RateLimits, ServiceClass, ServiceConfig, TenantConfig
 from tests.gateway.waiting import until
 
 CHAT = ServiceKey("default", "chat")

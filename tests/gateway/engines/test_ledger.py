@@ -6,13 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.engines.account import Account, Sent
 from inflight_gateway.engines.ledger import PEER_S, Ledger
 from inflight_gateway.pick.replica_state import decode_work
 from inflight_gateway.state.peers import SILENT_SECONDS
 from inflight_gateway.state.stream import FULL_SECONDS
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView, ServiceKey
+from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView
 from tests.gateway.pick.loads import COST
 
 SERVICE = ServiceKey("default", "chat")

@@ -3,10 +3,11 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway import wiring
 from inflight_gateway.engines.refusals import REFUSAL_S, Refusals
 from inflight_gateway.settings import PickerSettings
-from inflight_gateway.types import Endpoint, RequestView, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, RequestView, ServiceConfig
 
 
 def test_a_refusal_is_recent_for_a_second_from_the_last_one():

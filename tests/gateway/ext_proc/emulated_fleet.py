@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -22,11 +23,11 @@ from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.types import Endpoint, EngineSample, Refusal, RequestView, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, EngineSample, Refusal, RequestView, ServiceConfig
 
 KEY = ServiceKey("default", "a")
 COST = CostModel(25e-3, 50e-6, 60e-6, 0.0, 0.0)
-"""As bench/gateway/emulated.py: requests that run side by side hardly slow each other down."""
+"""As tools/standin/timed.py: requests that run side by side hardly slow each other down."""
 BUDGET = 2048
 BLOCK_SIZE = 16
 LONGEST = 8192

@@ -8,13 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.types import Endpoint, HoldBounds, Refusal, RequestView, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, HoldBounds, Refusal, RequestView, ServiceConfig
 
 KEY = ServiceKey("default", "a")
 CONFIG = ServiceConfig(KEY, "uid", "m", max_num_seqs=2, hold=HoldBounds(max_requests=5, max_wait_s=10.0))

@@ -10,20 +10,21 @@ import pytest
 from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog, SecretRef
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
 from inflight_gateway.ext_proc.exchange import Exchange, Parts
 from inflight_gateway.ext_proc.server import Processor
-from inflight_gateway.ext_proc.view import Head
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.request.body import NO_FIELDS, Body, to_header
+from inflight_gateway.request.view import Head
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.types import Endpoint, Retried, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, Retried, ServiceConfig
 from tests.gateway.tenants.things import secret
 
 CHAT, OTHER = ServiceKey("ns", "chat"), ServiceKey("ns", "other")
@@ -32,11 +33,11 @@ KEYED = replace(OPEN, api_keys_secret="keys")
 ADDRESSES = [f"10.0.0.{one}:80" for one in range(1, 5)]
 
 
-class Observer:
+class Courses:
     def __init__(self):
         self.refusals = []
 
-    def started(self, request, start, *, relayed):
+    def started(self, request, pick, held_s, *, relayed):
         return object()
 
     def refused(self, head, service, refusal):
@@ -67,10 +68,10 @@ class World:
         dispatcher = Dispatcher(self.catalog, Picker(), HoldQueue(), self.ledger, lambda: self.now, lambda: None)
         limits = SharedLimits("gw", lambda: {}, None)
         self.gate = Gate(lambda namespace, name: self.catalog.secret(SecretRef(namespace, name)), limits, estimates)
-        self.observer = Observer()
+        self.courses = Courses()
         self.refused = []
         self.parts = Parts(
-            *(self.catalog, self.gate, EngineHeaders(None), dispatcher, self.observer),
+            *(self.catalog, self.gate, EngineHeaders(None), dispatcher, self.courses),
             *(lambda: self.now, self.refused.append),
         )
 
@@ -162,7 +163,7 @@ def checked(world, host, key=None):
 def test_a_key_is_checked_before_the_body(key, status):
     world = World(KEYED)
     assert checked(world, "chat.ns", key) == status
-    assert world.observer.refusals == ([(CHAT, 401)] if status == 401 else [])
+    assert world.courses.refusals == ([(CHAT, 401)] if status == 401 else [])
 
 
 @pytest.mark.parametrize(("key", "status"), [(None, 401), ("ifk_wrong", 401), ("ifk_1", 200), ("ifk_2", 200)])
@@ -170,7 +171,7 @@ def test_a_key_is_checked_before_the_body(key, status):
 def test_where_the_model_names_the_service_the_key_must_be_that_of_one(host, key, status):
     world = World(KEYED, ServiceConfig(OTHER, "u", "m2", api_keys_secret="more"))
     assert checked(world, host, key) == status
-    assert world.observer.refusals == ([(None, 401)] if status == 401 else [])
+    assert world.courses.refusals == ([(None, 401)] if status == 401 else [])
 
 
 def test_where_one_service_needs_no_key_a_body_without_one_may_be_for_it():
@@ -182,6 +183,6 @@ def test_other_refusals_are_left_to_the_request_itself_and_counted_once():
     world.catalog.update(secrets={SecretRef("ns", "keys"): None})
     assert checked(world, "chat.ns", "ifk_1") == 200
     assert checked(World(), "chat.ns", "ifk_1") == 200
-    assert world.observer.refusals == []
+    assert world.courses.refusals == []
     assert world.exchange().refusal().immediate_response.status.code == 503
-    assert world.observer.refusals == [(CHAT, 503)]
+    assert world.courses.refusals == [(CHAT, 503)]

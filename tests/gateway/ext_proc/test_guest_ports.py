@@ -9,10 +9,12 @@ from dataclasses import replace
 
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import POOL_PORTS, pool_port
+from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.ext_proc import guest_ports
-from inflight_gateway.ext_proc.guest_ports import GuestPorts
-from inflight_gateway.ext_proc.pool import pool_port
-from inflight_gateway.types import ServiceKey
+from inflight_gateway.ext_proc.guest_ports import GuestPorts, only_services
+from inflight_gateway.types import ServiceConfig
 from tests.gateway.ext_proc.test_exchange import OPEN, World
 from tests.gateway.gateway_stack import free_port, until
 
@@ -56,3 +58,15 @@ async def test_the_shared_port_in_use_is_an_error_that_names_the_flag(taken):
     ports = GuestPorts(World().parts, other.getsockname()[1], tls=False)
     with pytest.raises(OSError, match="--ext-proc-port"):
         await ports.open()
+
+
+def test_services_that_share_a_port_are_told_apart_by_their_requests():
+    keys = [ServiceKey("team", f"s-{number}") for number in range(len(POOL_PORTS) + 1)]  # so two share one
+    catalog = Catalog()
+    catalog.update(services={key: ServiceConfig(key, "u", "m", inference_pool=True) for key in keys})
+    found = only_services(catalog)
+    assert set(found) == {pool_port(key) for key in keys}
+    assert None in found.values()
+    assert all(key is None or pool_port(key) == port for port, key in found.items())
+    catalog.update(services={keys[0]: ServiceConfig(keys[0], "u", "m"), **dict.fromkeys(keys[1:])})
+    assert only_services(catalog) == {}

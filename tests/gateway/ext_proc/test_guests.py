@@ -23,10 +23,10 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
 )
 from google.protobuf.struct_pb2 import Struct
 
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import pool_port
 from inflight_gateway.discovery.addresses import any_address
 from inflight_gateway.ext_proc.guests import CHUNK_BYTES
-from inflight_gateway.ext_proc.pool import pool_port
-from inflight_gateway.types import ServiceKey
 from tests.gateway.asking import service
 from tests.gateway.gateway_stack import GatewayStack, free_port, until
 

@@ -1,7 +1,8 @@
 """Answers to Envoy."""
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.ext_proc import messages
-from inflight_gateway.types import Refusal, ServiceKey
+from inflight_gateway.types import Refusal
 
 
 def test_a_request_goes_on_with_its_headers_by_the_route_that_they_lead_to():

@@ -6,11 +6,12 @@ from unittest import mock
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold import service_queue
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.hold.shares import TenantShares
 from inflight_gateway.pick.late_binding import MOST_FREE, SPARE_SLOTS, most_outstanding
-from inflight_gateway.types import Endpoint, HoldBounds, Pick, RequestView, ServiceClass, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, HoldBounds, Pick, RequestView, ServiceClass, ServiceConfig
 
 SERVICE = ServiceKey("default", "chat")
 CONFIG = ServiceConfig(SERVICE, "u", "m", hold=HoldBounds(max_requests=10**6), classes=(ServiceClass("x", 2.0),))

@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.shares import ACTIVE_S, RECENT_S, TenantShares
-from inflight_gateway.types import RequestView, ServiceConfig, ServiceKey, TenantConfig
+from inflight_gateway.types import RequestView, ServiceConfig, TenantConfig
 
 SERVICE = ServiceKey("default", "chat")
 CONFIG = ServiceConfig(key=SERVICE, uid="u", model="m", tenants=(TenantConfig("heavy", weight=3.0),))

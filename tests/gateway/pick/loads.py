@@ -1,7 +1,9 @@
 """Requests, services and loads with few words."""
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
-from inflight_gateway.types import Endpoint, EndpointLoad, EngineSample, RequestView, ServiceConfig, ServiceKey
+from inflight_gateway.pick.replica_state import EndpointLoad
+from inflight_gateway.types import Endpoint, EngineSample, RequestView, ServiceConfig
 
 SERVICE = ServiceKey("default", "chat")
 CONFIG = ServiceConfig(key=SERVICE, uid="u", model="m")

@@ -15,8 +15,8 @@ from inflight_gateway.pick.picker import (
     Picker,
     first_token_within,
 )
-from inflight_gateway.pick.replica_state import STALE_S
-from inflight_gateway.types import EndpointLoad, ScoreWeights
+from inflight_gateway.pick.replica_state import STALE_S, EndpointLoad
+from inflight_gateway.types import ScoreWeights
 from tests.gateway.pick.loads import CONFIG, NOW, addresses, load, request
 
 

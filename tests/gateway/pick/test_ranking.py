@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.growth import Growing, Growth
 from inflight_gateway.pick.ranking import Ranking
-from inflight_gateway.pick.replica_state import STALE_S, replica_state
+from inflight_gateway.pick.replica_state import STALE_S, EndpointLoad, replica_state
 from inflight_gateway.pick.scoring import scores
-from inflight_gateway.types import Endpoint, EndpointLoad, EngineSample, ScoreWeights
+from inflight_gateway.types import Endpoint, EngineSample, ScoreWeights
 from tests.gateway.pick.loads import CONFIG, NOW, request
 from tests.gateway.pick.starting import can_start_soon
 

@@ -7,11 +7,12 @@ from dataclasses import replace
 import grpc
 from envoy.service.discovery.v3 import ads_pb2_grpc
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.proxy import listeners
 from inflight_gateway.proxy.ads import Ads
 from inflight_gateway.proxy.snapshot import ENDPOINTS, LISTENERS, ROUTES, Fixed, resources, snapshot
 from inflight_gateway.settings import Sockets
-from inflight_gateway.types import Endpoint, ServiceConfig, ServiceKey
+from inflight_gateway.types import Endpoint, ServiceConfig
 from tests.gateway.asking import ask
 from tests.gateway.gateway_stack import until
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.state.load import Loads, SentLoad, ServiceLoad, read_line
-from inflight_gateway.types import ServiceKey
 
 KEY = ServiceKey("team", "chat")
 

@@ -3,8 +3,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.state.picks import MAX_ATTEMPTS, PicksLog
-from inflight_gateway.types import Endpoint, Finished, Pick, RequestView, ServiceKey
+from inflight_gateway.types import Endpoint, Finished, Pick, RequestView
 
 CHAT, CODE = ServiceKey("team", "chat"), ServiceKey("team", "code")
 PICK = Pick((Endpoint("10.0.0.1:8000", "chat-0"),), "only")

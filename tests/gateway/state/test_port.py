@@ -8,6 +8,7 @@ from time import monotonic
 import aiohttp
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.state import peers as peers_module
 from inflight_gateway.state import port as port_module
 from inflight_gateway.state import stream as stream_module
@@ -16,7 +17,7 @@ from inflight_gateway.state.peers import SILENT_SECONDS, Peers
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
 from inflight_gateway.state.stream import LoadStream
-from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceKey
+from inflight_gateway.types import Endpoint, Pick, RequestView
 from tests.gateway.waiting import until
 
 KEY = ServiceKey("team", "chat")

@@ -9,19 +9,19 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from inflight_gateway.ext_proc.dispatcher import Start
-from inflight_gateway.ext_proc.view import Head
+from inflight_base.logs import JsonFormatter
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.queue import HoldQueue
-from inflight_gateway.logs import JsonFormatter
+from inflight_gateway.request.view import Head
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.telemetry import reports
 from inflight_gateway.telemetry.courses import Courses
 from inflight_gateway.telemetry.metrics import Metrics
-from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestView, ServiceKey
+from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestView
 
 KEY = ServiceKey("default", "a")
 REQUEST = RequestView("id", KEY, 0.0, tenant="acme", external_id="theirs")
-START = Start(Pick((Endpoint("10.0.0.1:80", "p"),), "prefix", cached_tokens=64), 0.25)
+START = Pick((Endpoint("10.0.0.1:80", "p"),), "prefix", cached_tokens=64), 0.25
 TRIED = ("10.0.0.1:80", "10.0.0.2:80")
 REPORT = Finished("id", KEY, 200, True, 100, 48, 7, 0.5, 1.5, 0.1, TRIED, 1, "engine_lost", "theirs")
 
@@ -53,7 +53,7 @@ def lines(caplog):
 
 def test_a_report_is_counted_settled_and_logged(lines):
     world = World()
-    course = world.courses.started(REQUEST, START, relayed=True)
+    course = world.courses.started(REQUEST, *START, relayed=True)
     world.courses.ended(course)
     world.courses.report(REPORT)
     service = {"namespace": "default", "service": "a"}
@@ -80,7 +80,7 @@ def test_a_report_is_counted_settled_and_logged(lines):
 
 def test_a_request_without_a_report_is_logged_after_a_while(lines):
     world = World()
-    course = world.courses.started(REQUEST, START, relayed=True)
+    course = world.courses.started(REQUEST, *START, relayed=True)
     world.courses.ended(course)
     world.courses.expire()
     assert lines() == []
@@ -92,10 +92,10 @@ def test_a_request_without_a_report_is_logged_after_a_while(lines):
 
 def test_the_wait_for_a_report_begins_anew_with_each_attempt(lines):
     world = World()
-    course = world.courses.started(REQUEST, START, relayed=True)
+    course = world.courses.started(REQUEST, *START, relayed=True)
     world.courses.ended(course)
     world.now = 20.0
-    course = world.courses.started(replace(REQUEST, attempt=2), START, relayed=True)
+    course = world.courses.started(replace(REQUEST, attempt=2), *START, relayed=True)
     world.now = 40.0
     world.courses.expire()
     assert lines() == []
@@ -114,7 +114,7 @@ def test_without_a_relay_the_end_of_the_stream_is_the_report(lines):
 
 def test_the_status_of_another_gateways_request_is_that_of_its_response():
     world = World()
-    course = world.courses.started(REQUEST, START, relayed=False)
+    course = world.courses.started(REQUEST, *START, relayed=False)
     world.courses.answered(course, 200)
     world.courses.ended(course)
     assert world.value("requests_total", namespace="default", service="a", status="200") == 1
@@ -124,7 +124,7 @@ def test_a_deleted_service_leaves_no_metrics():
     world = World()
     other = ServiceKey("default", "b")
     for key in (KEY, other):
-        world.courses.started(replace(REQUEST, service=key), START, relayed=True)
+        world.courses.started(replace(REQUEST, service=key), *START, relayed=True)
         world.courses.refused(head(), key, Refusal(401, "invalid_api_key", "no"))
         world.courses.report(replace(REPORT, service=key, error="engines_died"))
     assert b'service="a"' in world.metrics.page()
@@ -143,7 +143,7 @@ def test_a_request_that_ends_after_its_service_was_deleted_is_not_counted():
 
 def test_a_report_without_a_service_is_of_the_one_that_was_picked_for():
     world = World()
-    world.courses.started(REQUEST, START, relayed=True)
+    world.courses.started(REQUEST, *START, relayed=True)
     world.courses.report(Finished("id", ServiceKey("", ""), 0, True))
     assert world.value("requests_total", namespace="default", service="a", status="0") == 1
 
@@ -163,7 +163,7 @@ def test_requests_with_one_x_request_id_are_logged_and_charged_each(lines):
     world.courses._holds.served = lambda request, tokens: served.append((request.tenant, tokens))
     for number, tenant in enumerate(("acme", "other", "acme")):
         request = replace(REQUEST, request_id=str(number), tenant=tenant)
-        world.courses.ended(world.courses.started(request, START, relayed=True))
+        world.courses.ended(world.courses.started(request, *START, relayed=True))
     for number, tokens in (("1", 5), ("2", 6), ("0", 7)):
         world.now += 10.0
         world.courses.report(replace(REPORT, request_id=number, completion_tokens=tokens))
@@ -180,7 +180,7 @@ def test_requests_with_one_x_request_id_are_logged_and_charged_each(lines):
 
 def test_a_try_again_that_is_refused_belongs_to_its_request(lines):
     world = World()
-    course = world.courses.started(REQUEST, START, relayed=True)
+    course = world.courses.started(REQUEST, *START, relayed=True)
     world.courses.ended(course)
     assert world.courses.refused(head(attempt="2"), KEY, Refusal(503, "no_replica", "no")) is course
     world.courses.ended(course)

@@ -1,7 +1,8 @@
 """Metrics of the picker."""
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.telemetry.metrics import Metrics
-from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestView, ServiceKey
+from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestView
 
 SERVICE, GONE = ServiceKey("ns", "chat"), ServiceKey("ns", "gone")
 

@@ -7,8 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.tenants.gate import REPORT_WAIT_S, presented_key
-from inflight_gateway.types import RateLimits, Refusal, ServiceKey
+from inflight_gateway.types import RateLimits, Refusal
 from tests.gateway.tenants.things import CHAT, alone, alone_with, config, finished, named, request, secret
 
 

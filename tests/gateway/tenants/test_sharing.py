@@ -9,11 +9,12 @@ from aiohttp.test_utils import TestServer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.accounts import TenantKey
 from inflight_gateway.tenants.routes import PeerClient, take_handler
 from inflight_gateway.tenants.sharing import SharedLimits, owner_of
-from inflight_gateway.types import RateLimits, ServiceKey
+from inflight_gateway.types import RateLimits
 from tests.gateway.gateway_stack import until
 
 CHAT = ServiceKey("team-a", "chat")

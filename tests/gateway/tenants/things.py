@@ -3,10 +3,11 @@
 import hashlib
 import json
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.sharing import SharedLimits
-from inflight_gateway.types import Finished, RateLimits, RequestView, ServiceConfig, ServiceKey, TenantConfig
+from inflight_gateway.types import Finished, RateLimits, RequestView, ServiceConfig, TenantConfig
 
 CHAT = ServiceKey("team-a", "chat")
 

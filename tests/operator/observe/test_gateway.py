@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_operator.apply.kube import KubeApiError
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.observe import gateway as gateway_module
-from inflight_operator.observe.cache import ServiceKey
 from inflight_operator.observe.gateway import (
     GatewayReader,
     GatewayStreamError,
@@ -20,7 +21,6 @@ from inflight_operator.observe.gateway import (
     lines,
     read_line,
 )
-from inflight_operator.render.plan import GatewayAddress
 from tests.operator.gateway_pods import endpoint_slice, gateway_pod, line, said
 
 CHAT, CODE = ServiceKey("team", "chat"), ServiceKey("team", "code")
@@ -46,7 +46,7 @@ class Slices:
 @asynccontextmanager
 async def reading(slices, port, monkeypatch):
     """A reader at work, and the services that it was told requests of are held."""
-    monkeypatch.setattr(gateway_module, "STATE_PORT", port)
+    monkeypatch.setattr(gateway_module, "GATEWAY_STATE_PORT", port)
     woken = []
 
     async def held(key):

@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from inflight_operator.observe.cache import ServiceKey
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.queue.workers import Workers, WorkerSettings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from inflight_operator.apply.kube import KubeApiError
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API
-from inflight_operator.render.plan import GatewayAddress
 from tests.operator.fakes import KEY
 
 POOL = {"gateway": {"enabled": True, "inferencePool": {"enabled": True}}}

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_operator.observe.cache import ServiceKey
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.reconcile.upgrades import UpgradePace
 
 SERVICES = [ServiceKey("team", f"service-{number}") for number in range(6)]

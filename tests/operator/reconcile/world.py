@@ -3,15 +3,16 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.apply.engines import EngineTeller
 from inflight_operator.clock import Clock
 from inflight_operator.decide.tuning_types import TuningPolicy
-from inflight_operator.observe.cache import ClusterCache, ServiceKey
+from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render import Settings
-from inflight_operator.render.plan import GatewayAddress
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from tests.operator.fakes import KEY, FakeApi, FakeEngine, FakeEngines, FakePool, endpoints_body, pod_body, service_body
 from tests.operator.model_engine import ModelEngine

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from inflight_operator.observe.cache import ServiceKey
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.recording import files, recorder
 from inflight_operator.recording.differences import differences

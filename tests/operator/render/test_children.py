@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from inflight_base.manifest.names import child_names, pod_labels, selector_string
 from inflight_operator.limits import Limits, LimitsInForce
-from inflight_operator.render import child_names, pod_labels, render, selector_string
+from inflight_operator.render import render
 from inflight_operator.render.service_children import CHILD_KINDS
 from tests.operator.render.services import CPU, PLAN, SETTINGS, child, make
 
@@ -65,7 +66,7 @@ def test_everything_that_selects_pods_selects_those_of_the_deployment():
     assert child("Service", service)["spec"]["selector"] == wanted
     assert child("PodDisruptionBudget", service)["spec"]["selector"] == {"matchLabels": wanted}
     assert child("NetworkPolicy", service)["spec"]["podSelector"] == {"matchLabels": wanted}
-    assert selector_string("chat") == "app.kubernetes.io/name=inflight-engine,inflight.dev/service=chat"
+    assert selector_string(wanted) == "app.kubernetes.io/name=inflight-engine,inflight.dev/service=chat"
 
 
 def test_the_service_answers_on_port_80_with_the_engines_port():

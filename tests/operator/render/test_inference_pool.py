@@ -4,9 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from inflight_operator.render import pod_labels, render
-from inflight_operator.render.inference_pool import INFERENCE_POOL_API, pool_port
-from inflight_operator.render.plan import GatewayAddress
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import pod_labels, pool_port
+from inflight_base.manifest.slices import GatewayAddress
+from inflight_operator.render import render
+from inflight_operator.render.inference_pool import INFERENCE_POOL_API
 from inflight_operator.render.service_children import CHILD_KINDS
 from tests.operator.render.services import CPU, PLAN, SETTINGS, make
 
@@ -59,7 +61,7 @@ def test_the_endpoints_of_the_picker_are_the_gateways_pods_at_the_port_of_the_po
     ]
     (port,) = slice_["ports"]
     (at_service,) = found["Service", "chat-picker"]["spec"]["ports"]
-    assert port["port"] == at_service["targetPort"] == pool_port("team", "chat")
+    assert port["port"] == at_service["targetPort"] == pool_port(ServiceKey("team", "chat"))
     assert (port["name"], at_service["port"]) == (at_service["name"], 9002)
 
 

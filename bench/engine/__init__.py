@@ -1,1 +1,0 @@
-"""The engine beside other engines, on the same model and requests: `python -m bench.engine`, or `make bench`."""

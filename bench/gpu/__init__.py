@@ -1,1 +1,0 @@
-"""Checks and measurements on a GPU: `bench/gpu.sh`. The same code runs small on a CPU in the tests."""

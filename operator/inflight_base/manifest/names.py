@@ -1,0 +1,107 @@
+"""Names, labels and ports of the resource, of a service's children, and of the programs that the chart installs.
+
+Selectors never change: a Deployment's selector is immutable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+from zlib import crc32
+
+from inflight_base.manifest.keys import ServiceKey
+
+GROUP = "inflight.dev"
+VERSION = "v1alpha1"
+API_VERSION: Literal["inflight.dev/v1alpha1"] = "inflight.dev/v1alpha1"
+KIND: Literal["InferenceService"] = "InferenceService"
+PLURAL = "inferenceservices"
+
+FIELD_MANAGER = "inflight-operator"
+"""The operator's field manager, for server-side apply."""
+
+SERVICE_LABEL = "inflight.dev/service"
+"""Label of a service's children, pods included, with the service's name. The EndpointSlice controller copies it."""
+
+SLICE_OF_LABEL = "kubernetes.io/service-name"
+"""Label of an EndpointSlice: the Service it belongs to."""
+
+DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
+
+ENGINE_CONTAINER = "engine"
+"""Name of the engine's container in its pod. A pod without a container of this name has its engine in the first one."""
+
+HTTP_PORT_NAME = "http"
+"""Name of the port of the OpenAI API, in pods and Services."""
+
+ADMIN_PORT_NAME = "admin"
+"""Name of the port for admin calls and metrics, in pods only. Engines of earlier releases have none."""
+
+ENGINE_PORT = 8000
+"""Port of the OpenAI API; also the default for a container that declares none, such as a third-party engine."""
+
+ADMIN_PORT = 8001
+
+GATEWAY_STATE_PORT = 9003
+"""Port of a gateway pod's state on the pod network."""
+
+POOL_PORTS = range(20_000, 20_256)
+"""Ports of the gateway's pods for InferencePools, below the ports that kernels give to outgoing connections."""
+
+OPERATOR_LABELS = {"app.kubernetes.io/name": "inflight-operator"}
+"""Labels that the chart gives the operator's pods, whatever the release is called."""
+
+GATEWAY_LABELS = {"app.kubernetes.io/name": "inflight-gateway"}
+"""Labels that the chart gives the gateway's pods, whatever the release is called."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChildNames:
+    """Names of a service's children; Deployment, Service, PodDisruptionBudget and others carry the service's own."""
+
+    main: str
+    limits: str
+    admin_token: str
+    engines: str
+    picker: str
+
+
+def child_names(name: str) -> ChildNames:
+    """The names of the children of the service called `name`."""
+    return ChildNames(
+        main=name,
+        limits=f"{name}-limits",
+        admin_token=f"{name}-admin-token",
+        engines=f"{name}-engines",
+        picker=f"{name}-picker",
+    )
+
+
+def pod_labels(name: str) -> dict[str, str]:
+    """The two labels that select the pods of the service called `name`."""
+    return {"app.kubernetes.io/name": "inflight-engine", SERVICE_LABEL: name}
+
+
+def child_labels(name: str) -> dict[str, str]:
+    """Labels of every child, pods included."""
+    return {
+        **pod_labels(name),
+        "app.kubernetes.io/instance": name,
+        "app.kubernetes.io/managed-by": "inflight",
+    }
+
+
+def selector_string(labels: Mapping[str, str]) -> str:
+    """A label selector, for lists and the scale subresource."""
+    return ",".join(f"{key}={value}" for key, value in labels.items())
+
+
+def pool_port(service: ServiceKey) -> int:
+    """Port of the gateway's pods on which other gateways ask for endpoints of the service's InferencePool.
+
+    The endpoint picker protocol does not name the pool of a request: it takes a picker for each pool. One picker serves
+    all pools, and the port tells them apart, which works with every gateway. The port is the same in all gateway pods
+    without agreement between them. Services can share one: then Host, model and allowed endpoints decide between them.
+    """
+    return POOL_PORTS[crc32(str(service).encode()) % len(POOL_PORTS)]

@@ -1,0 +1,55 @@
+"""The dashboards as the chart ships them, and their queries, for the tests of this folder."""
+
+import json
+import re
+from dataclasses import dataclass
+
+from deploy.dashboards.documents import FOLDER
+
+DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
+NAMES = tuple(DASHBOARDS)
+
+_VARIABLES = {
+    "$__rate_interval": "1m",
+    "$__range": "6h",
+    "$__interval": "15s",
+    "$namespace": "team",
+    "$service": "chat",
+    "$pod": "chat-0",
+}
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A query: which dashboard and panel asks, and what."""
+
+    dashboard: str
+    panel: str
+    expr: str
+
+    @property
+    def replaced(self) -> str:
+        """PromQL: with values for Grafana's variables."""
+        expr = self.expr
+        for name, value in _VARIABLES.items():
+            expr = expr.replace(name, value)
+        assert "$" not in expr, expr
+        return expr
+
+
+def panels(dashboard):
+    """All panels but rows."""
+    return [one for one in dashboard["panels"] if one["type"] != "row"]
+
+
+def queries():
+    """Those of panels, of annotations and of variables."""
+    for name, dashboard in DASHBOARDS.items():
+        for panel in panels(dashboard):
+            yield from (Asked(name, panel["title"], target["expr"]) for target in panel["targets"])
+        for annotation in dashboard["annotations"].get("list", []):
+            yield Asked(name, annotation["name"], annotation["expr"])
+        for variable in dashboard["templating"]["list"]:
+            if variable["type"] == "query":
+                series = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
+                yield Asked(name, f"${variable['name']}", f"count by ({series[2]}) ({series[1]})")

@@ -1,0 +1,194 @@
+"""The autopilot's benchmark: its traffic, its figures, its tables, and the operator's rounds on an engine."""
+
+import asyncio
+import json
+import time
+
+import pytest
+from aiohttp import web
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_operator.limits import Limits, LimitsInForce
+from inflight_operator.observe.metrics import parse_metrics
+from tools.bench.autopilot import measure, options, report
+from tools.bench.autopilot.engine import Engine, _pod, session
+from tools.bench.autopilot.figures import Targets, goodput, latencies, seconds_until_near
+from tools.bench.autopilot.pilot import Change, Pilot
+from tools.bench.autopilot.report import Fixed, PilotRun, Report
+from tools.bench.autopilot.traffic import Answer, Client, Slice, trace_slice
+from tools.load.trace_load import Job
+
+TARGETS = Targets(ttft=1.0, tpot=0.05)
+QUARTERS = st.integers(0, 200).map(lambda number: number / 4)
+
+
+def good(at):
+    return Answer(at, 0.5, 0.04, whole=True)
+
+
+def late(at):
+    return Answer(at, 1.5, 0.04, whole=True)
+
+
+def test_a_request_counts_when_it_is_whole_and_keeps_both_targets():
+    assert TARGETS.kept(good(0.0))
+    assert TARGETS.kept(Answer(0.0, 1.0, None, whole=True))
+    for missed in (
+        late(0.0),
+        Answer(0.0, 0.5, 0.06, whole=True),
+        Answer(0.0, 0.5, None, whole=False),
+        Answer(0.0, None, None, whole=False),
+    ):
+        assert not TARGETS.kept(missed)
+
+
+def test_goodput_is_of_the_requests_that_were_due_in_the_time():
+    answers = [good(0.0), good(1.0), late(2.0), good(4.0)]
+    assert goodput(answers, TARGETS, 0.0, 4.0) == 2 / 4
+    assert goodput(answers, TARGETS, 1.0, 5.0) == 2 / 4
+
+
+def test_near_is_the_begin_of_the_first_whole_window_that_is_good_enough():
+    answers = [late(t / 2) for t in range(20)] + [good(10 + t / 2) for t in range(40)]
+    assert seconds_until_near(answers, TARGETS, 2.0, 5.0, 0.0, 30.0) == 10.0
+    assert seconds_until_near(answers, TARGETS, 2.0, 5.0, 12.0, 30.0) == 0.0
+    assert seconds_until_near(answers, TARGETS, 2.2, 5.0, 0.0, 30.0) is None
+    # A window that reaches over the end is none.
+    assert seconds_until_near(answers, TARGETS, 2.0, 5.0, 0.0, 14.0) is None
+
+
+def test_a_request_without_a_first_token_is_endless():
+    assert latencies([good(0.0), Answer(1.0, None, None, whole=False)], 0.0, 2.0) == (float("inf"), 0.04)
+
+
+def test_without_requests_there_are_no_latencies():
+    assert latencies([], 0.0, 2.0) == (None, None)
+
+
+@given(start=QUARTERS, length=QUARTERS)
+def test_every_window_of_a_repeated_slice_has_each_of_its_requests_once(start, length):
+    part = Slice(tuple(Job(at, number, 1) for number, at in enumerate((0.0, 1.5, 7.0, 9.75))), 10.0)
+    inside = [job.prompt_tokens for job in part.repeated(start, start + 10.0)]
+    assert sorted(inside) == [0, 1, 2, 3]
+    times = [job.at for job in part.repeated(start, start + length)]
+    assert times == sorted(times)
+    assert all(start <= at < start + length for at in times)
+
+
+def test_a_slice_of_the_trace_fills_its_time_at_the_asked_rate():
+    part = trace_slice(measure.LONG, 60, 12.0, measure.MOST_PROMPT)
+    assert part.rate == 5.0
+    assert part.jobs[0].at == 0.0
+    assert part.jobs[-1].at < 12.0
+    prompt, output = part.mean_tokens
+    assert prompt > 3 * trace_slice(measure.SHORT, 60, 12.0, measure.MOST_PROMPT).mean_tokens[0]
+    assert output > 1
+    assert max(job.prompt_tokens for job in part.jobs) <= measure.MOST_PROMPT
+
+
+def test_the_default_run_has_twelve_settings_and_all_are_within_the_capacity():
+    default, quick = options.parse([]), options.parse(["--quick", "--tpot", "0.1"])
+    assert len(default.settings) >= 12 > len(quick.settings)
+    assert quick.targets == Targets(1.0, 0.1)
+    for limits in (*default.settings, *quick.settings, *measure.STARTS.values()):
+        assert limits.at_most(measure.CAPACITY) == limits
+    with pytest.raises(SystemExit):
+        options.parse(["--load", "none"])
+
+
+def a_report():
+    part = Slice((Job(0.0, 8, 4), Job(5.0, 8, 4)), 10.0)
+    fixed = (Fixed(Limits(4, 96), 0.1, 0.2), Fixed(Limits(32, 384), 0.2, 0.1))
+    answers = (late(0.0), late(5.0), good(10.0), good(15.0), good(20.0), good(25.0))
+    change = Change(9.0, Limits(32, 400), "why")
+    run = PilotRun("too few slots", 0, Limits(2, 512), Limits(32, 400), answers, (change,), 0.0, 30.0)
+    return Report(TARGETS, (part, part), fixed, (run,), 10.0)
+
+
+def test_the_tables_show_the_best_setting_and_the_autopilot_against_each():
+    found = a_report()
+    assert found.until_near(found.runs[0]) == 6.0
+    lines = report.text(found).splitlines()
+    assert [line.split() for line in lines if line.split()[:1] in (["4"], ["32"])] == [
+        ["4", "96", "0.10", "0.20*", "133%"],
+        ["32", "384", "0.20*", "0.10", "67%"],
+    ]
+    assert lines[-1].split() == (
+        ["too", "few", "slots", "2/512", "32/400", "1", "6", "s", "0.13", "67%", "100%", "500", "ms", "40", "ms"]
+    )
+    assert json.loads(json.dumps(report.as_json(found)))["runs"][0]["changes"][0]["at"] == 9.0
+
+
+async def serve(handler, path):
+    application = web.Application()
+    application.router.add_post(path, handler)
+    runner = web.AppRunner(application)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    return runner, site._server.sockets[0].getsockname()[1]
+
+
+async def test_the_client_measures_what_it_waits_for_and_gives_up_in_time():
+    """The engine of this test answers three tokens, 50 ms apart; it refuses prompts of 2 and hangs on prompts of 3."""
+
+    async def answer(request):
+        body = await request.json()
+        if len(body["prompt"]) == 2:
+            return web.Response(status=503)
+        response = web.StreamResponse()
+        await response.prepare(request)
+        if len(body["prompt"]) == 3:
+            await gone.wait()
+            return response
+        for chunk in (b'data: {"a"}\n\n', b'data: {"b"}\n\n', b'data: {"c"}\n\ndata: [DONE]\n\n'):
+            await asyncio.sleep(0.05)
+            await response.write(chunk)
+        return response
+
+    gone = asyncio.Event()
+    runner, port = await serve(answer, "/v1/completions")
+    async with session() as http:
+        client = Client(http, f"http://127.0.0.1:{port}", seed=1)
+        began = time.monotonic()
+        jobs = [Job(0.0, 1, 3), Job(0.1, 2, 3), Job(0.2, 3, 3)]
+        whole, refused, hung = await client.send(jobs, began, patience=0.6)
+    assert time.monotonic() - began < 3
+    gone.set()
+    await runner.cleanup()
+    assert whole.whole
+    assert 0.04 < whole.ttft < 0.4
+    assert 0.03 < whole.tpot < 0.4
+    assert refused == Answer(0.1, None, None, whole=False)
+    assert (hung.ttft, hung.whole) == (None, False)
+
+
+PAGE = """vllm:num_requests_running{{model_name="m"}} 2.0
+vllm:num_requests_waiting{{model_name="m"}} 9.0
+inflight_max_num_seqs{{model_name="m"}} {seqs}.0
+inflight_max_num_batched_tokens{{model_name="m"}} {tokens}.0
+inflight_runtime_config_revision{{model_name="m"}} {revision}.0
+"""
+
+
+async def test_the_pilot_tells_the_engine_what_the_operator_decides():
+    """Limits beyond the capacity are what the operator moves at once, without measuring: enough to see the way."""
+    start = LimitsInForce(Limits(200, 512), 1)
+    told = [start]
+
+    class Admin:
+        async def sample(self):
+            seqs, tokens = told[-1].limits.max_num_seqs, told[-1].limits.max_num_batched_tokens
+            page = PAGE.format(seqs=seqs, tokens=tokens, revision=told[-1].revision)
+            return parse_metrics(page, time.monotonic())
+
+        async def set_limits(self, limits, revision=None):
+            told.append(LimitsInForce(limits, revision))
+
+    pilot = Pilot(Admin(), Engine("", _pod(8000)), TARGETS, measure.CAPACITY, start, lambda line: None)
+    for _ in range(3):
+        await pilot._round()
+    assert told == [start, LimitsInForce(Limits(128, 512), 2)]
+    assert [change.limits for change in pilot.changes] == [Limits(128, 512)]
+    assert "max_num_seqs 200 -> 128" in pilot.changes[0].text

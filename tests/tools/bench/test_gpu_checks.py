@@ -1,0 +1,251 @@
+"""The checks and measurements for GPUs, small, on the CPU: the same code, so that it cannot rot."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from inflight_engine.execution import build
+from inflight_engine.execution.attention import BACKENDS
+from inflight_engine.models.linear import LinearMaker
+from inflight_engine.request import SamplingParams
+from tests.engine.execution.fp8_backend import emulate_fp8
+from tools.bench.engine.in_process import Generated
+from tools.bench.gpu import __main__ as gpu
+from tools.bench.gpu import report
+from tools.bench.gpu.correctness import Check, Checks
+from tools.bench.gpu.draws import MOST_EXCESS, excess, probabilities
+from tools.bench.gpu.idle import busy_share
+from tools.bench.gpu.part import run
+from tools.bench.gpu.quantized import product_check
+from tools.bench.gpu.reference import SMALL, distances
+from tools.bench.gpu.shapes import LLAMA, QWEN, TINY, RandomWeights, parameter_shapes
+from tools.bench.gpu.speed import batches
+from tools.bench.gpu.workload import Workload, nano
+
+
+@pytest.fixture(scope="module")
+def checks(tmp_path_factory):
+    return Checks(tmp_path_factory.mktemp("gpu"), "cpu", SMALL)
+
+
+def test_every_check_holds_on_a_cpu_or_says_why_it_cannot_be_had(checks):
+    found = {check.name: check for check in checks.run()}
+    assert [check for check in found.values() if check.ok is False] == []
+    for backend in BACKENDS:
+        on_cpu = backend.name in ("cpu-native", "torch-sdpa")
+        assert found[f"attention {backend.name}"].ok is not None or not on_cpu
+    assert found["attention triton"] == Check(
+        "attention triton", None, "attention_backend triton: triton cannot be used: it needs a GPU"
+    )
+    assert found["attention torch-sdpa"].ok
+    for name in (
+        "mixed steps, each waited for",
+        "swapped to host memory and back",
+        "prefixes found in the cache",
+        "a sliding window",
+        "penalties and biases",
+        "log-probabilities",
+        "draws, top_p 0.7",
+        "draws, a seed alone as in a batch",
+        "one rank of tensor parallelism",
+        "a checkpoint in 4 bits",
+        "a checkpoint in float8",
+        "products with weights in 4 bits: right",
+        "products with weights in float8: right",
+    ):
+        assert found[name].ok
+    assert found["products with weights in 4 bits: speed"].detail == "speeds are those of a GPU"
+
+
+def test_a_way_to_compute_that_breaks_is_wrong_and_holds_up_no_other(checks, monkeypatch):
+    def generate(prompts=None, steps_between=0, **options):
+        if "kv_cache_dtype" in options or options.get("attention_backend") == "triton":
+            raise ValueError("no such thing here")
+        if options or steps_between:
+            raise RuntimeError("an illegal\nmemory access")
+        return Generated([[0] * SMALL.output_tokens] * len(SMALL.prompt_lengths))
+
+    def engine(**options):
+        raise RuntimeError("an illegal\nmemory access")
+
+    monkeypatch.setattr(checks, "_generate", generate)
+    monkeypatch.setattr(checks, "_engine", engine)
+    found = {check.name: check for check in checks.run()}
+    broken = Check("eager", False, "RuntimeError: an illegal memory access")
+    assert found["eager"] == broken
+    for name in ("mixed steps", "penalties and biases", "draws", "one rank of tensor parallelism"):
+        assert found[name].detail == broken.detail
+    assert found["swapped to host memory and back"].detail == broken.detail
+    assert found["attention flash-attn-3"].detail == broken.detail
+    assert found["attention triton"] == Check("attention triton", None, "no such thing here")
+    assert found["keys and values in fp8"].ok is None
+    assert found["batch-invariant: alone as in a batch, bit for bit"].ok is False
+
+
+@pytest.mark.parametrize("are_right", [True, False])
+def test_fp8_holds_with_calibrated_scales_and_not_with_wrong_ones(checks, monkeypatch, are_right):
+    emulate_fp8(monkeypatch)
+    generate, calibrate = checks._generate, build.calibrate
+    monkeypatch.setattr(checks, "_generate", lambda **options: generate(attention_backend="torch-sdpa", **options))
+    if not are_right:
+        monkeypatch.setattr(build, "calibrate", lambda model, spec: calibrate(model, spec) / 8)
+    short = checks._prompts[:6]
+    monkeypatch.setattr(checks, "_prompts", short)
+    monkeypatch.setattr(checks, "_lengths", checks._lengths[: len(short)])
+    found = checks._fp8(Generated([[]] * len(short)))
+    assert found.ok == are_right, found.detail
+
+
+def test_without_the_first_tokens_nothing_else_is_checked(checks, monkeypatch):
+    def generate(prompts=None, **options):
+        raise RuntimeError("no kernel")
+
+    monkeypatch.setattr(checks, "_generate", generate)
+    assert list(checks.run()) == [Check("greedy, as transformers", False, "RuntimeError: no kernel")]
+
+
+def test_a_wrong_token_is_seen(checks):
+    prompt = [1, 2, 3, 4, 5]
+    ids = torch.tensor([prompt])
+    best = int(checks._model(ids).logits[0, -1].argmax())
+    assert distances(checks._model, prompt, [best])[0] == 0
+    assert distances(checks._model, prompt, [(best + 1) % 1024])[0] > 0.125
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_products_that_are_two_percent_off_are_seen(monkeypatch, bits):
+    make = LinearMaker.make
+    monkeypatch.setattr(LinearMaker, "make", lambda *arguments: lambda x: 1.02 * make(*arguments)(x))
+    right, _ = product_check("cpu", bits)
+    assert not right
+
+
+def test_penalties_that_are_left_out_are_seen(checks):
+    prompt = [1, 2, 3, 4, 5]
+    plain = checks._engine().generate([prompt], [8]).outputs[0]
+    penalised = SamplingParams(max_tokens=1, presence_penalty=6.0, logit_bias=((plain[0], 3.0),))
+    assert distances(checks._model, prompt, [plain[0]] * 3, penalised).max() > 0.125
+    output = checks._engine().generate([prompt], [8], sampling=[penalised]).outputs[0]
+    assert distances(checks._model, prompt, output, penalised).max() < 0.125
+
+
+def test_draws_of_another_distribution_are_seen():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5000, generator=generator)
+    for sampling in (
+        SamplingParams(max_tokens=1, temperature=1.0),
+        SamplingParams(max_tokens=1, temperature=0.3, top_k=50),
+        SamplingParams(max_tokens=1, temperature=0.3, top_p=0.8, min_p=0.01),
+    ):
+        right = probabilities(logits, sampling)
+        drawn = right.multinomial(2048, replacement=True, generator=generator).tolist()
+        assert excess(drawn, right) < MOST_EXCESS
+        warmer = (right**0.7) / (right**0.7).sum()
+        drawn = warmer.multinomial(2048, replacement=True, generator=generator).tolist()
+        assert excess(drawn, right) > MOST_EXCESS
+    half = right * (torch.arange(len(right)) % 2 == 0)
+    assert excess((half / half.sum()).multinomial(2048, replacement=True).tolist(), right) > MOST_EXCESS
+    outside = int((right == 0).nonzero()[0])
+    assert excess([outside], right) == float("inf")
+
+
+@pytest.mark.parametrize("engine", ["inflight", "transformers"])
+def test_an_engine_is_measured_with_a_shape_and_random_weights(tmp_path, engine):
+    figures = run(engine, "tiny", "cpu", "small", tmp_path)
+    assert figures["continuous"] > 0
+    if engine == "inflight":
+        assert min(figures["continuous_slots"], figures["static_slots"], figures["prefill"]) > 0
+        assert min(figures["decode_1"], figures["decode_3"], figures["decode_3_bandwidth"]) > 0
+        assert "| prefill |" in report.markdown(report.speed_rows("tiny", {"inflight": figures}))
+
+
+ABSENT = ("fastapi", "gguf", "httpx", "huggingface_hub", "jinja2", "prometheus_client", "pydantic", "uvicorn", "yaml")
+"""What a machine with torch need not have."""
+
+
+def test_this_engine_is_measured_with_torch_and_little_else(tmp_path):
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r}))\n"  # an import of None is an ImportError
+        "from pathlib import Path; from tools.bench.gpu import __main__; from tools.bench.gpu.part import run\n"
+        f"print(run('inflight', 'tiny', 'cpu', 'small', Path({str(tmp_path)!r})))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    )
+    assert "'prefill_matrix'" in done.stdout, done.stderr
+
+
+def test_an_engine_that_is_not_here_or_fails_is_in_the_table(tmp_path):
+    missing = run("vllm", "tiny", "cpu", "small", tmp_path)
+    failed = run("inflight", "no such shape", "cpu", "small", tmp_path)
+    assert "cannot be imported here" in missing["missing"]
+    assert failed == {"failed": "KeyError: 'no such shape'"}
+    assert report.speed_rows("tiny", {"inflight": failed, "vllm": missing})[1:] == [
+        ["inflight", "failed", "KeyError: 'no such shape'"],
+        ["vllm", "not here", missing["missing"]],
+    ]
+
+
+def test_a_wrong_check_fails_the_stage_and_is_in_its_files(tmp_path, monkeypatch, capsys):
+    class Stub:
+        def __init__(self, folder, device, scale): ...
+
+        def run(self):
+            yield Check("greedy", False, "off by one")
+            yield Check("fp8", None, "no such device")
+
+    monkeypatch.setattr(gpu, "Checks", Stub)
+    assert gpu.main(["correctness", "--device", "cpu", "--out", str(tmp_path)]) == 1
+    assert "NOT everything held" in capsys.readouterr().out
+    assert [check["ok"] for check in json.loads((tmp_path / "correctness.json").read_text())["results"]] == [
+        False,
+        None,
+    ]
+    assert "| greedy | WRONG | off by one |" in (tmp_path / "correctness.md").read_text()
+
+
+def test_the_workload_is_that_of_nano_vllm():
+    workload = nano()
+    assert workload == nano()
+    assert len(workload.prompts) == 256
+    assert min(map(len, workload.prompts)) >= 100
+    assert max(*map(len, workload.prompts), *workload.output_tokens) <= 1024
+    # What random.seed(0) gives first to that program: a length, then as many tokens.
+    assert (len(workload.prompts[0]), workload.prompts[0][0]) == (964, 6311)
+
+
+def test_static_batches_hold_every_request_once():
+    workload = Workload([[index] for index in range(5)], [1, 2, 3, 4, 5])
+    assert [batch.output_tokens for batch in batches(workload, 2)] == [[1, 2], [3, 4], [5]]
+
+
+def test_parameters_add_up_to_the_models_that_they_are_named_after():
+    def total(config):
+        return sum(torch.Size(shape).numel() for shape in parameter_shapes(config).values())
+
+    assert total(QWEN) == 596_049_920
+    assert total(LLAMA) == 8_030_261_248
+
+
+def test_random_weights_have_the_shapes_of_the_configuration_and_norms_at_one():
+    weights = RandomWeights(TINY, "cpu")
+    assert weights.get("model.norm.weight").tolist() == [1.0] * 64
+    query = weights.get("model.layers.1.self_attn.q_proj.weight")
+    assert (query.shape, query.dtype) == ((64, 64), torch.bfloat16)
+    assert 0.01 < query.float().std() < 0.03
+    assert weights.part("model.embed_tokens.weight", 0, 8, 24).shape == (16, 64)
+    with pytest.raises(ValueError, match="no tensor lm_head"):
+        weights.get("lm_head.weight")
+
+
+def test_busy_time_counts_overlapping_kernels_once():
+    assert busy_share([(0, 2), (1, 3), (6, 10), (7, 8)]) == 0.7
+    with pytest.raises(ValueError, match="no kernel"):
+        busy_share([])

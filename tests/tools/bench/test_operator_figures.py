@@ -1,0 +1,173 @@
+"""Readings, differences, percentiles, the table and the command line of the operator's benchmark."""
+
+import dataclasses
+import json
+
+import pytest
+
+from inflight_operator.api.types import InferenceService
+from tools.bench.operator import fleet, options
+from tools.bench.operator.figures import Delays, Failover, Machine, Report, SetUp, lines, phase_figures
+from tools.bench.operator.plane import OPERATOR_USER, audit_policy, nodes
+from tools.bench.operator.readings import (
+    AuditLog,
+    Reading,
+    parse_call,
+    parse_values,
+    writes_by_kind,
+)
+from tools.measure.processes import Memory
+
+
+def test_delays_keep_the_misses_apart():
+    assert Delays.of([3.0, None, 1.0]) == Delays(3, 1, 1.0, 3.0, 3.0)
+    assert Delays.of([None]) == Delays(1, 1, None, None, None)
+
+
+def test_values_are_by_name_and_label():
+    text = '# TYPE a counter\na_total{result="done"} 3\n# TYPE b gauge\nb 1\n'
+    assert parse_values(text) == {("a_total", "done"): 3.0, ("b", ""): 1.0}
+
+
+def event(verb, resource, code=200, **more):
+    return json.dumps(
+        {"verb": verb, "objectRef": {"resource": resource, "name": "x", **more}, "responseStatus": {"code": code}}
+    )
+
+
+def test_writes_are_counted_by_verb_and_resource_and_refused_ones_apart():
+    calls = [
+        parse_call(line)
+        for line in (
+            event("patch", "deployments"),
+            event("patch", "deployments", 409),
+            event("patch", "inferenceservices", subresource="status"),
+            event("patch", "inferenceservices", subresource="status"),
+            event("list", "pods"),
+            json.dumps({"verb": "get", "requestURI": "/apis"}),
+        )
+    ]
+    assert writes_by_kind(calls) == {
+        "patch deployments": 1,
+        "patch deployments (409)": 1,
+        "patch inferenceservices/status": 2,
+    }
+
+
+def test_a_line_of_the_audit_log_that_is_not_whole_yet_is_read_the_next_time(tmp_path):
+    log = AuditLog(tmp_path / "audit.log")
+    assert log.new_calls() == []
+    line = event("patch", "pods")
+    log.path.write_text(f"{line}\n{line[:10]}")
+    assert len(log.new_calls()) == 1
+    with log.path.open("a") as file:
+        file.write(f"{line[10:]}\n")
+    assert [call.resource for call in log.new_calls()] == ["pods"]
+    assert log.new_calls() == []
+
+
+def reading(time, cpu, done, scrapes, pages):
+    values = {
+        ("inflight_operator_reconcile_total", "done"): done,
+        ("inflight_operator_reconcile_duration_seconds_sum", ""): done * 0.01,
+        ("inflight_operator_scrapes_total", "sample"): scrapes,
+    }
+    return Reading(time, {"operator": cpu, "etcd": 1.0}, 2 * cpu, values, pages)
+
+
+@pytest.fixture
+def figures():
+    writes = {"update leases": 5, "patch deployments": 20}
+    before, after = reading(100.0, 10.0, 50.0, 100.0, 1000), reading(110.0, 15.0, 150.0, 600.0, 1500)
+    return phase_figures("load", before, after, Memory(200_000_000, 250_000_000), writes, Delays.of([2.0, 4.0]))
+
+
+def test_a_phase_is_the_difference_of_two_readings_per_second(figures):
+    assert figures.seconds == 10
+    assert figures.cores == {"operator": 0.5, "etcd": 0.0}
+    assert figures.machine_cores == 1
+    assert (figures.rounds, figures.failed_rounds, figures.pages) == (10, 0, 50)
+    assert figures.mean_round == pytest.approx(0.01)
+    assert figures.scrapes == {"sample": 50}
+    assert figures.writes == {"patch deployments": 2.0, "update leases": 0.5}
+    assert figures.writes_but_leases == 2.0
+
+
+@pytest.fixture
+def report(figures):
+    return Report(
+        Machine("A CPU", 2, "3.11"),
+        20,
+        100,
+        5.0,
+        SetUp(1.0, 10.0, None, 19, 0),
+        [figures, dataclasses.replace(figures, name="rest", delays=None)],
+        Failover(15.0, 15.5, 20.0, 16.0, None),
+    )
+
+
+def test_the_table_has_a_column_for_each_phase_and_the_goals(report):
+    text = list(lines(report))
+    assert text[0].startswith("A CPU, 2 cores")
+    table = {line[:40].strip(): line[40:].split() for line in text if len(line) > 50}
+    assert table["operator, CPU cores"] == ["1", "0.50", "0.50"]
+    assert table["metrics pages answered / s"] == ["20", "50", "50"]
+    assert table["jump to replicas, p99, s"] == ["10", "4.0", "-"]
+    assert table["jumps / without a write"] == ["2", "/", "0", "-"]
+    assert table["API writes / s, Leases left out"][-2:] == ["2.00", "2.00"]
+    assert any("has written the last replicas" in line and line.endswith(" -") for line in text)
+
+
+def test_the_report_is_json(report):
+    assert json.loads(json.dumps(dataclasses.asdict(report)))["phases"][0]["delays"]["p99"] == 4.0
+
+
+def test_services_are_valid_and_spread_over_namespaces():
+    keys = fleet.keys(120)
+    assert len(set(keys)) == 120
+    assert len({key.namespace for key in keys}) == 3
+    body = fleet.service(keys[0], 5)
+    body["metadata"]["uid"] = "uid"
+    spec = InferenceService.from_dict(body).spec
+    assert (spec.scaling.min_replicas, spec.scaling.max_replicas) == (5, 10)
+
+
+@pytest.mark.parametrize(
+    ("status", "address", "ready"),
+    [
+        ({}, "", False),
+        ({"conditions": None}, "", False),
+        ({"podIP": "10.128.0.1", "conditions": [{"type": "Ready", "status": "False"}]}, "10.128.0.1", False),
+        ({"podIP": "10.128.0.1", "conditions": [{"type": "Ready", "status": "True"}]}, "10.128.0.1", True),
+    ],
+)
+def test_a_pod_is_read_at_every_stage_of_its_start(status, address, ready):
+    labels = {"inflight.dev/service": "model-0001"}
+    pod = fleet.pod({"metadata": {"uid": "u", "namespace": "team-000", "labels": labels}, "status": status})
+    assert pod == fleet.Pod("u", fleet.Key("team-000", "model-0001"), address, ready)
+
+
+def test_there_are_nodes_for_twice_the_pods():
+    assert len(nodes(5000)) == 10
+    assert len(nodes(1)) == 1
+
+
+def test_the_audit_log_holds_the_operators_requests_alone():
+    rules = audit_policy()["rules"]
+    assert rules == [{"level": "Metadata", "users": [OPERATOR_USER]}, {"level": "None"}]
+
+
+def test_phases_run_in_their_own_order():
+    chosen = options.parse(["--phases", "leader, rest", "--services", "20", "--seconds", "2.5"])
+    assert chosen.phases == ("rest", "leader")
+    assert (chosen.services, chosen.pods, chosen.seconds) == (20, 100, 2.5)
+
+
+@pytest.mark.parametrize(
+    "argv", [["--phases", "rest,rest"], ["--phases", "none"], ["--services", "0"], ["--seconds", "-1"]]
+)
+def test_wrong_usage_ends_with_2(argv, capsys):
+    with pytest.raises(SystemExit) as ended:
+        options.parse(argv)
+    assert ended.value.code == 2
+    assert capsys.readouterr().err

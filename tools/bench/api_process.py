@@ -1,0 +1,280 @@
+"""Throughput of one API process in tokens/s and streams, with an engine process that computes nothing.
+
+    python -m tools.bench.api_process [--streams N ...] [--tokens N] [--step-ms MS | --rate N | --saturated]
+        [--together N] [--whole] [--progress] [--profile] [--server FLAGS]
+
+A stand-in for the engine process sends a token for each stream in every step, over the real socket and in the real
+messages; clients in a process of their own read the answers. By default steps are so slow that every token is an event
+of its own, as under a real engine that the API process keeps up with. `--rate` offers so many tokens/s to all streams
+together. With `--saturated` steps are sent as fast as the API process reads them, which is then always behind: tokens
+of a stream that are there together share an event. `--together` sends so many steps at once, as they are there after
+the API process was busy with other streams for so long: what an event of so many tokens costs. `--progress` asks for
+progress frames, as a gateway does. `--server` gives flags to the server, as in
+`--server="--enable-access-log --log-format json"`.
+
+The figure is the CPU time of the API process for each token, and tokens/s is what a core of its own carries at that;
+unlike seconds on the clock it means something while others use the machine. The CPU time of a request is all that
+happens before its first token: accept, parse, tokenize five letters, submit, admit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import cProfile
+import http.client
+import multiprocessing
+import os
+import pstats
+import shlex
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection
+from typing import NamedTuple
+
+import numpy as np
+
+from inflight_engine import logs
+from inflight_engine.channel import FrameDecoder, encode
+from inflight_engine.messages import AddRequest, Admission, CancelRequest, EngineReady, Finished, StepReport, StepStats
+from inflight_engine.models.source import resolve
+from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_engine.request import FinishReason
+from inflight_engine.runner_info import RunnerInfo
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.server.process import EngineProcess
+from inflight_engine.server.run import run
+from inflight_engine.server.serve_flags import add_serve_flags, server_config
+from tools.measure.machine import cpu_model
+from tools.measure.served import MODEL
+
+_TEXT = "Requests that wait are admitted when a slot and memory are free, so that none of them starves. "
+
+
+class _CountingEngine(EngineProcess):
+    """In place of the process that the API process starts: only its socket, and it never ends by itself."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.started = time.monotonic()
+        self.socket = sock
+
+    def wait(self, timeout: float) -> int | None:
+        return 0
+
+    def kill(self) -> None:
+        self.socket.close()
+
+
+def _serve(sock: socket.socket, listener: socket.socket, profile: bool, flags: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser()
+    add_serve_flags(parser)
+    config = server_config(parser.parse_args([MODEL, "--max-queued-requests=100000", *flags]))
+    if flags:
+        logs.configure(config.engine.log_format, config.engine.log_level)
+    profiler = cProfile.Profile()
+    if profile:
+        profiler.enable()
+    run(config, _CountingEngine(sock), listener)
+    if profile:
+        profiler.disable()
+        pstats.Stats(profiler).sort_stats("tottime").print_stats(35)
+
+
+def _read_answers(
+    address: tuple[str, int], streams: int, tokens: int, whole: bool, progress: bool, counted: Connection
+) -> None:
+    """Sends how many events there were, of tokens: not the end of a choice, and not [DONE]."""
+    stream = str(not whole).lower()
+    body = f'{{"prompt": "hello", "stream": {stream}, "ignore_eos": true, "max_tokens": {tokens}}}'
+    head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nConnection: close\r\n"
+    head += "X-Inflight-Progress: 1\r\n" if progress else ""
+    request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+
+    async def read() -> int:
+        reader, writer = await asyncio.open_connection(*address)
+        writer.write(request)
+        status, events, unread = await reader.readline(), 0, b""
+        if b" 200 " not in status:
+            raise AssertionError(f"the API process answers {status.decode()}")
+        while chunk := await reader.read(1 << 16):
+            answer = unread + chunk
+            events += answer.count(b"data: ")
+            unread = answer[-5:]  # may be where the next one begins
+        writer.close()
+        return 0 if whole else events - 2
+
+    async def read_all() -> None:
+        counted.send(sum(await asyncio.gather(*(read() for _ in range(streams)))))
+
+    asyncio.run(read_all())
+
+
+class _Engine:
+    """This end of the socket: takes requests, and sends steps."""
+
+    def __init__(self, sock: socket.socket, slots: int) -> None:
+        self._socket = sock
+        self._decoder = FrameDecoder.for_engine()
+        self._steps = 0
+        limits = Limits(slots, max(slots, 8192))
+        self._send(EngineReady(limits, RunnerInfo(1 << 20, 16, 8192, 1, 49152, "none", "none", "none", 0.0)))
+
+    def _send(self, *messages: EngineReady | StepReport) -> None:
+        self._socket.sendall(b"".join(map(encode, messages)))
+
+    def admit(self, count: int) -> list[int]:
+        """Take the next requests, and give each a slot, in their order. Returns their ids."""
+        ids: list[int] = []
+        while len(ids) < count:
+            came: list[Admission] = []
+            for message in self._decoder.feed(self._socket.recv(1 << 20)):
+                if isinstance(message, AddRequest):
+                    came.append(Admission(message.request_id, len(ids) + len(came)))
+                elif not isinstance(message, CancelRequest):
+                    raise AssertionError(f"the bench does not answer {message}")
+            ids += [admission.request_id for admission in came]
+            self._send(self._report(b"", b"", came))
+        return ids
+
+    def decode(self, token_ids: Sequence[int], ids: Sequence[int], *, last: bool) -> None:
+        """Report some steps at once; each gives the same token to every slot. `last`: the requests end."""
+        slots = np.arange(len(ids), dtype=np.int32).tobytes()
+        steps = [self._report(slots, np.full(len(ids), token_id, np.int32).tobytes(), ()) for token_id in token_ids]
+        if last:
+            steps[-1].finished.extend(Finished(request_id, FinishReason.LENGTH) for request_id in ids)
+        self._send(*steps)
+
+    def _report(self, slots: bytes, tokens: bytes, admitted: Sequence[Admission]) -> StepReport:
+        running = len(slots) // 4
+        stats = StepStats(running, 0, 0, 0.5, 0, 0, 0, 0, 0, running, 0.01, 0.0)
+        self._steps += 1
+        return StepReport(self._steps, list(admitted), slots, tokens, [], [], stats)
+
+
+def _cpu_seconds(pid: int) -> float:
+    # The process's CPU clock (clock_getcpuclockid(3)): threads that ended count too.
+    return time.clock_gettime((~pid << 3) | 2)
+
+
+def _wait_ready(address: tuple[str, int]) -> None:
+    """Until the API process has loaded its tokenizer."""
+    for _ in range(600):
+        connection = http.client.HTTPConnection(*address)
+        connection.request("GET", "/ready")
+        if connection.getresponse().status == 200:
+            return
+        time.sleep(0.1)
+    raise TimeoutError("the API process is not ready after a minute")
+
+
+class Cost(NamedTuple):
+    """Of the API process.
+
+    Attributes:
+        request, token: CPU seconds for each.
+        events: a token had; below 1, tokens were sent together.
+    """
+
+    request: float
+    token: float
+    events: float
+
+
+def measure(
+    streams: int,
+    tokens: int,
+    step_seconds: float,
+    *,
+    together: int = 1,
+    whole: bool = False,
+    progress: bool = False,
+    profile: bool = False,
+    server: Sequence[str] = (),
+) -> Cost:
+    """What `streams` answers of `tokens` cost.
+
+    Args:
+        step_seconds: from one step to the next; 0: no longer than it takes to send one.
+        together: steps that are sent at once.
+        whole: answers are not streamed.
+        progress: answers come in progress frames.
+        profile: print where the API process spends its time.
+        server: flags of the server.
+    """
+    text = load_tokenizer(resolve(MODEL)).encode(_TEXT)
+    ours, theirs = socket.socketpair()
+    listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+    context = multiprocessing.get_context("fork")
+    api = context.Process(target=_serve, args=(theirs, listener, profile, server))
+    api.start()
+    theirs.close()
+    engine = _Engine(ours, streams)
+    events, counted = context.Pipe(duplex=False)
+    address = listener.getsockname()
+    clients = context.Process(target=_read_answers, args=(address, streams, tokens, whole, progress, counted))
+    _wait_ready(listener.getsockname())
+    listener.close()
+    assert api.pid is not None
+    before = _cpu_seconds(api.pid)
+    clients.start()
+    ids = engine.admit(streams)
+    begin, began = _cpu_seconds(api.pid), time.monotonic()
+    for first in range(0, tokens, together):
+        end = min(first + together, tokens)
+        engine.decode([text[number % len(text)] for number in range(first, end)], ids, last=end == tokens)
+        time.sleep(max(0.0, began + end * step_seconds - time.monotonic()))
+    clients.join()
+    spent = _cpu_seconds(api.pid) - begin
+    os.kill(api.pid, signal.SIGTERM)
+    api.join()
+    return Cost((begin - before) / streams, spent / (streams * tokens), events.recv() / (streams * tokens))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, nargs="+", default=[1, 32, 256])
+    parser.add_argument("--tokens", type=int, default=100, help="of each stream")
+    pace = parser.add_mutually_exclusive_group()
+    pace.add_argument("--step-ms", type=float, default=None, help="between two steps (default: 0.25 for each stream)")
+    pace.add_argument("--rate", type=float, help="tokens/s of all streams together")
+    pace.add_argument("--saturated", action="store_true", help="as fast as the API process reads")
+    parser.add_argument("--together", type=int, default=1, help="steps that are sent at once")
+    parser.add_argument("--whole", action="store_true", help="answers are not streamed")
+    parser.add_argument("--progress", action="store_true", help="answers come in progress frames")
+    parser.add_argument("--profile", action="store_true", help="print where the API process spends its time")
+    parser.add_argument(
+        "--server", type=shlex.split, default=[], metavar="FLAGS", help="flags of inflight-engine serve"
+    )
+    flags = parser.parse_args()
+    print(cpu_model())
+    print(f"{'streams':>8}{'us of CPU a request':>22}{'a token':>10}{'tokens/s of a core':>20}{'events a token':>18}")
+    for streams in flags.streams:
+        step = _step_seconds(flags, streams)
+        cost = measure(
+            streams,
+            flags.tokens,
+            step,
+            together=flags.together,
+            whole=flags.whole,
+            progress=flags.progress,
+            profile=flags.profile,
+            server=flags.server,
+        )
+        print(
+            f"{streams:>8}{cost.request * 1e6:>22.0f}{cost.token * 1e6:>10.1f}{1 / cost.token:>20,.0f}"
+            f"{cost.events:>18.2f}"
+        )
+
+
+def _step_seconds(flags: argparse.Namespace, streams: int) -> float:
+    if flags.saturated:
+        return 0.0
+    if flags.rate:
+        return float(streams / flags.rate)
+    return (max(20.0, 0.25 * streams) if flags.step_ms is None else float(flags.step_ms)) / 1e3
+
+
+if __name__ == "__main__":
+    main()

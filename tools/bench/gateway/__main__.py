@@ -1,0 +1,158 @@
+"""`python -m tools.bench.gateway`: overhead of the gateway, and routing on real replicas beside its peers."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from tools.bench.gateway import overhead, routing, simulated, tenants
+from tools.bench.gateway.conversations import turns
+from tools.bench.gateway.overhead import Overhead
+from tools.bench.gateway.routing import POLICIES, Routed
+from tools.bench.gateway.simulated import Simulated
+from tools.measure.machine import cpu_model
+from tools.standin.stream import EVENT_SECONDS
+
+DESCRIPTION = """overhead: the gateway (Envoy, relay, picker) beside a direct connection. The engine is a stand-in that
+answers at once, so nearly all of the latency is that of the path. Clients, stand-in and gateway share the machine; the
+CPU time of each process for a request is what a dedicated core would spend.
+
+routing: conversations of a Mooncake trace, scaled, on real replicas of the built-in model: time to first token and
+prefix hits of the gateway, of least requests, of round robin and of a plain Service, in one run; then the same in the
+fleet simulator, with the cost model that the replicas fitted. About three minutes for each; on a quiet machine.
+
+tenants: limits of requests, tokens and concurrent requests against tenants that send three times as much, and API keys
+rotated under load; then the latency of a tenant with a modest load on a real engine, alone and beside one that floods,
+by set-up. About 30 minutes; on a quiet machine."""
+
+PARTS = ("overhead", "routing", "tenants")
+
+VOCAB_SIZE = 49_152
+"""Of the built-in model."""
+
+
+def main() -> int:
+    """Measure, print tables; returns the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench.gateway",
+        description=DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument("--seconds", type=float, default=5.0, help="of each run of overhead (default 5)")
+    parser.add_argument("--rounds", type=int, default=3, help="runs of each path, in turns (default 3)")
+    parser.add_argument("--streams", type=int, default=2000, help="open streams for the memory (default 2000)")
+    parser.add_argument("--replicas", type=int, default=4, help="engines of routing (default 4)")
+    parser.add_argument("--load-seconds", type=float, default=160, help="length of routing's load (default 160)")
+    parser.add_argument(
+        "--replica-cores",
+        type=float,
+        default=0.4,
+        help="CPU time that each engine of routing gets, as if on a machine of its own; needs root; 0: no bound"
+        " (default 0.4)",
+    )
+    parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B", help="of routing (default all)")
+    parser.add_argument("--minutes", type=int, default=2, help="of the limits of tenants; 0: skip them (default 2)")
+    parser.add_argument("--isolation-seconds", type=float, default=120, help="of each run of tenants (default 120)")
+    parser.add_argument(
+        "--arms", default=",".join(tenants.ARMS), metavar="A,B", help="set-ups of tenants (default all)"
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
+    arguments = parser.parse_args()
+    parts, policies, arms = arguments.parts or PARTS, arguments.policies.split(","), arguments.arms.split(",")
+    for given, known in ((parts, PARTS), (policies, POLICIES), (arms, tenants.ARMS)):
+        if unknown := [each for each in given if each not in known]:
+            parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
+    found: dict[str, object] = {}
+    print(cpu_model(), flush=True)
+    with tempfile.TemporaryDirectory(prefix="bench-gateway-") as name:
+        folder = Path(name)
+        try:
+            if "overhead" in parts:
+                measured = overhead.measure(
+                    folder, seconds=arguments.seconds, rounds=arguments.rounds, streams=arguments.streams
+                )
+                found["overhead"] = asdict(measured)
+                print("\n".join(overhead_table(measured)), flush=True)
+            if "routing" in parts:
+                load = turns(arguments.load_seconds, VOCAB_SIZE)
+                (folder / "routing").mkdir()
+                routed = routing.measure(
+                    folder / "routing", load, arguments.replicas, policies, _say, cores=arguments.replica_cores
+                )
+                found["routing"] = [asdict(row) for row in routed.rows]
+                print("\n".join(routing_table(routed.rows)), flush=True)
+                replica = simulated.replica_model(routed.samples)
+                again = simulated.simulate(load, replica, arguments.replicas, routing.LIMITS, routing.TTFT_S)
+                found["simulated"] = {"replica": asdict(replica), "rows": [asdict(row) for row in again]}
+                print("\n".join(agreement_table(routed.rows, again)), flush=True)
+            if "tenants" in parts:
+                tenancy = tenants.measure(
+                    folder / "tenants", arguments.minutes, arguments.isolation_seconds, arms, _say
+                )
+                found["tenants"] = asdict(tenancy)
+                print("\n".join(tenants.table(tenancy)))
+        except RuntimeError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 1
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    return 0
+
+
+def overhead_table(found: Overhead) -> list[str]:
+    """Lines for a terminal."""
+    lines = ["", f"{'path':<10} {'connections':>11} {'p50 ms':>8} {'p99 ms':>8} {'requests/s':>11}"]
+    for row in found.latencies:
+        lines.append(f"{row.path:<10} {row.connections:>11} {row.p50_ms:>8.2f} {row.p99_ms:>8.2f} {row.rps:>11.0f}")
+    total = sum(found.cpu_ms.values())
+    parts = ", ".join(f"{name} {each:.2f}" for name, each in found.cpu_ms.items())
+    lines += ["", f"CPU for a request: {total:.2f} ms ({parts}): {1000 / total:.0f} requests/s a core"]
+    picks = ", ".join(f"{us:.0f} us of {replicas} replicas" for replicas, us in found.pick_us.items())
+    lines.append(f"CPU for a pick: {picks}")
+    before, added = sum(found.memory_mib.values()), sum(found.stream_memory_mib.values())
+    parts = ", ".join(f"{name} {each:.0f}" for name, each in found.stream_memory_mib.items())
+    lines.append(f"Memory: {before:.0f} MiB idle; {found.streams} open streams add {added:.0f} MiB ({parts})")
+    lines.append(
+        f"Longest gap between events of a stream then: {found.longest_gap_s:.2f} s; events come every {EVENT_SECONDS} s"
+    )
+    return lines
+
+
+def routing_table(found: Sequence[Routed]) -> list[str]:
+    """Lines for a terminal. The last column is p95 over the gateway's: above 1 where the gateway is faster."""
+    ours = next((row for row in found if row.policy == routing.OURS), None)
+    lines = ["", f"{'policy':<15} {'requests':>8} {'TTFT p50 s':>11} {'p95 s':>7} {'prefix hits':>12} {'busiest':>8}"]
+    if ours is not None:
+        lines[1] += f" {'p95 / gateway':>14}"
+    for row in found:
+        line = f"{row.policy:<15} {row.requests:>8} {row.ttft_p50:>11.2f} {row.ttft_p95:>7.2f}"
+        line += f" {row.hit_rate:>12.1%} {row.busiest:>8.1%}"
+        lines.append(line if ours is None else f"{line} {row.ttft_p95 / ours.ttft_p95:>13.2f}x")
+    return lines
+
+
+def agreement_table(found: Sequence[Routed], again: Sequence[Simulated]) -> list[str]:
+    """Lines for a terminal: what was measured beside what the simulator says."""
+    rows = {row.policy: row for row in found}
+    lines = ["", f"{'policy':<15} {'p95 s':>7} {'simulated (10 to 90% of seeds)':>31} {'hits':>7} {'simulated':>10}"]
+    for row in again:
+        if (real := rows.get(row.policy)) is not None:
+            spread = f"{row.ttft_p95:.2f} ({row.ttft_p95_low:.2f} to {row.ttft_p95_high:.2f})"
+            lines.append(
+                f"{row.policy:<15} {real.ttft_p95:>7.2f} {spread:>31} {real.hit_rate:>7.1%} {row.hit_rate:>10.1%}"
+            )
+    return lines
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,259 @@
+"""Isolation of tenants on a real engine: the latency of a tenant with a modest load, alone and beside one that floods.
+
+- `direct`: straight to the engine, which has one queue for all.
+- `fair share`: straight to the engine, which runs the policy `fair`: shares by tokens, no slots kept free.
+- `gateway`: through the gateway, two tenants with equal weights: shares by tokens, and slots kept free of the tenant
+  that floods.
+- `fair engine`: likewise, and the engine runs the policy `fair` with signed tenants.
+- `limited`: through the gateway, and `concurrentRequests` allows the flooding tenant one request in flight.
+- `GPU direct`, `GPU fair share`, `GPU`: as `direct`, `fair share` and `gateway`, to an engine without a model whose
+  steps take as long as a GPU's (tools/standin/timed.py).
+
+Alone is the same tenant with the same arrivals on the same set-up without the other. On a CPU, requests that run side
+by side share its arithmetic, and the difference to alone is mostly that; on a GPU a larger batch hardly slows a step,
+and the difference is what queues add.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.signing import tenant_key
+from inflight_gateway.request.headers import TENANT
+from tools.bench.gateway.keys import SECRET, bearer, new_key, secret
+from tools.bench.gateway.stack import gateway
+from tools.bench.gateway.streamed import Streamed, completion
+from tools.measure.percentile import percentile
+from tools.measure.served import free_port, process, served_engine, wait_ready
+
+SERVICE = "bench"
+STEADY, FLOODING = "steady", "flooding"
+STEADY_PER_S = 0.5
+"""At this load alone a slot is free nearly always. The flood asks for more than twice what the engine can do."""
+EMULATED_STEADY_PER_S = 1.0
+"""A tenth of what the emulated engine can do, so that the tenant is within its share in nearly all bursts, too."""
+ROUNDS = 2
+"""Of each arm: alone and beside the flood in turns, so that both see the same machine."""
+FLOOD_FACTOR = 20
+PROMPT_TOKENS = 64
+OUTPUT_TOKENS = 24
+FLOOD_LEAD_SECONDS = 5.0
+"""The flood begins so much earlier."""
+MAX_NUM_SEQS = 8
+ENGINE_FLAGS = (
+    "--quantization=int8",
+    "--num-threads=1",
+    f"--max-num-seqs={MAX_NUM_SEQS}",
+    "--max-num-batched-tokens=256",
+    "--max-model-len=512",
+    "--num-kv-blocks=512",
+    "--max-queued-requests=64",
+)
+_FIRST_TOKEN_ID, _LAST_TOKEN_ID = 1000, 49_000
+_GATEWAY_KEY = "benchmark"
+
+
+@dataclass(frozen=True, slots=True)
+class Arm:
+    """One set-up. Attributes: gateway: else straight to the engine. flags: of the engine, besides `ENGINE_FLAGS`.
+    flooding: limits of the flooding tenant. signed: the gateway sends the engine signed tenants. named: the client
+    sends the engine its tenant. emulated: the engine is `tools.standin.timed`."""
+
+    gateway: bool = True
+    flags: tuple[str, ...] = ()
+    flooding: dict[str, int] | None = None
+    signed: bool = False
+    named: bool = False
+    emulated: bool = False
+
+
+ARMS = {
+    "direct": Arm(gateway=False),
+    "fair share": Arm(
+        gateway=False,
+        flags=("--scheduling-policy=fair", "--trust-tenant-header", "--max-queued-requests=10000"),
+        named=True,
+    ),
+    "gateway": Arm(),
+    "fair engine": Arm(flags=("--scheduling-policy=fair",), signed=True),
+    "limited": Arm(flooding={"concurrent_requests": 1}),
+    "GPU direct": Arm(gateway=False, emulated=True),
+    "GPU fair share": Arm(gateway=False, named=True, emulated=True),
+    "GPU": Arm(emulated=True),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Isolated:
+    """The steady tenant's latency. Attributes: seconds, but for: requests: that it sent. failed: of them, those that
+    were not answered. others_per_s: answers to the flooding tenant, a second."""
+
+    arm: str
+    flooded: bool
+    requests: int
+    failed: int
+    ttft_p50: float
+    ttft_p95: float
+    latency_p50: float
+    latency_p95: float
+    others_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """Attributes: times: of each request of the steady tenant; None: it was not answered."""
+
+    times: list[Streamed | None]
+    others_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    session: aiohttp.ClientSession
+    url: str
+    keys: dict[str, str]
+    named: bool
+
+    async def generate(self, tenant: str, seed: str) -> Streamed | None:
+        """None: it was not answered."""
+        rng = random.Random(f"{tenant} {seed}")
+        body = {
+            "prompt": [rng.randrange(_FIRST_TOKEN_ID, _LAST_TOKEN_ID) for _ in range(PROMPT_TOKENS)],
+            "max_tokens": OUTPUT_TOKENS,
+        }
+        headers = {"Host": SERVICE, **bearer(self.keys[tenant])}
+        if self.named:
+            headers[TENANT] = tenant
+        try:
+            return await completion(self.session, self.url, body, headers)
+        except RuntimeError:
+            return None
+
+
+def measure(folder: Path, seconds: float, arms: Sequence[str], say: Callable[[str], None]) -> list[Isolated]:
+    """Each arm with a fresh engine; the steady tenant sends for so many seconds alone, and as many beside the flood.
+
+    Raises:
+        RuntimeError: an engine or the gateway did not start.
+    """
+    found = []
+    for number, name in enumerate(arms):
+        place = folder / str(number)
+        place.mkdir(parents=True)
+        with ExitStack() as stack:
+            url, keys = _start(stack, place, ARMS[name])
+            runs: dict[bool, list[_Run]] = {False: [], True: []}
+            for turn in range(ROUNDS):
+                for flooded, taken in runs.items():
+                    say(f"{name}, {'beside a flood' if flooded else 'alone'}: {seconds / ROUNDS:.0f} s")
+                    taken.append(asyncio.run(_run(url, keys, ARMS[name], seconds / ROUNDS, turn, flooded)))
+            found += [_isolated(name, flooded, taken) for flooded, taken in runs.items()]
+    return found
+
+
+def _start(stack: ExitStack, folder: Path, arm: Arm) -> tuple[str, dict[str, str]]:
+    keys = {STEADY: new_key(), FLOODING: new_key()}
+    flags = [*ENGINE_FLAGS, *arm.flags]
+    gateway_key, engine_key = folder / "gateway-key", folder / "tenant-key"
+    gateway_key.write_text(_GATEWAY_KEY)
+    if arm.signed:
+        uid = f"default/{SERVICE}"
+        engine_key.write_text(tenant_key(_GATEWAY_KEY.encode(), ServiceKey("default", SERVICE), uid))
+        flags.append(f"--tenant-key-file={engine_key}")
+    log = folder / "engine.log"
+    url = stack.enter_context(_emulated(log) if arm.emulated else served_engine(log, *flags))
+    if not arm.gateway:
+        return url, keys
+    service: dict[str, Any] = {
+        "name": SERVICE,
+        "model": "smollm2",
+        "endpoints": [url.removeprefix("http://")],
+        "max_num_seqs": MAX_NUM_SEQS,
+        "api_keys_secret": SECRET,
+        "tenants": [{"name": STEADY}, {"name": FLOODING, "limits": arm.flooding or {}}],
+    }
+    secrets = [secret({key: tenant for tenant, key in keys.items()})]
+    running = stack.enter_context(
+        gateway(folder / "gateway", [service], secrets, key_file=gateway_key if arm.signed else None)
+    )
+    return f"http://127.0.0.1:{running.port}", keys
+
+
+@contextmanager
+def _emulated(log: Path) -> Iterator[str]:
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    with process(log, [sys.executable, "-m", "tools.standin.timed", str(port)]) as running:
+        wait_ready(f"{url}/ready", {"the stand-in": (running, log)})
+        yield url
+
+
+async def _run(url: str, keys: dict[str, str], arm: Arm, seconds: float, turn: int, flooded: bool) -> _Run:
+    per_s = EMULATED_STEADY_PER_S if arm.emulated else STEADY_PER_S
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        target = _Target(session, url, keys, arm.named)
+        for number in range(3):
+            await target.generate(STEADY, f"warm-up {turn} {flooded} {number}")
+        answered: list[float] = []
+        flood = asyncio.create_task(_flood(target, FLOOD_FACTOR * per_s, turn, answered)) if flooded else None
+        await asyncio.sleep(FLOOD_LEAD_SECONDS)
+        times = await _steady(target, seconds, per_s, f"{turn} {flooded}")
+        if flood is not None:
+            flood.cancel()
+            with suppress(asyncio.CancelledError):
+                await flood
+    return _Run(times, len(answered) / (answered[-1] - answered[0]) if len(answered) > 1 else 0.0)
+
+
+def _isolated(arm: str, flooded: bool, runs: Sequence[_Run]) -> Isolated:
+    times = [each for run in runs for each in run.times]
+    done = [each for each in times if each is not None]
+    ttft, latency = [each.ttft for each in done], [each.latency for each in done]
+    return Isolated(
+        arm=arm,
+        flooded=flooded,
+        requests=len(times),
+        failed=len(times) - len(done),
+        ttft_p50=percentile(ttft, 0.5) if done else math.nan,
+        ttft_p95=percentile(ttft, 0.95) if done else math.nan,
+        latency_p50=percentile(latency, 0.5) if done else math.nan,
+        latency_p95=percentile(latency, 0.95) if done else math.nan,
+        others_per_s=sum(run.others_per_s for run in runs) / len(runs),
+    )
+
+
+async def _steady(target: _Target, seconds: float, per_s: float, salt: str) -> list[Streamed | None]:
+    """Poisson arrivals, the same in each run, of other prompts."""
+    rng, began, at = random.Random(1), time.monotonic(), 0.0
+    tasks: list[asyncio.Task[Streamed | None]] = []
+    while (at := at + rng.expovariate(per_s)) < seconds:
+        await asyncio.sleep(began + at - time.monotonic())
+        tasks.append(asyncio.create_task(target.generate(STEADY, f"{salt} {len(tasks)}")))
+    return await asyncio.gather(*tasks)
+
+
+async def _flood(target: _Target, per_s: float, turn: int, answered: list[float]) -> None:
+    """Until cancelled; its requests end with it."""
+
+    async def one(number: int) -> None:
+        if await target.generate(FLOODING, f"{turn} {number}") is not None:
+            answered.append(time.monotonic())
+
+    rng, number = random.Random(2), 0
+    async with asyncio.TaskGroup() as tasks:
+        while True:
+            tasks.create_task(one(number))
+            number += 1
+            await asyncio.sleep(rng.expovariate(per_s))

@@ -1,0 +1,189 @@
+"""Routing on real replicas: time to first token and prefix hits of conversations, by the choice of the replica.
+
+The peers choose on the client's side, without a proxy in the path, so they are free of any overhead:
+
+- `service`: a plain Kubernetes Service. It balances connections: each of the clients keeps one to a random replica.
+- `round-robin`: the replicas in turn.
+- `least-requests`: the replica with the fewest requests in flight, all clients counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
+
+from inflight_cost.capacity import StepLimits
+from inflight_operator.observe.metrics import Sample, parse_metrics
+from tools.bench.gateway.conversations import Turn
+from tools.bench.gateway.stack import gateway
+from tools.bench.gateway.streamed import completion
+from tools.measure.cpu_share import cpu_group
+from tools.measure.percentile import percentile
+from tools.measure.served import served_engine
+
+CLIENTS = 16
+SERVICE = "bench"
+LIMITS = StepLimits(16, 256)
+TTFT_S = 0.5
+"""Target of the service, its default: late binding queues no more at a replica than a share of it."""
+ENGINE_FLAGS = (
+    "--quantization=int8",
+    "--num-threads=1",
+    f"--max-num-seqs={LIMITS.max_num_seqs}",
+    f"--max-num-batched-tokens={LIMITS.max_num_batched_tokens}",
+    "--max-model-len=4096",
+    "--num-kv-blocks=1500",
+    "--max-queued-requests=1000",
+)
+HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
+
+
+@dataclass(frozen=True, slots=True)
+class Routed:
+    """Of one policy. Attributes: ttft_*: seconds. hit_rate: share of prompt tokens found in prefix caches. busiest:
+    share of the prompt tokens at the replica that had most of them."""
+
+    policy: str
+    requests: int
+    ttft_p50: float
+    ttft_p95: float
+    hit_rate: float
+    busiest: float
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """Attributes: rows: by policy. samples: metrics of each replica at the end, with the cost model it fitted."""
+
+    rows: list[Routed]
+    samples: list[Sample]
+
+
+Choice = Callable[[int, int, Sequence[int]], int]
+"""(client, number of the request, requests in flight by replica) -> replica."""
+
+
+def _by_connection(client: int, number: int, in_flight: Sequence[int]) -> int:
+    return random.Random(client).randrange(len(in_flight))
+
+
+def _in_turn(client: int, number: int, in_flight: Sequence[int]) -> int:
+    return number % len(in_flight)
+
+
+def _least(client: int, number: int, in_flight: Sequence[int]) -> int:
+    fewest = min(in_flight)
+    return random.Random(number).choice([place for place, each in enumerate(in_flight) if each == fewest])
+
+
+PEERS: Mapping[str, Choice] = {"service": _by_connection, "round-robin": _in_turn, "least-requests": _least}
+OURS = "gateway"
+POLICIES = (*PEERS, OURS)
+
+
+def measure(
+    folder: Path,
+    turns: Sequence[Turn],
+    replicas: int,
+    policies: Sequence[str],
+    say: Callable[[str], None],
+    *,
+    cores: float = 0.0,
+) -> Measured:
+    """Start the replicas and send the same load by each policy, one after the other. Prefix caches begin without the
+    content of earlier policies: each has its own cache salt.
+
+    Args:
+        cores: CPU time that each replica gets; 0: all share the machine.
+
+    Raises:
+        RuntimeError: an engine or the gateway did not start, or a request was not answered.
+    """
+    with ExitStack() as stack:
+        names = [f"bench-gateway-{number}" for number in range(replicas)]
+        groups = [stack.enter_context(cpu_group(name)) if cores else None for name in names]
+        urls = [
+            stack.enter_context(served_engine(folder / f"{name}.log", *ENGINE_FLAGS, group=group))
+            for name, group in zip(names, groups, strict=True)
+        ]
+        for group in groups:
+            if group is not None:
+                group.limit(cores)
+        endpoints = [url.removeprefix("http://") for url in urls]
+        service = {
+            "name": SERVICE,
+            "model": "smollm2",
+            "endpoints": endpoints,
+            "max_num_seqs": LIMITS.max_num_seqs,
+            "ttft_s": TTFT_S,
+        }
+        running = stack.enter_context(gateway(folder / "gateway", [service]))
+        found = []
+        for policy in policies:
+            say(f"{policy}: {len(turns)} requests in {turns[-1].at_s:.0f} s")
+            through = f"http://127.0.0.1:{running.port}" if policy == OURS else None
+            found.append(asyncio.run(_run(policy, turns, urls, through)))
+        return Measured(found, [_sample(url) for url in urls])
+
+
+def _sample(url: str) -> Sample:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=10) as answer:
+        return parse_metrics(answer.read().decode(), 0.0)
+
+
+async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through: str | None) -> Routed:
+    timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
+        before = [await _counters(session, url) for url in urls]
+        in_flight = [0] * len(urls)
+        began = time.monotonic()
+
+        async def send(number: int, turn: Turn) -> float:
+            await asyncio.sleep(began + turn.at_s - time.monotonic())
+            if through is not None:
+                return await _ttft(session, through, turn, policy)
+            place = PEERS[policy](number % CLIENTS, number, in_flight)
+            in_flight[place] += 1
+            try:
+                return await _ttft(session, urls[place], turn, policy)
+            finally:
+                in_flight[place] -= 1
+
+        ttfts = await asyncio.gather(*(send(number, turn) for number, turn in enumerate(turns)))
+        after = [await _counters(session, url) for url in urls]
+    hits, queries = (
+        [now[name] - then[name] for then, now in zip(before, after, strict=True)] for name in (HITS, QUERIES)
+    )
+    return Routed(
+        policy=policy,
+        requests=len(ttfts),
+        ttft_p50=percentile(ttfts, 0.5),
+        ttft_p95=percentile(ttfts, 0.95),
+        hit_rate=sum(hits) / sum(queries),
+        busiest=max(queries) / sum(queries),
+    )
+
+
+async def _ttft(session: aiohttp.ClientSession, url: str, turn: Turn, salt: str) -> float:
+    body = {"prompt": turn.prompt, "max_tokens": turn.output_tokens, "cache_salt": salt}
+    return (await completion(session, url, body, {"Host": SERVICE})).ttft
+
+
+async def _counters(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
+    async with session.get(f"{url}/metrics") as answer:
+        families = text_string_to_metric_families(await answer.text())
+    values = dict.fromkeys((HITS, QUERIES), 0.0)
+    for family in families:
+        for sample in family.samples:
+            if sample.name in values:
+                values[sample.name] += sample.value
+    return values

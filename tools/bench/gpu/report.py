@@ -1,0 +1,66 @@
+"""Results of the stages, as text for a terminal and as Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from tools.bench.engine.figures import number
+from tools.bench.gpu.correctness import Check
+from tools.bench.gpu.shapes import TITLES
+
+_MARKS = {True: "ok", False: "WRONG", None: "not here"}
+
+
+def check_rows(checks: Sequence[Check]) -> list[list[str]]:
+    return [["check", "", ""], *([check.name, _MARKS[check.ok], check.detail] for check in checks)]
+
+
+def speed_rows(shape: str, results: Mapping[str, dict[str, Any]]) -> list[list[str]]:
+    """`results`: of each engine, as `part.run` gives them."""
+    rows = [[TITLES[shape], "figure", ""]]
+    ours = results["inflight"]
+    problem = ours.get("failed") or ours.get("missing")
+    rows += [["inflight", "failed", problem]] if problem else list(_our_rows(ours))
+    for name, theirs in results.items():
+        if name == "inflight":
+            continue
+        if "continuous" in theirs:
+            times = f"ours is {ours['continuous'] / theirs['continuous']:.2f} times that" if not problem else ""
+            rows.append([theirs["engine"], f"{number(theirs['continuous'])} output tokens/s", times])
+        else:
+            rows.append([name, "failed" if "failed" in theirs else "not here", next(iter(theirs.values()))])
+    return rows
+
+
+def _our_rows(ours: Mapping[str, Any]) -> Iterator[list[str]]:
+    yield [
+        "measured ceilings",
+        f"{ours['bytes_per_second'] / 1e9:.0f} GB/s",
+        f"{ours['flops_per_second'] / 1e12:.1f} TFLOP/s in bfloat16 products",
+    ]
+    yield ["load", f"{number(ours['load_seconds'])} s", f"attention {ours['attention']}"]
+    yield ["nano-vllm's requests", f"{number(ours['continuous'])} output tokens/s", "continuous batching"]
+    gain = ours["continuous_slots"] / ours["static_slots"]
+    yield [
+        "continuous against static, same slots",
+        f"{number(ours['continuous_slots'])} and {number(ours['static_slots'])} output tokens/s",
+        f"{gain:.2f} times",
+    ]
+    for name in ours:
+        if name.startswith("decode_") and name.removeprefix("decode_").isdecimal():
+            shares = f"{ours[f'{name}_bandwidth']:.0%} of bandwidth, {ours[f'{name}_limit']:.0%} of the roofline"
+            yield [f"decode at batch {name.removeprefix('decode_')}", f"{number(ours[name])} tokens/s", shares]
+    yield ["prefill", f"{number(ours['prefill'])} tokens/s", f"{ours['prefill_matrix']:.0%} of matrix peak"]
+    if "decode_busy" in ours:
+        yield ["GPU idle between kernels, decoding", f"{1 - ours['decode_busy']:.1%}", "of the time, by the profiler"]
+
+
+def text(rows: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(row[index]) for row in rows) for index in range(2)]
+    return "\n".join(f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}".rstrip() for row in rows)
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    return "\n".join([lines[0], "|---|---|---|", *lines[1:]])

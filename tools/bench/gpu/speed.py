@@ -1,0 +1,158 @@
+"""This engine's speed on a device, with a model of a given shape and random weights."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from inflight_engine.config import EngineConfig
+from tools.bench.engine.drivers.ours import decode_seconds
+from tools.bench.engine.in_process import InProcessEngine
+from tools.bench.engine.jobs import Job
+from tools.bench.engine.roofline import Ceilings, Costs, limit
+from tools.bench.gpu.idle import profile
+from tools.bench.gpu.shapes import SHAPES, random_weights, write_config
+from tools.bench.gpu.workload import TEMPERATURE, Workload, nano
+
+CEILING_SIZES = {"cuda": (4 << 30, 8192), "cpu": (16 << 20, 256)}
+"""Bytes that are read, and the side of the matrices, to find what a device can do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How much is measured.
+
+    Attributes:
+        workload: of nano-vllm's benchmark.
+        slots: requests at once, where continuous batching is compared with static.
+        batches: sizes at which decoding is timed.
+    """
+
+    workload: Workload
+    slots: int
+    batches: tuple[int, ...]
+    decode_steps: int
+    prompt_tokens: int
+    num_prompts: int
+    max_model_len: int
+
+
+FULL = Size(nano(), 64, (1, 32, 256), 64, 1024, 8, 4096)
+SMALL = Size(nano(6, 4, 24, 500), 3, (1, 3), 4, 48, 2, 128)
+"""So that the same code runs on a CPU in a test."""
+
+
+def ceilings(device: str) -> Ceilings:
+    """Bytes read and bfloat16 operations a second that torch reaches on a device."""
+    num_bytes, side = CEILING_SIZES[device]
+    data = torch.zeros(num_bytes // 4, device=device)
+    square = torch.randn(side, side, device=device).to(torch.bfloat16)
+    read, product = _best(data.sum, device), _best(lambda: square @ square, device)
+    return Ceilings(num_bytes / read, 2 * side**3 / product)
+
+
+def measure(shape: str, device: str, size: Size, folder: Path) -> dict[str, Any]:
+    """All figures of this engine, by name; `report` says what they are."""
+    found = ceilings(device)
+    config = SHAPES[shape]
+    write_config(folder, config)
+    with random_weights(config, device):
+        engine = InProcessEngine(
+            EngineConfig(
+                str(folder),
+                dtype="bfloat16",
+                device=device,
+                max_model_len=size.max_model_len,
+                max_num_seqs=max(size.batches),
+                kv_cache_memory=None if device == "cuda" else 64 << 20,
+                prefix_caching=False,
+            )
+        )
+    figures: dict[str, Any] = {
+        "attention": engine.ready.runner.attention_backend,
+        "load_seconds": engine.ready.runner.load_seconds,
+        "bytes_per_second": found.bytes_per_second,
+        "flops_per_second": found.flops_per_second,
+    }
+    engine.generate(*_uniform(2, size.prompt_tokens, 4))  # what is compiled at first use is compiled now
+    figures["continuous"] = _tokens_per_second(engine, [size.workload])
+    engine.limit(size.slots)
+    figures["continuous_slots"] = _tokens_per_second(engine, [size.workload])
+    figures["static_slots"] = _tokens_per_second(engine, batches(size.workload, size.slots))
+    engine.limit(max(size.batches))
+    costs = Costs.of_folder(folder)
+    for batch in size.batches:
+        job = Job("decode", (size.prompt_tokens // 8,) * batch, size.decode_steps)
+        prompts = _uniform(batch, size.prompt_tokens // 8, 1)[0]
+        seconds = decode_seconds(engine, prompts, size.decode_steps)
+        figures[f"decode_{batch}"] = batch * size.decode_steps / seconds
+        read, _ = costs.decode(batch, size.prompt_tokens / 8 + size.decode_steps / 2)
+        figures[f"decode_{batch}_bandwidth"] = read * size.decode_steps / seconds / found.bytes_per_second
+        figures[f"decode_{batch}_limit"] = limit(job, costs, found).seconds / seconds
+    prompts, one = _uniform(size.num_prompts, size.prompt_tokens, 1)
+    seconds = min(_seconds(lambda: engine.generate(prompts, one)) for _ in range(3))
+    flops = sum(costs.prefill(len(prompt))[1] for prompt in prompts)
+    figures["prefill"] = size.num_prompts * size.prompt_tokens / seconds
+    figures["prefill_matrix"] = flops / seconds / found.flops_per_second
+    if device == "cuda":
+        batch = size.batches[1]
+        prompts = _uniform(batch, size.prompt_tokens // 8, 1)[0]
+        figures["decode_busy"] = profile(lambda: _ignore(engine.generate(prompts, [size.decode_steps] * batch)))
+    return figures
+
+
+def batches(workload: Workload, size: int) -> list[Workload]:
+    """Static batching: so many requests at a time, each batch run to the end of its longest."""
+    starts = range(0, len(workload.prompts), size)
+    return [Workload(workload.prompts[at : at + size], workload.output_tokens[at : at + size]) for at in starts]
+
+
+def _tokens_per_second(engine: InProcessEngine, workloads: list[Workload]) -> float:
+    """Output tokens; one workload after the other.
+
+    Raises:
+        RuntimeError: not all came.
+    """
+    started, num_tokens = time.perf_counter(), 0
+    for workload in workloads:
+        num_tokens += engine.generate(workload.prompts, workload.output_tokens, TEMPERATURE).num_tokens
+    seconds = time.perf_counter() - started
+    wanted = sum(workload.num_output_tokens for workload in workloads)
+    if num_tokens != wanted:
+        raise RuntimeError(f"{num_tokens} output tokens came, not {wanted}")
+    return num_tokens / seconds
+
+
+def _uniform(num_prompts: int, prompt_tokens: int, output_tokens: int) -> tuple[list[list[int]], list[int]]:
+    prompts = [[(7 * index + at) % 500 for at in range(prompt_tokens)] for index in range(num_prompts)]
+    return prompts, [output_tokens] * num_prompts
+
+
+def _best(work: Callable[[], object], device: str) -> float:
+    """Least seconds of ten runs."""
+    synchronize = torch.cuda.synchronize if device == "cuda" else _nothing
+    seconds = []
+    for _ in range(10):
+        synchronize()
+        started = time.perf_counter()
+        work()
+        synchronize()
+        seconds.append(time.perf_counter() - started)
+    return min(seconds)
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _ignore(_: object) -> None: ...
+
+
+def _nothing() -> None: ...

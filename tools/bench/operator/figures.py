@@ -1,0 +1,258 @@
+"""Measured values, and their table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from tools.bench.operator.readings import Reading, Values
+from tools.measure.percentile import percentile
+from tools.measure.processes import Memory
+
+GOAL_CORES = 1.0
+GOAL_MEMORY = 300e6
+GOAL_INTERVALS = 2
+"""Scrape intervals within which the p99 of replicas is written after a jump."""
+
+LEASE_WRITES = ("create leases", "update leases", "patch leases")
+
+
+@dataclass(frozen=True, slots=True)
+class Delays:
+    """Seconds from a queue's jump to the write of replicas.
+
+    Attributes:
+        jumps: queues that jumped.
+        missed: of them, those whose replicas were not written in time to be seen.
+    """
+
+    jumps: int
+    missed: int
+    p50: float | None
+    p99: float | None
+    longest: float | None
+
+    @staticmethod
+    def of(seconds: Sequence[float | None]) -> Delays:
+        """`seconds` has a None for each that was missed."""
+        seen = [one for one in seconds if one is not None]
+        return Delays(
+            len(seconds),
+            len(seconds) - len(seen),
+            percentile(seen, 0.5) if seen else None,
+            percentile(seen, 0.99) if seen else None,
+            max(seen, default=None),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class PhaseFigures:
+    """One phase. Rates are per second.
+
+    Attributes:
+        cores: CPU seconds a second, by process.
+        machine_cores: of all processes of the machine: where it nears the number of cores, delays are the machine's.
+        rounds, failed_rounds, mean_round: rounds of the operator by how they ended, and seconds of one.
+        pages: metrics pages that the fake engines answered: scrapes that were of use, counted from outside.
+        scrapes: scrapes by result, as the operator counts them; empty where it does not.
+        writes: API writes of the operator, by verb and resource.
+        delays: None where no queue jumped.
+    """
+
+    name: str
+    seconds: float
+    cores: Mapping[str, float]
+    machine_cores: float
+    memory: Memory
+    rounds: float
+    failed_rounds: float
+    mean_round: float | None
+    pages: float
+    scrapes: Mapping[str, float]
+    writes: Mapping[str, float]
+    delays: Delays | None
+
+    @property
+    def writes_but_leases(self) -> float:
+        return sum(rate for what, rate in self.writes.items() if what not in LEASE_WRITES)
+
+
+def phase_figures(
+    name: str,
+    before: Reading,
+    after: Reading,
+    memory: Memory,
+    writes: Mapping[str, int],
+    delays: Delays | None,
+) -> PhaseFigures:
+    """The differences between two readings as rates."""
+    seconds = after.time - before.time
+
+    def rate(metric: str, label: str = "") -> float:
+        return _growth(before.values, after.values, metric, label) / seconds
+
+    labels = sorted(label for metric, label in after.values if metric == "inflight_operator_scrapes_total")
+    rounds = rate("inflight_operator_reconcile_total", "done"), rate("inflight_operator_reconcile_total", "failed")
+    busy = rate("inflight_operator_reconcile_duration_seconds_sum")
+    return PhaseFigures(
+        name=name,
+        seconds=seconds,
+        cores={who: (cpu - before.cpu[who]) / seconds for who, cpu in after.cpu.items()},
+        machine_cores=(after.machine - before.machine) / seconds,
+        memory=memory,
+        rounds=rounds[0],
+        failed_rounds=rounds[1],
+        mean_round=busy / sum(rounds) if sum(rounds) else None,
+        pages=(after.pages - before.pages) / seconds,
+        scrapes={label: rate("inflight_operator_scrapes_total", label) for label in labels},
+        writes={what: count / seconds for what, count in sorted(writes.items())},
+        delays=delays,
+    )
+
+
+def _growth(before: Values, after: Values, metric: str, label: str) -> float:
+    return after.get((metric, label), 0.0) - before.get((metric, label), 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """Seconds after the leader was killed until the other operator did a thing; None: not seen in time.
+
+    Attributes:
+        leads: it held the Lease.
+        first_round: it had finished a round.
+        all_rounds: it had finished as many rounds as there are services.
+        first_write: it wrote the replicas of a service whose queue jumped at the kill.
+        last_write: of the last of these services.
+    """
+
+    leads: float | None
+    first_round: float | None
+    all_rounds: float | None
+    first_write: float | None
+    last_write: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class SetUp:
+    """The way to a fleet that is ready, in seconds since the first service was created.
+
+    Attributes:
+        created: all services are stored.
+        pods_ready: all their pods are Ready.
+        settled: the operator writes nothing but its Lease any more; None where it went on.
+        services_ready: services with the condition Ready when the wait was over.
+        restarts: of an operator that ended.
+    """
+
+    created: float
+    pods_ready: float
+    settled: float | None
+    services_ready: int
+    restarts: int
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    cpu: str
+    cores: int
+    python: str
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All figures of one run; `failure` says why some are missing, and is empty where none is."""
+
+    machine: Machine
+    services: int
+    pods: int
+    interval: float
+    set_up: SetUp
+    phases: Sequence[PhaseFigures]
+    failover: Failover | None
+    failure: str = ""
+
+
+def lines(report: Report) -> Iterator[str]:
+    """The report for a person."""
+    machine, set_up = report.machine, report.set_up
+    yield f"{machine.cpu}, {machine.cores} cores for everything, Python {machine.python}"
+    yield f"{report.services} services, {report.pods} pods, a scrape of each every {report.interval:g} s"
+    settled = "never" if set_up.settled is None else f"after {set_up.settled:.0f} s"
+    yield (
+        f"Created in {set_up.created:.0f} s, pods ready after {set_up.pods_ready:.0f} s, operator quiet {settled}, "
+        f"{set_up.services_ready} services Ready, operator restarted {set_up.restarts} times"
+    )
+    if report.phases:
+        yield ""
+        yield from _phase_table(report)
+    if report.failover is not None:
+        yield ""
+        yield from _failover_lines(report.failover)
+
+
+def _phase_table(report: Report) -> Iterator[str]:
+    rows: list[tuple[str, str, list[str]]] = [
+        ("operator, CPU cores", f"{GOAL_CORES:g}", [f"{one.cores['operator']:.2f}" for one in report.phases]),
+        ("operator, memory now / peak, MB", f"{GOAL_MEMORY / 1e6:.0f}", [_memory(one) for one in report.phases]),
+        ("rounds / s", "", [f"{one.rounds:.1f}" for one in report.phases]),
+        ("failed rounds / s", "0", [f"{one.failed_rounds:.1f}" for one in report.phases]),
+        ("a round, ms", "", [_number(one.mean_round, 1000) for one in report.phases]),
+        (
+            "metrics pages answered / s",
+            f"{report.pods / report.interval:.0f}",
+            [f"{one.pages:.0f}" for one in report.phases],
+        ),
+        ("jump to replicas, p50, s", "", [_delay(one, "p50") for one in report.phases]),
+        (
+            "jump to replicas, p99, s",
+            f"{GOAL_INTERVALS * report.interval:g}",
+            [_delay(one, "p99") for one in report.phases],
+        ),
+        ("jump to replicas, longest, s", "", [_delay(one, "longest") for one in report.phases]),
+        ("jumps / without a write", "", [_jumps(one) for one in report.phases]),
+        ("API writes / s, Leases left out", "0 at rest", [f"{one.writes_but_leases:.2f}" for one in report.phases]),
+    ]
+    for result in sorted({result for one in report.phases for result in one.scrapes}):
+        rows.append((f"scrapes / s: {result}", "", [f"{one.scrapes.get(result, 0):.1f}" for one in report.phases]))
+    for what in sorted({what for one in report.phases for what in one.writes}):
+        rows.append((f"  {what} / s", "", [f"{one.writes.get(what, 0):.2f}" for one in report.phases]))
+    for who in report.phases[0].cores:
+        if who != "operator":
+            rows.append((f"{who}, CPU cores", "", [f"{one.cores[who]:.2f}" for one in report.phases]))
+    rows.append(("whole machine, CPU cores", "", [f"{one.machine_cores:.2f}" for one in report.phases]))
+    yield _row("", "goal", [one.name for one in report.phases])
+    for title, goal, values in rows:
+        yield _row(title, goal, values)
+
+
+def _row(title: str, goal: str, values: Sequence[str]) -> str:
+    return f"{title:40s} {goal:>9s}" + "".join(f" {value:>12s}" for value in values)
+
+
+def _memory(figures: PhaseFigures) -> str:
+    return f"{figures.memory.now / 1e6:.0f} / {figures.memory.peak / 1e6:.0f}"
+
+
+def _number(value: float | None, factor: float = 1.0) -> str:
+    return "-" if value is None else f"{value * factor:.1f}"
+
+
+def _delay(figures: PhaseFigures, name: str) -> str:
+    return "-" if figures.delays is None else _number(getattr(figures.delays, name))
+
+
+def _jumps(figures: PhaseFigures) -> str:
+    return "-" if figures.delays is None else f"{figures.delays.jumps} / {figures.delays.missed}"
+
+
+def _failover_lines(failover: Failover) -> Iterator[str]:
+    yield "Leader killed; seconds until the operator that stands by"
+    for what, seconds in (
+        ("leads", failover.leads),
+        ("has finished a round", failover.first_round),
+        ("has finished as many rounds as services", failover.all_rounds),
+        ("has written the first replicas", failover.first_write),
+        ("has written the last replicas", failover.last_write),
+    ):
+        yield f"  {what:40s} {_number(seconds):>8s}"

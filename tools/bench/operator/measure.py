@@ -1,0 +1,205 @@
+"""The measurement, in a separate network namespace (`python -m tools.bench.operator` enters it)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import platform
+import resource
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from time import monotonic
+
+import aiohttp
+
+from tools.bench.operator import fleet, options
+from tools.bench.operator.client import ApiError, Client
+from tools.bench.operator.engines import engine_process
+from tools.bench.operator.figures import Failover, Machine, PhaseFigures, Report, SetUp, lines
+from tools.bench.operator.fleet import Fleet
+from tools.bench.operator.operators import NAMESPACE, Operator, Operators
+from tools.bench.operator.options import Options
+from tools.bench.operator.phases import QUIET_SECONDS, Bench
+from tools.bench.operator.plane import OPERATOR_USER, Plane, nodes, plane
+from tools.bench.operator.readings import AuditLog
+from tools.localcluster import ClusterError
+from tools.localcluster.progress import Progress, to_stdout
+from tools.measure.machine import cpu_model
+
+CREATION_PATIENCE = 1800.0
+SHOWN_EVERY = 10.0
+MAX_RESTARTS = 5
+LEADER, STANDBY = 0, 1
+CONTROL_PLANE = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kwok")
+
+
+async def measure(chosen: Options, running: Plane, progress: Progress) -> Report:
+    """Creates the fleet with an operator at work, then goes through the phases."""
+    operators = Operators(running.processes, running.operator_kubeconfig, chosen.interval)
+    async with (
+        Client(running.server, running.pki) as client,
+        engine_process(running.processes.log("engines")) as engines,
+        aiohttp.ClientSession() as http,
+    ):
+        services = fleet.keys(chosen.services)
+        await _prepare(client, chosen)
+        seen = Fleet(client, engines)
+        async with _in_background(seen):
+            with ExitStack() as stack:
+                for number in (LEADER, STANDBY):
+                    stack.callback(operators.stop, number)
+                bench = Bench(
+                    chosen,
+                    services,
+                    seen,
+                    engines,
+                    operators,
+                    http,
+                    AuditLog(running.audit_log),
+                    {name: record.pid for name in CONTROL_PLANE if (record := running.processes.running(name))},
+                    progress,
+                )
+                operator, set_up = await _create(bench, client)
+                phases, failover, failure = await _phases(bench, operator)
+    machine = Machine(cpu_model(), os.cpu_count() or 0, platform.python_version())
+    return Report(machine, chosen.services, chosen.pods, chosen.interval, set_up, phases, failover, failure)
+
+
+async def _phases(bench: Bench, operator: Operator) -> tuple[list[PhaseFigures], Failover | None, str]:
+    """What was measured, and why the rest was not."""
+    done: list[PhaseFigures] = []
+    failover = None
+    try:
+        for name in bench.options.phases:
+            match name:
+                case "rest":
+                    done.append(await bench.rest(operator))
+                case "load":
+                    done.append(await bench.load(operator))
+                case "hung":
+                    done.append(await bench.hung(operator))
+                case "leader":
+                    bench.progress("phase leader: starting an operator that stands by")
+                    failover = await bench.leader(operator, bench.operators.start(STANDBY))
+    except (ClusterError, RuntimeError) as error:
+        return done, failover, str(error)
+    return done, failover, ""
+
+
+async def _prepare(client: Client, chosen: Options) -> None:
+    await fleet.install_crd(client)
+    namespaces = fleet.with_namespaces([*fleet.keys(chosen.services), fleet.Key(NAMESPACE, "")])
+    await client.create_all((("/api/v1/namespaces", body) for body in namespaces), rate=100)
+    binding = {
+        "apiVersion": "rbac.authorization.k8s.io/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": OPERATOR_USER},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
+        "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR_USER}],
+    }
+    await client.call("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", binding)
+    for node in nodes(chosen.pods):
+        await client.call("POST", "/api/v1/nodes", node)
+
+
+async def _create(bench: Bench, client: Client) -> tuple[Operator, SetUp]:
+    """Creates the services with an operator at work and waits until all pods are Ready and the operator is quiet. An
+    operator that ends, as one that loses its Lease does, is started again as its Deployment would.
+
+    Raises:
+        RuntimeError: not in time.
+        ClusterError: the operator ended too often.
+    """
+    chosen, progress, operators = bench.options, bench.progress, bench.operators
+    operator, restarts, start = operators.start(LEADER), 0, monotonic()
+    progress(f"creating {chosen.services} services")
+    bodies = ((_path(key), fleet.service(key, chosen.pods_per_service)) for key in bench.services)
+    await client.create_all(bodies, chosen.rate)
+    created = monotonic() - start
+    progress(f"{chosen.services} services created")
+    shown = monotonic()
+    while bench.fleet.ready_pods < chosen.pods:
+        await asyncio.sleep(0.5)
+        if not operators.is_running(operator):
+            if restarts == MAX_RESTARTS:
+                raise operators.ended(operator.name)
+            restarts += 1
+            progress(f"{operator.name} ended; it is started again")
+            operator = operators.start(LEADER)
+        if monotonic() - shown > SHOWN_EVERY:
+            shown = monotonic()
+            progress(f"{bench.fleet.deployments} Deployments, {bench.fleet.ready_pods} of {chosen.pods} pods Ready")
+        if monotonic() - start > CREATION_PATIENCE:
+            raise RuntimeError(f"only {bench.fleet.ready_pods} of {chosen.pods} pods were Ready in time")
+    pods_ready = monotonic() - start
+    progress(f"{chosen.pods} pods Ready; waiting until the operator is quiet")
+    settled = await bench.settled(max(chosen.seconds, 2 * QUIET_SECONDS))
+    ready = await fleet.count_ready(client)
+    progress(f"{ready} services Ready, operator {'still writes' if settled is None else 'quiet'}")
+    return operator, SetUp(created, pods_ready, None if settled is None else settled - start, ready, restarts)
+
+
+def _path(key: fleet.Key) -> str:
+    group, _, plural = fleet.SERVICES_PATH.rpartition("/")
+    return f"{group}/namespaces/{key.namespace}/{plural}"
+
+
+@asynccontextmanager
+async def _in_background(seen: Fleet) -> AsyncIterator[None]:
+    """The watches go on during the block; when one fails, so does the block."""
+    try:
+        async with asyncio.TaskGroup() as tasks:
+            watching = tasks.create_task(seen.watch())
+            yield
+            watching.cancel()
+    except BaseExceptionGroup as group:
+        first: BaseException = group
+        while isinstance(first, BaseExceptionGroup):
+            first = first.exceptions[0]
+        raise first from group
+
+
+@contextmanager
+def _state_folder(kept: Path | None) -> Iterator[Path]:
+    if kept is not None:
+        kept.mkdir(parents=True, exist_ok=True)
+        yield kept.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="inflight-bench-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
+def main() -> int:
+    chosen, progress = options.parse(None), to_stdout()
+    # The operator and the fake engines hold a connection for each pod; a container's limit is the hard one as well.
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # What runs is stopped in order in both cases, also where a shell has this process ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        with _state_folder(chosen.state) as folder, plane(folder, progress) as running:
+            report = asyncio.run(measure(chosen, running, progress))
+    except (ClusterError, ApiError, RuntimeError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        print("stopped", file=sys.stderr)
+        return 130
+    print("\n" + "\n".join(lines(report)))
+    if chosen.json is not None:
+        chosen.json.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    if report.failure:
+        print(f"error: {report.failure}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,211 @@
+"""The phases: changes to the fleet while the operator is measured."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from time import monotonic
+
+import aiohttp
+
+from tools.bench.operator.engines import EngineProcess
+from tools.bench.operator.figures import Delays, Failover, PhaseFigures, phase_figures
+from tools.bench.operator.fleet import Fleet, Key
+from tools.bench.operator.operators import Operator, Operators
+from tools.bench.operator.options import Options
+from tools.bench.operator.readings import AuditLog, Reading, Values, operator_values, writes_by_kind
+from tools.localcluster.progress import Progress
+from tools.measure.processes import forget_peak, machine_cpu, process_cpu, process_memory
+
+JUMP_REQUESTS = 40
+"""Requests that wait in each engine of a service whose queue jumps: enough for maxReplicas at once."""
+PATIENCE = 60.0
+"""Seconds after a jump in which the write of replicas is waited for."""
+FAILOVER_PATIENCE = 120.0
+QUIET_SECONDS = 10.0
+"""Without a write but of the Lease: the operator has settled."""
+STANDBY_CORES = 0.2
+"""Used by an operator that stands by: below it, its watches have caught up."""
+
+
+@dataclass
+class Bench:
+    """What the phases act on.
+
+    Attributes:
+        others: pids of all other processes whose CPU is shown, by name.
+    """
+
+    options: Options
+    services: Sequence[Key]
+    fleet: Fleet
+    engines: EngineProcess
+    operators: Operators
+    http: aiohttp.ClientSession
+    audit: AuditLog
+    others: dict[str, int]
+    progress: Progress
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.options.seed)
+        self._unused = list(self.services)
+        self._random.shuffle(self._unused)
+
+    async def settled(self, patience: float) -> float | None:
+        """Waits until the operator writes nothing but its Lease; the steady time of its last write, None when it went
+        on until the patience was over."""
+        start = last = monotonic()
+        while monotonic() - start < patience:
+            self.audit_writes()
+            await asyncio.sleep(1)
+            if self.audit_writes().total():
+                last = monotonic()
+            elif monotonic() - last >= QUIET_SECONDS:
+                return last
+        return None
+
+    def audit_writes(self) -> Counter[str]:
+        """Writes since the last call, without those of Leases."""
+        writes = writes_by_kind(self.audit.new_calls())
+        return Counter({what: count for what, count in writes.items() if " leases" not in what})
+
+    async def rest(self, operator: Operator) -> PhaseFigures:
+        """Steady traffic."""
+        return await self._watched("rest", operator, self._nothing)
+
+    async def load(self, operator: Operator, name: str = "load") -> PhaseFigures:
+        """Queues jump, spread over the phase."""
+        chosen = self._next_services()
+        return await self._watched(name, operator, lambda: self._jumps(chosen))
+
+    async def hung(self, operator: Operator) -> PhaseFigures:
+        """The same while one pod in ten never answers."""
+        addresses = self.fleet.addresses()
+        silent = self._random.sample(addresses, max(1, len(addresses) // 10))
+        await self.engines.hung(True, silent)
+        self.progress(f"{len(silent)} pods do not answer any more")
+        try:
+            await asyncio.sleep(3 * self.options.interval)
+            return await self.load(operator, "hung")
+        finally:
+            await self.engines.hung(False, silent)
+
+    async def leader(self, killed: Operator, standby: Operator) -> Failover:
+        """Kills the leader; the other one has to act on queues that jump at the same moment."""
+        await self._caught_up(standby)
+        if _leads(await self._values(standby)):
+            raise RuntimeError(f"{killed.name} lost its Lease while {standby.name} started: no leader is left to kill")
+        chosen = self._next_services()
+        written = {key: self.fleet.next_scale_up(key) for key in chosen}
+        start = monotonic()
+        os.kill(killed.pid, signal.SIGKILL)
+        for key in chosen:
+            await self.engines.waiting(JUMP_REQUESTS, self.fleet.addresses(key))
+        self.progress(f"leader killed, {len(chosen)} queues jumped")
+
+        def has_rounds(count: int) -> Callable[[Values], bool]:
+            return lambda values: values.get(("inflight_operator_reconcile_total", "done"), 0.0) >= count
+
+        seen = {
+            "leads": _leads,
+            "first_round": has_rounds(1),
+            "all_rounds": has_rounds(len(self.services)),
+        }
+        times: dict[str, float] = {}
+        while monotonic() - start < FAILOVER_PATIENCE:
+            values = await self._values(standby)
+            times |= {what: monotonic() - start for what, is_so in seen.items() if what not in times and is_so(values)}
+            if len(times) == len(seen) and all(future.done() for future in written.values()):
+                break
+            await asyncio.sleep(0.25)
+        writes = sorted(future.result() - start for future in written.values() if future.done())
+        return Failover(
+            leads=times.get("leads"),
+            first_round=times.get("first_round"),
+            all_rounds=times.get("all_rounds"),
+            first_write=writes[0] if writes else None,
+            last_write=writes[-1] if len(writes) == len(written) else None,
+        )
+
+    async def _caught_up(self, operator: Operator, patience: float = 120.0) -> None:
+        """Waits until the watches of an operator that stands by bring it little news."""
+        start = monotonic()
+        while monotonic() - start < patience:
+            before = process_cpu(operator.pid)
+            await asyncio.sleep(5)
+            if (process_cpu(operator.pid) - before) / 5 < STANDBY_CORES and await self._values(operator):
+                return
+
+    async def _watched(
+        self, name: str, operator: Operator, during: Callable[[], Awaitable[Delays | None]]
+    ) -> PhaseFigures:
+        self.progress(f"phase {name}: {self.options.seconds:g} s")
+        forget_peak(operator.pid)
+        self.audit.new_calls()
+        before = await self._reading(operator)
+        delays = await during()
+        after = await self._reading(operator)
+        writes = writes_by_kind(self.audit.new_calls())
+        return phase_figures(name, before, after, process_memory(operator.pid), writes, delays)
+
+    async def _nothing(self) -> None:
+        await asyncio.sleep(self.options.seconds)
+
+    def _next_services(self) -> list[Key]:
+        """One service in ten, of those whose queue has not jumped yet."""
+        count = max(1, min(len(self.services) // 4, max(5, len(self.services) // 10)))
+        chosen, self._unused = self._unused[:count], self._unused[count:]
+        return chosen
+
+    async def _jumps(self, chosen: Sequence[Key]) -> Delays:
+        """Each queue jumps at a moment of its own, early enough to be seen before the phase ends."""
+        start, span = monotonic(), max(1.0, self.options.seconds - 3 * self.options.interval)
+
+        async def jump(key: Key, after: float) -> float | None:
+            await asyncio.sleep(after)
+            written, begin = self.fleet.next_scale_up(key), monotonic()
+            await self.engines.waiting(JUMP_REQUESTS, self.fleet.addresses(key))
+            try:
+                return await asyncio.wait_for(written, PATIENCE) - begin
+            except TimeoutError:
+                return None
+            finally:
+                await self.engines.waiting(0, self.fleet.addresses(key))
+
+        seconds = await asyncio.gather(*(jump(key, self._random.uniform(0, span)) for key in chosen))
+        await asyncio.sleep(max(0.0, start + self.options.seconds - monotonic()))
+        return Delays.of(seconds)
+
+    async def _reading(self, operator: Operator) -> Reading:
+        """Raises ClusterError when the operator has ended, RuntimeError when it does not answer for a minute."""
+        for _ in range(6):
+            if values := await self._values(operator):
+                break
+        else:
+            if not self.operators.is_running(operator):
+                raise self.operators.ended(operator.name)
+            raise RuntimeError(f"{operator.name} does not answer at its metrics port {operator.port}")
+        pids = {
+            "operator": operator.pid,
+            **self.others,
+            "fake engines": self.engines.pid,
+            "this measurement": os.getpid(),
+        }
+        return Reading.now(pids, machine_cpu(), values, (await self.engines.counts()).pages)
+
+    async def _values(self, operator: Operator) -> Values:
+        """Empty where the operator does not answer in time."""
+        try:
+            return await operator_values(self.http, operator.port)
+        except (aiohttp.ClientError, TimeoutError):
+            await asyncio.sleep(1)
+            return {}
+
+
+def _leads(values: Values) -> bool:
+    return values.get(("inflight_operator_leader", ""), 0.0) == 1

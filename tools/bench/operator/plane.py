@@ -1,0 +1,150 @@
+"""A dedicated control plane with fake nodes: etcd, API server, controllers, scheduler and kwok on loopback."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tools.localcluster import certificates, gobuild, goparts, kubeconfig, layout, packages, probe
+from tools.localcluster.addresses import Network, Ports
+from tools.localcluster.certificates import Leaf
+from tools.localcluster.components import controller_manager, scheduler
+from tools.localcluster.plane import ApiPlane
+from tools.localcluster.process import Processes, Program
+from tools.localcluster.progress import Progress, step
+
+PARTS = (goparts.ETCD, goparts.APISERVER, goparts.NODE, goparts.KWOK)
+NETWORK = Network(pods="10.128.0.0/14", services="10.96.0.0/16")
+OPERATOR_USER = "inflight-operator"
+PODS_PER_NODE = 1000
+
+_STAGES = Path(__file__).with_name("kwok.yaml")
+_KWOK_PORT = 10247
+_LEAVES = (
+    *certificates.control_plane_leaves(["127.0.0.1"]),
+    Leaf("controller-manager", "system:kube-controller-manager"),
+    Leaf("scheduler", "system:kube-scheduler"),
+    Leaf("kwok", "kwok", organization="system:masters"),
+    # In the group of service accounts, so that the API server's flow control treats it as the operator in a pod.
+    Leaf("operator", OPERATOR_USER, organization="system:serviceaccounts"),
+)
+_MANY_CALLS = ("--kube-api-qps=1000", "--kube-api-burst=2000")
+
+
+@dataclass(frozen=True, slots=True)
+class Plane:
+    """What runs.
+
+    Attributes:
+        server: URL of the API server.
+        pki: folder of keys and certificates.
+        operator_kubeconfig: of the operator's own user, whose requests alone are in the audit log.
+        audit_log: one JSON object a line, see https://kubernetes.io/docs/tasks/debug/debug-cluster/audit/.
+        processes: also for what else is to be started and stopped.
+    """
+
+    server: str
+    pki: Path
+    operator_kubeconfig: Path
+    audit_log: Path
+    processes: Processes
+
+
+def audit_policy() -> dict[str, Any]:
+    """Metadata of the operator's own requests only."""
+    return {
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [{"level": "Metadata", "users": [OPERATOR_USER]}, {"level": "None"}],
+    }
+
+
+def nodes(pods: int) -> list[dict[str, Any]]:
+    """Fake nodes for `pods` pods and the growth of some services."""
+    return [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"fake-{number}"}}
+        for number in range(-(-2 * pods // PODS_PER_NODE))
+    ]
+
+
+@contextmanager
+def plane(folder: Path, progress: Progress) -> Iterator[Plane]:
+    """Start everything below `folder`; it ends with the block. The network namespace is this process's own."""
+    ip = packages.require("ip")
+    subprocess.run([ip, "link", "set", "lo", "up"], check=True)
+    # Every address of the pods is this machine: one process answers for all engines.
+    subprocess.run([ip, "route", "add", "local", NETWORK.pods, "dev", "lo"], check=True)
+    cache, ports = layout.current(), Ports()
+    etcd, apiserver, node, kwok = (gobuild.folder_of(part, cache) for part in PARTS)
+    api = ApiPlane(folder, ports, "127.0.0.1", NETWORK.services, with_node=False)
+    certificates.ensure(api.pki, _LEAVES)
+    policy, audit_log = folder / "audit-policy.json", folder / "audit.log"
+    policy.write_text(json.dumps(audit_policy()))
+    for user in ("controller-manager", "scheduler", "kwok", "operator"):
+        kubeconfig.write(api.pki, user, api.server)
+    processes = Processes(replace(cache, root=folder))
+    audited = (
+        f"--audit-policy-file={policy}",
+        f"--audit-log-path={audit_log}",
+        "--audit-log-maxsize=100000",
+        "--max-requests-inflight=800",
+        "--max-mutating-requests-inflight=400",
+    )
+    programs = (
+        _with(
+            controller_manager.program(node / "kube-controller-manager", api.pki, ports, NETWORK),
+            *_MANY_CALLS,
+            "--concurrent-deployment-syncs=20",
+            "--concurrent-replicaset-syncs=20",
+            # Nothing reads the Endpoints of old: EndpointSlices have taken their place.
+            "--controllers=*,-endpoints-controller,-endpointslice-mirroring-controller",
+            # A busy machine must not cost a node its leases.
+            "--node-monitor-grace-period=10m",
+        ),
+        _with(scheduler.program(node / "kube-scheduler", api.pki, ports), *_MANY_CALLS),
+        _kwok(kwok / "kwok", api.pki),
+    )
+    started: list[str] = []
+    try:
+        with step(progress, "starting the control plane"):
+            started.append("etcd")
+            api.start_etcd(processes, etcd / "etcd")
+            program = _with(api.apiserver(apiserver / "kube-apiserver"), *audited)
+            started.append(program.name)
+            processes.ensure(program)
+            trusted = probe.client_context(api.pki, "admin")
+            processes.wait_ready(program.name, lambda: probe.answers_ok(f"{api.server}/readyz", trusted), 120)
+            for program in programs:
+                started.append(program.name)
+                processes.ensure(program)
+        yield Plane(api.server, api.pki, api.pki / "operator.kubeconfig", audit_log, processes)
+    finally:
+        for name in reversed(started):
+            processes.stop(name, grace_seconds=2)
+
+
+def _with(program: Program, *arguments: str) -> Program:
+    return replace(program, argv=(*program.argv, *arguments))
+
+
+def _kwok(binary: Path, pki: Path) -> Program:
+    return Program(
+        "kwok",
+        (
+            str(binary),
+            f"--kubeconfig={pki / 'kwok.kubeconfig'}",
+            f"--config={_STAGES}",
+            "--manage-all-nodes=true",
+            f"--cidr={NETWORK.pods}",
+            "--node-ip=127.0.0.1",
+            f"--node-port={_KWOK_PORT}",
+            f"--server-address=127.0.0.1:{_KWOK_PORT}",
+            "--node-lease-duration-seconds=200",
+        ),
+    )

@@ -1,0 +1,237 @@
+"""Cost of one scheduler iteration by the number of running requests, without model, processes and sockets."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from tools.bench.scheduler_load import BLOCK_SIZE, MAX_MODEL_LEN, STOP_TOKEN_IDS, Nanoseconds, loaded
+from tools.measure.machine import cpu_model
+
+GOAL_MICROSECONDS = 10.0
+PROMPT_TOKENS = 256
+OUTPUT_TOKENS = 200
+"""Generated before the steps with a change are measured: the length of a chat answer."""
+CHANGES_TO_A_LOAD = 10
+"""Then a new one is made, so that those that finish have generated little more than that."""
+SETTLE_STEPS = 3
+WARM_UP_STEPS = 100
+MAX_STEPS = 6000
+"""No request reaches its length: they end when the benchmark says so."""
+MAX_STEPS_TO_PREEMPT = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Microseconds."""
+
+    median: float
+    p95: float
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One size. Times in microseconds.
+
+    Attributes:
+        schedule, update, metrics: parts of a steady decode step; `metrics` reads what the engine reports of each step.
+        step: the three together.
+        grown_tables: block tables that got a block, mean of a steady step.
+        arrival, finish, preemption: median of the two steps that each touches (the second sees the changed batch), all
+            their work included; `arrival` with `add`. None: not measured at this size.
+    """
+
+    num_running: int
+    schedule: Spread
+    update: Spread
+    metrics: Spread
+    step: Spread
+    grown_tables: float
+    arrival: float
+    finish: float
+    preemption: float | None
+
+    @property
+    def meets_goal(self) -> bool:
+        return self.step.median <= GOAL_MICROSECONDS
+
+
+def timer_cost_ns() -> int:
+    """What two readings of the clock, one right after the other, differ by."""
+    differences = np.diff([time.perf_counter_ns() for _ in range(20_000)])
+    return int(np.median(differences))
+
+
+def blocks_for(num_running: int, num_steps: int) -> int:
+    """Enough for the prompts and that many steps, and a prompt to spare for each."""
+    return num_running * -(-(2 * (PROMPT_TOKENS + BLOCK_SIZE) + num_steps) // BLOCK_SIZE)
+
+
+def measure_steady(num_running: int, num_steps: int, timer_cost: int) -> tuple[Nanoseconds, float]:
+    """Times [num_steps, 3] of steady decode, and how many tables grew in a step."""
+    num_blocks = blocks_for(num_running, WARM_UP_STEPS + num_steps)
+    load = loaded(num_running, num_blocks, PROMPT_TOKENS, timer_cost, warm=True)
+    load.steps(WARM_UP_STEPS)
+    plans, times = load.steps(num_steps)
+    grown = [0 if plan.growth is None else len(plan.growth.slots) for plan in plans]
+    return times, sum(grown) / num_steps
+
+
+def measure_changes(num_running: int, num_samples: int, timer_cost: int) -> tuple[list[int], list[int]]:
+    """Times in ns of single finishes, each followed by an arrival in the place that became free."""
+    num_blocks = blocks_for(num_running, OUTPUT_TOKENS + CHANGES_TO_A_LOAD * (4 + 2 * SETTLE_STEPS))
+    random = np.random.default_rng(1)
+    finishes: list[int] = []
+    arrivals: list[int] = []
+    while len(finishes) < num_samples:
+        load = loaded(num_running, num_blocks, PROMPT_TOKENS, timer_cost, warm=True)
+        load.steps(OUTPUT_TOKENS)
+        for place in random.choice(num_running, min(CHANGES_TO_A_LOAD, num_samples - len(finishes)), replace=False):
+            _, ending = load.step(stopping=int(place))
+            _, after = load.step()
+            finishes.append(sum(ending) + sum(after))
+            load.steps(SETTLE_STEPS)
+            adding = load.add(PROMPT_TOKENS)
+            _, starting = load.step()
+            _, after = load.step()
+            arrivals.append(adding + sum(starting) + sum(after))
+            load.steps(SETTLE_STEPS)
+    return finishes, arrivals
+
+
+def measure_preemptions(num_running: int, num_samples: int, timer_cost: int) -> list[int]:
+    """Times in ns of single preemptions; empty where the tables that this takes would be longer than the context.
+
+    Preempted requests are not replaced, so a run ends when a tenth of the requests is gone.
+    """
+    # A victim's blocks are three times what grows in a step, so that it is one victim and the next step needs none.
+    prompt_tokens = max(PROMPT_TOKENS, 3 * num_running)
+    if prompt_tokens + MAX_STEPS_TO_PREEMPT > MAX_MODEL_LEN:
+        return []
+    num_blocks = num_running * (prompt_tokens // BLOCK_SIZE + 2)
+    times: list[int] = []
+    while len(times) < num_samples:
+        load = loaded(num_running, num_blocks, prompt_tokens, timer_cost, warm=False)
+        while load.scheduler.num_running > num_running * 9 // 10 and len(times) < num_samples:
+            plan, preempting = load.step()
+            if len(plan.preemptions) != 1:
+                continue
+            plan, after = load.step()
+            if not plan.preemptions:
+                times.append(sum(preempting) + sum(after))
+    return times
+
+
+def measure(num_running: int, num_steps: int, num_samples: int, timer_cost: int) -> Row:
+    times, grown_tables = measure_steady(num_running, num_steps, timer_cost)
+    finishes, arrivals = measure_changes(num_running, num_samples, timer_cost)
+    preemptions = measure_preemptions(num_running, num_samples, timer_cost)
+    schedule, update, metrics = (spread(times[:, part]) for part in range(3))
+    return Row(
+        num_running=num_running,
+        schedule=schedule,
+        update=update,
+        metrics=metrics,
+        step=spread(times.sum(axis=1)),
+        grown_tables=grown_tables,
+        arrival=spread(arrivals).median,
+        finish=spread(finishes).median,
+        preemption=spread(preemptions).median if preemptions else None,
+    )
+
+
+def spread(nanoseconds: Nanoseconds | Sequence[int]) -> Spread:
+    median, p95 = np.percentile(nanoseconds, [50, 95]) / 1000
+    return Spread(float(median), float(p95))
+
+
+def lines(facts: dict[str, str | int], rows: Sequence[Row], num_steps: int, num_samples: int) -> Iterator[str]:
+    """The report for a person."""
+    yield f"{facts['cpu']}, Python {facts['python']}, numpy {facts['numpy']}, garbage collector {facts['gc']}"
+    yield f"Microseconds; {facts['timer_cost_ns']} ns of the timer's own cost taken off each reading."
+    yield ""
+    titles = " | ".join(f"{title:^13s}" for title in ("schedule", "update", "metrics", "whole step"))
+    yield f"{'':7s} | {titles} | tables |       | two steps around one"
+    yield (
+        f"running | {' | '.join(4 * [' median   p95'])} |  grown | <= {GOAL_MICROSECONDS:2.0f} | "
+        "arrival finish preemption"
+    )
+    for row in rows:
+        parts = (row.schedule, row.update, row.metrics, row.step)
+        columns = " | ".join(f"{part.median:7.2f} {part.p95:5.1f}" for part in parts)
+        preemption = "-" if row.preemption is None else f"{row.preemption:.0f}"
+        yield (
+            f"{row.num_running:7d} | {columns} | {row.grown_tables:6.1f} | {'yes' if row.meets_goal else 'no':>5s} | "
+            f"{row.arrival:7.0f} {row.finish:6.0f} {preemption:>10s}"
+        )
+    yield ""
+    yield f"Goal: a whole step in {GOAL_MICROSECONDS:.0f} us (median) at every size."
+    notes = (
+        f"Steady: {num_steps} decode steps after {WARM_UP_STEPS} to warm up, blocks of {BLOCK_SIZE} tokens, each "
+        f"request with {len(STOP_TOKEN_IDS)} stop token ids, prefix caching on and every free block full of cached "
+        "content. Metrics: reading all that the engine reports of a step.",
+        f"Changes: medians of {num_samples}, each of the two steps it touches, steady work included. Arrival: `add` of "
+        f"{PROMPT_TOKENS} prompt tokens, their hashes included. Finish: on a stop token after {OUTPUT_TOKENS} to "
+        f"{OUTPUT_TOKENS + CHANGES_TO_A_LOAD * (4 + 2 * SETTLE_STEPS)} tokens. Preemption: to recompute, of a request "
+        "with three times the blocks that one step needs (- where that is longer than the context).",
+        "No model runs between the steps, so the processor's caches are warm.",
+    )
+    for note in notes:
+        yield textwrap.fill(note, 110)
+
+
+def whole_number(least: int, most: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"must be a whole number from {least} to {most}, not {text!r}")
+        return int(text)
+
+    return parse
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.bench.scheduler",
+        description=__doc__,
+        epilog="example: python -m tools.bench.scheduler --sizes 64 256 --steps 1000 --json",
+    )
+    parser.add_argument(
+        "--sizes", type=whole_number(16, 65536), nargs="+", default=[64, 256, 1024, 4096], metavar="N",
+        help="running requests, one or more numbers (default: 64 256 1024 4096)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--steps", type=whole_number(100, MAX_STEPS), default=2000, metavar="N",
+        help="steady steps to time at each size (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--samples", type=whole_number(5, 300), default=50, metavar="N",
+        help="arrivals, finishes and preemptions to time at each size (default: %(default)s)",
+    )  # fmt: skip
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
+    arguments = parser.parse_args()
+    timer_cost = timer_cost_ns()
+    facts = {
+        "cpu": cpu_model(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "gc": "on" if gc.isenabled() else "off",
+        "timer_cost_ns": timer_cost,
+    }
+    rows = [measure(size, arguments.steps, arguments.samples, timer_cost) for size in arguments.sizes]
+    if arguments.json:
+        sizes = [{**asdict(row), "meets_goal": row.meets_goal} for row in rows]
+        print(json.dumps({**facts, "goal_us": GOAL_MICROSECONDS, "sizes": sizes}, indent=2))
+    else:
+        print("\n".join(lines(facts, rows, arguments.steps, arguments.samples)))
+
+
+if __name__ == "__main__":
+    main()

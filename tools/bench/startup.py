@@ -1,0 +1,161 @@
+"""Time from the start of `inflight-engine serve` until ready, by phase: the median of several starts.
+
+    python -m tools.bench.startup [--runs N] [SERVE FLAGS]
+
+Seconds on the clock say what a user waits for; seconds of CPU time also mean something while others use the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.measure.machine import cpu_model
+from tools.measure.served import MODEL, served_engine
+
+GOAL_SECONDS = 3.0
+
+# Run by a Python of its own, so that nothing is imported yet; prints the parts as JSON.
+_ENGINE = f"""
+import json, time
+clocks = lambda: (time.perf_counter(), time.process_time())
+begin = clocks()
+import inflight_engine.engine_process
+inflight_engine.engine_process.let_threads_sleep()
+import torch
+torch_imported = clocks()
+from inflight_engine.execution import build
+from inflight_engine.config import EngineConfig
+imported = clocks()
+parts = []
+def timed(function):
+    def call(*args, **kwargs):
+        start = clocks()
+        result = function(*args, **kwargs)
+        parts.append((start, clocks()))
+        return result
+    return call
+build.load_model = timed(build.load_model)
+build.build_runner(EngineConfig({MODEL!r}))
+loaded = clocks()
+(weights,) = parts
+spans = {{
+    "engine process: torch": (begin, torch_imported),
+    "engine process: other imports": (torch_imported, imported),
+    "engine process: weights": weights,
+    "engine process: configuration, KV cache": (imported, loaded),
+}}
+seconds = {{name: [end - start for start, end in zip(*span)] for name, span in spans.items()}}
+rest = "engine process: configuration, KV cache"
+seconds[rest] = [all_ - part for all_, part in zip(seconds[rest], seconds["engine process: weights"])]
+print(json.dumps(seconds))
+"""
+
+_API = f"""
+import json, time
+clocks = lambda: (time.perf_counter(), time.process_time())
+begin = clocks()
+import inflight_engine.cli, inflight_engine.server.run
+imported = clocks()
+from inflight_engine.models.source import resolve
+from inflight_engine.models.tokenizer import load_tokenizer
+load_tokenizer(resolve({MODEL!r}))
+loaded = clocks()
+spans = {{"API process: imports": (begin, imported), "API process: tokenizer": (imported, loaded)}}
+print(json.dumps({{name: [end - start for start, end in zip(*span)] for name, span in spans.items()}}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """`wall`: on the clock. `cpu`: of all threads and processes, user and system."""
+
+    wall: float
+    cpu: float
+
+
+def measure_start(flags: Sequence[str]) -> dict[str, Seconds]:
+    """One start: until the server is ready, then until it has answered its first request.
+
+    Raises:
+        RuntimeError: the server did not become ready.
+    """
+    cpu_before = _children_cpu()
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder, served_engine(Path(folder) / "engine.log", *flags) as url:
+        ready = time.perf_counter()
+        body = {"model": MODEL.rpartition("/")[2], "prompt": "The capital of France is", "max_tokens": 1}
+        request = urllib.request.Request(
+            f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"}
+        )
+        with urllib.request.urlopen(request) as response:
+            response.read()
+        answered = time.perf_counter()
+    used = _children_cpu() - cpu_before
+    return {"ready": Seconds(ready - begin, used), "first answer": Seconds(answered - ready, 0.0)}
+
+
+def measure_parts() -> dict[str, Seconds]:
+    """What the two processes do, each of them alone on the machine; when both start they do it at the same time."""
+    found: dict[str, Seconds] = {}
+    for program in (_ENGINE, _API):
+        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+        parts: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+        found |= {name: Seconds(*seconds) for name, seconds in parts.items()}
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="How long the engine takes to be ready, and where that time goes.")
+    parser.add_argument("--runs", type=int, default=5, help="starts, of which the median counts (default 5)")
+    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    arguments, flags = parser.parse_known_args(argv)
+    if arguments.runs < 1:
+        parser.error("--runs must be at least 1")
+    measure_start(flags)  # brings files into the page cache
+    runs = [measure_start(flags) | measure_parts() for _ in range(arguments.runs)]
+    medians = {name: _median([run[name] for run in runs]) for name in runs[0]}
+    if arguments.json:
+        print(json.dumps(_as_json(medians, arguments.runs)))
+        return 0
+    load = os.getloadavg()[0]
+    print(f"{cpu_model()}, {os.cpu_count()} CPUs, load {load:.1f}; median of {arguments.runs}; goal {GOAL_SECONDS:g} s")
+    for name, seconds in medians.items():
+        cpu = f"{seconds.cpu:6.2f} s of CPU" if seconds.cpu else ""
+        print(f"{name:42} {seconds.wall:6.2f} s {cpu}".rstrip())
+    return 0
+
+
+def _median(of: Sequence[Seconds]) -> Seconds:
+    return Seconds(statistics.median(run.wall for run in of), statistics.median(run.cpu for run in of))
+
+
+def _as_json(medians: dict[str, Seconds], runs: int) -> dict[str, Any]:
+    return {
+        "cpu": cpu_model(),
+        "runs": runs,
+        "seconds": {
+            name: {"wall": round(value.wall, 3), "cpu": round(value.cpu, 3)} for name, value in medians.items()
+        },
+    }
+
+
+def _children_cpu() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+if __name__ == "__main__":
+    sys.exit(main())

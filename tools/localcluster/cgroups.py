@@ -1,0 +1,70 @@
+"""Control groups of pods that were not stopped: found, their processes ended, removed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+from tools.localcluster.components.buildkit import BUILD_CGROUP
+from tools.localcluster.errors import ClusterError
+
+HIERARCHY = Path("/sys/fs/cgroup")
+NAMES = ("kubepods", BUILD_CGROUP)
+"""Groups below the root that the kubelet makes for pods and containerd for build steps."""
+
+
+def own_groups(hierarchy: Path = HIERARCHY) -> list[Path]:
+    """The top groups of pods and build steps: one a controller in cgroup v1, one in all in v2."""
+    if not hierarchy.is_dir():
+        return []
+    tops = [hierarchy, *(path for path in sorted(hierarchy.iterdir()) if path.is_dir() and not path.is_symlink())]
+    return [top / name for top in tops for name in NAMES if (top / name / "cgroup.procs").exists()]
+
+
+def processes_in(groups: Iterable[Path]) -> set[int]:
+    """Pids of all processes in `groups` and below."""
+    pids: set[int] = set()
+    for group in groups:
+        for listing in group.rglob("cgroup.procs"):
+            try:
+                pids.update(int(line) for line in listing.read_text().split())
+            except OSError:
+                continue  # the group went away while it was read
+    return pids
+
+
+def remove(timeout_seconds: float = 10.0) -> int:
+    """Kill what is left in the pods' groups and remove them; how many processes there were."""
+    groups = own_groups()
+    killed: set[int] = set()
+    deadline = time.monotonic() + timeout_seconds
+    while left := processes_in(groups):
+        if time.monotonic() > deadline:
+            raise ClusterError(f"processes of old pods do not end: {sorted(left)}; end them by hand, then try again")
+        for pid in left:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        killed |= left
+        time.sleep(0.02)
+    for group in groups:
+        for folder in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
+            _rmdir(folder)
+        _rmdir(group)
+    return len(killed)
+
+
+def _rmdir(folder: Path) -> None:
+    for _ in range(50):
+        try:
+            folder.rmdir()
+            return
+        except FileNotFoundError:
+            return
+        except OSError:
+            time.sleep(0.02)  # busy until the kernel has reaped the last process
+    folder.rmdir()

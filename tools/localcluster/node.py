@@ -1,0 +1,329 @@
+"""The own single node, brought up and taken down."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from tools.localcluster import (
+    base_image,
+    certificates,
+    dns,
+    gobuild,
+    goparts,
+    host,
+    images,
+    kubeconfig,
+    kubectl_program,
+    leftovers,
+    packages,
+    preflight,
+    probe,
+    settings,
+)
+from tools.localcluster.components import (
+    apiserver,
+    controller_manager,
+    coredns,
+    kube_proxy,
+    kubelet,
+    scheduler,
+)
+from tools.localcluster.components.containerd import PAUSE_IMAGE
+from tools.localcluster.errors import ClusterError
+from tools.localcluster.files import remove_tree, write_json, write_whole
+from tools.localcluster.gobuild import BuildPlan
+from tools.localcluster.image_store import CONTAINERD_SOCKET, ImageStore
+from tools.localcluster.images import Image
+from tools.localcluster.layout import RUNTIME, Layout
+from tools.localcluster.locking import exclusive
+from tools.localcluster.plane import ApiPlane
+from tools.localcluster.process import Processes, tail
+from tools.localcluster.progress import Progress, step
+from tools.localcluster.settings import NODE_NAME, Settings
+
+LANES = (
+    (goparts.CONTAINERD, goparts.CNI, goparts.BUILDKIT, goparts.COREDNS),
+    (goparts.PAUSE, goparts.ETCD, goparts.APISERVER, goparts.NODE),
+)
+"""Parts that image builds need come first: images are built while Kubernetes still compiles."""
+
+STOP_ORDER = (
+    "kubelet",
+    "kube-proxy",
+    "kube-scheduler",
+    "kube-controller-manager",
+    "kube-apiserver",
+    "etcd",
+    "buildkitd",
+    "containerd",
+)
+
+
+class OwnNode:
+    """The node of one cache folder."""
+
+    def __init__(self, layout: Layout, progress: Progress) -> None:
+        self.layout = layout
+        self.progress = progress
+        self.processes = Processes(layout)
+
+    @property
+    def lock(self) -> Path:
+        return self.layout.locks / "cluster"
+
+    def up(self, image_names: Sequence[str] = ()) -> dict[str, str]:
+        """Bring the cluster up, whatever state it is in; build the images `image_names` meanwhile.
+
+        Returns the references of the images by name.
+
+        Raises ClusterError with one sentence (and a log's last lines, where a component failed).
+        """
+        with exclusive(self.lock, "bringing the cluster up or down", self.progress):
+            started = time.monotonic()
+            preflight.check(self.layout, node_runs=bool(self.processes.running("kubelet")))
+            plan = BuildPlan(LANES, self.layout, self.progress)
+            try:
+                references = self._assemble(plan, image_names)
+            finally:
+                plan.close()
+            gobuild.drop_caches(self.layout, self.progress)
+            self.progress(
+                f"cluster is up after {time.monotonic() - started:.1f} s: KUBECONFIG={self.layout.kubeconfig}"
+            )
+            return references
+
+    def _assemble(self, plan: BuildPlan, image_names: Sequence[str]) -> dict[str, str]:
+        packages.ensure(self.progress)
+        if not self.processes.running("containerd") and not leftovers.shims():
+            leftovers.sweep(self.layout)
+        is_new = settings.load(self.layout.cluster) is None
+        chosen = settings.load_or_choose(self.layout.cluster)
+        RUNTIME.mkdir(mode=0o711, exist_ok=True)
+        write_whole(RUNTIME / "owner", f"{self.layout.root}\n")
+        host.set_up(chosen.network, self.layout)
+        store = ImageStore(self.layout, chosen, self.processes)
+        plane = self._prepare(chosen)
+        with ThreadPoolExecutor(4) as pool:
+            root_file_system = pool.submit(base_image.ensure_root_file_system, self.layout, self.progress)
+            containerd_ready = pool.submit(self._start_containerd, plan, store, is_new)
+            pods_can_start = pool.submit(self._import_pod_images, plan, store, containerd_ready)
+            built = pool.submit(self._build_images, plan, store, containerd_ready, root_file_system, image_names)
+            try:
+                self._start_control_plane(plan, plane, chosen)
+                pods_can_start.result()
+                self._start_node(chosen)
+                self._wait_for_cluster(chosen)
+            except BaseException:
+                plan.close()  # what the other threads wait for does not come any more
+                raise
+            if not built.done():
+                self.progress("the cluster is ready; waiting for images")
+            return built.result()
+
+    def _prepare(self, chosen: Settings) -> ApiPlane:
+        """Write keys, kubeconfigs and configurations."""
+        network, ports, folder = chosen.network, chosen.ports, self.layout.cluster
+        plane = ApiPlane(folder, ports, network.node_address, network.services, with_node=True)
+        leaves = (
+            *certificates.control_plane_leaves(apiserver.certificate_addresses(network)),
+            *certificates.node_leaves(NODE_NAME, network.node_address),
+        )
+        certificates.ensure(plane.pki, leaves)
+        for user in ("controller-manager", "scheduler", "kubelet", "kube-proxy"):
+            kubeconfig.write(plane.pki, user, plane.server)
+        resolver = kubelet.resolver_configuration(_host_resolver().read_text())
+        write_whole(folder / "resolv.conf", resolver)
+        return plane
+
+    def _start_containerd(self, plan: BuildPlan, store: ImageStore, is_new: bool) -> None:
+        plan.folder(goparts.CONTAINERD)
+        plan.folder(goparts.CNI)
+        with step(self.progress, "starting containerd"):
+            store.start_containerd()
+            if is_new and store.remove_containers():
+                # A cluster that was not taken down in order left containers in the database: forget them all.
+                self.processes.stop("containerd")
+                leftovers.sweep(self.layout)
+                store.forget_pods()
+                store.start_containerd()
+
+    def _import_pod_images(self, plan: BuildPlan, store: ImageStore, containerd_ready: Future[None]) -> None:
+        containerd_ready.result()
+        present = store.image_names()
+        pause, dns_server = plan.folder(goparts.PAUSE), plan.folder(goparts.COREDNS)
+        if PAUSE_IMAGE not in present:
+            store.import_binary(PAUSE_IMAGE, pause / "pause", user="65535:65535")
+        if coredns_image() not in present:
+            store.import_binary(coredns_image(), dns_server / "coredns")
+
+    def _build_images(
+        self,
+        plan: BuildPlan,
+        store: ImageStore,
+        containerd_ready: Future[None],
+        root_file_system: Future[Path],
+        image_names: Sequence[str],
+    ) -> dict[str, str]:
+        root_file_system.result()
+        plan.folder(goparts.BUILDKIT)
+        containerd_ready.result()
+        store.start_buildkit()
+        base_image.ensure(store, self.progress)
+        return {name: images.build_in_store(store, images.named(name), self.progress) for name in image_names}
+
+    def _start_control_plane(self, plan: BuildPlan, plane: ApiPlane, chosen: Settings) -> None:
+        etcd_binary = plan.folder(goparts.ETCD) / "etcd"
+        apiserver_binary = plan.folder(goparts.APISERVER) / "kube-apiserver"
+        with step(self.progress, "starting etcd and the API server"):
+            plane.start_etcd(self.processes, etcd_binary)
+            plane.start_apiserver(self.processes, apiserver_binary)
+        binaries = plan.folder(goparts.NODE)
+        with step(self.progress, "starting controller manager and scheduler"):
+            ports, network = chosen.ports, chosen.network
+            programs = (
+                (
+                    controller_manager.program(binaries / "kube-controller-manager", plane.pki, ports, network),
+                    ports.controller_manager,
+                ),
+                (scheduler.program(binaries / "kube-scheduler", plane.pki, ports), ports.scheduler),
+            )
+            for program, _ in programs:
+                self.processes.ensure(program)
+            for program, port in programs:
+                self._wait_healthy(program.name, f"https://127.0.0.1:{port}/healthz")
+
+    def _wait_healthy(self, name: str, url: str) -> None:
+        context = probe.loopback_context() if url.startswith("https") else None
+        self.processes.wait_ready(name, lambda: probe.answers_ok(url, context), 60)
+
+    def _start_node(self, chosen: Settings) -> None:
+        network, ports, folder = chosen.network, chosen.ports, self.layout.cluster
+        pki = folder / "pki"
+        binaries = gobuild.folder_of(goparts.NODE, self.layout)
+        proxy_file, kubelet_file = folder / "kube-proxy.json", folder / "kubelet.json"
+        proxy_text = write_json(proxy_file, kube_proxy.configuration(pki, ports, network, NODE_NAME))
+        settings_of_kubelet = kubelet.configuration(folder, pki, ports, network, CONTAINERD_SOCKET)
+        kubelet_text = write_json(kubelet_file, settings_of_kubelet)
+        with step(self.progress, "starting kubelet and kube-proxy"):
+            runs_pods = kubelet.program(binaries / "kubelet", kubelet_file, folder, pki, NODE_NAME, network)
+            self.processes.ensure(runs_pods, kubelet_text)
+            self.processes.ensure(kube_proxy.program(binaries / "kube-proxy", proxy_file), proxy_text)
+            self._wait_healthy("kubelet", f"http://127.0.0.1:{ports.kubelet_health}/healthz")
+            self._wait_healthy("kube-proxy", f"http://127.0.0.1:{ports.proxy_health}/healthz")
+
+    def _wait_for_cluster(self, chosen: Settings) -> None:
+        upstream = "nameserver" in (self.layout.cluster / "resolv.conf").read_text()
+        objects = coredns.manifests(chosen.network, coredns_image(), upstream)
+        listed = json.dumps({"apiVersion": "v1", "kind": "List", "items": objects})
+        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", text=listed)
+        since = self.processes.started_at("kubelet")  # what an earlier kubelet reported does not count
+        self._wait("Ready node", lambda: self._node_is_ready(since), 120)
+        name = "kubernetes.default.svc.cluster.local"
+        self._wait("answer from the cluster's DNS", lambda: dns.resolves(chosen.network.dns_service, name), 120)
+
+    def _wait(self, what: str, is_done: Callable[[], bool], timeout_seconds: float) -> None:
+        with step(self.progress, f"waiting for {what}"):
+            deadline = time.monotonic() + timeout_seconds
+            while not is_done():
+                if time.monotonic() > deadline:
+                    pods = self.kubectl("get", "pods", "-A", "-o", "wide")
+                    log = self.processes.log("kubelet")
+                    raise ClusterError(
+                        f"no {what} after {timeout_seconds:.0f} s; look at the pods\n{pods}"
+                        f"and at {log}, which ends with:\n{tail(log)}"
+                    )
+                time.sleep(0.1)
+
+    def _node_is_ready(self, since: datetime.datetime) -> bool:
+        shown = self.kubectl("get", "node", NODE_NAME, "--ignore-not-found", "-o", "json")
+        return bool(shown) and is_ready(json.loads(shown), since)
+
+    def kubectl(self, *arguments: str, text: str | None = None) -> str:
+        return kubectl_program.run(self.layout.kubeconfig, arguments, text)
+
+    def require_store(self) -> ImageStore:
+        """The store of the running node. Raises ClusterError where it does not run."""
+        chosen = settings.load(self.layout.cluster)
+        if not (chosen and self.processes.running("containerd") and self.processes.running("buildkitd")):
+            raise ClusterError("the local cluster does not run: `python -m tools.localcluster up` first")
+        return ImageStore(self.layout, chosen, self.processes)
+
+    def build(self, image: Image) -> str:
+        """Build `image` into the running node's store; its reference."""
+        store = self.require_store()
+        base_image.ensure(store, self.progress)
+        return images.build_in_store(store, image, self.progress)
+
+    def stop_api_server(self) -> None:
+        """End the API server at once; all else goes on."""
+        self.processes.stop("kube-apiserver", grace_seconds=1)
+
+    def start_api_server(self) -> None:
+        """Start the API server again and wait until it is ready. Does nothing where it runs."""
+        chosen = settings.load(self.layout.cluster)
+        if not chosen:
+            raise ClusterError("the local cluster does not run: `python -m tools.localcluster up` first")
+        plane = self._prepare(chosen)
+        plane.start_apiserver(self.processes, gobuild.folder_of(goparts.APISERVER, self.layout) / "kube-apiserver")
+
+    def down(self, *, purge: bool = False) -> None:
+        """Stop everything and put the host back as it was. Programs and images stay, unless `purge`."""
+        with exclusive(self.lock, "bringing the cluster up or down", self.progress):
+            preflight.check_may_take_down(self.layout)
+            with step(self.progress, "taking the cluster down"):
+                self._take_down()
+            if purge:
+                with step(self.progress, f"deleting {self.layout.root}"):
+                    remove_tree(self.layout.root)
+
+    def _take_down(self) -> None:
+        chosen = settings.load(self.layout.cluster)
+        control, stores = STOP_ORDER[:-2], STOP_ORDER[-2:]
+        for name in control:
+            # The data is thrown away: nothing is gained by waiting for open watches to end.
+            self.processes.stop(name, grace_seconds=1)
+        if chosen and self.processes.running("containerd"):
+            ImageStore(self.layout, chosen, self.processes).remove_containers()
+        for name in stores:
+            self.processes.stop(name)
+        leftovers.sweep(self.layout)
+        host.tear_down(chosen.network if chosen else None, self.layout)
+        if chosen:
+            ImageStore(self.layout, chosen, self.processes).forget_pods()
+        leftovers.forget_cluster(self.layout)
+
+    def status(self) -> list[str]:
+        """One line for each component, and what the API says about node and pods."""
+        lines = []
+        for name in reversed(STOP_ORDER):
+            record = self.processes.running(name)
+            lines.append(f"{name:<24} {f'running, pid {record.pid}' if record else 'not running'}")
+        if self.processes.running("kube-apiserver"):
+            lines.append(self.kubectl("get", "nodes,pods", "-A", "-o", "wide").rstrip())
+        return lines
+
+
+def is_ready(node: Mapping[str, Any], since: datetime.datetime) -> bool:
+    """Whether a Node object says Ready, in a report that the kubelet made at or after `since`."""
+    for condition in node.get("status", {}).get("conditions", []):
+        if condition["type"] == "Ready":
+            heartbeat = datetime.datetime.fromisoformat(condition["lastHeartbeatTime"])
+            return bool(condition["status"] == "True" and heartbeat >= since)
+    return False
+
+
+def coredns_image() -> str:
+    """Name of the CoreDNS image, with a tag that changes when what it is built from does."""
+    return f"{coredns.IMAGE_NAME}:{goparts.fingerprint(goparts.COREDNS)}"
+
+
+def _host_resolver() -> Path:
+    # systemd-resolved shows programs a server on loopback; the real ones are in its own file.
+    behind_resolved = Path("/run/systemd/resolve/resolv.conf")
+    return behind_resolved if behind_resolved.exists() else Path("/etc/resolv.conf")

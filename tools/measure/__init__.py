@@ -1,0 +1,1 @@
+"""Processes, percentiles and figures that benchmarks and checks share."""

@@ -1,0 +1,1 @@
+"""The chart installed in the local cluster, and the services, pods and numbers there."""

@@ -1,0 +1,123 @@
+"""Runs one Python file in a separate pod, as a client inside the cluster."""
+
+from __future__ import annotations
+
+import codecs
+import json
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.localcluster import kubeconfig_path, kubectl
+from tools.localcluster.kubectl_program import binary, environment
+
+START_SECONDS = 180
+
+
+@dataclass(frozen=True)
+class ScriptPod:
+    """A pod that runs, or ran, a script."""
+
+    namespace: str
+    name: str
+
+    def follow(self) -> Iterator[str]:
+        """Its output as it comes, in pieces, until it ends."""
+        command = [binary(), "-n", self.namespace, "logs", "-f", self.name]
+        kubeconfig = environment(kubeconfig_path())
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=kubeconfig) as process:
+            if process.stdout is None:
+                raise AssertionError("stdout is a pipe")
+            decoder = codecs.getincrementaldecoder("utf-8")("replace")  # a read may end inside a character
+            while piece := os.read(process.stdout.fileno(), 4096):
+                yield decoder.decode(piece)
+
+    def exit_code(self, seconds: float = 30) -> int:
+        """Its exit code once it has ended.
+
+        Raises:
+            TimeoutError: it runs on.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            state = _container_state(self)
+            if "terminated" in state:
+                return int(state["terminated"]["exitCode"])
+            time.sleep(0.3)
+        raise TimeoutError(f"pod {self.name} has not ended after {seconds:.0f} s")
+
+
+@contextmanager
+def script_pod(script: Path, arguments: list[str], *, name: str, image: str, namespace: str) -> Iterator[ScriptPod]:
+    """Start `python SCRIPT ARGUMENTS` in a pod from `image`; both pod and script are removed afterwards.
+
+    Raises:
+        TimeoutError: the pod does not start; the message has the kubelet's reason.
+    """
+    pod = ScriptPod(namespace, name)
+    manifests = {"apiVersion": "v1", "kind": "List", "items": _manifests(pod, script, arguments, image)}
+    _delete(pod)
+    kubectl("apply", "-f", "-", input=json.dumps(manifests))
+    try:
+        _wait_started(pod)
+        yield pod
+    finally:
+        _delete(pod)
+
+
+def _manifests(pod: ScriptPod, script: Path, arguments: list[str], image: str) -> list[dict[str, Any]]:
+    metadata = {"name": pod.name, "namespace": pod.namespace}
+    container = {
+        "name": "script",
+        "image": image,
+        "imagePullPolicy": "IfNotPresent",
+        "command": ["python3", "-u", f"/script/{script.name}", *arguments],
+        "volumeMounts": [{"name": "script", "mountPath": "/script"}],
+        # Without a request the engines on the same node would leave the script no CPU to keep its connections alive.
+        "resources": {"requests": {"cpu": "200m", "memory": "64Mi"}},
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+    }
+    spec = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 1,
+        "automountServiceAccountToken": False,
+        "securityContext": {"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+        "volumes": [{"name": "script", "configMap": {"name": pod.name}}],
+        "containers": [container],
+    }
+    return [
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {script.name: script.read_text()}},
+        {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec},
+    ]
+
+
+def _wait_started(pod: ScriptPod) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    state: dict[str, Any] = {}
+    while time.monotonic() < deadline:
+        state = _container_state(pod)
+        if "running" in state or "terminated" in state:
+            return
+        time.sleep(0.2)
+    raise TimeoutError(
+        f"pod {pod.name} has not started after {START_SECONDS} s: {state.get('waiting', 'not scheduled')}"
+    )
+
+
+def _container_state(pod: ScriptPod) -> dict[str, Any]:
+    manifest = json.loads(kubectl("-n", pod.namespace, "get", "pod", pod.name, "-o", "json"))
+    statuses = manifest["status"].get("containerStatuses")
+    return dict(statuses[0]["state"]) if statuses else {}
+
+
+def _delete(pod: ScriptPod) -> None:
+    kubectl("-n", pod.namespace, "delete", "pod,configmap", pod.name, "--ignore-not-found", "--now")

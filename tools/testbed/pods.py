@@ -1,0 +1,48 @@
+"""Pods in the chosen cluster."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from tools.localcluster import kubectl
+
+
+@dataclass(frozen=True)
+class Pod:
+    """One pod as it is now. The same uid and no more restarts at a later look: the same processes.
+
+    Attributes:
+        address: IP; empty before it has one.
+        node: empty before it is scheduled.
+        leaving: it is being deleted.
+        restarts: of all its containers, sidecars excluded.
+    """
+
+    name: str
+    uid: str
+    address: str
+    node: str
+    ready: bool
+    leaving: bool
+    restarts: int
+
+
+def pods(namespace: str, selector: str) -> list[Pod]:
+    """By name, those that are being deleted included. Args: selector: of labels."""
+    listing = json.loads(kubectl("-n", namespace, "get", "pods", "-l", selector, "-o", "json"))
+    return sorted((_pod(one) for one in listing["items"]), key=lambda pod: pod.name)
+
+
+def _pod(manifest: dict[str, Any]) -> Pod:
+    status = manifest.get("status", {})
+    return Pod(
+        name=manifest["metadata"]["name"],
+        uid=manifest["metadata"]["uid"],
+        address=status.get("podIP", ""),
+        node=manifest["spec"].get("nodeName", ""),
+        ready=any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or ()),
+        leaving="deletionTimestamp" in manifest["metadata"],
+        restarts=sum(container["restartCount"] for container in status.get("containerStatuses") or ()),
+    )
