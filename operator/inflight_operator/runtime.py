@@ -22,9 +22,8 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import API_VERSION, KIND
 from inflight_base.page.scraper import metrics_session
-from inflight_operator.apply import OperatorApi
 from inflight_operator.apply.engines import EngineClient, EngineTeller
-from inflight_operator.apply.kube import OPTIONAL_KINDS
+from inflight_operator.apply.kube import OPTIONAL_KINDS, OperatorApi
 from inflight_operator.clock import Clock
 from inflight_operator.keys.admin_key import LiveAdminKey
 from inflight_operator.keys.live_key import UnusableKeyError
