@@ -11,6 +11,7 @@ import aiohttp
 from aiohttp import web
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.page.scraper import metrics_session
 from inflight_gateway.discovery.addresses import any_address
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData, SecretRef
 from inflight_gateway.engines.ledger import Ledger
@@ -23,7 +24,7 @@ from inflight_gateway.pick.picker import Picker
 from inflight_gateway.proxy.publisher import Publisher
 from inflight_gateway.proxy.snapshot import Fixed
 from inflight_gateway.scrape.samples import Samples
-from inflight_gateway.scrape.scraper import Scraper, metrics_session
+from inflight_gateway.scrape.scraper import INTERVAL_SECONDS, EndpointScraper
 from inflight_gateway.settings import PickerSettings
 from inflight_gateway.state.knowledge import Knowledge
 from inflight_gateway.state.load import GatewayLoads, SentLoad
@@ -65,7 +66,7 @@ class Gateway:
         self._samples = Samples()
         self._refusals: Timers[str] = Timers(REFUSAL_S)
         """Addresses of endpoints that refused a request."""
-        self._scraper = Scraper(self._samples, http)
+        self._scraper = EndpointScraper(self._samples, http)
         self._holds = HoldQueue()
         estimates = Estimates()
         self._ledger = Ledger(self._willing, self._samples.get, estimates)
@@ -102,7 +103,7 @@ class Gateway:
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: PickerSettings) -> AsyncIterator[Gateway]:
-        async with metrics_session() as http:
+        async with metrics_session(INTERVAL_SECONDS) as http:
             gateway = cls(settings, http)
             try:
                 yield gateway
