@@ -127,7 +127,7 @@ class EngineSample:
     kv_cache_tokens: int = 0
     block_size: int = 16
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int = 8192
     cost: CostModel | None = None
     draining: bool = False
 

@@ -176,6 +176,23 @@ class Sample(Counters):
     cost_error: Annotated[float | None, Optional(Page.largest, "inflight_step_cost_error_ratio")] = None
     cost_steps: Annotated[float, Optional(Page.total, "inflight_step_cost_steps")] = 0.0
 
+    @property
+    def max_num_seqs(self) -> int | None:
+        """The slot limit in force."""
+        return None if self.limits is None else self.limits.max_num_seqs
+
+    @property
+    def request_tokens(self) -> float | None:
+        """Tokens that its requests hold in the KV cache or still have to compute."""
+        if self.kv_tokens is None or self.waiting_prompt_tokens is None:
+            return None
+        return self.kv_usage * self.kv_tokens + self.waiting_prompt_tokens
+
+    @property
+    def warmth(self) -> float:
+        """Share of prompt tokens that were found in the prefix cache; 0 if not reported."""
+        return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
+
 
 _READS: dict[str, Read] = {
     name: annotation.__metadata__[0]
