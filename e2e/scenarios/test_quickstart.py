@@ -6,7 +6,7 @@ import subprocess
 
 import pytest
 
-from tests.docs.blocks import blocks_of
+from tools.code_blocks import blocks_of
 from tools.localcluster import kubectl
 from tools.testbed.install import ROOT
 

@@ -13,11 +13,11 @@ from typing import Any
 from e2e.disruptions.stage import node_problem
 from e2e.storm.account import Storm, storm_of
 from e2e.storm.watch import Watch, watching
-from tools.load.pod import program_pod
 from tools.localcluster import ClusterError, kubectl
 from tools.localcluster.progress import Progress, to_stdout
 from tools.signals import exit_on_signals
 from tools.testbed.install import install
+from tools.testbed.load_pod import program_pod
 from tools.testbed.namespaces import temporary_namespace
 
 NAMESPACE = "e2e-storm"

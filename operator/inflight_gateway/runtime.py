@@ -60,15 +60,16 @@ async def _discovery(settings: PickerSettings, gateway: Gateway) -> AsyncIterato
     # Importing the Kubernetes client takes a second and 50 MiB, which a static file does not need.
     from kubernetes.aio import client
 
+    from inflight_base.kube.client import KubeApi
+    from inflight_base.kube.connect import ConnectError, load_configuration
     from inflight_gateway.discovery.kube import GatewayPods, KubeDiscovery
-    from inflight_gateway.discovery.kube_api import ConnectError, KubeApi, load_configuration
 
     pods = None
     if settings.peers:
         namespace, _, service = settings.peers.partition("/")
         pods = GatewayPods(namespace, service, settings.name, settings.http_port)
     try:
-        configuration = await load_configuration(settings.kubeconfig)
+        configuration = await load_configuration(settings.kubeconfig, " or --static FILE")
     except ConnectError as error:
         raise StartError(str(error)) from error
     async with client.ApiClient(configuration) as api:

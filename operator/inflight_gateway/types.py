@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
+from inflight_policies.priority import PRIORITY_AGING_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +70,7 @@ class ServiceConfig:
         model: name that clients send (spec.model.servedName or its default).
         ttft_s, tpot_s: targets.
         classes: the first is the default; empty: one class, `default`.
+        priority_aging_s: seconds of waiting that count as one step of priority.
         max_num_seqs: capacity of each engine.
         continuation: responses continue at another replica after a failure.
         max_attempts: maximum replicas for one request.
@@ -84,6 +86,7 @@ class ServiceConfig:
     ttft_per_token_s: float = 0.0
     tpot_s: float = 0.05
     classes: tuple[ServiceClass, ...] = ()
+    priority_aging_s: float = PRIORITY_AGING_S
     max_num_seqs: int = 256
     hold: HoldBounds = HoldBounds()
     continuation: bool = True
@@ -122,7 +125,7 @@ class EngineSample:
     kv_cache_tokens: int = 0
     block_size: int = 16
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int = 8192
     cost: CostModel | None = None
     draining: bool = False
 

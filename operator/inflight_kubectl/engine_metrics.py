@@ -1,20 +1,19 @@
 """Metrics of single engines, from their /metrics pages through port-forwards.
 
-Names are vLLM's, with `inflight_*` where vLLM has none. Percentiles cover the observations between two reads, so a
-pod's first read has none.
+Percentiles cover the observations between two reads, so a pod's first read has none.
 """
 
 from __future__ import annotations
 
-import math
-import re
 import time
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from inflight_base.page import reader
+from inflight_base.page.histogram import Histogram
+from inflight_base.page.reader import PageError, PageReader
 from inflight_kubectl.output import Problem, described
 
 if TYPE_CHECKING:
@@ -30,17 +29,23 @@ MAX_BYTES = 4 << 20
 WINDOW_SECONDS = 30.0
 """Percentiles and rates look back this far."""
 
-_LINE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{([^}\n]*)\})? +(\S+)", re.MULTILINE)
-_EDGE = re.compile(r'(?:^|,)le="([^"]+)"')
-_TTFT = "vllm:time_to_first_token_seconds_bucket"
-_TPOT = "vllm:request_time_per_output_token_seconds_bucket"
-
-Buckets = Mapping[float, float]
-"""Cumulative counts by upper bound, the last one infinity."""
+_READER = PageReader(
+    (
+        reader.RUNNING,
+        reader.WAITING,
+        reader.KV_USAGE,
+        reader.GENERATION_TOKENS,
+        reader.PREEMPTIONS,
+        reader.MAX_NUM_SEQS,
+        reader.MAX_NUM_BATCHED_TOKENS,
+        f"{reader.TTFT}_bucket",
+        f"{reader.TPOT}_bucket",
+    )
+)
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
+class Counts:
     """One read of one engine; counters are from the start of its process.
 
     Attributes:
@@ -55,8 +60,8 @@ class Page:
     preemptions: float
     max_num_seqs: int | None
     max_num_batched_tokens: int | None
-    ttft: Buckets
-    tpot: Buckets
+    ttft: Histogram
+    tpot: Histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,40 +84,28 @@ class Figures:
     problem: str | None = None
 
 
-def parse_page(text: str, at: float) -> Page:
+def parse_page(text: str, at: float) -> Counts:
     """The page in Prometheus' text format.
 
     Raises:
-        ValueError: the page is not an engine's.
+        PageError: the page is not an engine's.
     """
-    values: dict[str, float] = defaultdict(float)
-    buckets: dict[str, dict[float, float]] = {_TTFT: defaultdict(float), _TPOT: defaultdict(float)}
-    for name, labels, number in _LINE.findall(text):
-        if name in buckets:
-            edge = _EDGE.search(labels)
-            if edge is not None:
-                buckets[name][float(edge[1])] += float(number)
-        elif name.startswith(("vllm:", "inflight_max_")) and not name.endswith("_bucket"):
-            values[name] += float(number)
-    if "vllm:num_requests_running" not in values:
-        raise ValueError("this is not an engine's metrics page")
-    return Page(
+    page = _READER.read(text)
+    return Counts(
         at=at,
-        running=int(values["vllm:num_requests_running"]),
-        waiting=int(values["vllm:num_requests_waiting"]),
-        kv=values["vllm:kv_cache_usage_perc"],
-        generated=values["vllm:generation_tokens_total"],
-        preemptions=values["vllm:num_preemptions_total"],
-        max_num_seqs=int(values["inflight_max_num_seqs"]) if "inflight_max_num_seqs" in values else None,
-        max_num_batched_tokens=(
-            int(values["inflight_max_num_batched_tokens"]) if "inflight_max_num_batched_tokens" in values else None
-        ),
-        ttft=dict(buckets[_TTFT]),
-        tpot=dict(buckets[_TPOT]),
+        running=int(page.total(reader.RUNNING)),
+        waiting=int(page.total(reader.WAITING)),
+        kv=page.largest(reader.KV_USAGE) or 0.0,
+        generated=page.total(reader.GENERATION_TOKENS),
+        preemptions=page.total(reader.PREEMPTIONS),
+        max_num_seqs=page.whole(reader.MAX_NUM_SEQS),
+        max_num_batched_tokens=page.whole(reader.MAX_NUM_BATCHED_TOKENS),
+        ttft=page.histogram(reader.TTFT),
+        tpot=page.histogram(reader.TPOT),
     )
 
 
-def figures(pages: Sequence[Page]) -> Figures:
+def figures(pages: Sequence[Counts]) -> Figures:
     """Figures of one engine from its pages, oldest first; at least one."""
     first, last = pages[0], pages[-1]
     if last.generated < first.generated:
@@ -126,33 +119,25 @@ def figures(pages: Sequence[Page]) -> Figures:
         preemptions=int(last.preemptions - first.preemptions) if elapsed > 0 else None,
         max_num_seqs=last.max_num_seqs,
         max_num_batched_tokens=last.max_num_batched_tokens,
-        ttft_p95=percentile(last.ttft, first.ttft, 0.95),
-        tpot_p95=percentile(last.tpot, first.tpot, 0.95),
+        ttft_p95=last.ttft.since(first.ttft).percentile(0.95),
+        tpot_p95=last.tpot.since(first.tpot).percentile(0.95),
     )
 
 
-def percentile(now: Buckets, before: Buckets, q: float) -> float | None:
-    """The q-quantile of the observations between two reads, linear within its bucket as PromQL's histogram_quantile;
-    None without observations. Values above the last finite bound are reported as that bound."""
-    counts = [(bound, count - before.get(bound, 0.0)) for bound, count in sorted(now.items())]
-    if not counts or counts[-1][1] <= 0:
-        return None
-    rank = q * counts[-1][1]
-    lower, below = 0.0, 0.0
-    for bound, count in counts:
-        if count >= rank and count > below:
-            return lower if math.isinf(bound) else lower + (bound - lower) * (rank - below) / (count - below)
-        lower, below = (lower if math.isinf(bound) else bound), count
-    return lower
+def page_text(http: httpx.Client) -> str:
+    """The metrics page of an engine.
 
-
-def _limited(answer: httpx.Response) -> str:
-    """The text of a page, up to `MAX_BYTES`."""
+    Raises:
+        PageError: it is larger than `MAX_BYTES`.
+        httpx.HTTPError: no response, or an error.
+    """
     content = bytearray()
-    for piece in answer.iter_bytes():
-        content += piece
-        if len(content) > MAX_BYTES:
-            raise ValueError(f"the page is larger than {MAX_BYTES >> 20} MiB")
+    with http.stream("GET", "/metrics") as answer:
+        answer.raise_for_status()
+        for piece in answer.iter_bytes():
+            content += piece
+            if len(content) > MAX_BYTES:
+                raise PageError(f"the page is larger than {MAX_BYTES >> 20} MiB")
     return content.decode(errors="replace")
 
 
@@ -165,7 +150,7 @@ class EngineReader:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._open: dict[str, tuple[PortForward, httpx.Client]] = {}
-        self._pages: dict[str, list[Page]] = {}
+        self._pages: dict[str, list[Counts]] = {}
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="engine metrics")
 
     def read(self, pods: Sequence[Pod]) -> dict[str, Figures]:
@@ -186,13 +171,13 @@ class EngineReader:
         try:
             pages.append(self._page(pod))
         except (Problem, ValueError, KeyError, OSError) as error:
-            what = str(error) if type(error) is ValueError else described(error)
+            what = str(error) if isinstance(error, PageError) else described(error)
             return replace(figures(pages), problem=what) if pages else Figures(problem=what)
         while len(pages) > 2 and pages[-1].at - pages[1].at >= WINDOW_SECONDS:
             pages.pop(0)
         return figures(pages)
 
-    def _page(self, pod: Pod) -> Page:
+    def _page(self, pod: Pod) -> Counts:
         import httpx
 
         from inflight_kubectl.engine_access import forward_to_pod
@@ -203,9 +188,7 @@ class EngineReader:
             self._open[pod.uid] = forward, forward.client(timeout=5.0)
         forward, http = self._open[pod.uid]
         try:
-            with http.stream("GET", "/metrics") as answer:
-                answer.raise_for_status()
-                text = _limited(answer)
+            text = page_text(http)
         except httpx.HTTPError as error:
             self._forget(pod.uid, pages=False)
             raise forward.problem or Problem(f"no answer: {str(error) or type(error).__name__}") from error

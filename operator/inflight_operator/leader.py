@@ -20,8 +20,9 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from typing import Protocol
 
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.kube.kinds import RESOURCES
 from inflight_base.manifest import Manifest
-from inflight_operator.apply.kube import RESOURCES, KubeApiError
 
 logger = logging.getLogger(__name__)
 

@@ -14,19 +14,23 @@ from pathlib import Path
 import kopf
 from kubernetes.aio import client
 
+from inflight_base.kube.client import KubeApi
+from inflight_base.kube.connect import load_configuration
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.kube.kinds import Selection
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import API_VERSION, KIND
-from inflight_operator.apply import KubeApi
+from inflight_base.page.scraper import metrics_session
 from inflight_operator.apply.engines import EngineClient, EngineTeller
-from inflight_operator.apply.kube import OPTIONAL_KINDS, KubeApiError
+from inflight_operator.apply.kube import OPTIONAL_KINDS, OperatorApi
 from inflight_operator.clock import Clock
 from inflight_operator.keys.admin_key import LiveAdminKey
 from inflight_operator.keys.live_key import UnusableKeyError
 from inflight_operator.leader import Leadership, LeaseLostError
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.live_gateway import LiveGateway
-from inflight_operator.observe.scrape import ScrapePool, metrics_session
+from inflight_operator.observe.scrape import ScrapePool
 from inflight_operator.queue.workers import Workers, WorkerSettings
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
@@ -35,8 +39,7 @@ from inflight_operator.render import EngineObservability, Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.telemetry.web import Heartbeat, WebServer
 from inflight_operator.watch.available import AvailableApis
-from inflight_operator.watch.connect import kopf_connection, load_configuration
-from inflight_operator.watch.handlers import build_registry
+from inflight_operator.watch.handlers import build_registry, kopf_connection
 from inflight_operator.watch.listing import Lister
 
 logger = logging.getLogger(__name__)
@@ -113,7 +116,7 @@ async def run_operator(options: Options) -> int:
                 if options.leader_elect
                 else None
             )
-            api = KubeApi(api_client, may_write=leadership.leads) if leadership else KubeApi(api_client)
+            api = OperatorApi(api_client, may_write=leadership.leads) if leadership else OperatorApi(api_client)
             apis, admin_key = (
                 AvailableApis(api, optional_kinds(endpoint_picker=options.endpoint_picker)),
                 LiveAdminKey(api, own_namespace, options.key_secret),
@@ -168,9 +171,10 @@ async def run_operator(options: Options) -> int:
                         if gateway is not None:
                             tasks.create_task(gateway.run())
                             await gateway.settled()
-                        for part in (pool.run(), workers.run(), lister.run(), apis.run(lister.ask), admin_key.run()):
+                        for part in (workers.run(), lister.run(), apis.run(lister.ask), admin_key.run()):
                             tasks.create_task(part)
                 finally:
+                    pool.close()
                     await teller.close()
 
             actor = _Actor(leadership.lead(act) if leadership else act())
@@ -258,7 +262,7 @@ async def _wait_for_crd(api: KubeApi, namespaces: tuple[str, ...]) -> None:
     for namespace in namespaces or (None,):
         while True:
             try:
-                await anext(api.pages(KIND, namespace))
+                await anext(api.pages(Selection(KIND, namespace)))
                 break
             except KubeApiError as error:
                 hint = f"{API_VERSION} is not installed" if error.status == 404 else str(error)

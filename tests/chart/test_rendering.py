@@ -249,7 +249,7 @@ def test_two_releases_in_one_namespace_do_not_wait_for_each_others_lease(helm):
 
 
 def test_rights_have_no_wildcard_and_cover_the_children_and_nothing_that_escalates(helm):
-    from inflight_operator.apply.kube import RESOURCES
+    from inflight_base.kube.kinds import RESOURCES
     from inflight_operator.render.service_children import CHILD_KINDS
 
     rules = rules_of(helm.objects("--set", "gateway.enabled=true,gateway.extProcPort=9002"))

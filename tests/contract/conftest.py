@@ -7,8 +7,8 @@ import pytest
 import yaml
 from kubernetes.aio import client
 
-from inflight_operator.apply import KubeApi
-from inflight_operator.watch.connect import load_configuration
+from inflight_base.kube.connect import load_configuration
+from inflight_operator.apply.kube import OperatorApi
 from tests.contract.api_server import ApiServer
 from tests.contract.definitions import established
 from tests.contract.kubectl import Kubectl
@@ -63,7 +63,7 @@ def namespace(api_server):
 @pytest.fixture
 async def api(kubectl):
     async with client.ApiClient(await load_configuration(str(kubectl.kubeconfig))) as connected:
-        yield KubeApi(connected)
+        yield OperatorApi(connected)
 
 
 @pytest.fixture

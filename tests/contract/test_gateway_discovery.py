@@ -12,11 +12,12 @@ import pytest
 import yaml
 from kubernetes.aio import client
 
+from inflight_base.kube import reflector as reflector_module
+from inflight_base.kube.client import KubeApi
+from inflight_base.kube.connect import load_configuration
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.discovery import reflector as reflector_module
 from inflight_gateway.discovery.catalog import Catalog, SecretRef
 from inflight_gateway.discovery.kube import KubeDiscovery
-from inflight_gateway.discovery.kube_api import KubeApi, load_configuration
 from inflight_gateway.types import Endpoint, HoldBounds, RateLimits, ServiceConfig, TenantConfig
 from tests.contract.manifests import service_manifest
 from tests.gateway.waiting import until

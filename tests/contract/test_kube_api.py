@@ -9,12 +9,14 @@ from datetime import UTC, datetime
 import pytest
 from kubernetes.aio import client
 
+from inflight_base.kube import client as kube
+from inflight_base.kube.client import KubeApi
+from inflight_base.kube.connect import load_configuration
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.kube.kinds import Selection
 from inflight_operator.api import Condition, Decision, InferenceService, InferenceServiceStatus, LimitsStatus
 from inflight_operator.api.status import ObservedStatus
-from inflight_operator.apply import KubeApi, kube
-from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.keys.admin_key import LiveAdminKey
-from inflight_operator.watch.connect import load_configuration
 
 pytestmark = pytest.mark.contract
 
@@ -187,10 +189,10 @@ async def test_an_error_page_of_a_proxy_is_quoted():
 
 
 async def test_listed_objects_say_what_they_are(api, service):
-    (listed,) = await api.list("InferenceService", service.metadata.namespace)
+    (listed,) = await api.list(Selection("InferenceService", service.metadata.namespace))
     assert InferenceService.from_dict(listed) == service
-    assert await api.list("InferenceService", service.metadata.namespace, "no=such") == []
-    everywhere = await api.list("InferenceService")
+    assert await api.list(Selection("InferenceService", service.metadata.namespace, "no=such")) == []
+    everywhere = await api.list(Selection("InferenceService"))
     assert service.metadata.uid in {item["metadata"]["uid"] for item in everywhere}
 
 
@@ -202,10 +204,10 @@ async def test_a_long_list_comes_in_pages_of_one_version(monkeypatch, api, names
     monkeypatch.setattr(kube, "PAGE", 2)
     for name in "abcde":
         await api.create(config_map(namespace, name))
-    pages = [page async for page in api.pages("ConfigMap", namespace)]
+    pages = [page async for page in api.pages(Selection("ConfigMap", namespace))]
     assert [(page.first, len(page.items)) for page in pages] == [(True, 2), (False, 2), (False, 1)]
     assert len({page.version for page in pages}) == 1
-    assert [one["metadata"]["name"] for one in await api.list("ConfigMap", namespace)] == list("abcde")
+    assert [one["metadata"]["name"] for one in await api.list(Selection("ConfigMap", namespace))] == list("abcde")
 
 
 async def test_versions_grow_across_names_and_a_list_is_at_least_as_new_as_what_it_holds(api, namespace):
@@ -215,7 +217,7 @@ async def test_versions_grow_across_names_and_a_list_is_at_least_as_new_as_what_
     made.append(await api.create(config_map(namespace, "a")))
     versions = [int(one["metadata"]["resourceVersion"]) for one in made]
     assert versions == sorted(set(versions))
-    (page,) = [page async for page in api.pages("ConfigMap", namespace)]
+    (page,) = [page async for page in api.pages(Selection("ConfigMap", namespace))]
     assert int(page.version) >= versions[-1]
 
 

@@ -7,8 +7,8 @@ import yaml
 
 from deploy import generated, manifest
 from deploy.chart import ROOT, HelmError, rendered
+from inflight_base.kube.kinds import RESOURCES
 from inflight_operator import cli, runtime
-from inflight_operator.apply.kube import RESOURCES
 from inflight_operator.watch.handlers import WATCHED_KINDS
 from tools.localcluster.kubectl_program import binary
 

@@ -1,8 +1,6 @@
-import math
-
 import pytest
 
-from inflight_kubectl.engine_metrics import EngineReader, figures, parse_page, percentile
+from inflight_kubectl.engine_metrics import EngineReader, figures, parse_page
 from inflight_kubectl.output import Problem
 from tests.kubectl.objects import pod
 
@@ -44,19 +42,6 @@ def test_an_engine_process_that_started_anew_counts_from_its_start():
 def test_another_page_is_refused():
     with pytest.raises(ValueError, match="not an engine"):
         parse_page("up 1\n", 0.0)
-
-
-@pytest.mark.parametrize(
-    ("buckets", "expected"),
-    [
-        ({0.1: 95.0, 1.0: 100.0, math.inf: 100.0}, 0.1),
-        ({0.1: 0.0, 1.0: 0.0, math.inf: 5.0}, 1.0),
-        ({0.1: 0.0, math.inf: 0.0}, None),
-        ({}, None),
-    ],
-)
-def test_percentiles_are_those_of_histogram_quantile(buckets, expected):
-    assert percentile(buckets, {}, 0.95) == (None if expected is None else pytest.approx(expected))
 
 
 class Silent:

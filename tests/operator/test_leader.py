@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_operator.apply.kube import KubeApiError
+from inflight_base.kube.errors import KubeApiError
 from inflight_operator.leader import LEASE_SECONDS, RENEW_DEADLINE_SECONDS, RETRY_SECONDS, Leadership, LeaseLostError
 from tests.operator.virtual_time import run
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 from deploy.dashboards.draw import front_end, pictures
 from deploy.dashboards.draw.pictures import Look
-from deploy.dashboards.live import stage
-from deploy.dashboards.live.answers import load
-from deploy.dashboards.live.grafana import Window
-from deploy.dashboards.live.monitors import watching
-from deploy.dashboards.live.prometheus import PrometheusError
 from tools.localcluster import ClusterError, kubectl
 from tools.localcluster.progress import Progress, step, to_stdout
+from tools.prometheus import stage
+from tools.prometheus.answers import load
+from tools.prometheus.grafana import Window
+from tools.prometheus.monitors import watching
+from tools.prometheus.prometheus import PrometheusError
 from tools.testbed.install import OPERATOR_NAMESPACE, ROOT, install
 
 DESCRIPTION = """Draws each dashboard of the chart into docs/img/dashboard-NAME.png: brings up the local cluster with

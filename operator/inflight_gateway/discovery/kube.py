@@ -8,12 +8,13 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from inflight_base.kube.client import KubeApi
+from inflight_base.kube.kinds import Selection
+from inflight_base.kube.reflector import Changes, ObjectKey, Reflector
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import SERVICE_LABEL, SLICE_OF_LABEL
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData, SecretRef
-from inflight_gateway.discovery.kube_api import KubeApi, Selection
-from inflight_gateway.discovery.reflector import Changes, ObjectKey, Reflector
 from inflight_gateway.discovery.service_config import ServiceConfigError, read_service
 from inflight_gateway.discovery.slices import Slices, all_addresses
 from inflight_gateway.types import ServiceConfig
@@ -66,17 +67,12 @@ class KubeDiscovery:
         self._on_peers = on_peers
         self._peers: dict[ObjectKey, set[str]] = {}
         self._complete = False
-        scopes = [f"/namespaces/{namespace}" for namespace in sorted(namespaces)] or [""]
+        scopes: list[str | None] = [*sorted(namespaces)] or [None]
         self._services = [
-            Reflector(api, Selection(f"/apis/inflight.dev/v1alpha1{scope}/inferenceservices"), self._services_changed)
-            for scope in scopes
+            Reflector(api, Selection("InferenceService", scope), self._services_changed) for scope in scopes
         ]
         self._engines = [
-            Reflector(
-                api,
-                Selection(f"/apis/discovery.k8s.io/v1{scope}/endpointslices", label_selector=SERVICE_LABEL),
-                self._slices_changed,
-            )
+            Reflector(api, Selection("EndpointSlice", scope, labels=SERVICE_LABEL), self._slices_changed)
             for scope in scopes
         ]
 
@@ -109,8 +105,10 @@ class KubeDiscovery:
         return [one.problem for one in (*self._services, *self._engines, *secrets) if one.problem]
 
     def _services_changed(self, changes: Changes) -> None:
-        services = {ServiceKey(*key): self._read(key, manifest) for key, manifest in changes.items()}
-        outside = {key: config is None and changes[ObjectKey(*key)] is not None for key, config in services.items()}
+        services = {ServiceKey(*key): self._read(key, manifest) for key, manifest in changes.objects.items()}
+        outside = {
+            key: config is None and changes.objects[ObjectKey(*key)] is not None for key, config in services.items()
+        }
         self._catalog.update(services=services, outside=outside)
 
     def _read(self, key: ObjectKey, manifest: Manifest | None) -> ServiceConfig | None:
@@ -128,7 +126,7 @@ class KubeDiscovery:
         return config
 
     def _slices_changed(self, changes: Changes) -> None:
-        self._catalog.update(endpoints=self._slices.take(changes))
+        self._catalog.update(endpoints=self._slices.take(changes.objects))
 
     def _follow_secrets(self, change: Change) -> None:
         """Watches exactly the Secrets that services reference, one watch each."""
@@ -143,26 +141,25 @@ class KubeDiscovery:
         for ref in unnamed:
             self._secrets.pop(ref)[1].cancel()
         for ref in named - self._secrets.keys():
-            selection = Selection(
-                f"/api/v1/namespaces/{ref.namespace}/secrets", field_selector=f"metadata.name={ref.name}"
-            )
+            selection = Selection("Secret", ref.namespace, fields=f"metadata.name={ref.name}")
             reflector = Reflector(self._api, selection, self._secret_changed)
             self._secrets[ref] = (reflector, asyncio.create_task(reflector.run(), name=f"secret {ref}"))
         self._catalog.update(secrets=dict.fromkeys(unnamed))
 
     def _secret_changed(self, changes: Changes) -> None:
         self._catalog.update(
-            secrets={SecretRef(*key): None if secret is None else _data(secret) for key, secret in changes.items()}
+            secrets={
+                SecretRef(*key): None if secret is None else _data(secret) for key, secret in changes.objects.items()
+            }
         )
 
     def _peer_reflectors(self) -> Iterable[Reflector]:
         if self._pods is not None:
-            path = f"/apis/discovery.k8s.io/v1/namespaces/{self._pods.namespace}/endpointslices"
-            selection = Selection(path, label_selector=f"{SLICE_OF_LABEL}={self._pods.service}")
+            selection = Selection("EndpointSlice", self._pods.namespace, f"{SLICE_OF_LABEL}={self._pods.service}")
             pods = self._pods
 
             def changed(changes: Changes) -> None:
-                for key, manifest in changes.items():
+                for key, manifest in changes.objects.items():
                     self._peers.pop(key, None)
                     if manifest is not None:
                         self._peers[key] = all_addresses(manifest, pods.port, without_pod=pods.pod)

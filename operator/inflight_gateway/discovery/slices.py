@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+from inflight_base.kube.reflector import ObjectKey
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import HTTP_PORT_NAME, SERVICE_LABEL, SLICE_OF_LABEL, child_names
 from inflight_gateway.discovery.addresses import address_of
-from inflight_gateway.discovery.reflector import Changes, ObjectKey
 from inflight_gateway.types import Endpoint
 
 
@@ -73,7 +73,7 @@ class Slices:
         self._of_slice: dict[ObjectKey, tuple[ServiceKey, tuple[Endpoint, ...]]] = {}
         self._of_service: dict[ServiceKey, set[ObjectKey]] = defaultdict(set)
 
-    def take(self, changes: Changes) -> dict[ServiceKey, tuple[Endpoint, ...]]:
+    def take(self, changes: Mapping[ObjectKey, Manifest | None]) -> dict[ServiceKey, tuple[Endpoint, ...]]:
         """The endpoints of every service that these changes touch."""
         touched: set[ServiceKey] = set()
         for key, manifest in changes.items():

@@ -16,11 +16,11 @@ from time import monotonic
 
 import aiohttp
 
+from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import GATEWAY_STATE_PORT
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.backoff import pause
 from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, count, gateway_view, seconds
 

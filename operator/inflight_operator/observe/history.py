@@ -7,15 +7,16 @@ older ones every second, then every fourth and every eighth: `History.since` doc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 from functools import lru_cache
 from itertools import accumulate, chain
 from operator import add, attrgetter, lt, sub
 from struct import Struct
+from typing import Any, get_type_hints
 
 from inflight_base.page.histogram import Histogram
-from inflight_operator.observe.metrics import Sample
+from inflight_operator.observe.metrics import Counters, Sample
 
 NEWEST = 6
 """Newest samples that are all kept."""
@@ -33,28 +34,6 @@ span, however frequent the scrapes are."""
 _WORD = 2**32
 """Bucket counts of snapshots are kept modulo this: a difference is exact while fewer observations lie between."""
 
-_NUMBER, _TIME, _TOTALS, _SUMS, _PEAKS, _COUNTS = 0, 1, slice(2, 14), slice(14, 20), slice(20, 24), slice(24, None)
-"""Layout of a snapshot: its number; the time of its sample; counters and histogram totals; sums of gauges over all
-samples until then; peaks of gauges since the snapshot before; bucket counts of all histograms."""
-
-_HEAD = Struct("<2d")
-_SUMS_PACKED = Struct("<6d")
-_PEAKS_PACKED, _PEAKS_OFFSET = Struct("<4d"), _PEAKS.start * 8
-
-_COUNTERS = (
-    "preemptions",
-    "generation_tokens",
-    "prompt_tokens",
-    "arrived",
-    "arrived_tokens",
-    "arrived_squares",
-    "prefix_queries",
-    "prefix_hits",
-)
-"""Of a sample, in the order of a snapshot."""
-
-_counters = attrgetter(*_COUNTERS)
-
 Numbers = Sequence[float]
 
 
@@ -68,36 +47,41 @@ class Gauges:
     waiting_prompt_tokens: float | None
 
 
-@dataclass(frozen=True, slots=True)
-class PodSpan:
-    """Growth of one pod's metrics between two of its samples; counters and histograms are named as in `Sample`.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PodSpan(Counters):
+    """Growth of one pod's metrics between two of its samples.
 
     Attributes:
         samples: number of samples, both ends included; with one sample all growth is 0.
         seconds: between both ends.
-        preemptions, generation_tokens, prompt_tokens, arrived, arrived_tokens, arrived_squares, prefix_queries,
-            prefix_hits, ttft, tpot, itl, step_tokens: growth.
         mean, peak: of gauges, without the first sample unless it is the only one.
         newest: the sample at the end.
     """
 
     samples: int
     seconds: float
-    preemptions: float
-    generation_tokens: float
-    prompt_tokens: float
-    arrived: float
-    arrived_tokens: float
-    arrived_squares: float
-    prefix_queries: float
-    prefix_hits: float
-    ttft: Histogram
-    tpot: Histogram
-    itl: Histogram
-    step_tokens: Histogram
     mean: Gauges
     peak: Gauges
     newest: Sample
+
+
+_COUNTERS = [name for name, of in get_type_hints(Counters).items() if of is float]
+_HISTOGRAMS = [name for name, of in get_type_hints(Counters).items() if of is Histogram]
+_GAUGES = [one.name for one in fields(Gauges)]
+
+_counters, _histograms, _gauges = attrgetter(*_COUNTERS), attrgetter(*_HISTOGRAMS), attrgetter(*_GAUGES)
+
+_NUMBER, _TIME = 0, 1
+_TOTALS = slice(2, 2 + len(_COUNTERS) + len(_HISTOGRAMS))
+_SUMS = slice(_TOTALS.stop, _TOTALS.stop + len(_GAUGES) + 2)
+_PEAKS = slice(_SUMS.stop, _SUMS.stop + len(_GAUGES))
+_COUNTS = slice(_PEAKS.stop, None)
+"""Layout of a snapshot: its number; the time of its sample; counters and histogram totals; sums of gauges over all
+samples until then (see `_summands`); peaks of gauges since the snapshot before; bucket counts of all histograms."""
+
+_HEAD = Struct("<2d")
+_SUMS_PACKED = Struct(f"<{_SUMS.stop - _SUMS.start}d")
+_PEAKS_PACKED, _PEAKS_OFFSET = Struct(f"<{len(_GAUGES)}d"), _PEAKS.start * 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +105,7 @@ class History:
     @classmethod
     def of(cls, sample: Sample) -> History:
         """A history of one sample."""
-        return cls(sample, (), 0, _SUMS_PACKED.pack(*_summands(sample)), _PEAKS_PACKED.pack(*_gauges(sample)))
+        return cls(sample, (), 0, _SUMS_PACKED.pack(*_summands(sample)), _PEAKS_PACKED.pack(*_numbers(sample)))
 
     def with_sample(self, sample: Sample, span: float) -> History:
         """This history with one more sample, not older than the newest.
@@ -133,7 +117,7 @@ class History:
         was = self.newest
         if sample.time - was.time > span or _bounds(sample) != _bounds(was):
             return History.of(sample)
-        older, number, peaks = self.older, self.number, _gauges(sample)
+        older, number, peaks = self.older, self.number, _numbers(sample)
         if not older or was.time - _HEAD.unpack_from(older[-1])[_TIME] >= span * SPACING:
             older = _thinned((*older, self._snapshot()), number)
             number += 1
@@ -164,38 +148,27 @@ class History:
         totals = [max(0.0, grown) for grown in map(sub, _totals(newest), was[_TOTALS])]
         counts = [grown % _WORD for grown in map(sub, _counts(newest), was[_COUNTS])]
         ends = accumulate(map(len, bounds))
-        ttft, tpot, itl, step_tokens = (
-            Histogram(edges, counts[end - len(edges) : end], total)
-            for edges, end, total in zip(bounds, ends, totals[len(_COUNTERS) :], strict=True)
-        )
-        samples, *sums, told = map(sub, _SUMS_PACKED.unpack(self.sums), was[_SUMS])
+        grown: dict[str, Any] = dict(zip(_COUNTERS, totals, strict=False))
+        for name, edges, end, total in zip(_HISTOGRAMS, bounds, ends, totals[len(_COUNTERS) :], strict=True):
+            grown[name] = Histogram(edges, counts[end - len(edges) : end], total)
+        samples, *sums, prompt_tokens, reported = map(sub, _SUMS_PACKED.unpack(self.sums), was[_SUMS])
         peaks = [_PEAKS_PACKED.unpack_from(snapshot, _PEAKS_OFFSET) for snapshot in self.older[base + 1 :]]
-        running, waiting, kv_usage, prompt_tokens = map(max, zip(_PEAKS_PACKED.unpack(self.peaks), *peaks, strict=True))
+        means: list[Any] = [*(total / samples for total in sums), prompt_tokens / reported if reported else None]
+        most: list[Any] = list(map(max, zip(_PEAKS_PACKED.unpack(self.peaks), *peaks, strict=True)))
+        if not reported:
+            most[-1] = None
         return PodSpan(
+            **grown,
             samples=int(samples) + 1,
             seconds=newest.time - was[_TIME],
-            preemptions=totals[0],
-            generation_tokens=totals[1],
-            prompt_tokens=totals[2],
-            arrived=totals[3],
-            arrived_tokens=totals[4],
-            arrived_squares=totals[5],
-            prefix_queries=totals[6],
-            prefix_hits=totals[7],
-            ttft=ttft,
-            tpot=tpot,
-            itl=itl,
-            step_tokens=step_tokens,
-            mean=Gauges(sums[0] / samples, sums[1] / samples, sums[2] / samples, sums[3] / told if told else None),
-            peak=Gauges(running, waiting, kv_usage, prompt_tokens if told else None),
+            mean=Gauges(*means),
+            peak=Gauges(*most),
             newest=newest,
         )
 
     def _alone(self) -> PodSpan:
-        newest, empty = self.newest, Histogram()
-        gauges = Gauges(newest.running, newest.waiting, newest.kv_usage, newest.waiting_prompt_tokens)
-        nothing = 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0
-        return PodSpan(1, 0.0, *nothing, empty, empty, empty, empty, gauges, gauges, newest)
+        gauges = Gauges(*_gauges(self.newest))
+        return PodSpan(samples=1, seconds=0.0, mean=gauges, peak=gauges, newest=self.newest)
 
     def _snapshot(self) -> bytes:
         """The newest sample, packed."""
@@ -207,26 +180,24 @@ class History:
 
 
 def _bounds(sample: Sample) -> tuple[tuple[float, ...], ...]:
-    return sample.ttft.bounds, sample.tpot.bounds, sample.itl.bounds, sample.step_tokens.bounds
+    return tuple(one.bounds for one in _histograms(sample))
 
 
-def _counts(sample: Sample) -> chain[float]:
-    return chain(sample.ttft.counts, sample.tpot.counts, sample.itl.counts, sample.step_tokens.counts)
+def _counts(sample: Sample) -> Iterator[float]:
+    return chain.from_iterable(one.counts for one in _histograms(sample))
 
 
 def _totals(sample: Sample) -> Numbers:
-    totals = sample.ttft.total, sample.tpot.total, sample.itl.total, sample.step_tokens.total
-    return *_counters(sample), *totals
+    return *_counters(sample), *(one.total for one in _histograms(sample))
 
 
 def _summands(sample: Sample) -> Numbers:
     """One sample, its gauges, and whether it reported its prompt tokens."""
-    tokens = sample.waiting_prompt_tokens
-    return 1, sample.running, sample.waiting, sample.kv_usage, tokens or 0, tokens is not None
+    return 1, *_numbers(sample), sample.waiting_prompt_tokens is not None
 
 
-def _gauges(sample: Sample) -> Numbers:
-    return sample.running, sample.waiting, sample.kv_usage, sample.waiting_prompt_tokens or 0
+def _numbers(sample: Sample) -> Numbers:
+    return [value or 0 for value in _gauges(sample)]
 
 
 def _restarted(was: Sample, now: Sample) -> bool:

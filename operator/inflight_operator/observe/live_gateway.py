@@ -8,10 +8,11 @@ from typing import Any
 
 import aiohttp
 
+from inflight_base.kube.client import KubeApi
+from inflight_base.kube.kinds import Selection
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import SLICE_OF_LABEL
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.apply import KubeApi
 from inflight_operator.keys.gateway_key import GATEWAY_KEY_SECRET_NAME, LiveGatewayKey
 from inflight_operator.observe.cache import ENDPOINTS
 from inflight_operator.observe.gateway import GatewayReader
@@ -37,7 +38,7 @@ class LiveGateway:
         name, namespace = service.split(".")[:2]
 
         async def slices() -> Sequence[dict[str, Any]]:
-            return await api.list(ENDPOINTS, namespace, f"{SLICE_OF_LABEL}={name}")
+            return await api.list(Selection(ENDPOINTS, namespace, f"{SLICE_OF_LABEL}={name}"))
 
         self._reader = GatewayReader(http, slices, held)
         self._key = LiveGatewayKey(api, namespace, GATEWAY_KEY_SECRET_NAME)
@@ -48,7 +49,7 @@ class LiveGateway:
 
     def tenant_key(self, key: ServiceKey, uid: str) -> str:
         """Of the service with this uid; `read_key` must have succeeded once."""
-        return self._key.current.tenant_key(key.namespace, key.name, uid)
+        return self._key.current.tenant_key(key, uid)
 
     @property
     def addresses(self) -> tuple[GatewayAddress, ...] | None:

@@ -6,12 +6,12 @@ import logging
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import child_names
 from inflight_operator.apply.children import ChildApi, ChildrenState, sync_children
 from inflight_operator.apply.engines import EngineTeller
-from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.clock import Clock
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.reconcile.plan import Child, Outcome, Plan

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from inflight_base.manifest.units import parse_duration, parse_quantity
 from inflight_operator.api.resolve import capacity, tuning_bounds
 from inflight_operator.api.types import (
     SLO,
@@ -21,7 +22,6 @@ from inflight_operator.decide.scaling import ScalingBounds, ScalingTargets
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.decide.tuning_types import Slo
 from inflight_operator.limits import Limits, LimitsBounds
-from inflight_operator.quantities import parse_duration, parse_quantity
 from inflight_operator.render import Settings
 from inflight_operator.render.deployment import digest, template_inputs
 from inflight_operator.render.engine_flags import ttft_target

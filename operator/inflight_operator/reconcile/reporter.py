@@ -6,9 +6,9 @@ import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.api.types import MAX_DECISIONS, Decision, InferenceServiceStatus, ServiceRecord
-from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.backoff import pause
 from inflight_operator.clock import Clock
 from inflight_operator.observe.cache import ClusterCache

@@ -7,7 +7,9 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
-from inflight_operator.apply.kube import OPTIONAL_KINDS, RESOURCES, KubeApi, KubeApiError
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.kube.kinds import RESOURCES
+from inflight_operator.apply.kube import OPTIONAL_KINDS, OperatorApi
 
 logger = logging.getLogger(__name__)
 
@@ -24,7 +26,7 @@ class AvailableApis:
         current: the optional APIs at the last lookup, as `GROUP/VERSION/KIND`. Read it in each round.
     """
 
-    def __init__(self, api: KubeApi, kinds: Sequence[str] = OPTIONAL_KINDS) -> None:
+    def __init__(self, api: OperatorApi, kinds: Sequence[str] = OPTIONAL_KINDS) -> None:
         self._api = api
         self._kinds = kinds
         self.current: frozenset[str] = frozenset()

@@ -9,10 +9,13 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 import kopf
+from kubernetes.aio import client
 
+from inflight_base.kube.client import PAGE
+from inflight_base.kube.kinds import RESOURCES
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import KIND, SERVICE_LABEL
-from inflight_operator.apply.kube import OPTIONAL_KINDS, PAGE, RESOURCES
+from inflight_operator.apply.kube import OPTIONAL_KINDS
 from inflight_operator.observe.cache import ENDPOINTS, POD, ClusterCache
 from inflight_operator.render.service_children import CHILD_KINDS
 
@@ -112,3 +115,20 @@ def _selector(kind: str) -> tuple[str, str, str]:
     api_version, plural = RESOURCES[kind]
     group, _, version = api_version.rpartition("/")
     return group, version, plural
+
+
+async def kopf_connection(configuration: client.Configuration) -> kopf.ConnectionInfo:
+    """The connection for kopf. It is called again when the API server answers 401: service account tokens run out."""
+    header = await configuration.get_api_key_with_prefix("BearerToken")
+    scheme, _, token = (header or "").rpartition(" ")
+    return kopf.ConnectionInfo(
+        server=configuration.host,
+        ca_path=configuration.ssl_ca_cert,
+        insecure=not configuration.verify_ssl,
+        username=configuration.username or None,
+        password=configuration.password or None,
+        scheme=scheme or None,
+        token=token.strip() or None,
+        certificate_path=configuration.cert_file,
+        private_key_path=configuration.key_file,
+    )

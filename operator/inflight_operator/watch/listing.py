@@ -12,8 +12,11 @@ import logging
 from collections.abc import Iterable
 from contextlib import suppress
 
+from inflight_base.kube.client import KubeApi
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.kube.kinds import Selection
 from inflight_base.manifest.names import KIND, SERVICE_LABEL
-from inflight_operator.apply.kube import OPTIONAL_KINDS, KubeApi, KubeApiError
+from inflight_operator.apply.kube import OPTIONAL_KINDS
 from inflight_operator.observe.cache import ClusterCache, Listing
 from inflight_operator.watch.available import AvailableApis
 from inflight_operator.watch.handlers import WATCHED_KINDS
@@ -95,7 +98,7 @@ class Lister:
         for namespace in self._scopes:
             listing: Listing | None = None
             try:
-                async for page in self._api.pages(kind, namespace, None if kind == KIND else SERVICE_LABEL):
+                async for page in self._api.pages(Selection(kind, namespace, "" if kind == KIND else SERVICE_LABEL)):
                     if listing is None or page.first:
                         listing = self._cache.listing(kind, namespace, page.version)
                     if listing.outdated:

@@ -19,8 +19,8 @@ from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.types import Endpoint, Finished, Pick, RequestView
 from inflight_operator.telemetry.metrics import OperatorMetrics
+from tests.base.page.pages import engine_page
 from tests.deploy.dashboards.checked import queries
-from tests.operator.observe.pages import engine_page
 from tests.operator.telemetry.test_service_metrics import KEY, shown_with
 from tools import localcluster as cluster
 

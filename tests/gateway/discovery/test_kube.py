@@ -6,14 +6,14 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from inflight_base.kube import reflector as reflector_module
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery import kube as kube_module
-from inflight_gateway.discovery import reflector as reflector_module
 from inflight_gateway.discovery.catalog import Catalog, SecretRef
 from inflight_gateway.discovery.kube import GatewayPods, KubeDiscovery
 from inflight_gateway.discovery.service_config import read_service
 from inflight_gateway.types import Endpoint
-from tests.gateway.discovery.fake_api import fake_api
+from tests.base.kube.fake_api import fake_api
 from tests.gateway.waiting import until
 
 SERVICES = "/apis/inflight.dev/v1alpha1/inferenceservices"

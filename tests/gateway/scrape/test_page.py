@@ -7,10 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.page.reader import PageError
 from inflight_cost.model import CostModel
-from inflight_gateway.scrape.page import MAX_SERIES, WANTED, PageError, read_page
+from inflight_gateway.scrape.page import MAX_SERIES, WANTED, read_page
 from inflight_gateway.types import EngineSample
-from tests.operator.observe.pages import engine_page
+from tests.base.page.pages import engine_page
 
 PROJECT = Path(__file__).parents[3]
 

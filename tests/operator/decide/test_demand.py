@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from inflight_cost.capacity import Replica, Workload
 from inflight_cost.model import CostModel
 from inflight_operator.decide.demand import MIN_STEPS, SPACING, SPAN, DemandHistory, DemandPoint, DemandView
-from tests.operator.observe.pages import histogram, make_sample
+from tests.base.page.pages import histogram
+from tests.operator.observe.samples import make_sample
 
 COST = CostModel(5.5e-3, 15e-6, 30e-6, 0.045e-6, 1.05e-9)
 

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.observe import gateway as gateway_module
 from inflight_operator.observe.gateway import (
     GatewayReader,

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from inflight_base.page.histogram import Histogram
+from inflight_base.page.reader import MAX_BUCKETS, MAX_CURVE, MAX_LINES, PageError
 from inflight_cost.model import CostModel
 from inflight_operator.limits import Limits
-from inflight_operator.observe.metrics import MAX_BUCKETS, MAX_CURVE, MAX_LINES, WANTED, MetricsError, parse_metrics
-from tests.operator.observe.pages import engine_page
+from inflight_operator.observe.metrics import WANTED, parse_metrics
+from tests.base.page.pages import engine_page
 
 VLLM_PAGE = """
 # HELP vllm:num_requests_running Number of requests in model execution batches.
@@ -316,7 +317,7 @@ def test_line_ends_exemplars_and_time_stamps_are_tolerated():
 
 @pytest.mark.parametrize("page", ["", "<html>502</html>", "process_open_fds 20\n", "vllm:num_requests_running NaN"])
 def test_a_page_of_something_else_is_refused_by_name(page):
-    with pytest.raises(MetricsError, match="vllm:num_requests_running is missing"):
+    with pytest.raises(PageError, match="vllm:num_requests_running is missing"):
         parse_metrics(page, 0.0)
 
 
@@ -336,7 +337,7 @@ def test_a_page_of_something_else_is_refused_by_name(page):
     ],
 )
 def test_a_broken_page_is_refused(line):
-    with pytest.raises(MetricsError, match="not Prometheus text") as raised:
+    with pytest.raises(PageError, match="not Prometheus text") as raised:
         parse_metrics(f"{VLLM_PAGE}\n{line}\n", 0.0)
     assert len(str(raised.value)) < 200
 
@@ -376,7 +377,7 @@ def test_a_revision_that_no_operator_gave_counts_as_not_told(value):
     ],
 )
 def test_a_number_that_no_engine_counts_to_makes_the_page_an_error(line):
-    with pytest.raises(MetricsError, match=line.partition("{")[0].partition(" ")[0].removesuffix("_bucket")):
+    with pytest.raises(PageError, match=line.partition("{")[0].partition(" ")[0].removesuffix("_bucket")):
         parse_metrics(f"{VLLM_PAGE}\n{line}\n", 0.0)
 
 
@@ -388,9 +389,9 @@ def test_a_histogram_with_a_number_that_is_not_finite_counts_as_empty():
 def test_the_size_of_what_is_read_is_bounded():
     bucket = "vllm:inter_token_latency_seconds_bucket"
     many = "\n".join(f'{bucket}{{le="{edge}"}} 1' for edge in (*range(MAX_BUCKETS), "+Inf"))
-    with pytest.raises(MetricsError, match="buckets"):
+    with pytest.raises(PageError, match="buckets"):
         parse_metrics(f"{VLLM_PAGE}\n{many}\n", 0.0)
-    with pytest.raises(MetricsError, match="lines"):
+    with pytest.raises(PageError, match="lines"):
         parse_metrics(VLLM_PAGE + "vllm:num_requests_running 1\n" * MAX_LINES, 0.0)
 
 

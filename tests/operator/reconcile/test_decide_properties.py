@@ -13,7 +13,8 @@ from pathlib import Path
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
-from inflight_operator.observe.metrics import WANTED, MetricsError, parse_metrics
+from inflight_base.page.reader import PageError
+from inflight_operator.observe.metrics import WANTED, parse_metrics
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.snapshot import fresh_samples
@@ -322,7 +323,7 @@ def test_no_page_that_is_parsed_makes_a_decision_fail(spec, texts):
         fleet.now += 3.0
         try:
             samples = {"uid-chat-1": parse_metrics(text, fleet.now)}
-        except MetricsError:
+        except PageError:
             continue
         parsed += 1
         window = window.with_samples(samples, samples, fleet.now)

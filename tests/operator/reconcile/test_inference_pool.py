@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.apply.kube import KubeApiError
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API
 from tests.operator.fakes import KEY
 

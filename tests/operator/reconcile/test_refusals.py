@@ -1,6 +1,6 @@
 """What the API server refuses stops nothing else, is told, and is tried again."""
 
-from inflight_operator.apply.kube import KubeApiError
+from inflight_base.kube.errors import KubeApiError
 from tests.operator.fakes import KEY
 from tests.operator.reconcile.world import SMALL
 

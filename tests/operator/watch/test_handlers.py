@@ -6,7 +6,8 @@ import json
 import kopf
 from aiohttp import web
 
-from inflight_operator.apply.kube import PAGE, RESOURCES
+from inflight_base.kube.client import PAGE
+from inflight_base.kube.kinds import RESOURCES
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.watch.handlers import WATCHED_KINDS, build_registry, configure_kopf
 from tests.operator.fakes import KEY

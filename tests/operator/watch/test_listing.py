@@ -4,7 +4,8 @@ import asyncio
 
 import pytest
 
-from inflight_operator.apply.kube import KubeApiError, Page
+from inflight_base.kube.client import Page
+from inflight_base.kube.errors import KubeApiError
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.watch import available as available_module
 from inflight_operator.watch.available import AvailableApis
@@ -32,7 +33,8 @@ class Cluster:
     async def available_apis(self):
         return self.apis
 
-    async def pages(self, kind, namespace=None, selector=None):
+    async def pages(self, selection):
+        kind, namespace = selection.kind, selection.namespace
         self.listed.append((kind, namespace))
         if self.failing:
             self.failing -= 1
@@ -43,7 +45,7 @@ class Cluster:
             raise KubeApiError("GET", 404, "the server could not find the requested resource")
         items = [one for one in self.objects.get(kind, []) if namespace in (None, one["metadata"]["namespace"])]
         for start in range(0, max(1, len(items)), 2):
-            yield Page(start == 0, str(self.version), items[start : start + 2])
+            yield Page(start == 0, start + 2 >= len(items), str(self.version), items[start : start + 2])
 
 
 class Running:

@@ -18,8 +18,7 @@ from tools.bench.engine.jobs import Job
 from tools.bench.engine.peers import InstallError, installed
 from tools.bench.engine.process import EngineError, started
 from tools.bench.engine.rows import ROWS
-from tools.bench.engine.startup import seconds_to_ready
-from tools.demo_engine import free_port
+from tools.measure.served import free_port, seconds_to_ready
 
 DRIVER = """
 import os, sys, time
@@ -191,7 +190,7 @@ def test_start_to_ready_is_measured_until_the_server_answers(tmp_path):
 
 def test_a_server_that_ends_instead_fails_with_its_last_line(tmp_path):
     command = [sys.executable, "-c", "import sys; sys.exit('no such flag')"]
-    with pytest.raises(EngineError, match="exit code 1: no such flag"):
+    with pytest.raises(RuntimeError, match="exit code 1: no such flag"):
         seconds_to_ready(command, "http://127.0.0.1:1/", {}, tmp_path / "log")
 
 

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-from tools.load.pod import code
+from tools.testbed.load_pod import code
 
 IMPORTS = """
 import sys

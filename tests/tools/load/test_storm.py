@@ -85,9 +85,3 @@ async def test_a_closed_port_is_lost():
     record = await storm.ask(0, storm.parse(["--url=http://127.0.0.1:9"]), start)
     assert record["outcome"] == "lost"
     assert "ClientConnectorError" in record["why"]
-
-
-def test_services_are_numbered_as_their_names():
-    from e2e.storm.__main__ import name_of
-
-    assert [name_of(number) for number in (0, 49)] == ["sleeper-00", "sleeper-49"]

@@ -7,7 +7,7 @@
 - `fair engine`: likewise, and the engine runs the policy `fair` with signed tenants.
 - `limited`: through the gateway, and `concurrentRequests` allows the flooding tenant one request in flight.
 - `GPU direct`, `GPU fair share`, `GPU`: as `direct`, `fair share` and `gateway`, to an engine without a model whose
-  steps take as long as a GPU's (tools/bench/gateway/emulated.py).
+  steps take as long as a GPU's (tools/standin/timed.py).
 
 Alone is the same tenant with the same arrivals on the same set-up without the other. On a CPU, requests that run side
 by side share its arithmetic, and the difference to alone is mostly that; on a GPU a larger batch hardly slows a step,
@@ -28,15 +28,14 @@ from pathlib import Path
 from typing import Any
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.signing import tenant_key
 from inflight_gateway.request.headers import TENANT
-from inflight_gateway.tenants.signature import tenant_key
 from inflight_kubectl.answers import Answer, AnswerError
 from inflight_kubectl.load.client import Client, DisconnectedError
 from tools.bench.gateway.keys import SECRET, bearer, new_key, secret
-from tools.bench.gateway.stack import gateway, process, unused_port
-from tools.demo_engine import wait_ready
+from tools.bench.gateway.stack import gateway
 from tools.measure.percentile import percentile
-from tools.measure.served import served_engine
+from tools.measure.served import free_port, process, served_engine, wait_ready
 
 SERVICE = "bench"
 STEADY, FLOODING = "steady", "flooding"
@@ -69,7 +68,7 @@ _GATEWAY_KEY = "benchmark"
 class Arm:
     """One set-up. Attributes: gateway: else straight to the engine. flags: of the engine, besides `ENGINE_FLAGS`.
     flooding: limits of the flooding tenant. signed: the gateway sends the engine signed tenants. named: the client
-    sends the engine its tenant. emulated: the engine is `tools.bench.gateway.emulated`."""
+    sends the engine its tenant. emulated: the engine is `tools.standin.timed`."""
 
     gateway: bool = True
     flags: tuple[str, ...] = ()
@@ -176,7 +175,7 @@ def _start(stack: ExitStack, folder: Path, arm: Arm) -> tuple[str, dict[str, str
     gateway_key.write_text(_GATEWAY_KEY)
     if arm.signed:
         uid = f"default/{SERVICE}"
-        engine_key.write_bytes(tenant_key(_GATEWAY_KEY.encode(), ServiceKey("default", SERVICE), uid))
+        engine_key.write_text(tenant_key(_GATEWAY_KEY.encode(), ServiceKey("default", SERVICE), uid))
         flags.append(f"--tenant-key-file={engine_key}")
     log = folder / "engine.log"
     url = stack.enter_context(_emulated(log) if arm.emulated else served_engine(log, *flags))
@@ -199,10 +198,10 @@ def _start(stack: ExitStack, folder: Path, arm: Arm) -> tuple[str, dict[str, str
 
 @contextmanager
 def _emulated(log: Path) -> Iterator[str]:
-    port = unused_port()
-    with process(log, [sys.executable, "-m", "tools.bench.gateway.emulated", str(port)]) as running:
-        wait_ready(running, port)
-        yield f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    with process(log, [sys.executable, "-m", "tools.standin.timed", str(port)]) as running:
+        wait_ready(f"{url}/ready", {"the stand-in": (running, log)})
+        yield url
 
 
 async def _run(url: str, keys: dict[str, str], arm: Arm, seconds: float, turn: int, flooded: bool) -> _Run:

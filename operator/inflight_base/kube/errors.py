@@ -1,0 +1,46 @@
+"""Errors of calls to the Kubernetes API."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+LONGEST_MESSAGE = 300
+"""Characters that are kept of a response that is no JSON object, such as the error page of a proxy."""
+
+
+class KubeApiError(Exception):
+    """The API server refused a call, or is unreachable.
+
+    Attributes:
+        status: HTTP status; 0 without a response.
+        message: from the API server.
+        retry_after: seconds to wait before the next try, where the API server sends Retry-After (as with 429).
+    """
+
+    def __init__(self, action: str, status: int, message: str, retry_after: float | None = None) -> None:
+        super().__init__(f"{action}: {message}" + (f" (HTTP {status})" if status else ""))
+        self.status = status
+        self.message = message
+        self.retry_after = retry_after
+
+
+def json_object(content: bytes) -> dict[str, Any] | None:
+    """The JSON object in a response; None for any other content, such as error pages of proxies."""
+    try:
+        answer = json.loads(content)
+    except ValueError:
+        return None
+    return answer if isinstance(answer, dict) else None
+
+
+def refusal(action: str, status: int, content: bytes, retry_after: str | None = None) -> KubeApiError:
+    """The error of a response with another status than 2xx.
+
+    Args:
+        content: body of the response: mostly a Kubernetes Status.
+        retry_after: the header. The API server sends whole seconds; the date form of the header is not parsed.
+    """
+    message = (json_object(content) or {}).get("message") or content[:LONGEST_MESSAGE].decode(errors="replace")
+    seconds = float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else None
+    return KubeApiError(action, status, str(message), seconds)

@@ -1,0 +1,279 @@
+"""Metrics pages of engines: names, and their reader. Names are vLLM's, with `inflight_*` where vLLM has none.
+
+vLLM's own pages are supported as well; they lack most of `inflight_*`.
+
+A page comes from a pod that runs a tenant's model and is not trusted: the reader looks at the lines of the names that
+it was made for in one linear pass, and the size of the result is bounded.
+
+Format: https://prometheus.io/docs/instrumenting/exposition_formats/#text-based-format.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from operator import le, lt
+
+from inflight_base.page.histogram import Histogram
+from inflight_cost.model import CostModel
+
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+WAITING_PROMPT_TOKENS = "inflight_waiting_prompt_tokens"
+KV_USAGE = "vllm:kv_cache_usage_perc"
+KV_CACHE_TOKENS = "inflight_kv_cache_tokens"
+CACHE_CONFIG = "vllm:cache_config_info"
+"""Its labels contain the size of the KV cache."""
+MAX_NUM_SEQS = "inflight_max_num_seqs"
+MAX_NUM_BATCHED_TOKENS = "inflight_max_num_batched_tokens"
+PREEMPTIONS = "vllm:num_preemptions_total"
+GENERATION_TOKENS = "vllm:generation_tokens_total"
+TTFT = "vllm:time_to_first_token_seconds"
+TPOT = "vllm:request_time_per_output_token_seconds"
+STEP_COST = "inflight_step_cost_seconds"
+STEP_COST_CURVE = "inflight_step_cost_curve_seconds"
+REJECTIONS = "inflight_admission_rejections_total"
+
+MAX_LINES = 20_000
+"""Most lines of a page. A whole page of vLLM has about 1,000 for each of its engines."""
+
+MAX_BUCKETS = 64
+"""Most buckets of one histogram; engines have about 20."""
+
+MAX_NUMBER = 2.0**53
+"""Largest number unless a reader has another: above it doubles skip integers."""
+
+MAX_CURVE = 32
+"""Most points of the curve in a cost model, and engines of one vLLM server whose KV cache counts."""
+
+MAX_STEP_SECONDS = 3600.0
+"""Largest accepted coefficient of a cost model: slower engines cannot serve requests."""
+
+_KEYED = frozenset((STEP_COST, STEP_COST_CURVE, REJECTIONS))
+"""Names whose series differ by one label that matters: `term`, `tokens` or `reason`."""
+
+_TERMS = {
+    "step": "base_s",
+    "decode_sequence": "decode_seq_s",
+    "prefill_token": "prefill_token_s",
+    "decode_kv_token": "decode_kv_token_s",
+    "prefill_context_token": "prefill_context_token_s",
+    "copied_token": "copied_token_s",
+}
+"""Field of `CostModel` by label. Engines without copies do not report the last."""
+
+_NEEDED_TERMS = _TERMS.keys() - {"copied_token"}
+
+_QUOTED = r'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'
+_EDGE = r'[ \t]*+le[ \t]*+=[ \t]*+"([!#-\[\]^`-~]*+)"'
+_KEY = r'[ \t]*+(?:term|tokens|reason)[ \t]*+=[ \t]*+"([!#-\[\]^`-~_]*+)"'
+_LABEL = rf"[ \t]*+[a-zA-Z_]\w*+[ \t]*+=[ \t]*+{_QUOTED}"
+_AFTER_VALUE = re.compile(r"(?:[ \t]+[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)?(?:[ \t]+#[^\n]*)?[ \t\r]*", re.ASCII)
+"""A time stamp and an exemplar, both optional and both ignored."""
+_CACHE_CONFIG_LINE = re.compile(rf"\n{CACHE_CONFIG}\{{([^\n]*+)")
+_BLOCK_SIZE = re.compile(r'(?:^|,)block_size="([0-9]{1,7})"')
+_NUM_BLOCKS = re.compile(r'(?:^|,)num_gpu_blocks="([0-9]{1,9})"')
+
+
+class PageError(ValueError):
+    """The response is not an engine's metrics page; the message says why."""
+
+
+def _line(names: Collection[str]) -> re.Pattern[str]:
+    """A line of a wanted sample: name, `le`, the label of `_KEYED`, value, and the text after the value. A line that is
+    not well formed matches too; its value is then no number, or something follows it that is no time stamp."""
+
+    def one_of(prefix: str) -> str:
+        """The branches begin with different letters, so few are tried."""
+        return prefix + "(?:" + "|".join(name.removeprefix(prefix) for name in names if name.startswith(prefix)) + ")"
+
+    # `re` finds the line feed with memchr, and all repetitions are possessive: no backtracking, so the time is linear
+    # in the text for any input.
+    return re.compile(
+        rf"\n[ \t]*+({one_of('vllm:')}|{one_of('inflight_')})(?![\w:])[ \t]*+"
+        rf"(?:\{{(?:(?:{_EDGE}|{_KEY}|{_LABEL})[ \t]*+,?+)*+[ \t]*+\}})?+"
+        r"[ \t]*+([!-^`-~]*+)([^\n]*+)",
+        re.ASCII,
+    )
+
+
+class PageReader:
+    """Reads the samples of some names.
+
+    A number that is not finite counts as missing. One that is negative or too large is an error of the page; without
+    `strict`, and for `optional` names, it counts as missing too. Counters (names in `_total`) count whole requests and
+    tokens; a fraction is left out, so that no mean is of less than one.
+
+    Args:
+        names: of samples, as `?name[]=` of prometheus_client takes them.
+        largest: of numbers, by name; others have `MAX_NUMBER`.
+        strict: whether a line that cannot be parsed is an error of the page, else its number counts as missing.
+
+    Attributes:
+        query: asks for the needed samples alone. prometheus_client's servers know it; others ignore it and send all.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        *,
+        optional: Collection[str] = (),
+        largest: Mapping[str, float] | None = None,
+        strict: bool = True,
+    ) -> None:
+        self.query = "&".join(f"name%5B%5D={name}" for name in names)
+        self._line = _line(names)
+        self._strict = strict
+        self._buckets = frozenset(name for name in names if name.endswith("_bucket"))
+        self._counters = frozenset(name for name in names if name.endswith("_total"))
+        self._optional = frozenset(optional if strict else names) | {STEP_COST, STEP_COST_CURVE}
+        costs = dict.fromkeys((STEP_COST, STEP_COST_CURVE), MAX_STEP_SECONDS)
+        self._largest = {**dict.fromkeys(names, MAX_NUMBER), **(largest or {}), **costs}
+
+    def read(self, text: str) -> Page:
+        """
+        Raises:
+            PageError: no line has `RUNNING`, or, if `strict`, none with a possible number; there are more than
+                `MAX_LINES` lines; a line cannot be parsed, or a number is impossible, where that is an error.
+        """
+        if text.count("\n") > MAX_LINES:
+            raise PageError(f"more than {MAX_LINES} lines")
+        page = Page(f"\n{text}")
+        values, unknown, buckets, counters = page.values, page.unknown, self._buckets, self._counters
+        largest = self._largest
+        for name, edge, key, number, rest in self._line.findall(page.text):
+            try:
+                value = float(number)
+                bound = float(edge) if name in buckets else 0.0
+            except ValueError as error:
+                if self._strict:
+                    what = f"{name} is {number[:40]!r} in bucket {edge[:40]!r}"
+                    raise PageError(f"not Prometheus text: {what}") from error
+                value = math.nan
+            if rest and self._strict and not _AFTER_VALUE.fullmatch(rest):
+                raise PageError(f"not Prometheus text: {name} is followed by {rest.strip()[:40]!r}")
+            if not 0 <= value <= largest[name]:
+                if math.isfinite(value) and name not in self._optional:
+                    raise PageError(f"{name} is {value:g}, which no engine counts to")
+                unknown.add(name)
+            elif name in buckets:
+                of_name = page.buckets[name]
+                of_name[bound] = of_name.get(bound, 0.0) + value
+            else:
+                if name in counters:
+                    value //= 1
+                if name in _KEYED:
+                    page.keyed[name].append((key, value))
+                else:
+                    values[name].append(value)
+        if not values[RUNNING] and (self._strict or RUNNING not in unknown):
+            raise PageError(f"{RUNNING} is missing: this is not an engine's metrics page")
+        return page
+
+
+@dataclass(slots=True, eq=False)
+class Page:
+    """The numbers of one page. Values of several label sets (engines of one vLLM server) are lists.
+
+    Attributes:
+        text: of the page, after a line feed.
+        values: by name, in the order of the page.
+        keyed: the same of names whose series differ by one label that matters, with that label.
+        buckets: of histograms, by upper bound.
+        unknown: names with a number that counts as missing.
+    """
+
+    text: str
+    values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    keyed: defaultdict[str, list[tuple[str, float]]] = field(default_factory=lambda: defaultdict(list))
+    buckets: defaultdict[str, dict[float, float]] = field(default_factory=lambda: defaultdict(dict))
+    unknown: set[str] = field(default_factory=set)
+
+    def total(self, name: str) -> float:
+        """The sum; 0 without a value."""
+        return sum(self.values[name])
+
+    def largest(self, name: str) -> float | None:
+        """None without a value."""
+        return max(self.values[name], default=None)
+
+    def positive(self, name: str) -> float | None:
+        """The largest value; None without one above 0."""
+        return self.largest(name) or None
+
+    def whole(self, name: str) -> int | None:
+        """The largest value; None without any, or when it is not a whole number."""
+        largest = max(self.values[name], default=0.5)
+        return int(largest) if largest.is_integer() else None
+
+    def histogram(self, name: str) -> Histogram:
+        """The sum over label sets; empty without buckets, and where a bucket or the sum counts as missing.
+
+        Raises:
+            PageError: it has falling counts, no bucket for infinity, impossible bounds, or more buckets than
+                `MAX_BUCKETS`.
+        """
+        found = self.buckets[f"{name}_bucket"]
+        if not found or f"{name}_bucket" in self.unknown or f"{name}_sum" in self.unknown:
+            return Histogram()
+        if len(found) > MAX_BUCKETS:
+            raise PageError(f"{name} has {len(found)} buckets, {MAX_BUCKETS} at most are read")
+        bounds = tuple(sorted(found))
+        counts = [found[bound] for bound in bounds]
+        # NaN compares as false with everything, so a bound that is NaN is found here too.
+        if bounds[-1] != math.inf or not all(map(lt, bounds, bounds[1:])):
+            raise PageError(f"{name} has no bucket for +Inf, or one for NaN")
+        if bounds[0] < 0.0 or (len(bounds) > 1 and bounds[-2] > MAX_NUMBER):
+            raise PageError(f"{name} has a bucket bound that no engine has")
+        if not all(map(le, counts, counts[1:])):
+            raise PageError(f"{name} has bucket counts that fall")
+        return Histogram(_shared_bounds(bounds), counts, self.total(f"{name}_sum"))
+
+    def cost(self) -> CostModel | None:
+        """The cost model of a step; None if a coefficient is missing or impossible, or the curve is invalid."""
+        if STEP_COST in self.unknown or STEP_COST_CURVE in self.unknown:
+            return None
+        terms, curve = (_largest_by_key(self.keyed[name]) for name in (STEP_COST, STEP_COST_CURVE))
+        if len(curve) > MAX_CURVE or not terms.keys() >= _NEEDED_TERMS:
+            return None
+        try:
+            points = tuple(sorted((float(tokens), seconds) for tokens, seconds in curve.items()))
+        except ValueError:
+            return None
+        tokens = [0.0, *(tokens for tokens, _ in points)]
+        # NaN compares as false, so it is rejected here too.
+        if not (all(map(lt, tokens, tokens[1:])) and tokens[-1] <= MAX_NUMBER):
+            return None
+        return _shared_cost(tuple(terms.get(term, 0.0) for term in _TERMS), points)
+
+    def kv_cache(self) -> tuple[int, int]:
+        """Block size of a vLLM server (the largest), and tokens of the KV caches of its engines; 0 if not reported."""
+        lines = _CACHE_CONFIG_LINE.findall(self.text)
+        found = [(_BLOCK_SIZE.search(labels), _NUM_BLOCKS.search(labels)) for labels in lines[:MAX_CURVE]]
+        sizes = [(int(size[1]), int(blocks[1])) for size, blocks in found if size is not None and blocks is not None]
+        return max((size for size, _ in sizes), default=0), sum(size * blocks for size, blocks in sizes)
+
+
+def _largest_by_key(series: list[tuple[str, float]]) -> dict[str, float]:
+    largest: dict[str, float] = {}
+    for key, value in series:
+        largest[key] = max(value, largest.get(key, 0.0))
+    return largest
+
+
+@lru_cache(maxsize=4096)
+def _shared_cost(coefficients: tuple[float, ...], curve: tuple[tuple[float, float], ...]) -> CostModel | None:
+    """One object for all pages with this cost model; None if a decode step takes no time."""
+    cost = CostModel(**dict(zip(_TERMS.values(), coefficients, strict=True)), curve=curve)
+    least = cost.base_s + cost.decode_seq_s + cost.decode_kv_token_s + min((one for _, one in curve), default=0.0)
+    return cost if least > 0 else None
+
+
+@lru_cache(maxsize=1024)
+def _shared_bounds(bounds: tuple[float, ...]) -> tuple[float, ...]:
+    """One tuple for all histograms with these bounds."""
+    return bounds

@@ -1,0 +1,66 @@
+"""Metrics pages for tests, written by our engine's own exporter, and histograms."""
+
+import random
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from inflight_base.page.histogram import Histogram
+from inflight_cost.model import CostModel
+from inflight_engine.messages import EngineReady, StepCost, StepStats
+from inflight_engine.runner_info import RunnerInfo
+from inflight_engine.scheduling.config import ServiceClass
+from inflight_engine.scheduling.limits import Limits as EngineLimits
+from inflight_engine.server.metrics import EngineMetrics, Gauges
+
+
+def engine_page(names=None, observations=1, seed=0):
+    """The page of an engine with limits 48 and 1024 (capacity 64 and 2048, revision 7), 5 requests running, 2 waiting
+    with 300 prompt tokens. With `names`, only these samples, as prometheus_client's servers answer `?name[]=`."""
+    stats = StepStats(
+        num_running=5,
+        num_waiting=2,
+        waiting_prompt_tokens=300,
+        kv_usage=0.5,
+        num_preemptions=3,
+        num_swapped_blocks=0,
+        prefix_queries=0,
+        prefix_hits=0,
+        num_prefill_tokens=100,
+        num_decode_tokens=7,
+        step_seconds=0.2,
+        schedule_seconds=0.001,
+    )
+    ready = EngineReady(EngineLimits(64, 2048), RunnerInfo(10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0))
+    gauges = Gauges(
+        stats=stats,
+        limits=EngineLimits(48, 1024, 7),
+        ready=ready,
+        waiting=2,
+        queued_by_class={"interactive": 2, "batch": 0},
+        queued_tokens=300,
+        draining=False,
+    )
+    metrics = EngineMetrics("m", [ServiceClass("interactive"), ServiceClass("batch")], lambda: gauges)
+    numbers = random.Random(seed)
+    for _ in range(observations):
+        metrics.time_to_first_token.observe(numbers.expovariate(2))
+        metrics.inter_token_latency.observe(numbers.expovariate(20))
+        metrics.time_per_output_token.observe(numbers.expovariate(20))
+        metrics.step(stats)
+        metrics.generation_tokens += 7
+    metrics.step_cost = StepCost(
+        CostModel(0.005, 1e-5, 3e-5, 4e-8, 1e-9, curve=((1.0, 0.001), (512.0, 0.01))), 0.05, 900
+    )
+    metrics.output_lengths.generated(0, 7)
+    metrics.output_lengths.ended(7)
+    registry = CollectorRegistry(auto_describe=True)
+    registry.register(metrics)
+    return generate_latest(registry if names is None else registry.restricted_registry(names)).decode()
+
+
+BOUNDS = (0.1, 0.2, 0.5, 1.0, float("inf"))
+
+
+def histogram(*values):
+    """The cumulative histogram of `values`."""
+    return Histogram(BOUNDS, tuple(sum(value <= bound for value in values) for bound in BOUNDS), sum(values))
