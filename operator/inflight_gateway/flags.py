@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from inflight_base import logs
 from inflight_base.manifest.names import POOL_PORTS
-from inflight_gateway import logs
 from inflight_gateway.settings import GATEWAY_KEY_FILE
 
 

@@ -124,13 +124,20 @@ def figures(pages: Sequence[Counts]) -> Figures:
     )
 
 
-def _limited(answer: httpx.Response) -> str:
-    """The text of a page, up to `MAX_BYTES`."""
+def page_text(http: httpx.Client) -> str:
+    """The metrics page of an engine.
+
+    Raises:
+        PageError: it is larger than `MAX_BYTES`.
+        httpx.HTTPError: no response, or an error.
+    """
     content = bytearray()
-    for piece in answer.iter_bytes():
-        content += piece
-        if len(content) > MAX_BYTES:
-            raise PageError(f"the page is larger than {MAX_BYTES >> 20} MiB")
+    with http.stream("GET", "/metrics") as answer:
+        answer.raise_for_status()
+        for piece in answer.iter_bytes():
+            content += piece
+            if len(content) > MAX_BYTES:
+                raise PageError(f"the page is larger than {MAX_BYTES >> 20} MiB")
     return content.decode(errors="replace")
 
 
@@ -181,9 +188,7 @@ class EngineReader:
             self._open[pod.uid] = forward, forward.client(timeout=5.0)
         forward, http = self._open[pod.uid]
         try:
-            with http.stream("GET", "/metrics") as answer:
-                answer.raise_for_status()
-                text = _limited(answer)
+            text = page_text(http)
         except httpx.HTTPError as error:
             self._forget(pod.uid, pages=False)
             raise forward.problem or Problem(f"no answer: {str(error) or type(error).__name__}") from error

@@ -21,16 +21,16 @@ from inflight_base.kube.kinds import Selection
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import API_VERSION, KIND
-from inflight_operator.apply import OperatorApi
+from inflight_base.page.scraper import metrics_session
 from inflight_operator.apply.engines import EngineClient, EngineTeller
-from inflight_operator.apply.kube import OPTIONAL_KINDS
+from inflight_operator.apply.kube import OPTIONAL_KINDS, OperatorApi
 from inflight_operator.clock import Clock
 from inflight_operator.keys.admin_key import LiveAdminKey
 from inflight_operator.keys.live_key import UnusableKeyError
 from inflight_operator.leader import Leadership, LeaseLostError
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.live_gateway import LiveGateway
-from inflight_operator.observe.scrape import ScrapePool, metrics_session
+from inflight_operator.observe.scrape import ScrapePool
 from inflight_operator.queue.workers import Workers, WorkerSettings
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
@@ -171,9 +171,10 @@ async def run_operator(options: Options) -> int:
                         if gateway is not None:
                             tasks.create_task(gateway.run())
                             await gateway.settled()
-                        for part in (pool.run(), workers.run(), lister.run(), apis.run(lister.ask), admin_key.run()):
+                        for part in (workers.run(), lister.run(), apis.run(lister.ask), admin_key.run()):
                             tasks.create_task(part)
                 finally:
+                    pool.close()
                     await teller.close()
 
             actor = _Actor(leadership.lead(act) if leadership else act())

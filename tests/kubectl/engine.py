@@ -4,8 +4,6 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-import httpx
-
 from tools.standin.connection import TaskConnection, listen
 
 
@@ -14,10 +12,8 @@ class StandInForward:
 
     def __init__(self, url):
         self.url = url
+        self.headers = {}
         self.problem = None
-
-    def async_client(self, **options):
-        return httpx.AsyncClient(**({"base_url": self.url, "trust_env": False} | options))
 
 
 class StandInEngine:

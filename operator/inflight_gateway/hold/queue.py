@@ -8,10 +8,9 @@ from heapq import heappop, heappush
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.bounds import exceeded, queue_full
-from inflight_gateway.hold.counters import OUTPUT_TOKEN, PROMPT_TOKEN
-from inflight_gateway.hold.order import Held
-from inflight_gateway.hold.service_queue import ServiceQueue
+from inflight_gateway.hold.service_queue import Held, ServiceQueue
 from inflight_gateway.types import Pick, Refusal, RequestView, ServiceConfig
+from inflight_policies.service_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 
 CanStart = Callable[[RequestView], Pick | None]
 AboveShare = Callable[[RequestView, float], bool]

@@ -7,7 +7,8 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from inflight_operator.keys.live_key import KEY_BYTES, LiveKey, UnusableKeyError, derived, long_enough
+from inflight_base.signing import derived
+from inflight_operator.keys.live_key import KEY_BYTES, LiveKey, UnusableKeyError, long_enough
 
 KEY_SECRET_NAME = "inflight-operator-key"
 FIRST_EPOCH = "1"

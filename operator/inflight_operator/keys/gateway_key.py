@@ -7,7 +7,9 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from inflight_operator.keys.live_key import KEY_BYTES, LiveKey, derived, long_enough
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.signing import tenant_key
+from inflight_operator.keys.live_key import KEY_BYTES, LiveKey, long_enough
 
 GATEWAY_KEY_SECRET_NAME = "inflight-gateway-key"
 
@@ -16,9 +18,9 @@ GATEWAY_KEY_SECRET_NAME = "inflight-gateway-key"
 class GatewayKey:
     key: bytes = field(repr=False)
 
-    def tenant_key(self, namespace: str, name: str, uid: str) -> str:
-        """Of the service with this name and uid."""
-        return derived(self.key, f"tenant/{namespace}/{name}/{uid}")
+    def tenant_key(self, service: ServiceKey, uid: str) -> str:
+        """Of the service with this uid."""
+        return tenant_key(self.key, service, uid)
 
 
 class LiveGatewayKey(LiveKey[GatewayKey]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hmac
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -125,9 +124,3 @@ def long_enough(key: bytes) -> bytes:
     if len(key) < KEY_BYTES:
         raise UnusableKeyError(f"data.key has {len(key)} bytes, at least {KEY_BYTES} are needed")
     return key
-
-
-def derived(key: bytes, message: str) -> str:
-    """base64url of HMAC-SHA256 (RFC 2104), without padding."""
-    digest = hmac.digest(key, message.encode(), "sha256")
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, get_origin, get_type_hints
 
+from inflight_base.manifest.defaults import MOST_SEQS, MOST_TOKENS
 from inflight_base.page import reader
 from inflight_base.page.histogram import Histogram
 from inflight_base.page.reader import Page, PageError, PageReader
@@ -28,7 +29,7 @@ at another pod."""
 MAX_SQUARES = 2.0**80
 """Largest sum of squared prompt lengths: it is used for its mean alone, which needs no exact integer."""
 
-MAX_LIMITS = Limits(65_536, 1_048_576)
+MAX_LIMITS = Limits(MOST_SEQS, MOST_TOKENS)
 """Largest limits and capacities, those of the InferenceService's schema."""
 
 _ROUNDING = 1e-6
@@ -174,6 +175,23 @@ class Sample(Counters):
     cost: Annotated[CostModel | None, Optional(_cost, reader.STEP_COST, reader.STEP_COST_CURVE)] = None
     cost_error: Annotated[float | None, Optional(Page.largest, "inflight_step_cost_error_ratio")] = None
     cost_steps: Annotated[float, Optional(Page.total, "inflight_step_cost_steps")] = 0.0
+
+    @property
+    def max_num_seqs(self) -> int | None:
+        """The slot limit in force."""
+        return None if self.limits is None else self.limits.max_num_seqs
+
+    @property
+    def request_tokens(self) -> float | None:
+        """Tokens that its requests hold in the KV cache or still have to compute."""
+        if self.kv_tokens is None or self.waiting_prompt_tokens is None:
+            return None
+        return self.kv_usage * self.kv_tokens + self.waiting_prompt_tokens
+
+    @property
+    def warmth(self) -> float:
+        """Share of prompt tokens that were found in the prefix cache; 0 if not reported."""
+        return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
 
 
 _READS: dict[str, Read] = {

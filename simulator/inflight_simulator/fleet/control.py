@@ -17,9 +17,8 @@ class ScalerController:
         self._scaler = scaler
 
     def look(self, fleet: Fleet, now: float) -> None:
-        config = fleet.config
-        wanted = self._scaler.replicas(view_of(fleet, now))
-        fleet.order(min(max(wanted, config.min_replicas), config.max_replicas), now)
+        view = view_of(fleet, now)
+        fleet.order(view.bounded(self._scaler.replicas(view)), now)
 
 
 def view_of(fleet: Fleet, now: float) -> FleetView:

@@ -60,6 +60,10 @@ class FleetView:
         """Pods that take requests."""
         return tuple(pod for pod in self.pods if pod.ready_s is not None and not pod.draining)
 
+    def bounded(self, replicas: int) -> int:
+        """Within the bounds."""
+        return min(max(replicas, self.min_replicas), self.max_replicas)
+
 
 class Scaler(Protocol):
     """Decides the number of replicas."""

@@ -19,7 +19,7 @@ def request(name="r", **fields):
 
 
 def sample(**fields):
-    fields = {"at": NOW - 0.5, "kv_cache_tokens": 400_000, "cost": COST, **fields}
+    fields = {"at": NOW - 0.5, "kv_cache_tokens": 400_000, "max_num_batched_tokens": 2048, "cost": COST, **fields}
     return EngineSample(**fields)
 
 

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from inflight_engine.server.admin_signature import signature
+from inflight_base.signing import authorization, signature
 from tools.standin.page import Engines, Page
 
 PATH = "/v1/runtime_config"
@@ -46,9 +46,9 @@ def patch(authorization, body=b'{"max_num_seqs": 4, "max_num_batched_tokens": 25
 
 
 def signed(pod="uid-1", token="secret", body=b'{"max_num_seqs": 4, "revision": 3}', at=None):
-    stamp = str(int(time.time() if at is None else at))
-    value = signature(token.encode(), "PATCH", PATH, pod, stamp, body)
-    return patch(f"Inflight-HMAC-SHA256 pod={pod},time={stamp},signature={value}", body), value
+    stamp = int(time.time() if at is None else at)
+    value = signature(token, "PATCH", PATH, pod, stamp, body)
+    return patch(authorization(pod, stamp, value), body), value
 
 
 def test_a_jump_shows_at_the_named_address_alone(engines):

@@ -1,7 +1,7 @@
 """Lenient parsing of parts of an object written for another version of the CRD.
 
-A missing field has its default. So has a field with an unreadable value, with a note about it: it must not remove the
-service from the gateway.
+A missing field has its default. So has a field with an unreadable value, with a note about it: it must not make the
+whole object unreadable.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from inflight_gateway.discovery.units import seconds, whole_bytes
+from inflight_base.manifest.units import parse_duration, whole_bytes
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -57,7 +57,7 @@ class Part:
         return self._read(name, default, lambda value: _at_least(_number(value), least))
 
     def seconds(self, name: str, default: T) -> float | T:
-        return self._read(name, default, lambda value: seconds(_text(value)))
+        return self._read(name, default, lambda value: parse_duration(_text(value)))
 
     def whole_bytes(self, name: str, default: T) -> int | T:
         return self._read(name, default, lambda value: whole_bytes(value if isinstance(value, int) else _text(value)))

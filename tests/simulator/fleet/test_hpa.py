@@ -5,15 +5,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_operator.decide.behavior import Behavior, ScalingPolicy, ScalingRules
-from inflight_simulator.fleet.scalers.actuator import (
+from inflight_simulator.fleet.scalers.hpa import (
     DEFAULT_BEHAVIOR,
-    HorizontalPodAutoscaler,
+    Hpa,
+    by_totals,
+    hpa_concurrency,
+    hpa_kv,
+    hpa_queue,
     replicas_by_pods_metric,
     replicas_by_total,
     windows,
 )
-from inflight_simulator.fleet.scalers.hpa import Hpa
 from tests.simulator.fleet.scalers_support import pod, sample, view
+
+
+def hpa_on(total, *behavior):
+    return Hpa(by_totals((lambda seen: total, 5.0)), *behavior)
 
 
 def waiting(*counts):
@@ -75,44 +82,43 @@ def test_a_number_of_replicas_with_a_target_of_1_loses_single_steps_from_10_on()
 
 
 def test_up_at_once_by_the_larger_of_twice_and_four_more_in_15_seconds():
-    hpa = HorizontalPodAutoscaler()
-    assert hpa.by_totals(view(waiting(500)), [(500, 5.0)]) == 5
-    assert hpa.by_totals(view(waiting(500), starting=4, now=10.0), [(500, 5.0)]) == 5
-    assert hpa.by_totals(view(waiting(500), starting=4, now=15.0), [(500, 5.0)]) == 10
-    assert hpa.by_totals(view(waiting(500), starting=9, now=30.0), [(500, 5.0)]) == 20
+    hpa = hpa_on(500)
+    assert hpa.replicas(view(waiting(500))) == 5
+    assert hpa.replicas(view(waiting(500), starting=4, now=10.0)) == 5
+    assert hpa.replicas(view(waiting(500), starting=4, now=15.0)) == 10
+    assert hpa.replicas(view(waiting(500), starting=9, now=30.0)) == 20
 
 
 def test_down_after_300_seconds_to_the_largest_recommendation_of_them():
-    hpa = HorizontalPodAutoscaler()
+    hpa = Hpa(by_totals((lambda seen: 6 if seen.now == 150 else 2, 1.0)))
     for now in range(0, 300, 15):
-        wanted = 6 if now == 150 else 2
-        assert hpa.by_totals(view(waiting(0) * 8, now=float(now)), [(wanted, 1.0)]) == 8
-    assert hpa.by_totals(view(waiting(0) * 8, now=300.0), [(2, 1.0)]) == 6
-    assert hpa.by_totals(view(waiting(0) * 6, now=450.0), [(2, 1.0)]) == 2
+        assert hpa.replicas(view(waiting(0) * 8, now=float(now))) == 8
+    assert hpa.replicas(view(waiting(0) * 8, now=300.0)) == 6
+    assert hpa.replicas(view(waiting(0) * 6, now=450.0)) == 2
 
 
 def test_an_up_window_waits_for_the_smallest_recommendation():
-    hpa = HorizontalPodAutoscaler(windows(60.0, 300.0))
-    found = [hpa.by_totals(view(waiting(50), now=15.0 * step), [(50, 5.0)]) for step in range(5)]
+    hpa = hpa_on(50, windows(60.0, 300.0))
+    found = [hpa.replicas(view(waiting(50), now=15.0 * step)) for step in range(5)]
     assert found == [1, 1, 1, 1, 5]
 
 
 def test_a_policy_of_one_pod_in_180_seconds():
     one = ScalingRules(0.0, (ScalingPolicy("Pods", 1, 180.0),))
-    hpa = HorizontalPodAutoscaler(Behavior(one, DEFAULT_BEHAVIOR.scale_down))
-    assert hpa.by_totals(view(waiting(50), now=0.0), [(50, 5.0)]) == 2
-    assert hpa.by_totals(view(waiting(50), starting=1, now=165.0), [(50, 5.0)]) == 2
-    assert hpa.by_totals(view(waiting(50), starting=1, now=180.0), [(50, 5.0)]) == 3
+    hpa = hpa_on(50, Behavior(one, DEFAULT_BEHAVIOR.scale_down))
+    assert hpa.replicas(view(waiting(50), now=0.0)) == 2
+    assert hpa.replicas(view(waiting(50), starting=1, now=165.0)) == 2
+    assert hpa.replicas(view(waiting(50), starting=1, now=180.0)) == 3
 
 
 def test_bounds_hold():
-    hpa = HorizontalPodAutoscaler()
-    assert hpa.by_totals(view(waiting(500), bounds=(1, 3)), [(500, 5.0)]) == 3
+    hpa = hpa_on(500)
+    assert hpa.replicas(view(waiting(500), bounds=(1, 3))) == 3
 
 
 def test_a_queue_target_repeats_its_order_while_pods_start():
     """The queue that ordered them grows until they are ready, so that ever more are ordered."""
-    scaler, ordered, found = Hpa("queue", 5.0), 1, []
+    scaler, ordered, found = hpa_queue(5.0), 1, []
     for step in range(4):
         seen = view([sample(waiting=20 + 20 * step)], starting=ordered - 1, now=15.0 * step)
         ordered = scaler.replicas(seen)
@@ -124,14 +130,14 @@ def test_draining_pods_are_ignored():
     shown = (*view(waiting(10)).pods, pod("old", draining=True))
     seen = view(waiting(10))
     seen = type(seen)(0.0, 1, 1, 100, 60.0, shown)
-    assert Hpa("queue", 5.0).replicas(seen) == 2
+    assert hpa_queue(5.0).replicas(seen) == 2
 
 
 def test_targets_of_kv_cache_and_concurrency():
     pods = [sample(running=20, waiting=12, kv=0.9), sample(running=20, waiting=12, kv=0.9)]
-    assert Hpa("kv", 0.6).replicas(view(pods)) == 3
-    assert Hpa("concurrency", 16.0).replicas(view(pods)) == 4
+    assert hpa_kv(0.6).replicas(view(pods)) == 3
+    assert hpa_concurrency(16.0).replicas(view(pods)) == 4
 
 
 def test_nothing_is_changed_before_a_pod_shows_metrics():
-    assert Hpa("queue", 5.0).replicas(view([], starting=3)) == 3
+    assert hpa_queue(5.0).replicas(view([], starting=3)) == 3

@@ -1,13 +1,13 @@
-"""Who has been served least: the virtual token counters of Sheng et al. 2024, "Fairness in Serving Large Language
-Models" (OSDI), for the tenants of the `fair` policy and, with weights, for the service classes."""
+"""The client with the least service: the virtual token counters of Sheng et al. 2024, "Fairness in Serving Large
+Language Models" (OSDI), for tenants and service classes."""
 
 from __future__ import annotations
 
-from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
+from inflight_policies.lazy_heap import LazyHeap
 
 PROMPT_TOKEN = 1
 OUTPUT_TOKEN = 2
-"""What a token counts: the paper's w_p and w_q, after the usual prices of hosted models."""
+"""Weight of a token: the paper's w_p and w_q, after the usual prices of hosted models."""
 
 MAX_DEBTORS = 16_384
 """Clients that neither wait nor decode and are still remembered because they are ahead of the others."""
@@ -39,6 +39,10 @@ class _Counter:
         self.base += (self.rate - rate) * clock
         self.rate = rate
 
+    def set_unit(self, unit: int, clock: int) -> None:
+        self.set_rate(self.rate // self.unit * unit, clock)
+        self.unit = unit
+
 
 class ServiceCounters:
     """One counter for each client: prompt tokens at admission, output tokens as they are generated.
@@ -63,10 +67,13 @@ class ServiceCounters:
 
     Args:
         units: of clients whose tokens do not count 1; `unit_of_weight` makes them.
+        most_kept: clients that neither wait nor decode and are remembered though they are not above the level. Above
+            0 for a user that does not say which clients decode: their tokens are charged later.
     """
 
-    def __init__(self, units: dict[str, int] | None = None) -> None:
+    def __init__(self, units: dict[str, int] | None = None, most_kept: int = 0) -> None:
         self._units = units or {}
+        self._most_kept = most_kept
         self._counters: dict[str, _Counter] = {}
         self._waiting: dict[int, LazyHeap[str]] = {}
         """By rate."""
@@ -76,6 +83,13 @@ class ServiceCounters:
     def __len__(self) -> int:
         """Clients remembered."""
         return len(self._counters)
+
+    def __contains__(self, client: str) -> bool:
+        return client in self._counters
+
+    def service(self, client: str, clock: int) -> int:
+        """Of a client that is remembered, in units of `PROMPT_TOKEN` times its unit."""
+        return self._counters[client].at(clock)
 
     def least(self, clock: int) -> str | None:
         """The waiting client with the least service; of equal ones the one with the smallest rank."""
@@ -88,10 +102,12 @@ class ServiceCounters:
                     least, least_client = service, client
         return least_client
 
-    def start_waiting(self, client: str, rank: int, clock: int) -> None:
-        """The first of its requests waits. `rank`: unlike that of any other client."""
-        level = self._level(clock)
+    def start_waiting(self, client: str, rank: int, clock: int, unit: int | None = None) -> None:
+        """The first of its requests waits. Args: rank: unlike that of any other client. unit: None: as before."""
+        level = self.level(clock)
         counter = self._counter(client, clock)
+        if unit is not None:
+            counter.set_unit(unit, clock)
         counter.base += max(0, level - counter.at(clock))
         counter.rank = rank
         self._place(client, counter)
@@ -105,8 +121,14 @@ class ServiceCounters:
 
     def admitted(self, client: str, num_tokens: int, clock: int) -> None:
         """A prefill will compute this many prompt tokens, and sample one."""
+        self.charge(client, PROMPT_TOKEN * num_tokens + OUTPUT_TOKEN, clock)
+
+    def charge(self, client: str, service: int, clock: int, rank: int | None = None) -> None:
+        """Args: service: in units of `PROMPT_TOKEN`. rank: from now on, of a client that waits; None: as before."""
         counter = self._counter(client, clock)
-        counter.base += (PROMPT_TOKEN * num_tokens + OUTPUT_TOKEN) * counter.unit
+        counter.base += service * counter.unit
+        if rank is not None:
+            counter.rank = rank
         self._place(client, counter)
 
     def decode_started(self, client: str, clock: int) -> None:
@@ -124,18 +146,18 @@ class ServiceCounters:
         self._units[client] = unit
         counter = self._counters.get(client)
         if counter is not None:
-            counter.set_rate(counter.rate // counter.unit * unit, clock)
-            counter.unit = unit
+            counter.set_unit(unit, clock)
             self._place(client, counter)
 
     def _counter(self, client: str, clock: int) -> _Counter:
         """A client's counter; of one that is not known, a new one at the level."""
         counter = self._counters.get(client)
         if counter is None:
-            counter = self._counters[client] = _Counter(self._level(clock), self._units.get(client, 1))
+            counter = self._counters[client] = _Counter(self.level(clock), self._units.get(client, 1))
         return counter
 
-    def _level(self, clock: int) -> int:
+    def level(self, clock: int) -> int:
+        """The least service of those that wait; where none does, that of the client that waited last."""
         least = self.least(clock)
         return (self._last_waiting if least is None else self._counters[least]).at(clock)
 
@@ -160,7 +182,7 @@ class ServiceCounters:
         resting = self._resting
         while (first := resting.first()) is not None:
             (service,), client = first
-            if service > level and len(resting) <= MAX_DEBTORS:
+            if len(resting) <= (MAX_DEBTORS if service > level else self._most_kept):
                 return
             resting.remove(client)
             del self._counters[client]

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from inflight_operator.apply import needs_apply
+from inflight_base.kube.difference import needs_apply
 
 WANTED = {
     "apiVersion": "apps/v1",

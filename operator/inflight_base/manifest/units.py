@@ -1,4 +1,4 @@
-"""Durations ("500ms", "1m30s") and Kubernetes quantities ("4Gi", "250m") as numbers."""
+"""Durations ("500ms", "1m30s"), Kubernetes quantities ("4Gi", "250m") and prices: text and numbers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
 _DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
 _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
 
-_QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?[0-9]+)?")
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?")
 _BINARY = {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)}
 _DECIMAL = {
     "n": Decimal("1e-9"),
@@ -19,6 +19,9 @@ _DECIMAL = {
     **{letter: Decimal(1000) ** power for power, letter in enumerate("MGTPE", start=2)},
 }
 
+_MAX_LENGTH = 64
+"""Longest text that is read, in characters; numbers that people write are shorter."""
+
 
 def parse_duration(text: str) -> float:
     """Seconds in a duration written as Go does: numbers with the units ms, s, m, h, such as `500ms` or `1m30s`.
@@ -26,9 +29,10 @@ def parse_duration(text: str) -> float:
     Raises:
         ValueError: `text` is not such a duration.
     """
-    if not _DURATION.fullmatch(text):
+    if len(text) > _MAX_LENGTH or not _DURATION.fullmatch(text):
         raise ValueError(
-            f"{text!r} is not a duration: write a number with a unit of ms, s, m or h, such as 500ms or 2s"
+            f"{text[:_MAX_LENGTH]!r} is not a duration:"
+            " write a number with a unit of ms, s, m or h, such as 500ms or 2s"
         )
     return float(sum(Decimal(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text)))
 
@@ -59,9 +63,12 @@ def parse_quantity(quantity: str | int) -> Decimal:
     Raises:
         ValueError: `quantity` is not in the form the Kubernetes API defines for resource.Quantity.
     """
-    match = _QUANTITY.fullmatch(str(quantity))
+    text = str(quantity)
+    match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_LENGTH else None
     if match is None:
-        raise ValueError(f"{quantity!r} is not a quantity: write a number with a unit, such as 4Gi, 500M or 250m")
+        raise ValueError(
+            f"{text[:_MAX_LENGTH]!r} is not a quantity: write a number with a unit, such as 4Gi, 500M or 250m"
+        )
     number, suffix = match.groups()
     if suffix is None:
         return Decimal(number)
@@ -70,3 +77,15 @@ def parse_quantity(quantity: str | int) -> Decimal:
     if suffix in _DECIMAL:
         return Decimal(number) * _DECIMAL[suffix]
     return Decimal(number).scaleb(int(suffix[1:]))
+
+
+def whole_bytes(quantity: str | int) -> int:
+    """Bytes in a quantity of memory, rounded down.
+
+    Raises:
+        ValueError: `quantity` is negative, between 0 and 1 (250m), or no resource.Quantity.
+    """
+    number = parse_quantity(quantity)
+    if number < 1 and number != 0:
+        raise ValueError(f"{quantity!r} is not a quantity of bytes such as 64Mi or 500M")
+    return int(number)

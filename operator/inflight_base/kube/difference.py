@@ -11,7 +11,7 @@ import json
 from typing import Any
 
 from inflight_base.manifest.names import FIELD_MANAGER
-from inflight_operator.quantities import parse_quantity
+from inflight_base.manifest.units import parse_quantity
 
 _QUANTITY_KEYS = ("requests", "limits", "sizeLimit", "divisor")
 

@@ -1,11 +1,11 @@
+from contextlib import suppress
 from decimal import Decimal
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_operator.api import format_seconds, parse_duration, parse_quantity
-from inflight_operator.quantities import format_price
+from inflight_base.manifest.units import format_price, format_seconds, parse_duration, parse_quantity, whole_bytes
 
 
 @pytest.mark.parametrize(
@@ -16,7 +16,9 @@ def test_durations_are_read_as_go_reads_them(text, seconds):
     assert parse_duration(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "5", "s", "-1s", "1 s", "1us", "1d", "1.s", " 1s", "1s ", "1s\n"])
+@pytest.mark.parametrize(
+    "text", ["", "5", "s", "-1s", "1 s", "1us", "1d", "1.s", " 1s", "1s ", "1s\n", "9" * 100 + "s"]
+)
 def test_what_is_no_duration_is_refused_with_an_example(text):
     with pytest.raises(ValueError, match="write a number with a unit of ms, s, m or h, such as 500ms"):
         parse_duration(text)
@@ -71,7 +73,28 @@ def test_quantities_are_read_as_kubernetes_reads_them(quantity, number):
     assert parse_quantity(quantity) == number
 
 
-@pytest.mark.parametrize("quantity", ["", "Gi", "4 Gi", "4GiB", "4K", "1e", "a", "1Gi\n"])
+@pytest.mark.parametrize("quantity", ["", "Gi", "4 Gi", "4GiB", "4K", "1e", "a", "1Gi\n", "1e999999999"])
 def test_what_is_no_quantity_is_refused_with_an_example(quantity):
     with pytest.raises(ValueError, match="such as 4Gi, 500M or 250m"):
         parse_quantity(quantity)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("64Mi", 64 * 2**20), ("1k", 1000), (5, 5), ("500M", 5 * 10**8), ("1.5Ki", 1536), ("1e3", 1000), ("1E", 10**18)],
+)
+def test_bytes_are_whole(text, value):
+    assert whole_bytes(text) == value
+
+
+@pytest.mark.parametrize("text", ["250m", "-1"])
+def test_what_is_no_number_of_bytes_is_refused_with_an_example(text):
+    with pytest.raises(ValueError, match="is not a quantity of bytes such as"):
+        whole_bytes(text)
+
+
+@given(st.text(max_size=40))
+def test_no_text_does_anything_but_raise_value_error(text):
+    for read in (parse_duration, whole_bytes):
+        with suppress(ValueError):
+            assert read(text) >= 0

@@ -1,6 +1,6 @@
 """The signature of admin calls: the known answer that the engine's tests have too."""
 
-from inflight_operator.signing import authorization, is_proof, signature
+from inflight_base.signing import authorization, is_proof, signature
 
 POD = "11111111-2222-3333-4444-555555555555"
 SIGNED = "7c9d19bb91748416757233dbfb8d8f5bd3884ff2f162a9ebfcd7f3b3c54a4081"
