@@ -1,20 +1,79 @@
-"""Scores of a replica for a request: each is a prediction in seconds."""
+"""The scores of a replica by their plain formulas, which `ranking.py` computes from its own constants."""
 
 from __future__ import annotations
 
-from inflight_gateway.pick.replica_state import ReplicaState
-from inflight_gateway.types import ServiceConfig
+from typing import NamedTuple
+
+from inflight_cost.backlog import backlog_seconds
+from inflight_cost.model import CostModel, StepWork
+from inflight_gateway.pick.ranking import tokens_per_ttft
+from inflight_gateway.pick.replica_state import DEFAULT_COST, EndpointLoad, decode_work, is_fresh
+from inflight_gateway.types import EngineSample, RequestView, ServiceConfig
+
+
+class ReplicaState(NamedTuple):
+    """Attributes:
+    load: input of the state.
+    cost: of its steps. measured: `cost` is the engine's own, or that of another replica of the service.
+    pending_tokens: prompt tokens computed before those of the request.
+    uncached_tokens: tokens of the request's prompt that the replica would compute.
+    attended_tokens: mean context of a pending prompt token.
+    decoding: work of each step besides prefill.
+    outstanding: unfinished requests sent there.
+    backlog_s: seconds until the pending tokens are computed.
+    own_prefill_s: seconds that the request's own prompt adds there.
+    """
+
+    load: EndpointLoad
+    sample: EngineSample
+    cost: CostModel
+    measured: bool
+    pending_tokens: int
+    uncached_tokens: int
+    attended_tokens: float
+    decoding: StepWork
+    outstanding: int
+    backlog_s: float
+    own_prefill_s: float
+
+    @property
+    def used_kv_tokens(self) -> float:
+        return self.sample.kv_utilization * self.sample.kv_cache_tokens
+
+
+def replica_state(load: EndpointLoad, request: RequestView, cost: CostModel | None, now: float) -> ReplicaState:
+    """
+    Args:
+        cost: of another replica of the service, for one that has not fitted its own; None: no replica has.
+    """
+    sample = load.sample or EngineSample(at=now)
+    fresh = is_fresh(load, now)
+    waiting_tokens = sample.waiting_prompt_tokens if fresh else 0
+    running = sample.running if fresh else max(0, load.in_flight)
+    mean_prompt = waiting_tokens / sample.waiting if fresh and sample.waiting else request.prompt_tokens
+    known = sample.cost or cost
+    used = known or DEFAULT_COST
+    pending_tokens = max(0, waiting_tokens + load.sent_tokens - load.computed_tokens)
+    uncached_tokens = max(1, request.prompt_tokens - load.cached_tokens)
+    attended_tokens = mean_prompt / 2
+    decoding = decode_work(sample, running)
+    return ReplicaState(
+        load=load,
+        sample=sample,
+        cost=used,
+        measured=known is not None,
+        pending_tokens=pending_tokens,
+        uncached_tokens=uncached_tokens,
+        attended_tokens=attended_tokens,
+        decoding=decoding,
+        outstanding=load.in_flight + load.others,
+        backlog_s=backlog_seconds(used, pending_tokens, attended_tokens, decoding, sample.max_num_batched_tokens),
+        own_prefill_s=used.prefill_seconds(uncached_tokens, load.cached_tokens),
+    )
 
 
 def scores(state: ReplicaState, config: ServiceConfig) -> dict[str, float]:
-    """Seconds by the name of each score, times its weight; the replica with the smallest sum is the best.
-
-    Every score is a prediction in seconds, so weights have no unit and 1 is right for all: none needs tuning to the
-    size of a model, a GPU or a prompt. `predicted_ttft` is the wait of the request. `pending_tokens` and `prefix` count
-    its two parts once more, as the replica's backlog and the work added by this request, which delays later requests.
-    `running` and `kv_cache` are the cost of decoding beside the others, in seconds of TTFT by the ratio of the two
-    targets.
-    """
+    """Seconds by the name of each score, times its weight."""
     weights = config.weights
     per_ttft = tokens_per_ttft(config)
     return {
@@ -24,11 +83,6 @@ def scores(state: ReplicaState, config: ServiceConfig) -> dict[str, float]:
         "predicted_ttft": weights.predicted_ttft * predicted_ttft_seconds(state),
         "prefix": weights.prefix * state.own_prefill_s,
     }
-
-
-def tokens_per_ttft(config: ServiceConfig) -> float:
-    """Ratio of the two targets, see `running_seconds`."""
-    return config.ttft_s / config.tpot_s if config.tpot_s > 0 else 0.0
 
 
 def running_seconds(state: ReplicaState, tokens_per_ttft: float) -> float:
