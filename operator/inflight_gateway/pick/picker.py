@@ -8,8 +8,8 @@ from zlib import crc32
 
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.late_binding import most_outstanding
+from inflight_gateway.pick.load import EndpointLoad, is_fresh
 from inflight_gateway.pick.ranking import Rank, Ranking
-from inflight_gateway.pick.replica_state import EndpointLoad, is_fresh
 from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig
 
 LEAST_FIRST_TOKEN_WITHIN_S = 10.0

@@ -18,8 +18,7 @@ from zlib import crc32
 
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.late_binding import LEAST_STEPS, TTFT_SHARE, leaves_kv_cache, most_outstanding
-from inflight_gateway.pick.progress import waits_for_blocks
-from inflight_gateway.pick.replica_state import DEFAULT_COST, EndpointLoad, decode_work, is_fresh
+from inflight_gateway.pick.load import DEFAULT_COST, EndpointLoad, decode_work, is_fresh, waits_for_blocks
 from inflight_gateway.types import EngineSample, RequestView, ScoreWeights, ServiceConfig
 
 _MOST_REPLICAS = 10_000

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from inflight_cost.backlog import backlog_seconds
 from inflight_cost.model import CostModel, StepWork
+from inflight_gateway.pick.load import DEFAULT_COST, EndpointLoad, decode_work, is_fresh
 from inflight_gateway.pick.ranking import tokens_per_ttft
-from inflight_gateway.pick.replica_state import DEFAULT_COST, EndpointLoad, decode_work, is_fresh
 from inflight_gateway.types import EngineSample, RequestView, ServiceConfig
 
 

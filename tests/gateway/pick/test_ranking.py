@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.growth import Growing, Growth
+from inflight_gateway.pick.load import STALE_S, EndpointLoad
 from inflight_gateway.pick.ranking import Ranking
-from inflight_gateway.pick.replica_state import STALE_S, EndpointLoad
 from inflight_gateway.types import Endpoint, EngineSample, ScoreWeights
 from tests.gateway.pick.formulas import predicted_ttft_seconds, replica_state, scores
 from tests.gateway.pick.loads import CONFIG, NOW, request
