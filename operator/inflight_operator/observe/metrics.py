@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Any, get_origin, get_type_hints
 
+from inflight_base.manifest.defaults import MOST_SEQS, MOST_TOKENS
 from inflight_base.page import reader
 from inflight_base.page.histogram import Histogram
 from inflight_base.page.reader import Page, PageError, PageReader
@@ -28,7 +29,7 @@ at another pod."""
 MAX_SQUARES = 2.0**80
 """Largest sum of squared prompt lengths: it is used for its mean alone, which needs no exact integer."""
 
-MAX_LIMITS = Limits(65_536, 1_048_576)
+MAX_LIMITS = Limits(MOST_SEQS, MOST_TOKENS)
 """Largest limits and capacities, those of the InferenceService's schema."""
 
 _ROUNDING = 1e-6
