@@ -4,18 +4,14 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-import httpx
-
 
 class StandInForward:
     """Stands in for `PortForward`: its clients reach the stand-in engine on a loopback port."""
 
     def __init__(self, url):
         self.url = url
+        self.headers = {}
         self.problem = None
-
-    def async_client(self, **options):
-        return httpx.AsyncClient(**({"base_url": self.url, "trust_env": False} | options))
 
 
 class StandInEngine:

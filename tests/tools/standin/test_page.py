@@ -8,8 +8,9 @@ import time
 
 import pytest
 
+from inflight_base.signing import authorization, proof, signature
 from tools.standin.page import Connection, Engines
-from tools.standin.signing import checked, proof, signature
+from tools.standin.signing import checked
 
 PATH = "/v1/runtime_config"
 
@@ -46,9 +47,9 @@ def patch(authorization, body=b'{"max_num_seqs": 4, "max_num_batched_tokens": 25
 
 
 def signed(pod="uid-1", token="secret", body=b'{"max_num_seqs": 4, "revision": 3}', at=None):
-    stamp = str(int(time.time() if at is None else at))
+    stamp = int(time.time() if at is None else at)
     value = signature(token, "PATCH", PATH, pod, stamp, body)
-    return patch(f"Inflight-HMAC-SHA256 pod={pod},time={stamp},signature={value}", body), value
+    return patch(authorization(pod, stamp, value), body), value
 
 
 def test_a_jump_shows_at_the_named_address_alone(engines):
@@ -119,8 +120,7 @@ def test_a_new_pod_at_an_old_address_starts_anew_and_a_token_alone_does_not(engi
 
 
 def test_the_proof_is_made_from_the_signature():
-    stamp = "1000"
-    value = signature("t", "PATCH", PATH, "u", stamp, b"{}")
-    header = f"Inflight-HMAC-SHA256 pod=u,time={stamp},signature={value}"
+    value = signature("t", "PATCH", PATH, "u", 1000, b"{}")
+    header = authorization("u", 1000, value)
     assert checked(header, "t", "PATCH", PATH, "u", b"{}", 1300.0) == proof("t", value)
     assert checked(header, "t", "PATCH", PATH, "u", b"{}", 1301.0) is None
