@@ -4,10 +4,6 @@
         with forward.client() as http:                         # an httpx.Client
             http.get("/v1/models")
 
-    with forward_to_pod(cluster, pod, pod.admin_port) as forward:
-        async with forward.async_client() as http:             # an httpx.AsyncClient
-            await http.get("/metrics")
-
 A forward listens on a free loopback port, as `kubectl port-forward` does, so any HTTP client can use `forward.url`.
 Each connection is one websocket to `pods/NAME/portforward`; its protocol is `v4.channel.k8s.io`: the first byte of a
 message is a channel, 0 for data and 1 for errors, and the first message of a channel is the port number.
@@ -21,7 +17,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from inflight_kubectl.gateways import Address, behind_gateway, no_gateway, ready_gateways
@@ -53,6 +49,7 @@ class PortForward:
 
     Attributes:
         url: `http://127.0.0.1:PORT`.
+        headers: of each request.
         problem: why the last connection failed; None after a success.
     """
 
@@ -61,7 +58,7 @@ class PortForward:
     ) -> None:
         self._connection = connection
         self._addresses = addresses
-        self._host = host
+        self.headers = {"host": host} if host else {}
         self._open: Counter[Address] = Counter()
         self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -71,21 +68,11 @@ class PortForward:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, name="port-forward", daemon=True).start()
 
-    def client(self, **options: Any) -> httpx.Client:
+    def client(self, headers: Mapping[str, str] | None = None, **options: Any) -> httpx.Client:
         """An `httpx.Client` with `url` as its base; `options` are its own, such as `timeout`."""
         import httpx
 
-        return httpx.Client(**self._settings(options))
-
-    def async_client(self, **options: Any) -> httpx.AsyncClient:
-        """The same as an `httpx.AsyncClient`."""
-        import httpx
-
-        return httpx.AsyncClient(**self._settings(options))
-
-    def _settings(self, options: dict[str, Any]) -> dict[str, Any]:
-        headers = ({"host": self._host} if self._host else {}) | (options.get("headers") or {})
-        return {"base_url": self.url, "trust_env": False} | options | {"headers": headers}
+        return httpx.Client(base_url=self.url, trust_env=False, headers=self.headers | dict(headers or {}), **options)
 
     def check(self) -> None:
         """Opens one connection and closes it again.

@@ -51,7 +51,7 @@ class Read:
         self.names = names
 
 
-class Optional(Read):
+class OptionalRead(Read):
     """An impossible number counts as missing."""
 
     optional = True
@@ -165,16 +165,16 @@ class Sample(Counters):
     waiting: Annotated[int, Read(_count, reader.WAITING)] = 0
     kv_usage: Annotated[float, Read(_share, reader.KV_USAGE)] = 0.0
     waiting_prompt_tokens: Annotated[int | None, Read(_count_or_none, reader.WAITING_PROMPT_TOKENS)] = None
-    limits: Annotated[Limits | None, Optional(_limits, reader.MAX_NUM_SEQS, reader.MAX_NUM_BATCHED_TOKENS)] = None
-    capacity: Annotated[Limits | None, Optional(_limits, *_CAPACITY)] = None
-    revision: Annotated[int | None, Optional(Page.whole, "inflight_runtime_config_revision")] = None
+    limits: Annotated[Limits | None, OptionalRead(_limits, reader.MAX_NUM_SEQS, reader.MAX_NUM_BATCHED_TOKENS)] = None
+    capacity: Annotated[Limits | None, OptionalRead(_limits, *_CAPACITY)] = None
+    revision: Annotated[int | None, OptionalRead(Page.whole, "inflight_runtime_config_revision")] = None
     refused: Annotated[float, Read(_refused, reader.REJECTIONS)] = 0.0
-    output_mean: Annotated[float | None, Optional(Page.positive, "inflight_output_tokens_mean")] = None
-    output_square: Annotated[float | None, Optional(Page.positive, "inflight_output_tokens_second_moment")] = None
-    kv_tokens: Annotated[int | None, Optional(_kv_tokens, reader.KV_CACHE_TOKENS, reader.CACHE_CONFIG)] = None
-    cost: Annotated[CostModel | None, Optional(_cost, reader.STEP_COST, reader.STEP_COST_CURVE)] = None
-    cost_error: Annotated[float | None, Optional(Page.largest, "inflight_step_cost_error_ratio")] = None
-    cost_steps: Annotated[float, Optional(Page.total, "inflight_step_cost_steps")] = 0.0
+    output_mean: Annotated[float | None, OptionalRead(Page.positive, "inflight_output_tokens_mean")] = None
+    output_square: Annotated[float | None, OptionalRead(Page.positive, "inflight_output_tokens_second_moment")] = None
+    kv_tokens: Annotated[int | None, OptionalRead(_kv_tokens, reader.KV_CACHE_TOKENS, reader.CACHE_CONFIG)] = None
+    cost: Annotated[CostModel | None, OptionalRead(_cost, reader.STEP_COST, reader.STEP_COST_CURVE)] = None
+    cost_error: Annotated[float | None, OptionalRead(Page.largest, "inflight_step_cost_error_ratio")] = None
+    cost_steps: Annotated[float, OptionalRead(Page.total, "inflight_step_cost_steps")] = 0.0
 
     @property
     def max_num_seqs(self) -> int | None:
