@@ -9,7 +9,7 @@ from inflight_gateway.types import EngineSample
 
 _DRAINING = "inflight_draining"
 
-WANTED = (
+_NAMES = (
     reader.RUNNING,
     reader.WAITING,
     reader.KV_USAGE,
@@ -22,7 +22,6 @@ WANTED = (
     reader.STEP_COST,
     reader.STEP_COST_CURVE,
 )
-"""Names of all samples that `read_page` reads."""
 
 MAX_COUNT = 2.0**40
 """Largest gauge: no engine has more tokens or requests."""
@@ -30,7 +29,7 @@ MAX_COUNT = 2.0**40
 MAX_SERIES = 64
 """Most series of one name that are summed: engines of one vLLM server."""
 
-READER = PageReader(WANTED, largest=dict.fromkeys(WANTED, MAX_COUNT), strict=False)
+READER = PageReader(_NAMES, largest=MAX_COUNT, strict=False)
 
 
 def read_page(body: bytes, at: float) -> EngineSample:

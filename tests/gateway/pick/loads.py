@@ -2,7 +2,7 @@
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
-from inflight_gateway.pick.replica_state import EndpointLoad
+from inflight_gateway.pick.load import EndpointLoad
 from inflight_gateway.types import Endpoint, EngineSample, RequestView, ServiceConfig
 
 SERVICE = ServiceKey("default", "chat")
