@@ -261,11 +261,10 @@ class Page:
             return None
         return _shared_cost(tuple(terms.get(term, 0.0) for term in _TERMS), points)
 
-    def kv_cache(self) -> tuple[int, int]:
-        """Block size of a vLLM server (the largest), and tokens of the KV caches of its engines; 0 if not reported."""
+    def kv_cache_tokens(self) -> int:
+        """Of the engines of a vLLM server together; 0 if not reported."""
         found = [(_BLOCK_SIZE.search(labels), _NUM_BLOCKS.search(labels)) for labels in self.cache_configs]
-        sizes = [(int(size[1]), int(blocks[1])) for size, blocks in found if size is not None and blocks is not None]
-        return max((size for size, _ in sizes), default=0), sum(size * blocks for size, blocks in sizes)
+        return sum(int(size[1]) * int(blocks[1]) for size, blocks in found if size is not None and blocks is not None)
 
 
 def _largest_by_key(series: list[tuple[str, float]]) -> dict[str, float]:

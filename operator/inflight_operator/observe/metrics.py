@@ -61,7 +61,7 @@ def _refused(page: Page, name: str) -> float:
 
 
 def _kv_tokens(page: Page, name: str, _: str) -> int | None:
-    return page.whole(name) or page.kv_cache()[1] or None
+    return page.whole(name) or page.kv_cache_tokens() or None
 
 
 _EMPTY = Histogram()
