@@ -15,7 +15,6 @@ from inflight_base.page.scraper import metrics_session
 from inflight_gateway.discovery.addresses import any_address
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData, SecretRef
 from inflight_gateway.engines.ledger import Ledger
-from inflight_gateway.engines.refusals import Refusals
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
 from inflight_gateway.ext_proc.exchange import Parts
 from inflight_gateway.ext_proc.guest_ports import GuestPorts
@@ -41,10 +40,15 @@ from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.routes import PeerClient, take_handler
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
+from inflight_gateway.timers import Timers
 from inflight_gateway.types import Endpoint, Retried
 
 KEY_SECONDS = 5.0
 """Between two looks at the gateway key's file."""
+
+REFUSAL_S = 1.0
+"""Seconds for which other endpoints are preferred to one that refused a request: by then the next scrape says whether
+its engine is gone or full."""
 
 
 class Gateway:
@@ -60,7 +64,8 @@ class Gateway:
         self.catalog = Catalog(settings.cluster_domain)
         self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
-        self._refusals = Refusals()
+        self._refusals: Timers[str] = Timers(REFUSAL_S)
+        """Addresses of endpoints that refused a request."""
         self._scraper = EndpointScraper(self._samples, http)
         self._holds = HoldQueue()
         estimates = Estimates()
@@ -184,10 +189,10 @@ class Gateway:
         if not self._refusals:
             return endpoints
         now = monotonic()
-        return [one for one in endpoints if not self._refusals.recent(one.address, now)] or endpoints
+        return [one for one in endpoints if not self._refusals.runs(one.address, now)] or endpoints
 
     def _refused(self, address: str) -> None:
-        self._refusals.refused(address, monotonic())
+        self._refusals.begin(address, monotonic())
 
     def retried(self, report: Retried) -> None:
         """A relay reports that Envoy tried several endpoints."""

@@ -10,12 +10,10 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from inflight_base.manifest import defaults
 from inflight_base.manifest.lenient import Part
+from inflight_base.manifest.units import parse_duration
 from inflight_kubectl.pods import moment
-
-DEFAULT_TTFT_TARGET = 0.5
-DEFAULT_TPOT_TARGET = 0.05
-"""Seconds that tuning and scaling aim at where `spec.slo` is not set."""
 
 State = Literal["Ready", "Degraded", "Updating", "Starting", "Stopped", "Idle", "Waking", "Failing", "Unknown"]
 """Idle: at zero, and the next request starts a replica. Waking: requests wait at the gateway for the first replica."""
@@ -179,8 +177,8 @@ class Service:
             replicas=status.get("replicas") or 0,
             ready=status.get("readyReplicas") or 0,
             blocked=status.get("blockedReplicas"),
-            ttft_target=slo.seconds("ttftP95", DEFAULT_TTFT_TARGET),
-            tpot_target=slo.seconds("tpotP95", DEFAULT_TPOT_TARGET),
+            ttft_target=slo.seconds("ttftP95", parse_duration(defaults.TTFT_P95)),
+            tpot_target=slo.seconds("tpotP95", parse_duration(defaults.TPOT_P95)),
             has_slo=bool(spec.get("slo")),
             limits=_limits(status.get("limits")),
             observed=_observed(status.get("observed")),

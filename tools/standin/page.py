@@ -1,4 +1,5 @@
-"""One process that stands in for the engines of all fake pods, at each pod's address and on both ports.
+"""Stand-ins for the engines of all fake pods in one process, at each pod's address and on both ports: metrics pages,
+health and limits.
 
 Commands come as JSON lines on standard input, and the process ends with it:
 `{"pods": [[ip, uid, token], ...]}`, `{"waiting": [value, [ip, ...]]}`, `{"hung": [value, [ip, ...]]}`, `{"counts": 0}`.
@@ -15,12 +16,14 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
 
+from inflight_engine.server import admin_signature
+from inflight_engine.server.admin_signature import PROOF_HEADER, SCHEME
+from inflight_engine.server.errors import ApiError
+from tools.standin.connection import Connection, Request, listen
 from tools.standin.page_text import CAPACITY, EngineState, Pages
-from tools.standin.signing import checked
 
 PORTS = (8000, 8001)
 """Serving and admin port."""
-LONGEST_HEAD = 64 * 1024
 _COMMAND_BYTES = 2**24
 
 
@@ -84,81 +87,72 @@ class Engines:
             for address in addresses:
                 self.at(address).is_hung = value
 
-    def answer(self, pod: Pod, method: str, target: str, authorization: str, body: bytes) -> bytes:
-        """The whole HTTP answer."""
-        path, _, query = target.partition("?")
-        if path == "/metrics":
-            self.counts.pages += 1
-            page = self.pages.page(query).render(pod.state, monotonic())
-            return _response("200 OK", page, "text/plain; version=0.0.4; charset=utf-8")
-        if method == "PATCH" and path == "/v1/runtime_config":
-            return self._patch(pod, path, authorization, body)
-        self.counts.others += 1
-        if path == "/v1/runtime_config":
-            return _json("200 OK", _runtime_config(pod.state))
-        if path in ("/health", "/ready"):
-            return _json("200 OK", {"status": "ok"})
-        return _json("404 Not Found", {"error": {"message": f"there is no {path}"}})
 
-    def _patch(self, pod: Pod, path: str, authorization: str, body: bytes) -> bytes:
-        proof = None
-        if pod.token is not None:
-            proof = checked(authorization, pod.token, "PATCH", path, pod.uid, body, time.time())
-        if proof is None:
-            self.counts.refused += 1
-            return _json("401 Unauthorized", {"error": {"message": "wrong token or signature"}})
-        self.counts.patches += 1
-        change = json.loads(body)
-        state = pod.state
-        state.max_num_seqs = change.get("max_num_seqs", state.max_num_seqs)
-        state.max_num_batched_tokens = change.get("max_num_batched_tokens", state.max_num_batched_tokens)
-        state.revision = change.get("revision", state.revision)
-        return _json("200 OK", _runtime_config(state), f"Inflight-Proof: {proof}\r\n" if proof else "")
-
-
-class Connection(asyncio.Protocol):
-    """HTTP/1.1 with the little that a scrape and an admin call need: no chunked bodies, requests answered in order."""
+class Page(Connection):
+    """A connection to the pod at the address that it came to."""
 
     def __init__(self, engines: Engines) -> None:
         self._engines = engines
-        self._received = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        super().connection_made(transport)
         self._pod_address: str = transport.get_extra_info("sockname")[0]
         self._engines.counts.connections += 1
 
-    def data_received(self, data: bytes) -> None:
-        self._received += data
-        while True:
-            head, blank, rest = self._received.partition(b"\r\n\r\n")
-            if not blank:
-                if len(head) > LONGEST_HEAD:
-                    self._transport.close()
-                return
-            request, _, fields = head.decode("latin-1").partition("\r\n")
-            headers = {
-                name.lower(): value.strip() for name, _, value in (line.partition(":") for line in fields.split("\r\n"))
-            }
-            length = int(headers.get("content-length", 0))
-            if len(rest) < length:
-                return
-            self._received = rest[length:]
-            pod = self._engines.at(self._pod_address)
-            if pod.is_hung:
-                self._engines.counts.unanswered += 1
-                continue
-            method, target, _ = request.split(" ", 2)
-            authorization = headers.get("authorization", "")
-            self._transport.write(self._engines.answer(pod, method, target, authorization, rest[:length]))
-            if headers.get("connection", "").lower() == "close":
-                self._transport.close()
-                return
+    def answer(self, request: Request) -> None:
+        pod, counts = self._engines.at(self._pod_address), self._engines.counts
+        path, _, query = request.target.decode().partition("?")
+        if pod.is_hung:
+            counts.unanswered += 1
+        elif path == "/metrics":
+            counts.pages += 1
+            page = self._engines.pages.page(query).render(pod.state, monotonic())
+            self.whole(page, b"text/plain; version=0.0.4; charset=utf-8")
+        elif request.method == b"PATCH" and path == "/v1/runtime_config":
+            self._patch(pod, path, request)
+        else:
+            counts.others += 1
+            if path == "/v1/runtime_config":
+                self.whole(_runtime_config(pod.state))
+            elif path in ("/health", "/ready"):
+                self.whole(b'{"status": "ok"}')
+            else:
+                self.whole(b'{"error": {"message": "there is no such path"}}', status=b"404 Not Found")
+
+    def _patch(self, pod: Pod, path: str, request: Request) -> None:
+        try:
+            proof = _proof(pod, path, request)
+        except ApiError as error:
+            self._engines.counts.refused += 1
+            self.whole(json.dumps({"error": {"message": error.message}}).encode(), status=b"401 Unauthorized")
+            return
+        self._engines.counts.patches += 1
+        change, state = json.loads(request.body), pod.state
+        state.max_num_seqs = change.get("max_num_seqs", state.max_num_seqs)
+        state.max_num_batched_tokens = change.get("max_num_batched_tokens", state.max_num_batched_tokens)
+        state.revision = change.get("revision", state.revision)
+        self.whole(_runtime_config(state), headers=f"{PROOF_HEADER}: {proof}\r\n".encode() if proof else b"")
 
 
-def _runtime_config(state: EngineState) -> dict[str, Any]:
-    return {
+def _proof(pod: Pod, path: str, request: Request) -> str:
+    """Of a signed call; empty for one with the token itself.
+
+    Raises:
+        ApiError: the call is for another pod or has no right token or signature.
+    """
+    scheme, _, parameters = request.header(b"authorization").decode("latin-1").partition(" ")
+    if pod.token is None or (scheme != SCHEME and (scheme, parameters) != ("Bearer", pod.token)):
+        raise ApiError(401, "wrong token")
+    if scheme == "Bearer":
+        return ""
+    call, token = admin_signature.parse(parameters), pod.token.encode()
+    admin_signature.check_target(call, pod.uid, time.time())
+    admin_signature.check_signature(call, token, "PATCH", path, request.body)
+    return admin_signature.proof(token, call.signature)
+
+
+def _runtime_config(state: EngineState) -> bytes:
+    config = {
         "max_num_seqs": state.max_num_seqs,
         "max_num_batched_tokens": state.max_num_batched_tokens,
         "revision": state.revision,
@@ -167,23 +161,15 @@ def _runtime_config(state: EngineState) -> dict[str, Any]:
             "max_num_batched_tokens": CAPACITY.max_num_batched_tokens,
         },
     }
-
-
-def _json(status: str, body: dict[str, Any], headers: str = "") -> bytes:
-    return _response(status, json.dumps(body).encode(), "application/json", headers)
-
-
-def _response(status: str, body: bytes, content_type: str, headers: str = "") -> bytes:
-    head = f"HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n{headers}\r\n"
-    return head.encode() + body
+    return json.dumps(config).encode()
 
 
 async def serve(host: str = "0.0.0.0", ports: tuple[int, ...] = PORTS) -> None:
     """Answers until standard input ends; says "ready" on standard output first."""
-    engines, loop = Engines(), asyncio.get_running_loop()
-    servers = [await loop.create_server(lambda: Connection(engines), host, port, backlog=4096) for port in ports]
+    engines = Engines()
+    servers = [await listen(lambda: Page(engines), port, host) for port in ports]
     reader = asyncio.StreamReader(limit=_COMMAND_BYTES)
-    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     print("ready", flush=True)
     async for line in reader:
         command = json.loads(line)

@@ -12,14 +12,13 @@ import asyncio
 import json
 import sys
 from collections import deque
-from dataclasses import dataclass, field
-
-from aiohttp import web
+from dataclasses import dataclass
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_gateway.hold.counters import VirtualCounters
-from inflight_gateway.request.headers import PROGRESS, TENANT
+from inflight_gateway.request.headers import TENANT
 from inflight_policies.service_counter import OUTPUT_TOKEN, PROMPT_TOKEN
+from tools.standin.connection import PROGRESS, Connection, Request, listen
 
 COST = CostModel(
     base_s=25e-3,
@@ -34,16 +33,62 @@ MAX_QUEUED = 64
 """Of each tenant that requests name: else those beside a flood would be refused, and their latency not be seen."""
 
 
+class Timed(Connection):
+    """One client's connection to `engine`: a request at a time."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._running: _Request | None = None
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._running is not None:
+            self._engine.leave(self._running)
+
+    def answer(self, request: Request) -> None:
+        if request.method == b"GET":
+            self.whole(self._engine.page(), b"text/plain")
+            return
+        body = json.loads(request.body)
+        tenant = request.header(TENANT.encode()).decode()
+        one = _Request(self, tenant, bool(request.header(PROGRESS)), len(body["prompt"]), body["max_tokens"])
+        if self._engine.take(one):
+            self._running = one
+            self.begin(one.progress)
+        else:
+            self.whole(b'{"error": {"message": "the queue is full"}}', status=b"503 Service Unavailable")
+
+
 @dataclass(slots=True, eq=False)
 class _Request:
+    connection: Timed
     tenant: str
+    progress: bool
     prompt_tokens: int
     output_tokens: int
-    steps: asyncio.Queue[None] = field(default_factory=asyncio.Queue)
     done: int = 0
 
+    def step(self) -> None:
+        """One more token, to the client too unless it left."""
+        self.done += 1
+        if not self.connection.transport.is_closing():
+            self.connection.send(self._frame())
+            if self.done == self.output_tokens:
+                self.connection.send(b"data: [DONE]\n\n")
+                self.connection.end()
 
-class Emulated:
+    def _frame(self) -> bytes:
+        """As docs/engine.md says of progress frames, or server-sent events without them."""
+        choice = {"index": 0, "text": "x", "finish_reason": None}
+        data = b"data: " + json.dumps({"object": "text_completion", "choices": [choice]}).encode() + b"\n\n"
+        if not self.progress:
+            return data
+        usage = {"prompt_tokens": self.prompt_tokens, "cached_tokens": 0, "completion_tokens": self.output_tokens}
+        last = self.done == self.output_tokens
+        ended = b":f 0 length\n:u %s\n" % json.dumps(usage).encode() if last else b""
+        return b":t 0 7\n" + ended + data
+
+
+class Engine:
     """One replica."""
 
     def __init__(self) -> None:
@@ -67,39 +112,26 @@ class Emulated:
                 self._counters.charge(tenant, PROMPT_TOKEN * self._running[-1].prompt_tokens)
             await asyncio.sleep(COST.seconds(StepWork(decoding, prompts, 0, 0)))
             for each in self._running:
-                each.done += 1
-                each.steps.put_nowait(None)
+                each.step()
                 self._counters.charge(each.tenant, OUTPUT_TOKEN)
             self._running = [each for each in self._running if each.done < each.output_tokens]
 
-    async def generate(self, request: web.Request) -> web.StreamResponse:
-        tenant = request.headers.get(TENANT, "")
-        if len(self._waiting.get(tenant, ())) >= MAX_QUEUED:
-            return web.json_response({"error": {"message": "the queue is full"}}, status=503)
-        body = await request.json()
-        one = _Request(tenant, len(body["prompt"]), body["max_tokens"])
-        progress = PROGRESS in request.headers
-        headers = {"content-type": "text/event-stream"} | ({PROGRESS: "1"} if progress else {})
-        answer = web.StreamResponse(headers=headers)
-        self._queue(one)
-        self._work.set()
-        try:
-            await answer.prepare(request)
-            for number in range(one.output_tokens):
-                await one.steps.get()
-                await answer.write(_frame(one, number, progress))
-            await answer.write(b"data: [DONE]\n\n")
-        finally:
-            one.done = one.output_tokens
-            if one in self._waiting.get(one.tenant, ()):
-                self._leave_queue(one)
-        return answer
-
-    def _queue(self, one: _Request) -> None:
+    def take(self, one: _Request) -> bool:
+        """Queue a request; False where its tenant has too many."""
         if one.tenant not in self._waiting:
             self._waiting[one.tenant] = deque()
             self._counters.start_waiting(one.tenant, 1.0)
+        elif len(self._waiting[one.tenant]) >= MAX_QUEUED:
+            return False
         self._waiting[one.tenant].append(one)
+        self._work.set()
+        return True
+
+    def leave(self, one: _Request) -> None:
+        """The client of a request left."""
+        one.done = one.output_tokens
+        if one in self._waiting.get(one.tenant, ()):
+            self._leave_queue(one)
 
     def _leave_queue(self, one: _Request) -> None:
         self._waiting[one.tenant].remove(one)
@@ -107,7 +139,8 @@ class Emulated:
             del self._waiting[one.tenant]
             self._counters.stop_waiting(one.tenant)
 
-    async def metrics(self, _: web.Request) -> web.Response:
+    def page(self) -> bytes:
+        """The metrics page."""
         values = {
             "vllm:num_requests_running": len(self._running),
             "vllm:num_requests_waiting": sum(len(queue) for queue in self._waiting.values()),
@@ -123,31 +156,13 @@ class Emulated:
             'inflight_step_cost_seconds{term="decode_kv_token"}': COST.decode_kv_token_s,
             'inflight_step_cost_seconds{term="prefill_context_token"}': COST.prefill_context_token_s,
         }
-        return web.Response(text="".join(f"{name} {value}\n" for name, value in values.items()))
-
-
-def _frame(one: _Request, number: int, progress: bool) -> bytes:
-    """As docs/engine.md says of progress frames, or server-sent events without them."""
-    choice = {"index": 0, "text": "x", "finish_reason": None}
-    data = b"data: " + json.dumps({"object": "text_completion", "choices": [choice]}).encode() + b"\n\n"
-    if not progress:
-        return data
-    last = number + 1 == one.output_tokens
-    usage = {"prompt_tokens": one.prompt_tokens, "cached_tokens": 0, "completion_tokens": one.output_tokens}
-    ended = b":f 0 length\n:u %s\n" % json.dumps(usage).encode() if last else b""
-    return b":t 0 7\n" + ended + data
+        return "".join(f"{name} {value}\n" for name, value in values.items()).encode()
 
 
 async def serve(port: int) -> None:
     """Answer on `port` until the process ends."""
-    engine = Emulated()
-    app = web.Application()
-    app.router.add_post("/v1/completions", engine.generate)
-    for path in ("/metrics", "/ready"):
-        app.router.add_get(path, engine.metrics)
-    runner = web.AppRunner(app, access_log=None, handler_cancellation=True)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", port).start()
+    engine = Engine()
+    await listen(lambda: Timed(engine), port)
     await engine.steps()
 
 

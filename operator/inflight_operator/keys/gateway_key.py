@@ -28,14 +28,10 @@ class LiveGatewayKey(LiveKey[GatewayKey]):
     it."""
 
     what = "the gateway's key"
-    fields = ("key",)
 
-    def fresh(self) -> GatewayKey:
+    def fresh(self) -> dict[str, bytes]:
         """Printable: random bytes may begin or end with white space."""
-        return GatewayKey(secrets.token_urlsafe(KEY_BYTES).encode())
+        return {"key": secrets.token_urlsafe(KEY_BYTES).encode()}
 
-    def written(self, key: GatewayKey) -> tuple[bytes, ...]:
-        return (key.key,)
-
-    def read(self, values: Mapping[str, bytes]) -> GatewayKey:
-        return GatewayKey(long_enough(values["key"].strip()))
+    def read(self, fields: Mapping[str, bytes]) -> GatewayKey:
+        return GatewayKey(long_enough(fields.get("key", b"").strip()))

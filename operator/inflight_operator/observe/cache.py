@@ -22,6 +22,7 @@ from inflight_base.kube.difference import packed_fields
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import FIELD_MANAGER, KIND, SERVICE_LABEL, SLICE_OF_LABEL, child_names
+from inflight_base.manifest.slices import endpoints
 from inflight_operator.observe.pods import PodView, pod_view
 
 POD, ENDPOINTS = "Pod", "EndpointSlice"
@@ -301,13 +302,8 @@ def _is_of_engines(endpoint_slice: Mapping[str, Any]) -> bool:
 
 
 def _ready_pods(endpoint_slice: Mapping[str, Any]) -> frozenset[str]:
-    """Uids of the pods of ready endpoints; by the API an unset `ready` counts as true."""
-    return frozenset(
-        endpoint["targetRef"]["uid"]
-        for endpoint in endpoint_slice.get("endpoints") or ()
-        if (endpoint.get("conditions") or {}).get("ready", True)
-        and (endpoint.get("targetRef") or {}).get("kind") == POD
-    )
+    """Uids of the pods of ready endpoints."""
+    return frozenset(one.uid for one in endpoints(endpoint_slice) if one.ready and one.uid)
 
 
 def _differs(kind: str, before: _Held | None, after: _Held) -> bool:

@@ -116,6 +116,7 @@ class Engine:
             kv_utilization=scheduler.kv_usage,
             kv_cache_tokens=self.shape.kv_tokens,
             max_num_seqs=self.shape.slots,
+            max_num_batched_tokens=BUDGET,
             cost=self.shape.cost,
         )
 

@@ -129,7 +129,7 @@ def test_a_queue_target_repeats_its_order_while_pods_start():
 def test_draining_pods_are_ignored():
     shown = (*view(waiting(10)).pods, pod("old", draining=True))
     seen = view(waiting(10))
-    seen = type(seen)(0.0, 1, 1, 100, 60.0, shown)
+    seen = type(seen)(0.0, 1, 1, 100, shown)
     assert hpa_queue(5.0).replicas(seen) == 2
 
 

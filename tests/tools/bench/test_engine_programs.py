@@ -194,9 +194,15 @@ def test_a_server_that_ends_instead_fails_with_its_last_line(tmp_path):
         seconds_to_ready(command, "http://127.0.0.1:1/", {}, tmp_path / "log")
 
 
+ENDED = (
+    b'data: {"choices": [{"text": "a", "finish_reason": "length"}]}\n\n'
+    b'data: {"choices": [], "usage": {"completion_tokens": %d}}\n\ndata: [DONE]\n\n'
+)
+
+
 @pytest.mark.parametrize(
     ("end", "complaint"),
-    [(b"", "not whole"), (b'data: {"usage": {"completion_tokens": 4}}\n\ndata: [DONE]\n\n', "has not 5 tokens")],
+    [(b"", "in the middle"), (ENDED % 4, "has not 5 tokens")],
 )
 async def test_the_client_refuses_an_answer_that_lacks_tokens(end, complaint):
     async def answer(reader, writer):
@@ -215,9 +221,7 @@ async def test_the_client_refuses_an_answer_that_lacks_tokens(end, complaint):
 async def test_the_client_takes_the_time_of_whole_answers():
     async def answer(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(
-            b'HTTP/1.1 200 OK\r\n\r\ndata: {}\n\ndata: {"usage": {"completion_tokens": 5}}\n\ndata: [DONE]\n\n'
-        )
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + ENDED % 5)
         await writer.drain()
         writer.close()
 

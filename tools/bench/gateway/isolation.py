@@ -27,14 +27,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.signing import tenant_key
 from inflight_gateway.request.headers import TENANT
+from inflight_kubectl.answers import Answer, AnswerError
+from inflight_kubectl.load.client import Client, DisconnectedError
 from tools.bench.gateway.keys import SECRET, bearer, new_key, secret
 from tools.bench.gateway.stack import gateway
-from tools.bench.gateway.streamed import Streamed, completion
 from tools.measure.percentile import percentile
 from tools.measure.served import free_port, process, served_engine, wait_ready
 
@@ -115,31 +114,37 @@ class Isolated:
 class _Run:
     """Attributes: times: of each request of the steady tenant; None: it was not answered."""
 
-    times: list[Streamed | None]
+    times: list[Answer | None]
     others_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    session: aiohttp.ClientSession
-    url: str
+    client: Client
     keys: dict[str, str]
     named: bool
 
-    async def generate(self, tenant: str, seed: str) -> Streamed | None:
+    async def generate(self, tenant: str, seed: str) -> Answer | None:
         """None: it was not answered."""
         rng = random.Random(f"{tenant} {seed}")
         body = {
+            "model": "smollm2",
             "prompt": [rng.randrange(_FIRST_TOKEN_ID, _LAST_TOKEN_ID) for _ in range(PROMPT_TOKENS)],
             "max_tokens": OUTPUT_TOKENS,
+            "ignore_eos": True,
+            "stream": True,
         }
         headers = {"Host": SERVICE, **bearer(self.keys[tenant])}
         if self.named:
             headers[TENANT] = tenant
+        answer = Answer(time.monotonic())
         try:
-            return await completion(self.session, self.url, body, headers)
-        except RuntimeError:
+            await self.client.ask(body, answer, headers=headers)
+        except DisconnectedError:
+            raise
+        except AnswerError:
             return None
+        return answer
 
 
 def measure(folder: Path, seconds: float, arms: Sequence[str], say: Callable[[str], None]) -> list[Isolated]:
@@ -201,9 +206,8 @@ def _emulated(log: Path) -> Iterator[str]:
 
 async def _run(url: str, keys: dict[str, str], arm: Arm, seconds: float, turn: int, flooded: bool) -> _Run:
     per_s = EMULATED_STEADY_PER_S if arm.emulated else STEADY_PER_S
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        target = _Target(session, url, keys, arm.named)
+    async with Client(url) as client:
+        target = _Target(client, keys, arm.named)
         for number in range(3):
             await target.generate(STEADY, f"warm-up {turn} {flooded} {number}")
         answered: list[float] = []
@@ -220,7 +224,8 @@ async def _run(url: str, keys: dict[str, str], arm: Arm, seconds: float, turn: i
 def _isolated(arm: str, flooded: bool, runs: Sequence[_Run]) -> Isolated:
     times = [each for run in runs for each in run.times]
     done = [each for each in times if each is not None]
-    ttft, latency = [each.ttft for each in done], [each.latency for each in done]
+    ttft = [each.ttft for each in done if each.ttft is not None]
+    latency = [each.latency for each in done if each.latency is not None]
     return Isolated(
         arm=arm,
         flooded=flooded,
@@ -234,10 +239,10 @@ def _isolated(arm: str, flooded: bool, runs: Sequence[_Run]) -> Isolated:
     )
 
 
-async def _steady(target: _Target, seconds: float, per_s: float, salt: str) -> list[Streamed | None]:
+async def _steady(target: _Target, seconds: float, per_s: float, salt: str) -> list[Answer | None]:
     """Poisson arrivals, the same in each run, of other prompts."""
     rng, began, at = random.Random(1), time.monotonic(), 0.0
-    tasks: list[asyncio.Task[Streamed | None]] = []
+    tasks: list[asyncio.Task[Answer | None]] = []
     while (at := at + rng.expovariate(per_s)) < seconds:
         await asyncio.sleep(began + at - time.monotonic())
         tasks.append(asyncio.create_task(target.generate(STEADY, f"{salt} {len(tasks)}")))

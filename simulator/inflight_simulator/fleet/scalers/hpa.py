@@ -22,7 +22,7 @@ from inflight_operator.decide.behavior import (
     stabilized,
 )
 from inflight_operator.observe.metrics import Sample
-from inflight_simulator.fleet.scalers.signals import rounded_up, waiting
+from inflight_simulator.fleet.scalers.signals import rounded_up, samples, waiting
 from inflight_simulator.fleet.view import FleetView
 
 TOLERANCE = 0.1
@@ -75,7 +75,7 @@ def by_pods_metric(value: Callable[[Sample], float], target: float) -> Formula:
     """By one metric of each pod. Pods that start are Running and show no metrics."""
 
     def wanted(view: FleetView) -> int | None:
-        values = [value(pod.sample) for pod in view.ready if pod.sample is not None]
+        values = list(map(value, samples(view)))
         missing = sum(not pod.draining and pod.sample is None for pod in view.pods)
         return replicas_by_pods_metric(values, missing, target, view.ordered)
 

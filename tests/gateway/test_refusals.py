@@ -5,31 +5,32 @@ from hypothesis import strategies as st
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway import wiring
-from inflight_gateway.engines.refusals import REFUSAL_S, Refusals
 from inflight_gateway.settings import PickerSettings
+from inflight_gateway.timers import Timers
 from inflight_gateway.types import Endpoint, RequestView, ServiceConfig
+from inflight_gateway.wiring import REFUSAL_S
 
 
 def test_a_refusal_is_recent_for_a_second_from_the_last_one():
-    refusals = Refusals()
-    assert not refusals.recent("a", 0.0)
-    refusals.refused("a", 0.0)
-    refusals.refused("a", 0.5)
-    assert refusals.recent("a", 0.4 + REFUSAL_S)
-    assert not refusals.recent("b", 0.4 + REFUSAL_S)
-    assert not refusals.recent("a", 0.5 + REFUSAL_S)
+    refusals = Timers(REFUSAL_S)
+    assert not refusals.runs("a", 0.0)
+    refusals.begin("a", 0.0)
+    refusals.begin("a", 0.5)
+    assert refusals.runs("a", 0.4 + REFUSAL_S)
+    assert not refusals.runs("b", 0.4 + REFUSAL_S)
+    assert not refusals.runs("a", 0.5 + REFUSAL_S)
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.floats(0, 1)), max_size=50))
 def test_only_recent_refusals_are_remembered(refused):
-    refusals, last, now = Refusals(), {}, 0.0
+    refusals, last, now = Timers(REFUSAL_S), {}, 0.0
     for address, pause in refused:
         now += pause
         refusals.expire(now)
-        refusals.refused(address, now)
+        refusals.begin(address, now)
         last[address] = now
         for one in "abc":
-            assert refusals.recent(one, now) == (one in last and now < last[one] + REFUSAL_S)
+            assert refusals.runs(one, now) == (one in last and now < last[one] + REFUSAL_S)
     refusals.expire(now + REFUSAL_S)
     assert not refusals
 

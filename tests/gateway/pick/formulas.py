@@ -1,4 +1,4 @@
-"""Expected work of a replica, as known to the gateway at the time of a pick."""
+"""The scores of a replica by their plain formulas, which `ranking.py` computes from its own constants."""
 
 from __future__ import annotations
 
@@ -6,48 +6,9 @@ from typing import NamedTuple
 
 from inflight_cost.backlog import backlog_seconds
 from inflight_cost.model import CostModel, StepWork
-from inflight_gateway.pick.growth import Growth
-from inflight_gateway.types import Endpoint, EngineSample, RequestView
-
-STALE_S = 10.0
-"""An older sample is not used for the load; sizes and cost model still hold."""
-
-DEFAULT_COST = CostModel(
-    base_s=5.5e-3,
-    decode_seq_s=15e-6,
-    prefill_token_s=30e-6,
-    decode_kv_token_s=0.045e-6,
-    prefill_context_token_s=1.05e-9,
-)
-"""An 8B model on one H100-class GPU, by public arithmetic: ranks replicas until one of them has fitted its own cost.
-Nothing is promised to a client by it."""
-
-
-class EndpointLoad(NamedTuple):
-    """One endpoint and its known load at the time of a pick.
-
-    Attributes:
-        sample: None: never scraped.
-        in_flight: unfinished requests that this gateway sent there.
-        sent_tokens: estimated prompt tokens sent there that the sample cannot include yet: by this gateway since the
-            scrape began, and by its peers according to their reports.
-        cached_tokens: tokens of the request's prompt that the replica's prefix cache should hold.
-        computed_tokens: of the sample's waiting prompt tokens and of `sent_tokens`, those that the engine should have
-            computed since the scrape.
-        others: requests there that this gateway did not send, by the sample and by what peers report.
-        growth: of its KV cache's use from the sample on, by the requests there; None: not known.
-        answer_tokens: expected output of the request.
-    """
-
-    endpoint: Endpoint
-    sample: EngineSample | None
-    in_flight: int = 0
-    sent_tokens: int = 0
-    cached_tokens: int = 0
-    computed_tokens: int = 0
-    others: int = 0
-    growth: Growth | None = None
-    answer_tokens: float = 0.0
+from inflight_gateway.pick.load import DEFAULT_COST, EndpointLoad, decode_work, is_fresh
+from inflight_gateway.pick.ranking import tokens_per_ttft
+from inflight_gateway.types import EngineSample, RequestView, ServiceConfig
 
 
 class ReplicaState(NamedTuple):
@@ -78,10 +39,6 @@ class ReplicaState(NamedTuple):
     @property
     def used_kv_tokens(self) -> float:
         return self.sample.kv_utilization * self.sample.kv_cache_tokens
-
-
-def is_fresh(load: EndpointLoad, now: float) -> bool:
-    return load.sample is not None and now - load.sample.at <= STALE_S
 
 
 def replica_state(load: EndpointLoad, request: RequestView, cost: CostModel | None, now: float) -> ReplicaState:
@@ -115,6 +72,47 @@ def replica_state(load: EndpointLoad, request: RequestView, cost: CostModel | No
     )
 
 
-def decode_work(sample: EngineSample, running: int) -> StepWork:
-    """A step in which all running requests decode."""
-    return StepWork(running, 0, sample.kv_utilization * sample.kv_cache_tokens, 0)
+def scores(state: ReplicaState, config: ServiceConfig) -> dict[str, float]:
+    """Seconds by the name of each score, times its weight."""
+    weights = config.weights
+    per_ttft = tokens_per_ttft(config)
+    return {
+        "pending_tokens": weights.pending_tokens * state.backlog_s,
+        "running": weights.running * running_seconds(state, per_ttft),
+        "kv_cache": weights.kv_cache * kv_cache_seconds(state, per_ttft),
+        "predicted_ttft": weights.predicted_ttft * predicted_ttft_seconds(state),
+        "prefix": weights.prefix * state.own_prefill_s,
+    }
+
+
+def running_seconds(state: ReplicaState, tokens_per_ttft: float) -> float:
+    """Time that running and starting sequences add between two tokens, in seconds of TTFT.
+
+    Args:
+        tokens_per_ttft: TTFT target / TPOT target. A second between tokens uses this many times the share of its target
+            that a second before the first token uses.
+    """
+    return tokens_per_ttft * state.cost.decode_seq_s * max(state.decoding.decode_seqs, state.outstanding)
+
+
+def kv_cache_seconds(state: ReplicaState, tokens_per_ttft: float) -> float:
+    """Time that KV cache reads add between two tokens, in seconds of TTFT, plus the seconds of lost prefill if tokens
+    do not fit: another request is then preempted and recomputed.
+
+    Args:
+        tokens_per_ttft: as in `running_seconds`.
+    """
+    used, size = state.used_kv_tokens, state.sample.kv_cache_tokens
+    reading = tokens_per_ttft * state.cost.decode_kv_token_s * used
+    if not size:
+        return reading
+    lacking = max(0.0, used + state.pending_tokens + state.uncached_tokens - size)
+    return reading + state.cost.prefill_seconds(min(lacking, size))
+
+
+def predicted_ttft_seconds(state: ReplicaState) -> float:
+    """Backlog, then the request's own prefill, in a step that the replica's decodes share. The step in progress when
+    the request arrives, if any, counts half."""
+    step_s = state.cost.seconds(state.decoding)
+    under_way_s = step_s / 2 if state.decoding.decode_seqs or state.pending_tokens else 0.0
+    return under_way_s + state.backlog_s + state.own_prefill_s + step_s
