@@ -127,10 +127,6 @@ class HoldQueue:
         room, oldest = queue.room, next(iter(queue))
         return Waiting(room.requests, room.prompt_tokens, room.body_bytes, now - oldest.since)
 
-    def services(self) -> list[ServiceKey]:
-        """Services with held requests."""
-        return [key for key, queue in self._services.items() if len(queue)]
-
     def forget(self, service: ServiceKey) -> list[RequestView]:
         """Remove a deleted service; returns its held requests."""
         queue = self._services.get(service)
