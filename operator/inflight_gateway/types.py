@@ -125,7 +125,6 @@ class EngineSample:
     waiting_prompt_tokens: int = 0
     kv_utilization: float = 0.0
     kv_cache_tokens: int = 0
-    block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     cost: CostModel | None = None
@@ -153,7 +152,6 @@ class RequestView:
     service: ServiceKey
     arrived: float
     path: str = "/v1/chat/completions"
-    stream: bool = False
     prompt_tokens: int = 0
     max_tokens: int | None = None
     service_class: str = "default"

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import le, lt
@@ -78,7 +78,6 @@ _KEY = r'[ \t]*+(?:term|tokens|reason)[ \t]*+=[ \t]*+"([!#-\[\]^`-~_]*+)"'
 _LABEL = rf"[ \t]*+[a-zA-Z_]\w*+[ \t]*+=[ \t]*+{_QUOTED}"
 _AFTER_VALUE = re.compile(r"(?:[ \t]+[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)?(?:[ \t]+#[^\n]*)?[ \t\r]*", re.ASCII)
 """A time stamp and an exemplar, both optional and both ignored."""
-_CACHE_CONFIG_LINE = re.compile(rf"\n{CACHE_CONFIG}\{{([^\n]*+)")
 _BLOCK_SIZE = re.compile(r'(?:^|,)block_size="([0-9]{1,7})"')
 _NUM_BLOCKS = re.compile(r'(?:^|,)num_gpu_blocks="([0-9]{1,9})"')
 
@@ -125,7 +124,7 @@ class PageReader:
 
     def __init__(
         self,
-        names: Iterable[str],
+        names: Collection[str],
         histograms: Collection[str] = (),
         *,
         largest: float = MAX_NUMBER,
@@ -150,25 +149,25 @@ class PageReader:
         if text.count("\n") > MAX_LINES:
             raise PageError(f"more than {MAX_LINES} lines")
         text = f"\n{text}"
-        page = Page(_CACHE_CONFIG_LINE.findall(text))
+        page = Page([rest.partition("\n")[0] for rest in text.split(f"\n{CACHE_CONFIG}{{", MAX_CURVE)[1:]])
         values, unknown, buckets, counters = page.values, page.unknown, self._buckets, self._counters
-        largest = self._largest
+        largest, strict = self._largest, self._strict
         for name, edge, key, number, rest in self._line.findall(text):
             try:
                 value = float(number)
-                bound = float(edge) if name in buckets else 0.0
+                bound = float(edge) if name in buckets else None
             except ValueError as error:
-                if self._strict:
+                if strict:
                     what = f"{name} is {number[:40]!r} in bucket {edge[:40]!r}"
                     raise PageError(f"not Prometheus text: {what}") from error
                 value = math.nan
-            if rest and self._strict and not _AFTER_VALUE.fullmatch(rest):
+            if rest and strict and not _AFTER_VALUE.fullmatch(rest):
                 raise PageError(f"not Prometheus text: {name} is followed by {rest.strip()[:40]!r}")
             if not 0 <= value <= largest[name]:
                 if math.isfinite(value) and name not in self._optional:
                     raise PageError(f"{name} is {value:g}, which no engine counts to")
                 unknown.add(name)
-            elif name in buckets:
+            elif bound is not None:
                 of_name = page.buckets[name]
                 of_name[bound] = of_name.get(bound, 0.0) + value
             else:
@@ -188,7 +187,7 @@ class Page:
     """The numbers of one page. Values of several label sets (engines of one vLLM server) are lists.
 
     Attributes:
-        cache_configs: labels of `CACHE_CONFIG`.
+        cache_configs: lines of `CACHE_CONFIG` from their labels on, `MAX_CURVE` at most.
         values: by name, in the order of the page.
         keyed: the same of names whose series differ by one label that matters, with that label.
         buckets: of histograms, by upper bound.
@@ -262,12 +261,10 @@ class Page:
             return None
         return _shared_cost(tuple(terms.get(term, 0.0) for term in _TERMS), points)
 
-    def kv_cache(self) -> tuple[int, int]:
-        """Block size of a vLLM server (the largest), and tokens of the KV caches of its engines; 0 if not reported."""
-        lines = self.cache_configs[:MAX_CURVE]
-        found = [(_BLOCK_SIZE.search(labels), _NUM_BLOCKS.search(labels)) for labels in lines]
-        sizes = [(int(size[1]), int(blocks[1])) for size, blocks in found if size is not None and blocks is not None]
-        return max((size for size, _ in sizes), default=0), sum(size * blocks for size, blocks in sizes)
+    def kv_cache_tokens(self) -> int:
+        """Of the engines of a vLLM server together; 0 if not reported."""
+        found = [(_BLOCK_SIZE.search(labels), _NUM_BLOCKS.search(labels)) for labels in self.cache_configs]
+        return sum(int(size[1]) * int(blocks[1]) for size, blocks in found if size is not None and blocks is not None)
 
 
 def _largest_by_key(series: list[tuple[str, float]]) -> dict[str, float]:

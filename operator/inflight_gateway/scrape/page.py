@@ -48,7 +48,6 @@ def read_page(body: bytes, at: float) -> EngineSample:
     def most(name: str) -> float:
         return page.largest(name) or 0.0
 
-    block_size, kv_cache_tokens = page.kv_cache()
     defaults = EngineSample(at)
     return EngineSample(
         at=at,
@@ -56,8 +55,7 @@ def read_page(body: bytes, at: float) -> EngineSample:
         waiting=total(reader.WAITING),
         waiting_prompt_tokens=total(reader.WAITING_PROMPT_TOKENS),
         kv_utilization=min(1.0, most(reader.KV_USAGE)),
-        kv_cache_tokens=int(most(reader.KV_CACHE_TOKENS)) or kv_cache_tokens,
-        block_size=block_size or defaults.block_size,
+        kv_cache_tokens=int(most(reader.KV_CACHE_TOKENS)) or page.kv_cache_tokens(),
         max_num_seqs=int(most(reader.MAX_NUM_SEQS)) or defaults.max_num_seqs,
         max_num_batched_tokens=int(most(reader.MAX_NUM_BATCHED_TOKENS)) or defaults.max_num_batched_tokens,
         draining=most(_DRAINING) > 0,

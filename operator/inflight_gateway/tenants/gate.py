@@ -1,6 +1,6 @@
 """Authentication and rate limits: the checks before a request is picked or held.
 
-    tenant = gate.check(headers, config, now)          # str, or a Refusal: 401, 503
+    tenant = gate.check(headers, config)               # str, or a Refusal: 401, 503
     answer = await gate.admit(request, config, now)    # headers for the response, or a Refusal: 429; each attempt
     gate.ended(request.request_id)                     # when its ext_proc stream ends; each attempt
     gate.settle(finished)                              # when the relay reports it
@@ -84,7 +84,7 @@ class Gate:
         self._unreported: Timers[str] = Timers(REPORT_WAIT_S)
         """Ids of those whose attempts have all ended."""
 
-    def check(self, headers: Mapping[str, str], config: ServiceConfig, now: float) -> str | Refusal:
+    def check(self, headers: Mapping[str, str], config: ServiceConfig) -> str | Refusal:
         """The tenant of a request, `""` at services without API keys; or 401, or 503 while there are no keys.
 
         Args:

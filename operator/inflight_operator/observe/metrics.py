@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, get_origin, get_type_hints
 
 from inflight_base.manifest.defaults import MOST_SEQS, MOST_TOKENS
 from inflight_base.page import reader
@@ -61,7 +61,7 @@ def _refused(page: Page, name: str) -> float:
 
 
 def _kv_tokens(page: Page, name: str, _: str) -> int | None:
-    return page.whole(name) or page.kv_cache()[1] or None
+    return page.whole(name) or page.kv_cache_tokens() or None
 
 
 _EMPTY = Histogram()
@@ -152,16 +152,16 @@ class Sample(Counters):
         return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
 
 
-_READINGS: dict[str, tuple[Any, ...]] = {
-    name: annotation.__metadata__
-    for name, annotation in get_type_hints(Sample, include_extras=True).items()
+_READINGS = [
+    (field, annotation.__metadata__[0], annotation.__metadata__[1:])
+    for field, annotation in get_type_hints(Sample, include_extras=True).items()
     if get_origin(annotation) is Annotated
-}
-"""By field: the function that reads it of a page, and the names of its samples."""
+]
+"""Each field, the function that reads it of a page, and the names of its samples."""
 
 READER = PageReader(
-    [name for how, *names in _READINGS.values() if how is not Page.histogram for name in names],
-    [name for how, name, *_ in _READINGS.values() if how is Page.histogram],
+    [name for _, how, names in _READINGS if how is not Page.histogram for name in names],
+    [name for _, how, names in _READINGS if how is Page.histogram for name in names],
 )
 
 
@@ -177,4 +177,4 @@ def parse_metrics(text: str, time: float) -> Sample:
         PageError: `PageReader.read` raises it; a histogram is impossible (`Page.histogram`); a utilization is above 1.
     """
     page = READER.read(text)
-    return Sample(time=time, **{field: how(page, *names) for field, (how, *names) in _READINGS.items()})
+    return Sample(time=time, **{field: how(page, *names) for field, how, names in _READINGS})

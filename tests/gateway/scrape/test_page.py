@@ -53,7 +53,6 @@ def test_our_engines_page(names):
         waiting_prompt_tokens=300,
         kv_utilization=0.5,
         kv_cache_tokens=160,
-        block_size=16,
         max_num_seqs=48,
         max_num_batched_tokens=1024,
         cost=CostModel(0.005, 1e-5, 3e-5, 4e-8, 1e-9, curve=((1.0, 0.001), (512.0, 0.01))),
@@ -62,7 +61,7 @@ def test_our_engines_page(names):
 
 def test_a_page_of_vllm_with_two_engines_has_sums_largest_shares_and_defaults():
     assert read_page(VLLM, 1.0) == EngineSample(
-        at=1.0, running=7, waiting=2, kv_utilization=0.75, kv_cache_tokens=32 * 1500, block_size=32
+        at=1.0, running=7, waiting=2, kv_utilization=0.75, kv_cache_tokens=32 * 1500
     )
 
 
