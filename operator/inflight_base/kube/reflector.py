@@ -18,6 +18,7 @@ from inflight_base.kube.client import KubeApi
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import RESOURCES, Selection
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ObjectKey
 
 logger = logging.getLogger(__name__)
 
@@ -37,11 +38,6 @@ ABSENT_SECONDS = 60.0
 class HistoryError(Exception):
     """The API server's resourceVersions went back, as when etcd is restored from a backup: known objects are invalid.
     Raised by a reader of changes; ends its reflector."""
-
-
-class ObjectKey(NamedTuple):
-    namespace: str
-    name: str
 
 
 class Changes(NamedTuple):
