@@ -8,8 +8,8 @@ import yaml
 from deploy import generated, manifest
 from deploy.chart import ROOT, HelmError, rendered
 from inflight_base.kube.kinds import RESOURCES
-from inflight_operator import cli, runtime
-from inflight_operator.watch.handlers import WATCHED_KINDS
+from inflight_operator import cli
+from inflight_operator.watch.watches import WATCHED_KINDS, optional_kinds
 from tools.localcluster.kubectl_program import binary
 
 KUSTOMIZE = ROOT / "deploy" / "kustomize"
@@ -67,7 +67,7 @@ def test_the_operator_of_the_overlay_with_the_gateway_may_list_what_it_lists():
     assert arguments.gateway_service
     lists = {
         (RESOURCES[kind][0].rpartition("/")[0], RESOURCES[kind][1])
-        for kind in (*WATCHED_KINDS, *runtime.optional_kinds(endpoint_picker=arguments.gateway_endpoint_picker))
+        for kind in (*WATCHED_KINDS, *optional_kinds(endpoint_picker=arguments.gateway_endpoint_picker))
     }
     may_list = {
         (group, resource)

@@ -10,10 +10,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import NamedTuple
 
+from inflight_base.kube.changes import Changes, HistoryError, ObjectKey
 from inflight_base.kube.client import KubeApi
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import RESOURCES, Selection
@@ -32,28 +32,6 @@ WARN_SECONDS = 60.0
 
 ABSENT_SECONDS = 60.0
 """Between two lists of an optional kind that the cluster does not have."""
-
-
-class HistoryError(Exception):
-    """The API server's resourceVersions went back, as when etcd is restored from a backup: known objects are invalid.
-    Raised by a reader of changes; ends its reflector."""
-
-
-class ObjectKey(NamedTuple):
-    namespace: str
-    name: str
-
-
-class Changes(NamedTuple):
-    """A page of a list, or one event.
-
-    Attributes:
-        objects: as they are now; None: deleted. Deletions during an interruption come with the last page of a list.
-        version: resourceVersion of the list or event; empty if the cluster no longer has the kind.
-    """
-
-    objects: Mapping[ObjectKey, Manifest | None]
-    version: str
 
 
 class Reflector:
@@ -142,7 +120,7 @@ class Reflector:
                 self._known.update(objects)
                 gone = dict.fromkeys(self._known - found) if page.last else {}
                 self._known.difference_update(gone)
-                self._on_changes(Changes({**gone, **objects}, page.version))
+                self._on_changes(Changes({**gone, **objects}, page.version, found if page.last else None))
         self._version = page.version
         self._answered()
         if not self.listed and self._optional:

@@ -1,118 +1,101 @@
-"""Lists that keep the cache correct where watches cannot.
-
-When a watch was interrupted for too long (410 Gone), kopf lists the kind again and passes each object as an event of
-type None. It does not report deletions in between. So such an event for a known object requests a list of its kind
-here, and all kinds are listed periodically.
-"""
+"""Watches that fill the cache: one reflector for each kind and namespace."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Iterable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 
+from inflight_base.kube.changes import Changes
 from inflight_base.kube.client import KubeApi
-from inflight_base.kube.errors import KubeApiError
-from inflight_base.kube.kinds import Selection
+from inflight_base.kube.kinds import RESOURCES, Selection
+from inflight_base.kube.reflector import Reflector
+from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import KIND, SERVICE_LABEL
-from inflight_operator.apply.kube import OPTIONAL_KINDS
-from inflight_operator.observe.cache import ClusterCache, Listing
-from inflight_operator.watch.available import AvailableApis
-from inflight_operator.watch.handlers import WATCHED_KINDS
+from inflight_operator.observe.cache import POD, ClusterCache
+from inflight_operator.render.service_children import CHILD_KINDS
 
-logger = logging.getLogger(__name__)
+OPTIONAL_KINDS = ("PodMonitor", "InferencePool")
+"""Kinds a cluster may not have. They may be installed or removed at any time."""
 
-RELIST_SECONDS = 300.0
-"""Between two lists of everything: maximum time that an object with a missed deletion stays in the cache."""
+WATCHED_KINDS = (KIND, POD, *(kind for kind in CHILD_KINDS if kind not in ("Secret", *OPTIONAL_KINDS)))
+"""Kinds that every cluster has. Secrets are written and never read."""
 
-PAGE_SECONDS = 1.0
-"""Between two pages of such a list, so that one of thousands of objects never delays rounds and the Lease; reading a
-page takes some tens of milliseconds."""
-
-SETTLE_SECONDS = 5.0
-"""From the first request for a list of a kind to the list: kopf's own list of many objects takes seconds."""
+POLL_SECONDS = 0.1
 
 
-class HistoryError(Exception):
-    """The API server's resourceVersions went back, as when etcd is restored from a backup: the cache is invalid."""
+def optional_kinds(*, endpoint_picker: bool) -> tuple[str, ...]:
+    """Optional kinds that the operator may use: the chart gives it rights to InferencePools only where the gateway's
+    pods serve other gateways."""
+    return tuple(kind for kind in OPTIONAL_KINDS if kind != "InferencePool" or endpoint_picker)
 
 
-class Lister:
-    """Fills the cache with lists, one at a time.
-
-    Args:
-        namespaces: to list; empty lists all at once.
+class Watches:
+    """Args:
+    look_at: called with each service that needs a round because of a change.
+    namespaces: to watch; empty watches all at once.
+    optional: optional kinds that the operator may use.
     """
 
-    def __init__(self, api: KubeApi, cache: ClusterCache, apis: AvailableApis, namespaces: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        api: KubeApi,
+        cache: ClusterCache,
+        look_at: Callable[[ServiceKey], None],
+        namespaces: Sequence[str] = (),
+        optional: Sequence[str] = OPTIONAL_KINDS,
+    ) -> None:
         self._api = api
         self._cache = cache
-        self._apis = apis
-        self._scopes: tuple[str | None, ...] = namespaces or (None,)
-        self._asked: set[str] = set()
-        self._wake = asyncio.Event()
+        self._look_at = look_at
+        self._reflectors = [
+            self._reflector(kind, scope) for kind in (*WATCHED_KINDS, *optional) for scope in namespaces or (None,)
+        ]
 
-    def ask(self, kind: str) -> None:
-        """Requests a list of a kind soon."""
-        self._asked.add(kind)
-        self._wake.set()
-
-    async def list_all(self) -> None:
-        """Lists every kind that is watched, and the optional ones that the cluster has.
-
-        Raises:
-            KubeApiError: the API server refused, or does not answer. An optional kind that is forbidden is left out.
-            HistoryError: see there.
-        """
-        for kind in (*WATCHED_KINDS, *self._apis.kinds()):
-            await self._list(kind, pause=0.0)
+    @property
+    def available(self) -> frozenset[str]:
+        """The optional APIs that the cluster has and the operator may list, as `GROUP/VERSION/KIND`."""
+        listed = (one.selection.kind for one in self._reflectors if one.listed)
+        return frozenset(f"{RESOURCES[kind][0]}/{kind}" for kind in listed if kind in OPTIONAL_KINDS)
 
     async def run(self) -> None:
-        """Lists requested kinds, and all kinds periodically; until cancelled.
+        """Watches until cancelled.
 
         Raises:
-            HistoryError: see there.
+            HistoryError: the history of the API server went back; in a group.
         """
-        loop = asyncio.get_running_loop()
-        everything = loop.time() + RELIST_SECONDS
-        while True:
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(everything):
-                    await self._wake.wait()
-                    await asyncio.sleep(SETTLE_SECONDS)
-            kinds: Iterable[str] = tuple(self._asked)
-            if loop.time() >= everything:
-                everything = loop.time() + RELIST_SECONDS
-                kinds = (*WATCHED_KINDS, *self._apis.kinds())
-            self._wake.clear()
-            for kind in kinds:
-                try:
-                    await self._list(kind, pause=PAGE_SECONDS)
-                except KubeApiError as error:
-                    logger.warning("cannot list what there is: %s", error)
-                    self.ask(kind)
+        async with asyncio.TaskGroup() as tasks:
+            for reflector in self._reflectors:
+                tasks.create_task(reflector.run())
 
-    async def _list(self, kind: str, *, pause: float) -> None:
-        self._asked.discard(kind)
-        for namespace in self._scopes:
-            listing: Listing | None = None
-            try:
-                async for page in self._api.pages(Selection(kind, namespace, "" if kind == KIND else SERVICE_LABEL)):
-                    if listing is None or page.first:
-                        listing = self._cache.listing(kind, namespace, page.version)
-                    if listing.outdated:
-                        raise HistoryError(f"the list of {kind} is older than the one before")
-                    if not page.first:
-                        await asyncio.sleep(pause)
-                    listing.add(page.items)
-            except KubeApiError as error:
-                if error.status == 404 and kind in OPTIONAL_KINDS:
-                    self._cache.forget_kind(kind)
-                    return
-                if error.status == 403 and kind in OPTIONAL_KINDS:
-                    logger.warning("continuing without a list of %s: %s", kind, error)
-                    continue
-                raise
-            if listing is not None:
-                listing.end()
+    async def listed(self, kinds: Sequence[str] = (*WATCHED_KINDS, *OPTIONAL_KINDS)) -> None:
+        """Returns once all objects of these kinds are in the cache. An optional kind does not block: it is enough that
+        the API server has answered."""
+        while True:
+            if all(_is_settled(one) for one in self._reflectors if one.selection.kind in kinds):
+                return
+            await asyncio.sleep(POLL_SECONDS)
+
+    async def catch_up(self) -> None:
+        """Reads what the previous leader wrote last, which may still be on its way to the watches.
+
+        Raises:
+            KubeApiError: the API server refused, or does not answer.
+        """
+        for selection in (one.selection for one in self._reflectors):
+            if selection.kind in (KIND, "Deployment"):
+                async for page in self._api.pages(selection):
+                    for body in page.items:
+                        self._cache.put(selection.kind, body)
+
+    def _reflector(self, kind: str, namespace: str | None) -> Reflector:
+        def changed(changes: Changes) -> None:
+            for key in self._cache.take(kind, namespace, changes):
+                self._look_at(key)
+
+        selection = Selection(kind, namespace, "" if kind == KIND else SERVICE_LABEL)
+        return Reflector(self._api, selection, changed, optional=kind in OPTIONAL_KINDS)
+
+
+def _is_settled(reflector: Reflector) -> bool:
+    answered = reflector.selection.kind in OPTIONAL_KINDS and reflector.status != 0
+    return answered or (reflector.listed and not reflector.problem)
