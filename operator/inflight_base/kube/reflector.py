@@ -1,7 +1,8 @@
 """Notifies a reader of all objects of a selection: lists them page by page, then watches.
 
-While the API server is unavailable, known objects are kept. A watch resumes where it ended; only if the API server
-cannot resume it (410 Gone, or any other error), everything is listed again. Changes arrive in the order of the API
+While the API server is unavailable, known objects are kept. A watch resumes where it ended. Everything is listed again
+if the API server cannot resume it (410 Gone, or any other error), and after a silence: an API server whose etcd was
+restored from a backup accepts a version that it never had, and reports nothing. Changes arrive in the order of the API
 server, each deletion included. Objects are passed on as they arrive; only their names are kept.
 """
 
@@ -26,6 +27,10 @@ FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.2, 5.0
 
 SHORTEST_WATCH = 1.0
 """Minimum seconds from one watch to the next."""
+
+SILENT_SECONDS = 90.0
+"""Longest time without an event or bookmark after which a watch resumes. The API server sends a bookmark before it ends
+a watch."""
 
 WARN_SECONDS = 60.0
 """Between two warnings about the same selection."""
@@ -60,6 +65,7 @@ class Reflector:
         self._optional = optional
         self._known: set[ObjectKey] = set()
         self._version = ""
+        self._heard = 0.0
         self._warned = float("-inf")
 
     @property
@@ -78,9 +84,9 @@ class Reflector:
         while True:
             began = loop.time()
             try:
-                if not self._version:
+                if not self._version or began - self._heard > SILENT_SECONDS:
                     await self._list()
-                    began = loop.time()
+                    self._heard = began = loop.time()
                 await self._watch()
                 failures = 0
                 # The API server ends watches after a minute; a proxy that ends them at once must not cause a storm.
@@ -132,7 +138,10 @@ class Reflector:
             async for event in events:
                 self._answered()
                 self._version = event.version
-                if event.type in ("OPEN", "BOOKMARK"):
+                if event.type == "OPEN":
+                    continue
+                self._heard = asyncio.get_running_loop().time()
+                if event.type == "BOOKMARK":
                     continue
                 key = _key(event.object)
                 if event.type == "DELETED":

@@ -85,13 +85,12 @@ class ClusterCache:
         object that is known already.
 
         Raises:
-            HistoryError: the changes are older than earlier ones.
+            HistoryError: a list is older than earlier changes.
         """
         version, seen = _integer(changes.version), self._seen.get((kind, namespace), -1)
-        if version is not None:
-            if version < seen:
-                raise HistoryError(f"resourceVersion {version} of {kind} came after {seen}")
-            self._seen[kind, namespace] = version
+        if version is not None and version < seen and changes.names is not None:
+            raise HistoryError(f"the list of {kind} is older than what came before: {version} after {seen}")
+        self._seen[kind, namespace] = seen if version is None else version
         objects = dict(changes.objects)
         if changes.names is not None:  # an answer to a write may be all that was known of an object
             held = (key for key in self._held[kind] if namespace in (None, key.namespace))

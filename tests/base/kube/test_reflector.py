@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from inflight_base.kube import reflector as reflector_module
 from inflight_base.kube.changes import HistoryError
 from inflight_base.kube.kinds import Selection
-from inflight_base.kube.reflector import ABSENT_SECONDS, LONGEST_BACK_OFF, Reflector
+from inflight_base.kube.reflector import ABSENT_SECONDS, LONGEST_BACK_OFF, SILENT_SECONDS, Reflector
 from tests.base.kube.store import SECONDS, Store
 from tests.base.virtual_time import run
 
@@ -127,6 +127,26 @@ def test_while_the_api_server_is_away_all_that_is_known_stays_and_the_problem_is
             await asyncio.sleep(LONGEST_BACK_OFF)
             assert (one.known, one.reflector.problem) == ({}, "")
             assert len(store.listed) == lists, "the watch resumes"
+
+    run(scenario())
+
+
+def test_after_a_silence_everything_is_listed_again():
+    async def scenario():
+        store = Store()
+        store.write(manifest("a"))
+        async with reading(store) as one:
+            for _ in range(10):
+                await asyncio.sleep(SILENT_SECONDS / 2)
+                store.write(manifest("a"))
+                await asyncio.sleep(0.1)
+                store.interrupt()
+            assert len(store.listed) == 1
+            await asyncio.sleep(SILENT_SECONDS + 1)
+            store.interrupt()
+            await asyncio.sleep(LONGEST_BACK_OFF)
+            assert len(store.listed) == 2
+            assert one.equals_the_store()
 
     run(scenario())
 

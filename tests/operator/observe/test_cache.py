@@ -36,7 +36,7 @@ def take_list(cache, kind, version, bodies, namespace=None):
     """A list as a reflector reports it: what it knew and did not find is deleted."""
     found = {ObjectKey(one["metadata"]["namespace"], one["metadata"]["name"]): one for one in bodies}
     gone = {key: None for key in cache._held[kind] if namespace in (None, key.namespace) and key not in found}
-    return cache.take(kind, namespace, Changes({**gone, **found}, str(version)))
+    return cache.take(kind, namespace, Changes({**gone, **found}, str(version), found.keys()))
 
 
 def test_a_changed_spec_asks_for_a_look_and_a_changed_status_does_not():
@@ -184,7 +184,7 @@ def test_an_answer_to_a_write_that_is_newer_than_the_list_stays():
 def test_a_history_that_goes_back_is_an_error():
     cache = ClusterCache()
     cache.take("Pod", None, Changes({ObjectKey("team", "chat-2"): pod("chat-2", 9)}, "9"))
-    with pytest.raises(HistoryError, match="8 of Pod came after 9"):
+    with pytest.raises(HistoryError, match="older than what came before: 8 after 9"):
         take_list(cache, "Pod", 8, [pod("chat-1", 4)])
     assert [one.name for one in cache.pods(KEY)] == ["chat-2"]
 
