@@ -8,50 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
-from pathlib import Path
 
-ENGINE = Path(sys.executable).parent / "inflight-engine"
-READY_SECONDS = 90
+from tools.measure.served import ENGINE, MODEL, free_port, process, wait_ready
+
 BODY = {
     "model": "smollm2",
     "messages": [{"role": "user", "content": "What is the capital of France? Answer in one sentence."}],
     "max_tokens": 80,
     "temperature": 0,
 }
-
-
-def free_port(wanted: int) -> int:
-    """`wanted` if it is free, else another free port."""
-    with socket.socket() as probe:
-        if probe.connect_ex(("127.0.0.1", wanted)) != 0:
-            return wanted
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_ready(engine: subprocess.Popen[bytes], port: int) -> None:
-    """Return when the engine admits requests.
-
-    Raises:
-        RuntimeError: it ended, or took too long.
-    """
-    deadline = time.monotonic() + READY_SECONDS
-    while time.monotonic() < deadline:
-        if engine.poll() is not None:
-            raise RuntimeError(f"the engine ended with exit code {engine.returncode}; its last lines above say why")
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=2).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise RuntimeError(f"the engine was not ready after {READY_SECONDS} s")
 
 
 def ask(port: int) -> None:
@@ -79,29 +47,23 @@ def main() -> int:
     if not shutil.which("curl"):
         print("error: curl, which asks the question, is missing; on Debian: apt-get install curl", file=sys.stderr)
         return 1
-    command = [str(ENGINE), "serve", "builtin://smollm2", "--host", "127.0.0.1", "--port", str(port)]
+    command = [str(ENGINE), "serve", MODEL, "--host", "127.0.0.1", "--port", str(port)]
     print(f"$ {' '.join(('inflight-engine', *command[1:]))}", flush=True)
     started = time.monotonic()
-    # Its own process group: Ctrl-C comes to us, and we let the engine drain.
-    engine = subprocess.Popen(command, process_group=0)
     try:
-        wait_ready(engine, port)
-        print(f"ready after {time.monotonic() - started:.1f} s")
-        ask(port)
-        if sys.stdout.isatty():
-            print(f"It serves on http://127.0.0.1:{port} until Ctrl-C; its metrics are on /metrics.", flush=True)
-            engine.wait()
+        # In its own process group: Ctrl-C comes to us, and we let the engine drain.
+        with process(None, command) as engine:
+            wait_ready(f"http://127.0.0.1:{port}/ready", {"the engine": (engine, None)})
+            print(f"ready after {time.monotonic() - started:.1f} s")
+            ask(port)
+            if sys.stdout.isatty():
+                print(f"It serves on http://127.0.0.1:{port} until Ctrl-C; its metrics are on /metrics.", flush=True)
+                engine.wait()
     except KeyboardInterrupt:
         print()
     except RuntimeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    finally:
-        engine.terminate()
-        try:
-            engine.wait(timeout=30)
-        except subprocess.TimeoutExpired:
-            engine.kill()
     return 0
 
 

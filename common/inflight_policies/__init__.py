@@ -1,1 +1,5 @@
-"""Scheduling policies that engine and gateway share: pure code."""
+"""Scheduling policies that engine and gateway share: pure code.
+
+Both order what waits by the same rules: `deadline` and `priority` within a queue, `service_counter` between tenants and
+classes.
+"""

@@ -32,6 +32,6 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
 
 
-def fenced(text: str, language: str = "text") -> str:
-    """A block of code."""
-    return f"```{language}\n{text.rstrip()}\n```\n"
+def fenced(text: str) -> str:
+    """A block of text."""
+    return f"```text\n{text.rstrip()}\n```\n"

@@ -12,10 +12,10 @@ from typing import Any
 
 from e2e.disruptions.connections import Connections
 from tools.load.driver import Loss
-from tools.load.pod import driver_pod
 from tools.localcluster import ClusterError, kubectl
 from tools.localcluster.progress import Progress
 from tools.testbed.incluster import ScriptPod
+from tools.testbed.load_pod import driver_pod
 from tools.testbed.service import Service
 
 ARGUMENTS = (

@@ -5,12 +5,12 @@ from contextlib import ExitStack
 
 import pytest
 
-from deploy.dashboards.live import stage
-from deploy.dashboards.live.answers import ask, load
-from deploy.dashboards.live.grafana import Window
-from deploy.dashboards.live.monitors import watching
 from e2e.scenarios.conftest import apply
-from tools.load.pod import driver_pod
+from tools.prometheus import stage
+from tools.prometheus.answers import ask, load
+from tools.prometheus.grafana import Window
+from tools.prometheus.monitors import watching
+from tools.testbed.load_pod import driver_pod
 
 SCRAPE_SECONDS = 1.0
 LONGEST_SECONDS = 200

@@ -10,8 +10,8 @@ import pytest
 from e2e.disruptions import processes
 from e2e.disruptions.stage import continued, node_problem
 from e2e.scenarios.conftest import apply
-from tools.load.pod import ask_pod, greedy_pod
 from tools.localcluster import kubectl
+from tools.testbed.load_pod import ask_pod, greedy_pod
 
 pytestmark = pytest.mark.timeout(420)
 

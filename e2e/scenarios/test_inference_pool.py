@@ -9,9 +9,9 @@ from e2e.disruptions.stage import GATEWAY, system_pods
 from e2e.scenarios.conftest import apply
 from inflight_kubectl.cluster import Target
 from inflight_kubectl.engine_access import PortForward
-from tests.gateway.other_gateway import BY_HEADER, PICKED, bootstrap
 from tools.localcluster import kubeconfig_path, kubectl
-from tools.testbed.install import OPERATOR_NAMESPACE
+from tools.testbed.helm import OPERATOR_NAMESPACE
+from tools.testbed.other_gateway import BY_HEADER, PICKED, bootstrap
 
 OTHER = "other-gateway"
 PORT = 8080

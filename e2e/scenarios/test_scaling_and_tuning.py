@@ -5,7 +5,7 @@ import json
 import pytest
 
 from e2e.scenarios.conftest import apply
-from tools.load.pod import driver_pod
+from tools.testbed.load_pod import driver_pod
 
 pytestmark = pytest.mark.timeout(420)
 

@@ -16,8 +16,8 @@ from e2e.storm.watch import Watch, watching
 from tools.localcluster import ClusterError, kubectl
 from tools.localcluster.progress import Progress, to_stdout
 from tools.signals import exit_on_signals
-from tools.testbed.incluster import script_pod
 from tools.testbed.install import install
+from tools.testbed.load_pod import program_pod
 from tools.testbed.namespaces import temporary_namespace
 
 NAMESPACE = "e2e-storm"
@@ -137,7 +137,7 @@ def _services() -> list[dict[str, Any]]:
 def storm(options: argparse.Namespace, image: str, say: Progress) -> Storm:
     """The requests, and their result."""
     say(f"{options.services * options.requests} requests at the same moment; up to {options.patience} s")
-    watch, script = Watch(NAMESPACE), Path(__file__).with_name("ask.py")
+    watch = Watch(NAMESPACE)
     arguments = [
         f"--url=http://sleeper-{{}}.{NAMESPACE}.svc",
         f"--services={options.services}",
@@ -146,7 +146,7 @@ def storm(options: argparse.Namespace, image: str, say: Progress) -> Storm:
     ]
     watch.look()  # before the requests: a replica that runs now is no order of the storm
     with (
-        script_pod(script, arguments, name="storm", image=image, namespace=NAMESPACE) as pod,
+        program_pod("storm", arguments, name="storm", image=image, namespace=NAMESPACE) as pod,
         watching(watch),
     ):
         output = "".join(_with_progress(pod.follow(), say))

@@ -1,4 +1,4 @@
-"""Result of a wake storm, from the lines of `ask.py` and the times at which replicas were ordered."""
+"""Result of a wake storm, from the lines of `tools.load.storm` and the times at which replicas were ordered."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.load.driver import percentile
+from tools.measure.percentile import rounded_percentile
 
 MEBIBYTE = 2**20
 
@@ -88,9 +88,9 @@ class Storm:
             "refused_to_the_end": self.count("refused"),
             "lost": self.count("lost"),
             "clean_refusals": sum(one.refusals for one in self.asked),
-            "first_token_p50_s": percentile(waits, 0.5),
-            "first_token_p95_s": percentile(waits, 0.95),
-            "first_token_longest_s": percentile(waits, 1.0),
+            "first_token_p50_s": rounded_percentile(waits, 0.5),
+            "first_token_p95_s": rounded_percentile(waits, 0.95),
+            "first_token_longest_s": rounded_percentile(waits, 1.0),
             "last_replica_ordered_after_s": None if self.last_order is None else round(self.last_order, 2),
             "memory_mib": {pod: round(size / MEBIBYTE) for pod, size in sorted(self.memory.items())},
             "problems": list(self.problems),
@@ -105,7 +105,7 @@ class Storm:
 
 
 def storm_of(output: str, services: int, ordered: Mapping[str, float], memory: Mapping[str, int]) -> Storm:
-    """From the lines that `ask.py` printed; other lines are ignored.
+    """From the lines that `tools.load.storm` printed; other lines are ignored.
 
     Raises:
         ValueError: the requests never began.

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from inflight_engine.scheduling.config import ServiceClass
+from inflight_policies.deadline import LATE_SHARE
+from inflight_policies.priority import PRIORITY_AGING_S
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -70,10 +72,10 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.9
     kv_headroom: float = 0.03
     scheduling_policy: str = "fcfs"
-    priority_aging: float = 10.0
+    priority_aging: float = PRIORITY_AGING_S
     ttft_target: float | None = None
     ttft_per_1k_tokens: float = 0.0
-    late_share: float = 0.05
+    late_share: float = LATE_SHARE
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     preemption: str = "auto"
     preemption_victim: str = "last_arrived"

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import uvloop
 
-from inflight_gateway import flags, logs
+from inflight_base import logs
+from inflight_gateway import flags
 from inflight_gateway.settings import RUN_DIR, PickerSettings, Sockets
 
 EXAMPLE = """\
@@ -41,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     if arguments.command == "envoy-config":
         return _envoy_config(arguments)
-    logs.configure(arguments.log_format, arguments.log_level)
+    logs.configure("inflight_gateway", arguments.log_format, arguments.log_level)
     try:
         return _picker(arguments) if arguments.command == "picker" else _relay(arguments)
     except (_StartError, OSError) as error:

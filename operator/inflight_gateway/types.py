@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inflight_base.manifest import defaults
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.units import parse_duration, whole_bytes
 from inflight_cost.model import CostModel
+from inflight_policies.priority import PRIORITY_AGING_S
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,9 +19,9 @@ class HoldBounds:
         max_requests: requests. max_bytes: of their bodies. max_wait_s: seconds of each.
     """
 
-    max_requests: int = 1000
-    max_bytes: int = 64 * 2**20
-    max_wait_s: float = 60.0
+    max_requests: int = defaults.HOLD_MAX_REQUESTS
+    max_bytes: int = whole_bytes(defaults.HOLD_MAX_BYTES)
+    max_wait_s: float = parse_duration(defaults.HOLD_MAX_WAIT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,7 @@ class ServiceConfig:
         model: name that clients send (spec.model.servedName or its default).
         ttft_s, tpot_s: targets.
         classes: the first is the default; empty: one class, `default`.
+        priority_aging_s: seconds of waiting that count as one step of priority.
         max_num_seqs: capacity of each engine.
         continuation: responses continue at another replica after a failure.
         max_attempts: maximum replicas for one request.
@@ -80,14 +84,15 @@ class ServiceConfig:
     key: ServiceKey
     uid: str
     model: str
-    ttft_s: float = 0.5
+    ttft_s: float = parse_duration(defaults.TTFT_P95)
     ttft_per_token_s: float = 0.0
-    tpot_s: float = 0.05
+    tpot_s: float = parse_duration(defaults.TPOT_P95)
     classes: tuple[ServiceClass, ...] = ()
-    max_num_seqs: int = 256
+    priority_aging_s: float = PRIORITY_AGING_S
+    max_num_seqs: int = defaults.MAX_NUM_SEQS
     hold: HoldBounds = HoldBounds()
     continuation: bool = True
-    max_attempts: int = 3
+    max_attempts: int = defaults.MAX_ATTEMPTS
     weights: ScoreWeights = ScoreWeights()
     api_keys_secret: str | None = None
     tenants: tuple[TenantConfig, ...] = ()
@@ -120,9 +125,8 @@ class EngineSample:
     waiting_prompt_tokens: int = 0
     kv_utilization: float = 0.0
     kv_cache_tokens: int = 0
-    block_size: int = 16
     max_num_seqs: int = 256
-    max_num_batched_tokens: int = 2048
+    max_num_batched_tokens: int = 8192
     cost: CostModel | None = None
     draining: bool = False
 
@@ -148,7 +152,6 @@ class RequestView:
     service: ServiceKey
     arrived: float
     path: str = "/v1/chat/completions"
-    stream: bool = False
     prompt_tokens: int = 0
     max_tokens: int | None = None
     service_class: str = "default"

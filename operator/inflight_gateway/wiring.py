@@ -11,10 +11,10 @@ import aiohttp
 from aiohttp import web
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.page.scraper import metrics_session
 from inflight_gateway.discovery.addresses import any_address
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData, SecretRef
 from inflight_gateway.engines.ledger import Ledger
-from inflight_gateway.engines.refusals import Refusals
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
 from inflight_gateway.ext_proc.exchange import Parts
 from inflight_gateway.ext_proc.guest_ports import GuestPorts
@@ -24,7 +24,7 @@ from inflight_gateway.pick.picker import Picker
 from inflight_gateway.proxy.publisher import Publisher
 from inflight_gateway.proxy.snapshot import Fixed
 from inflight_gateway.scrape.samples import Samples
-from inflight_gateway.scrape.scraper import Scraper, metrics_session
+from inflight_gateway.scrape.scraper import INTERVAL_SECONDS, EndpointScraper
 from inflight_gateway.settings import PickerSettings
 from inflight_gateway.state.knowledge import Knowledge
 from inflight_gateway.state.load import GatewayLoads, SentLoad
@@ -40,10 +40,15 @@ from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.routes import PeerClient, take_handler
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
+from inflight_gateway.timers import Timers
 from inflight_gateway.types import Endpoint, Retried
 
 KEY_SECONDS = 5.0
 """Between two looks at the gateway key's file."""
+
+REFUSAL_S = 1.0
+"""Seconds for which other endpoints are preferred to one that refused a request: by then the next scrape says whether
+its engine is gone or full."""
 
 
 class Gateway:
@@ -59,8 +64,9 @@ class Gateway:
         self.catalog = Catalog(settings.cluster_domain)
         self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
-        self._refusals = Refusals()
-        self._scraper = Scraper(self._samples, http)
+        self._refusals: Timers[str] = Timers(REFUSAL_S)
+        """Addresses of endpoints that refused a request."""
+        self._scraper = EndpointScraper(self._samples, http)
         self._holds = HoldQueue()
         estimates = Estimates()
         self._ledger = Ledger(self._willing, self._samples.get, estimates)
@@ -97,7 +103,7 @@ class Gateway:
     @classmethod
     @asynccontextmanager
     async def open(cls, settings: PickerSettings) -> AsyncIterator[Gateway]:
-        async with metrics_session() as http:
+        async with metrics_session(INTERVAL_SECONDS) as http:
             gateway = cls(settings, http)
             try:
                 yield gateway
@@ -183,10 +189,10 @@ class Gateway:
         if not self._refusals:
             return endpoints
         now = monotonic()
-        return [one for one in endpoints if not self._refusals.recent(one.address, now)] or endpoints
+        return [one for one in endpoints if not self._refusals.runs(one.address, now)] or endpoints
 
     def _refused(self, address: str) -> None:
-        self._refusals.refused(address, monotonic())
+        self._refusals.begin(address, monotonic())
 
     def retried(self, report: Retried) -> None:
         """A relay reports that Envoy tried several endpoints."""

@@ -1,16 +1,50 @@
-"""Streamed responses of the OpenAI API, as server-sent events: text, token counts and times."""
+"""Responses of the OpenAI API: the one reader of event streams, with text, token counts and times of an answer."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from inflight_kubectl.output import Problem
 
+DONE = b"[DONE]"
+"""The last event of a stream."""
+
 
 class AnswerError(Problem):
     """A response that is an error, or ends early."""
+
+
+class RefusalError(AnswerError):
+    """An HTTP response other than 200.
+
+    Attributes:
+        status: its code.
+        reason: as the engine or the gateway says it.
+        retry_after: seconds of the header Retry-After; None without it.
+    """
+
+    def __init__(self, status: int, reason: str, remedy: str, retry_after: float | None) -> None:
+        super().__init__(f"the service answers {status}: {reason}", remedy)
+        self.status = status
+        self.reason = reason
+        self.retry_after = retry_after
+
+
+class EventReader:
+    """Splits a stream of server-sent events, in chunks of any size, into the data of its `data:` lines.
+
+    Comments, such as heartbeats and progress frames, are skipped.
+    """
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, chunk: bytes) -> list[bytes]:
+        """The data of the lines that this chunk completes."""
+        *lines, self._rest = (self._rest + chunk).split(b"\n")
+        return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
 @dataclass(slots=True)
@@ -19,49 +53,79 @@ class Answer:
 
     Attributes:
         began: when the request was sent.
-        first, last: when the first and the last piece of text arrived; None before.
+        first, last: when the first and the last piece arrived; None before.
+        longest_gap: seconds between two pieces; 0 for fewer than two.
+        ended: when the response was read to its end; None before.
+        token_ids: of its text, where the request asked for them.
+        pieces: events with a choice.
         finish_reason: None before the end.
         prompt_tokens, completion_tokens, cached_tokens: as the engine counts them; 0 before the end.
-        done: whether the stream was closed normally.
+        done: whether the response was closed normally.
     """
 
     began: float
     text: str = ""
     first: float | None = None
     last: float | None = None
+    longest_gap: float = 0.0
+    ended: float | None = None
+    token_ids: list[int] = field(default_factory=list)
+    pieces: int = 0
     finish_reason: str | None = None
     prompt_tokens: int = 0
     completion_tokens: int = 0
     cached_tokens: int = 0
     done: bool = False
 
-    def take(self, line: str, now: float) -> str:
-        """Processes one line of the stream; returns its text.
+    def take(self, data: bytes, now: float) -> str:
+        """Processes the data of one event; returns its text.
 
         Raises:
-            AnswerError: the engine reports an error in the stream, or the line is no event.
+            AnswerError: the engine reports an error, or this is no event of a completion.
         """
-        if not line.startswith("data:"):
-            return ""
-        data = line.removeprefix("data:").strip()
-        if data == "[DONE]":
+        if data == DONE:
             self.done = True
             return ""
         event = _object(data)
         if "error" in event:
             raise AnswerError(f"the engine ended the answer: {error_message(event)}")
+        try:
+            return self._take(event, now)
+        except (AttributeError, LookupError, TypeError) as error:
+            raise AnswerError(f"the engine sent an event that is no completion: {_shown(data)}") from error
+
+    def take_whole(self, body: bytes, now: float) -> None:
+        """Processes a response that is not streamed.
+
+        Raises:
+            AnswerError: as `take`.
+        """
+        self.take(body, now)
+        self.done = True
+
+    def _take(self, event: dict[str, Any], now: float) -> str:
         usage = event.get("usage")
         if usage:
             self.prompt_tokens = usage.get("prompt_tokens") or 0
             self.completion_tokens = usage.get("completion_tokens") or 0
             self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-        choice = (event.get("choices") or [{}])[0]
-        self.finish_reason = choice.get("finish_reason") or self.finish_reason
-        piece: str = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-        if piece or choice.get("finish_reason"):
+        if not event.get("choices"):
+            return ""
+        choice = event["choices"][0]
+        said = choice.get("delta") or choice.get("message") or {}
+        piece: str = choice.get("text") or said.get("content") or ""
+        ids, finish_reason = choice.get("token_ids"), choice.get("finish_reason")
+        self.pieces += 1
+        if piece or ids or finish_reason:
             # A token may complete no character: the event that ends the response counts as well.
-            self.first, self.last = now if self.first is None else self.first, now
+            if self.last is None:
+                self.first = now
+            else:
+                self.longest_gap = max(self.longest_gap, now - self.last)
+            self.last = now
         self.text += piece
+        self.token_ids += ids or ()
+        self.finish_reason = finish_reason or self.finish_reason
         return piece
 
     def check_whole(self) -> None:
@@ -76,6 +140,11 @@ class Answer:
     def ttft(self) -> float | None:
         """Seconds until the first token."""
         return None if self.first is None else self.first - self.began
+
+    @property
+    def latency(self) -> float | None:
+        """Seconds until the response was read to its end."""
+        return None if self.ended is None else self.ended - self.began
 
     @property
     def tpot(self) -> float | None:
@@ -98,7 +167,7 @@ def error_message(body: Any) -> str:
     return str(error or body)
 
 
-def refusal(status: int, body: bytes) -> AnswerError:
+def refusal(status: int, body: bytes, retry_after: str = "") -> RefusalError:
     """The error of an HTTP response other than 200, in the wording of the engine or the gateway."""
     try:
         content = json.loads(body)
@@ -113,14 +182,19 @@ def refusal(status: int, body: bytes) -> AnswerError:
     }.get(status, "")
     if isinstance(error, dict) and error.get("code") in ("queue_full", "api_keys_unavailable"):
         remedy = ""  # the message contains the remedy
-    return AnswerError(f"the service answers {status}: {' '.join(said.split())[:500] or 'without a reason'}", remedy)
+    reason = " ".join(said.split())[:500] or "without a reason"
+    return RefusalError(status, reason, remedy, float(retry_after) if retry_after.isdecimal() else None)
 
 
-def _object(data: str) -> dict[str, Any]:
+def _object(data: bytes) -> dict[str, Any]:
     try:
         event = json.loads(data)
     except ValueError as error:
-        raise AnswerError(f"the engine sent an event that is no JSON: {data[:100]}") from error
+        raise AnswerError(f"the engine sent an event that is no JSON: {_shown(data)}") from error
     if not isinstance(event, dict):
-        raise AnswerError(f"the engine sent an event that is no object: {data[:100]}")
+        raise AnswerError(f"the engine sent an event that is no object: {_shown(data)}")
     return event
+
+
+def _shown(data: bytes) -> str:
+    return data[:100].decode(errors="replace")

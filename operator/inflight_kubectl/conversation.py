@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from inflight_kubectl.answers import Answer, AnswerError, refusal
+from inflight_kubectl.answers import Answer, AnswerError, EventReader, refusal
 
 if TYPE_CHECKING:
     import httpx
@@ -79,10 +79,11 @@ class Conversation:
             with http.stream("POST", PATH, json=body) as response:
                 if response.status_code != httpx.codes.OK:
                     raise refusal(response.status_code, response.read())
-                for line in response.iter_lines():
-                    piece = answer.take(line, time.monotonic())
-                    if piece:
-                        show(piece)
+                reader = EventReader()
+                for chunk in response.iter_bytes():
+                    for data in reader.feed(chunk):
+                        if piece := answer.take(data, time.monotonic()):
+                            show(piece)
         except httpx.HTTPError as error:
             raise forward.problem or AnswerError(
                 f"the connection to the engine failed: {str(error) or type(error).__name__}"

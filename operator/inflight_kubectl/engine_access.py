@@ -4,13 +4,12 @@
         with forward.client() as http:                         # an httpx.Client
             http.get("/v1/models")
 
-    with forward_to_pod(cluster, pod, pod.admin_port) as forward:
-        async with forward.async_client() as http:             # an httpx.AsyncClient
-            await http.get("/metrics")
-
 A forward listens on a free loopback port, as `kubectl port-forward` does, so any HTTP client can use `forward.url`.
 Each connection is one websocket to `pods/NAME/portforward`; its protocol is `v4.channel.k8s.io`: the first byte of a
 message is a channel, 0 for data and 1 for errors, and the first message of a channel is the port number.
+
+`kubernetes.stream.portforward` does not replace this: when the API server resets a connection, its thread dies with a
+traceback, and its socket stays open without data, so that a client waits until its timeout.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import ssl
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
 from inflight_kubectl.gateways import Address, behind_gateway, no_gateway, ready_gateways
@@ -53,6 +52,7 @@ class PortForward:
 
     Attributes:
         url: `http://127.0.0.1:PORT`.
+        headers: of each request.
         problem: why the last connection failed; None after a success.
     """
 
@@ -61,7 +61,7 @@ class PortForward:
     ) -> None:
         self._connection = connection
         self._addresses = addresses
-        self._host = host
+        self.headers = {"host": host} if host else {}
         self._open: Counter[Address] = Counter()
         self._sockets: set[socket.socket] = set()
         self._lock = threading.Lock()
@@ -71,21 +71,11 @@ class PortForward:
         self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, name="port-forward", daemon=True).start()
 
-    def client(self, **options: Any) -> httpx.Client:
+    def client(self, headers: Mapping[str, str] | None = None, **options: Any) -> httpx.Client:
         """An `httpx.Client` with `url` as its base; `options` are its own, such as `timeout`."""
         import httpx
 
-        return httpx.Client(**self._settings(options))
-
-    def async_client(self, **options: Any) -> httpx.AsyncClient:
-        """The same as an `httpx.AsyncClient`."""
-        import httpx
-
-        return httpx.AsyncClient(**self._settings(options))
-
-    def _settings(self, options: dict[str, Any]) -> dict[str, Any]:
-        headers = ({"host": self._host} if self._host else {}) | (options.get("headers") or {})
-        return {"base_url": self.url, "trust_env": False} | options | {"headers": headers}
+        return httpx.Client(base_url=self.url, trust_env=False, headers=self.headers | dict(headers or {}), **options)
 
     def check(self) -> None:
         """Opens one connection and closes it again.
@@ -187,25 +177,22 @@ def forward_to_service(cluster: Cluster, service: Service) -> PortForward:
         Problem: no pod is ready, forbidden, or no answer.
     """
     if behind_gateway(service):
-        return _forward_to_gateway(cluster, service)
-    ready = _Ready(lambda: [(pod.namespace, pod.name, pod.http_port) for pod in cluster.pods(service) if pod.serves])
-    if not ready():
-        detail = next((one.message for one in service.conditions if one.type == "Ready"), "no pod is ready")
-        raise Problem(
-            f"{service.name} takes no requests: {detail}",
-            f"See `kubectl inflight why {service.name} -n {service.namespace}`",
+        host = f"{service.name}.{service.namespace}"
+        ready = _Ready(lambda: [pod.http for pod in ready_gateways(cluster, service)])
+        if not ready():
+            raise no_gateway(service)
+    else:
+        host = None
+        ready = _Ready(
+            lambda: [(pod.namespace, pod.name, pod.http_port) for pod in cluster.pods(service) if pod.serves]
         )
-    return _checked(PortForward(cluster.connection, ready))
-
-
-def _forward_to_gateway(cluster: Cluster, service: Service) -> PortForward:
-    ready = _Ready(lambda: [pod.http for pod in ready_gateways(cluster, service)])
-    if not ready():
-        raise no_gateway(service)
-    return _checked(PortForward(cluster.connection, ready, f"{service.name}.{service.namespace}"))
-
-
-def _checked(forward: PortForward) -> PortForward:
+        if not ready():
+            detail = next((one.message for one in service.conditions if one.type == "Ready"), "no pod is ready")
+            raise Problem(
+                f"{service.name} takes no requests: {detail}",
+                f"See `kubectl inflight why {service.name} -n {service.namespace}`",
+            )
+    forward = PortForward(cluster.connection, ready, host)
     try:
         forward.check()
     except Problem:

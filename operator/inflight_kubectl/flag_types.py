@@ -7,9 +7,9 @@ from typing import Any
 
 import click
 
-from inflight_kubectl.resources import seconds
+from inflight_base.manifest.units import parse_duration
 
-_DURATION = re.compile(r"([0-9]+(\.[0-9]+)?(ms|s|m|h|d))+")
+_DAYS = re.compile(r"([0-9]+(\.[0-9]+)?)d")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
 
 
@@ -29,8 +29,9 @@ class DurationType(click.ParamType[float]):
         """Seconds; usage errors name the form and the bounds."""
         if isinstance(value, float):
             return value
-        length = seconds(value) if _DURATION.fullmatch(value) else None
-        if length is None:
+        try:
+            length = parse_duration(_DAYS.sub(lambda days: f"{float(days[1]) * 24}h", value))
+        except ValueError:
             self.fail(f"{value!r} is no duration: write a number with its unit, such as 30s, 10m or 1h30m", param, ctx)
         if not self.least <= length <= self.most:
             self.fail(f"{value} is not between {written(self.least)} and {written(self.most)}", param, ctx)

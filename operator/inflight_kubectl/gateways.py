@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inflight_base.manifest.names import GATEWAY_LABELS, GATEWAY_STATE_PORT, HTTP_PORT_NAME, selector_string
+from inflight_base.manifest.pods import condition
 from inflight_kubectl.api_problems import ApiProblem
 from inflight_kubectl.output import Problem
 
@@ -72,9 +73,8 @@ def _namespace(cluster: Cluster, service: Service) -> str | None:
 
 
 def _ready(pod: dict[str, Any]) -> bool:
-    conditions = (pod.get("status") or {}).get("conditions") or ()
-    ready = any(one.get("type") == "Ready" and one.get("status") == "True" for one in conditions)
-    return ready and "deletionTimestamp" not in pod["metadata"]
+    ready = condition(pod.get("status") or {}, "Ready")
+    return ready.get("status") == "True" and "deletionTimestamp" not in pod["metadata"]
 
 
 def _pod(pod: dict[str, Any]) -> GatewayPod:

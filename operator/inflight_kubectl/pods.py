@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from inflight_base.manifest.names import ADMIN_PORT_NAME, ENGINE_CONTAINER, ENGINE_PORT, HTTP_PORT_NAME
+from inflight_base.manifest.names import ADMIN_PORT_NAME, ENGINE_PORT, HTTP_PORT_NAME
+from inflight_base.manifest.pods import condition, engine_container
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,6 @@ class Pod:
     namespace: str
     uid: str
     node: str
-    phase: str
     ready: bool
     deleting: bool
     state: str
@@ -47,10 +47,10 @@ class Pod:
     def of(cls, body: Mapping[str, Any]) -> Pod:
         """From a v1 Pod as the API returns it in JSON."""
         metadata, spec, status = body["metadata"], body.get("spec", {}), body.get("status", {})
-        declared = _engine(spec.get("containers", []))
-        container = _engine(status.get("containerStatuses", []))
+        declared = engine_container(spec.get("containers", []))
+        container = engine_container(status.get("containerStatuses", []))
         ports = {one.get("name"): one.get("containerPort") for one in declared.get("ports", [])}
-        ready = _condition(status, "Ready").get("status") == "True"
+        ready = condition(status, "Ready").get("status") == "True"
         deleting = "deletionTimestamp" in metadata
         state, detail = _state(status, container, ready=ready, deleting=deleting)
         return cls(
@@ -58,7 +58,6 @@ class Pod:
             namespace=metadata.get("namespace", ""),
             uid=metadata.get("uid", ""),
             node=spec.get("nodeName", ""),
-            phase=status.get("phase", "Unknown"),
             ready=ready,
             deleting=deleting,
             state=state,
@@ -78,7 +77,7 @@ def moment(text: str | None) -> datetime | None:
 
 
 def _state(status: Mapping[str, Any], container: Mapping[str, Any], *, ready: bool, deleting: bool) -> tuple[str, str]:
-    scheduled = _condition(status, "PodScheduled")
+    scheduled = condition(status, "PodScheduled")
     waiting = container.get("state", {}).get("waiting", {})
     ended = container.get("state", {}).get("terminated") or {}
     if deleting:
@@ -107,12 +106,3 @@ def _words(message: str, ended: Mapping[str, Any]) -> str:
         last = f": {lines[-1].strip()}" if lines else ""
         said.append(f"last exit code {ended.get('exitCode', '?')} ({ended.get('reason', 'Error')}){last}")
     return "; ".join(said)
-
-
-def _engine(containers: list[dict[str, Any]]) -> dict[str, Any]:
-    named = [one for one in containers if one.get("name") == ENGINE_CONTAINER]
-    return (named or containers or [{}])[0]
-
-
-def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    return next((one for one in status.get("conditions", []) if one.get("type") == kind), {})

@@ -5,17 +5,15 @@ The plugin knows the resource by its schema alone; it does not import the operat
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
 
+from inflight_base.manifest import defaults
+from inflight_base.manifest.lenient import Part
+from inflight_base.manifest.units import parse_duration
 from inflight_kubectl.pods import moment
-
-DEFAULT_TTFT_TARGET = 0.5
-DEFAULT_TPOT_TARGET = 0.05
-"""Seconds that tuning and scaling aim at where `spec.slo` is not set."""
 
 State = Literal["Ready", "Degraded", "Updating", "Starting", "Stopped", "Idle", "Waking", "Failing", "Unknown"]
 """Idle: at zero, and the next request starts a replica. Waking: requests wait at the gateway for the first replica."""
@@ -164,7 +162,7 @@ class Service:
     def of(cls, body: Mapping[str, Any]) -> Service:
         """From the object returned by the API server."""
         metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
-        slo, external = spec.get("slo") or {}, (spec.get("scaling") or {}).get("mode") == "External"
+        slo, external = Part(spec.get("slo"), "spec.slo", []), (spec.get("scaling") or {}).get("mode") == "External"
         ordered = spec.get("replicas") if external else status.get("desiredReplicas")
         return cls(
             namespace=metadata.get("namespace", ""),
@@ -179,9 +177,9 @@ class Service:
             replicas=status.get("replicas") or 0,
             ready=status.get("readyReplicas") or 0,
             blocked=status.get("blockedReplicas"),
-            ttft_target=seconds(slo.get("ttftP95")) or DEFAULT_TTFT_TARGET,
-            tpot_target=seconds(slo.get("tpotP95")) or DEFAULT_TPOT_TARGET,
-            has_slo=bool(slo),
+            ttft_target=slo.seconds("ttftP95", parse_duration(defaults.TTFT_P95)),
+            tpot_target=slo.seconds("tpotP95", parse_duration(defaults.TPOT_P95)),
+            has_slo=bool(spec.get("slo")),
             limits=_limits(status.get("limits")),
             observed=_observed(status.get("observed")),
             conditions=tuple(_condition(one) for one in status.get("conditions") or ()),
@@ -189,16 +187,6 @@ class Service:
             waiting=_waiting(status.get("gateway")),
             raw=body,
         )
-
-
-_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h|d)")
-_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
-
-
-def seconds(duration: str | None) -> float | None:
-    """Seconds of a duration such as `500ms` or `1m30s`; None if it is invalid."""
-    parts = _DURATION_PART.findall(duration or "")
-    return sum(float(number) * _UNITS[unit] for number, unit in parts) if parts else None
 
 
 def _condition(body: Mapping[str, Any]) -> Condition:
@@ -245,12 +233,13 @@ def _waiting(body: Mapping[str, Any] | None) -> Waiting | None:
 def _observed(body: Mapping[str, Any] | None) -> Observed | None:
     if not body:
         return None
+    times = Part(body, "status.observed", [])
     return Observed(
         queue=body.get("queueDepth", 0),
         running=body.get("running", 0),
         kv=body.get("kvUtilization", 0.0),
-        ttft_p95=seconds(body.get("ttftP95")),
-        tpot_p95=seconds(body.get("tpotP95")),
+        ttft_p95=times.seconds("ttftP95", None),
+        tpot_p95=times.seconds("tpotP95", None),
         preemptions_per_minute=body.get("preemptionsPerMinute", 0.0),
         at=moment(body.get("at")),
     )

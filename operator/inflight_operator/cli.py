@@ -13,9 +13,10 @@ from typing import get_args
 
 import uvloop
 
+from inflight_base import logs
 from inflight_base.kube.connect import ConnectError
 from inflight_base.kube.errors import KubeApiError
-from inflight_operator import flag_types, logs
+from inflight_operator import flag_types
 from inflight_operator.keys.admin_key import KEY_SECRET_NAME
 from inflight_operator.leader import LEASE_NAME
 from inflight_operator.reconcile.upgrades import UpgradeMode
@@ -34,7 +35,7 @@ exit codes: 0 ended by SIGTERM or SIGINT, 1 could not start or lost its Lease, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = build_parser().parse_args(argv)
-    logs.configure(arguments.log_format, arguments.log_level)
+    logs.configure("inflight_operator", arguments.log_format, arguments.log_level)
     options = Options(
         kubeconfig=arguments.kubeconfig,
         namespaces=tuple(dict.fromkeys(arguments.namespace)),

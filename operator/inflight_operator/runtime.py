@@ -20,15 +20,16 @@ from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import KIND
-from inflight_operator.apply import OperatorApi
+from inflight_base.page.scraper import metrics_session
 from inflight_operator.apply.engines import EngineClient, EngineTeller
+from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
 from inflight_operator.keys.admin_key import LiveAdminKey
 from inflight_operator.keys.live_key import UnusableKeyError
 from inflight_operator.leader import Leadership, LeaseLostError
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.live_gateway import LiveGateway
-from inflight_operator.observe.scrape import ScrapePool, metrics_session
+from inflight_operator.observe.scrape import ScrapePool
 from inflight_operator.queue.workers import Workers, WorkerSettings
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
@@ -164,9 +165,10 @@ async def run_operator(options: Options) -> int:
                         if gateway is not None:
                             acting.create_task(gateway.run())
                             await gateway.settled()
-                        for part in (pool.run(), workers.run(), admin_key.run()):
+                        for part in (workers.run(), admin_key.run()):
                             acting.create_task(part)
                 finally:
+                    pool.close()
                     await teller.close()
 
             beating = _beat(heartbeat, lambda: working.is_set() and bool(cache.services()))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inflight_cost.model import StepWork, attended_tokens
+from inflight_cost.model import StepWork
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import DEFAULT_CLASS, Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -16,7 +16,7 @@ from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
 from inflight_simulator.arrivals import OUTPUT_TOKEN, Arrival, prompt_token_ids
 from inflight_simulator.cost import Cost, prefill_cost
 from inflight_simulator.outcome import NEVER, Outcome, Phase, Refusal, Run, Span
-from inflight_simulator.passes import Pass, Passes, mixed
+from inflight_simulator.passes import Pass, Passes, mixed, prefill_work
 
 
 def simulate_continuous(
@@ -154,12 +154,9 @@ class _Engine:
         """One forward pass: advances the clock by its cost."""
         started = self.now
         slots = computed.decode_slots
-        prefill_tokens = prefill_context_tokens = 0
-        for chunk in computed.prefills:
-            prefill_tokens += chunk.length
-            prefill_context_tokens += attended_tokens(chunk.start, chunk.length)
+        prefill_tokens, prefill_context = prefill_work(computed.prefills)
         read = int(self.context[slots].sum())
-        work = StepWork(len(slots), prefill_tokens, read, prefill_context_tokens, copied_tokens)
+        work = StepWork(len(slots), prefill_tokens, read, prefill_context, copied_tokens)
         now = self.now = started + self.cost.seconds(work)
         self.run.num_steps += 1
         self.context[slots] += 1

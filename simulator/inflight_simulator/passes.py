@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
 
+from inflight_cost.model import attended_tokens
 from inflight_engine.scheduling.plan import PrefillChunk, Slots, StepPlan
 
 _NO_SLOTS: Slots = np.empty(0, np.intp)
@@ -17,6 +18,15 @@ class Pass(NamedTuple):
 
     decode_slots: Slots
     prefills: tuple[PrefillChunk, ...]
+
+
+def prefill_work(chunks: Iterable[PrefillChunk]) -> tuple[int, int]:
+    """Prompt tokens that the chunks compute, and tokens that those attend to, each counted once for each of them."""
+    tokens = context = 0
+    for chunk in chunks:
+        tokens += chunk.length
+        context += attended_tokens(chunk.start, chunk.length)
+    return tokens, context
 
 
 Passes = Callable[[StepPlan], list[Pass]]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from inflight_simulator.outcome import Run
 
@@ -80,20 +81,14 @@ def summarize(run: Run) -> Summary:
     )
 
 
-def distribution(values: Sequence[float]) -> Distribution:
-    if not values:
+def distribution(values: Sequence[float] | npt.NDArray[np.float64]) -> Distribution:
+    if not len(values):
         return Distribution(None, None, None, None)
     p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
     return Distribution(float(np.mean(values)), p50, p95, p99)
 
 
-REQUEST_COLUMNS = (
-    "request",
-    "arrival_s",
-    "prompt_tokens",
-    "output_tokens",
-    "class",
-    "tenant",
+_OF_OUTCOME = (
     "admitted_s",
     "first_token_s",
     "finished_s",
@@ -102,8 +97,9 @@ REQUEST_COLUMNS = (
     "ttft",
     "tpot",
     "longest_gap",
-    "preemptions",
 )
+_OF_ARRIVAL = ("request", "arrival_s", "prompt_tokens", "output_tokens", "class", "tenant")
+REQUEST_COLUMNS = (*_OF_ARRIVAL, *_OF_OUTCOME, "preemptions")
 
 
 def write_requests(path: Path, run: Run) -> None:
@@ -128,19 +124,9 @@ def write_requests(path: Path, run: Run) -> None:
                 arrival.service_class,
                 arrival.tenant,
             ]
-            if outcome is not None:
-                times = (
-                    outcome.admitted_s,
-                    outcome.first_token_s,
-                    outcome.finished_s,
-                    outcome.service_latency,
-                    outcome.e2e_latency,
-                    outcome.ttft,
-                    outcome.tpot,
-                    outcome.longest_gap,
-                )
-                row += ["" if time is None else round(time, 6) for time in times]
-                row.append(outcome.num_preemptions)
+            if outcome is None:
+                row += [""] * (len(_OF_OUTCOME) + 1)
             else:
-                row += [""] * (len(REQUEST_COLUMNS) - len(row))
+                times = [getattr(outcome, name) for name in _OF_OUTCOME]
+                row += ["" if time is None else round(time, 6) for time in times] + [outcome.num_preemptions]
             writer.writerow(row)

@@ -8,7 +8,7 @@ import yaml
 from kubernetes.aio import client
 
 from inflight_base.kube.connect import load_configuration
-from inflight_operator.apply import OperatorApi
+from inflight_operator.apply.kube import OperatorApi
 from tests.contract.api_server import ApiServer
 from tests.contract.definitions import established
 from tests.contract.kubectl import Kubectl

@@ -7,11 +7,11 @@ from time import monotonic
 
 import pytest
 
+from inflight_base.kube.difference import needs_apply
 from inflight_base.manifest.names import child_names, pod_labels, selector_string
 from inflight_operator.api import InferenceService
 from inflight_operator.api.types import Gateway
-from inflight_operator.apply import ChildConflictError, needs_apply, sync_children
-from inflight_operator.apply.children import UNREAD_KINDS, ChildrenState
+from inflight_operator.apply.children import UNREAD_KINDS, ChildConflictError, ChildrenState, sync_children
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, Settings, render
 from inflight_operator.render.monitor import POD_MONITOR_API

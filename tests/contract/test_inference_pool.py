@@ -5,13 +5,12 @@ from dataclasses import replace
 
 import pytest
 
+from inflight_base.kube.difference import needs_apply
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api import InferenceService
-from inflight_operator.apply import sync_children
-from inflight_operator.apply.children import ChildrenState
-from inflight_operator.apply.difference import needs_apply
+from inflight_operator.apply.children import ChildrenState, sync_children
 from inflight_operator.observe.pool_view import PoolParent, pool_parents
 from inflight_operator.render import render
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API, inference_pool

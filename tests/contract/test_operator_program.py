@@ -15,6 +15,7 @@ import time
 import httpx
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator import leader as leader_module
 from inflight_operator.keys.gateway_key import GatewayKey
 from inflight_operator.leader import LEASE_NAME, Leadership, LeaseLostError
@@ -205,7 +206,7 @@ def test_a_gateway_brings_its_key_and_takes_over_the_address_of_services_that_as
     key = base64.b64decode(kubectl.json("get", "secret", "inflight-gateway-key", "-n", namespace)["data"]["key"])
     uid = kubectl.json("get", "ifsvc", "chat", "-n", namespace)["metadata"]["uid"]
     secret = kubectl.json("get", "secret", "chat-admin-token", "-n", namespace)["data"]
-    expected = GatewayKey(key).tenant_key(namespace, "chat", uid)
+    expected = GatewayKey(key).tenant_key(ServiceKey(namespace, "chat"), uid)
     assert base64.b64decode(secret["tenant-key"]).decode() == expected
 
 

@@ -13,7 +13,7 @@ from inflight_base.kube import reflector as reflector_module
 from inflight_base.kube.changes import HistoryError
 from inflight_base.kube.connect import load_configuration
 from inflight_base.manifest.keys import ServiceKey
-from inflight_operator.apply import OperatorApi
+from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.watch.watches import Watches
 from tests.contract.cable import cable_to

@@ -1,14 +1,11 @@
 """The blocks of code in the documentation, and what kind of YAML a block is."""
 
-import re
-from dataclasses import dataclass
-from pathlib import Path
-
 import yaml
 
 from inflight_operator.api.crd import crd
+from tools.code_blocks import blocks_of
+from tools.localcluster.layout import REPOSITORY as PROJECT
 
-PROJECT = Path(__file__).parents[2]
 PAGES = [
     PROJECT / "README.md",
     PROJECT / "CHANGELOG.md",
@@ -16,41 +13,6 @@ PAGES = [
     PROJECT / "helm" / "inflight" / "README.md",
     *sorted((PROJECT / "docs").rglob("*.md")),
 ]
-_FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)\n(?P<text>.*?)^(?P=indent)```$", re.MULTILINE | re.DOTALL)
-_NOTE = re.compile(r"<!-- test: (.*) -->\n$")
-
-
-@dataclass(frozen=True)
-class Block:
-    """A fenced block.
-
-    Attributes:
-        note: of a comment `<!-- test: NOTE -->` on the line before it.
-    """
-
-    page: str
-    line: int
-    language: str
-    text: str
-    note: str
-
-    @property
-    def where(self):
-        return f"{self.page}:{self.line}"
-
-
-def blocks_of(path):
-    content = path.read_text()
-    found = []
-    for match in _FENCE.finditer(content):
-        before = content[: match.start()]
-        note = _NOTE.search(before)
-        indent = len(match["indent"])
-        text = "".join(line[indent:] for line in match["text"].splitlines(keepends=True))
-        name = str(path.relative_to(PROJECT))
-        found.append(Block(name, before.count("\n") + 1, match["language"], text, note[1] if note else ""))
-    return found
-
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 from dataclasses import dataclass, field
-from typing import Any
-
-from aiohttp import web
+from typing import Any, Self
+from urllib.parse import unquote
 
 from tests.gateway.relay.fake_engine import frames_for
+from tools.standin.connection import Connection, Request, TaskConnection, listen
 
 
 @dataclass
@@ -39,64 +39,76 @@ class FakeEngine:
     cuts: list[int] = field(default_factory=list)
     """Of the next answers with progress frames: the frame before which the connection breaks. Engines may share it."""
 
-    async def start(self) -> FakeEngine:
-        app = web.Application(client_max_size=64 * 2**20)
-        app.router.add_route("*", "/{path:.*}", self._handle)
-        self._runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
+    async def start(self) -> Self:
+        self._open: set[_Connection] = set()
+        self._server = await listen(lambda: _Connection(self, self._open))
+        host, port = self._server.sockets[0].getsockname()
         self.address = f"{host}:{port}"
         return self
 
     async def stop(self) -> None:
-        await self._runner.cleanup()
+        self._server.close()
+        for each in [*self._open]:
+            each.transport.close()
 
     @property
     def requests(self) -> list[Seen]:
         """Without the gateway's scrapes."""
         return [one for one in self.seen if one.path != "/metrics"]
 
-    async def _handle(self, request: web.Request) -> web.StreamResponse:
-        self.seen.append(Seen(request.method, request.path, dict(request.headers), await request.read()))
-        if request.path == "/metrics":
-            return web.Response(text="")
-        if self.answer == "busy":
-            return web.json_response({"error": {"message": f"{self.name} is full"}}, status=503)
-        if self.answer == "close":
-            assert request.transport is not None
-            request.transport.abort()
-            await asyncio.sleep(0.1)
-        if self.answer == "hang":
-            await asyncio.sleep(3600)
-        if self.answer == "progress":
-            return await self._progress(request)
-        if self.answer == "stream":
-            return await self._stream(request)
-        return web.json_response({"engine": self.name})
+    async def respond(self, request: Request, to: Connection) -> None:
+        path = unquote(request.target.decode().partition("?")[0])
+        headers = {name.decode(): value.decode("latin-1") for name, value in request.headers}
+        self.seen.append(Seen(request.method.decode(), path, headers, request.body))
+        if path == "/metrics":
+            to.whole(b"", b"text/plain")
+        elif self.answer == "busy":
+            to.whole(b'{"error": {"message": "%s is full"}}' % self.name.encode(), status=b"503 Service Unavailable")
+        elif self.answer == "close":
+            to.transport.abort()
+        elif self.answer == "progress":
+            await self._progress(to)
+        elif self.answer == "stream":
+            await self._stream(to)
+        elif self.answer != "hang":
+            to.whole(json.dumps({"engine": self.name}).encode())
 
-    async def _progress(self, request: web.Request) -> web.StreamResponse:
-        assert request.headers["x-inflight-progress"] == "1"
+    async def _progress(self, to: Connection) -> None:
+        assert self.seen[-1].headers["x-inflight-progress"] == "1"
         frames = frames_for(json.loads(self.seen[-1].body)).split(b"\n\n")[:-1]
         cut = self.cuts.pop() if self.cuts else len(frames)
-        answer = web.StreamResponse(headers={"content-type": "text/event-stream", "x-inflight-progress": "1"})
-        await answer.prepare(request)
+        to.begin(progress=True)
         for frame in frames[:cut]:
-            await answer.write(frame + b"\n\n")
+            to.send(frame + b"\n\n")
             await asyncio.sleep(self.tick)
         if cut < len(frames):
-            assert request.transport is not None
-            request.transport.abort()
-        return answer
+            to.transport.abort()
+        else:
+            to.end()
 
-    async def _stream(self, request: web.Request) -> web.StreamResponse:
-        answer = web.StreamResponse(headers={"content-type": "text/event-stream", "x-engine": self.name})
-        await answer.prepare(request)
+    async def _stream(self, to: Connection) -> None:
+        to.begin(progress=False, headers=f"x-engine: {self.name}\r\n".encode())
         for number in range(self.events):
-            await answer.write(f"data: {self.name} {number}\n\n".encode())
+            to.send(f"data: {self.name} {number}\n\n".encode())
             await asyncio.sleep(self.tick)
-        await answer.write(b"data: [DONE]\n\n")
-        return answer
+        to.send(b"data: [DONE]\n\n")
+        to.end()
+
+
+class _Connection(TaskConnection):
+    """A connection that is among the engine's open ones."""
+
+    def __init__(self, engine: FakeEngine, among: set[_Connection]) -> None:
+        super().__init__(engine.respond)
+        self._among = among
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._among.add(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._among.discard(self)
 
 
 def headers_of(seen: Seen) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
 from tests.gateway.asking import service
 from tests.gateway.gateway_stack import free_port, until
-from tests.gateway.other_gateway import BY_HEADER, PICKED, bootstrap, by_metadata
+from tools.testbed.other_gateway import BY_HEADER, PICKED, bootstrap, by_metadata
 
 GATEWAYS = {
     "kgateway": ("endpointpicker_{0}_default_ext_proc", "{0}-picker.default.svc:9002", "FULL_DUPLEX_STREAMED", True),

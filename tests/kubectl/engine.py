@@ -4,7 +4,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-import httpx
+from tools.standin.connection import TaskConnection, listen
 
 
 class StandInForward:
@@ -12,10 +12,8 @@ class StandInForward:
 
     def __init__(self, url):
         self.url = url
+        self.headers = {}
         self.problem = None
-
-    def async_client(self, **options):
-        return httpx.AsyncClient(**({"base_url": self.url, "trust_env": False} | options))
 
 
 class StandInEngine:
@@ -31,53 +29,42 @@ class StandInEngine:
         self.bodies = []
         self.open = self.most = 0
 
-    async def answer(self, reader, writer):
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).decode()
-                lengths = [line for line in head.splitlines() if line.lower().startswith("content-length")]
-                body = await reader.readexactly(int(lengths[0].split(":")[1])) if lengths else b""
-                if head.startswith("GET"):
-                    writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
-                    continue
-                self.open += 1
-                self.most = max(self.most, self.open)
-                await self._stream(writer, json.loads(body))
-                self.open -= 1
-        except (asyncio.IncompleteReadError, ConnectionError):
-            writer.close()
+    async def respond(self, request, to):
+        if request.method == b"GET":
+            to.whole(b"")
+            return
+        self.open += 1
+        self.most = max(self.most, self.open)
+        await self._stream(json.loads(request.body), to)
+        self.open -= 1
 
-    async def _stream(self, writer, body):
+    async def _stream(self, body, to):
         self.bodies.append(body)
         if self.status != 200:
-            content = json.dumps({"error": {"message": self.error}}).encode()
-            writer.write(b"HTTP/1.1 %d X\r\nContent-Length: %d\r\n\r\n%s" % (self.status, len(content), content))
+            to.whole(json.dumps({"error": {"message": self.error}}).encode(), status=b"%d X" % self.status)
             return
-        writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
+        to.begin(progress=False)
         await asyncio.sleep(self.wait)
         tokens = body["max_tokens"]
         for number in range(tokens):
             if number:
                 await asyncio.sleep(self.pace)
             end = "length" if number == tokens - 1 else None
-            self._event(writer, {"choices": [{"text": f"w{number} ", "finish_reason": end}]})
-            await writer.drain()
+            to.send(event({"choices": [{"text": f"w{number} ", "finish_reason": end}]}))
         if not self.cut:
-            self._event(writer, {"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": tokens}})
-            self._chunk(writer, b"data: [DONE]\n\n")
-        self._chunk(writer, b"")
+            to.send(event({"choices": [], "usage": {"prompt_tokens": 9, "completion_tokens": tokens}}))
+            to.send(b"data: [DONE]\n\n")
+        to.end()
 
-    def _event(self, writer, event):
-        self._chunk(writer, f"data: {json.dumps(event)}\n\n".encode())
 
-    def _chunk(self, writer, content):
-        writer.write(b"%x\r\n%s\r\n" % (len(content), content))
+def event(content):
+    return f"data: {json.dumps(content)}\n\n".encode()
 
 
 @asynccontextmanager
 async def serving(engine):
     """The forward to an engine that is served."""
-    server = await asyncio.start_server(engine.answer, "127.0.0.1", 0)
+    server = await listen(lambda: TaskConnection(engine.respond))
     try:
         yield StandInForward(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
     finally:

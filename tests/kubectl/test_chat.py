@@ -6,7 +6,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 
-from inflight_kubectl.answers import Answer, AnswerError, refusal
+from inflight_kubectl.answers import Answer, AnswerError, EventReader, refusal
 from inflight_kubectl.commands.chat import COMMAND, _Session, _show
 from inflight_kubectl.conversation import Conversation, served_name
 from inflight_kubectl.output import Problem
@@ -106,9 +106,8 @@ def test_a_question_that_is_not_answered_is_not_remembered(answer, said):
 
 def test_times_are_of_the_first_and_of_later_tokens():
     answer = Answer(began=10.0)
-    lines = [line for line in events("a", "b", "c").splitlines() if line]
-    for number, line in enumerate(lines):
-        answer.take(line, 10.5 + number * 0.1)
+    for number, data in enumerate(EventReader().feed(events("a", "b", "c").encode())):
+        answer.take(data, 10.5 + number * 0.1)
     assert answer.ttft == pytest.approx(0.5)
     assert answer.tpot == pytest.approx(0.15)  # the event that ends the answer counts as its last token
     assert Answer(0.0).tokens_per_s is None

@@ -1,7 +1,7 @@
 import pytest
 
 from inflight_kubectl.pods import Pod
-from inflight_kubectl.resources import Service, seconds
+from inflight_kubectl.resources import Service
 from tests.kubectl.objects import body, condition, pod, pod_body, service
 
 
@@ -36,9 +36,9 @@ def test_a_service_that_the_operator_has_not_seen_can_be_read():
     assert (found.ttft_target, found.tpot_target, found.has_slo) == (0.5, 0.05, False)
 
 
-@pytest.mark.parametrize(("text", "number"), [("500ms", 0.5), ("1m30s", 90.0), ("1.5s", 1.5), (None, None), ("", None)])
-def test_durations_are_seconds(text, number):
-    assert seconds(text) == number
+@pytest.mark.parametrize(("text", "target"), [("1m30s", 90.0), ("1.5s", 1.5), (None, 0.5), ("", 0.5), ("soon", 0.5)])
+def test_an_unreadable_target_is_the_default(text, target):
+    assert service(spec={"slo": {"ttftP95": text}}).ttft_target == target
 
 
 def test_a_pod_that_waits_for_a_node_says_what_the_scheduler_said():

@@ -67,7 +67,9 @@ def endpoints_body(pods):
     targets = [{"kind": "Pod", "name": pod["metadata"]["name"], "uid": pod["metadata"]["uid"]} for pod in pods]
     return {
         "metadata": {"name": f"{name}-slice", "namespace": namespace, "labels": labels, "uid": "uid-slice"},
-        "endpoints": [{"conditions": {"ready": True}, "targetRef": target} for target in targets],
+        "endpoints": [
+            {"addresses": ["10.0.0.1"], "conditions": {"ready": True}, "targetRef": target} for target in targets
+        ],
     }
 
 

@@ -4,8 +4,8 @@ import logging
 
 import pytest
 
+from inflight_base import logs
 from inflight_base.manifest.keys import ServiceKey
-from inflight_operator import logs
 from inflight_operator.cli import main
 from inflight_operator.queue.workers import Workers, WorkerSettings
 from inflight_operator.telemetry.metrics import OperatorMetrics
@@ -32,7 +32,7 @@ def lines(capsys):
 
 
 async def test_json_lines_of_a_round_name_the_service_also_those_of_tasks_that_it_starts(capsys):
-    logs.configure("json", "info")
+    logs.configure("inflight_operator", "json", "info")
     with logs.about(CHAT):
         logging.getLogger("inflight_operator.x").warning("%s: within", CHAT)
         await asyncio.create_task(say("task"))
@@ -48,7 +48,7 @@ async def say(text):
 
 
 async def test_a_round_that_fails_is_one_json_line_with_the_service_and_the_traceback(capsys):
-    logs.configure("json", "info")
+    logs.configure("inflight_operator", "json", "info")
     ended = asyncio.Event()
 
     async def fail(key):
@@ -66,7 +66,7 @@ async def test_a_round_that_fails_is_one_json_line_with_the_service_and_the_trac
 
 @pytest.mark.parametrize(("level", "written"), [("debug", ["a", "b"]), ("info", ["b"]), ("error", [])])
 def test_levels_are_those_of_the_operator_and_kopf_tells_warnings_only(capsys, level, written):
-    logs.configure("text", level)
+    logs.configure("inflight_operator", "text", level)
     logging.getLogger("inflight_operator").debug("a")
     logging.getLogger("inflight_operator").info("b")
     logging.getLogger("kopf.objects").info("each event")

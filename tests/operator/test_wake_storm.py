@@ -40,7 +40,7 @@ class Gateway:
         self.view = reader.view
 
     def tenant_key(self, key, uid):
-        return GatewayKey(b"k" * 32).tenant_key(*key, uid)
+        return GatewayKey(b"k" * 32).tenant_key(key, uid)
 
 
 def sleeping(cache):

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from tools.demo.burst import Watch, run_burst, slo_of, verdict
-from tools.load.pod import ask_pod
 from tools.localcluster import ClusterError, choose, kubeconfig_path, kubectl
 from tools.testbed.install import install
+from tools.testbed.load_pod import ask_pod
 from tools.testbed.pods import Pod
 from tools.testbed.service import Service
 

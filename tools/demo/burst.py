@@ -8,10 +8,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from inflight_operator.quantities import parse_duration
-from tools.load.pod import driver_pod
+from inflight_base.manifest.units import parse_duration
 from tools.localcluster import kubectl
 from tools.testbed.incluster import ScriptPod
+from tools.testbed.load_pod import driver_pod
 from tools.testbed.numbers import Numbers, numbers
 from tools.testbed.service import Service
 

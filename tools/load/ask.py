@@ -1,36 +1,31 @@
-"""Asks one question and prints the answer as it streams: `python ask.py URL MODEL QUESTION`. Needs httpx alone."""
+"""Asks one question and prints the answer as it streams: `python -m tools.load.ask URL MODEL QUESTION`."""
 
 from __future__ import annotations
 
-import json
+import asyncio
 import sys
+import time
 
-import httpx
+from inflight_kubectl.answers import Answer, AnswerError
+from inflight_kubectl.load.client import CHAT, Client
 
 
-def ask(url: str, model: str, question: str) -> None:
+async def ask(url: str, model: str, question: str) -> None:
     """Print the streamed answer.
 
     Raises:
-        httpx.HTTPError: the service cannot be reached or refuses.
+        AnswerError: the service cannot be reached or refuses, or the answer is not whole.
     """
-    body = {
-        "model": model,
-        "messages": [{"role": "user", "content": question}],
-        "stream": True,
-        "max_tokens": 128,
-        "temperature": 0,
-    }
-    with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
-        if response.is_error:
-            response.read()
-            sys.exit(f"HTTP {response.status_code}: {response.text}")
-        for line in response.iter_lines():
-            if line.startswith("data: {"):
-                delta = json.loads(line.removeprefix("data: "))["choices"][0]["delta"]
-                print(delta.get("content") or "", end="", flush=True)
+    messages = [{"role": "user", "content": question}]
+    body = {"model": model, "messages": messages, "stream": True, "max_tokens": 128, "temperature": 0}
+    async with Client(url, read_seconds=60) as client:
+        answer = Answer(time.monotonic())
+        await client.ask(body, answer, path=CHAT, show=lambda piece: print(piece, end="", flush=True))
     print()
 
 
 if __name__ == "__main__":
-    ask(*sys.argv[1:4])
+    try:
+        asyncio.run(ask(*sys.argv[1:4]))
+    except AnswerError as error:
+        sys.exit(error.what)

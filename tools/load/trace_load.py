@@ -6,11 +6,11 @@ import asyncio
 import random
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-import httpx
+from inflight_kubectl.answers import Answer
+from inflight_kubectl.load.client import Client
 
-_CONNECT_SECONDS = 10
 _READ_SECONDS = 300
 
 
@@ -20,6 +20,17 @@ class Job(NamedTuple):
     at: float
     prompt_tokens: int
     output_tokens: int
+
+    def body(self, prompt: Sequence[int]) -> dict[str, Any]:
+        """A streamed completion; the end-of-sequence token is ignored, so that the output has its length."""
+        return {
+            "prompt": prompt,
+            "max_tokens": self.output_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
 
 
 class Measured(NamedTuple):
@@ -44,17 +55,14 @@ class Measured(NamedTuple):
 async def run_load(url: str, jobs: Sequence[Job], *, vocab_size: int, seed: int = 0) -> list[Measured]:
     """Send all jobs at their times; returns what was measured, in the jobs' order.
 
-    Prompts are random token ids, so that no two share a prefix; the end-of-sequence token is ignored, so that each
-    output has its length.
+    Prompts are random token ids, so that no two share a prefix.
 
     Raises:
-        RuntimeError: a request was not answered whole.
+        AnswerError: a request was not answered whole.
     """
     rng = random.Random(seed)
     prompts = [[rng.randrange(vocab_size) for _ in range(job.prompt_tokens)] for job in jobs]
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=64)
-    timeout = httpx.Timeout(_READ_SECONDS, connect=_CONNECT_SECONDS)
-    async with httpx.AsyncClient(base_url=url, limits=limits, timeout=timeout) as client:
+    async with Client(url, read_seconds=_READ_SECONDS) as client:
         started = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
             sent = [
@@ -64,20 +72,10 @@ async def run_load(url: str, jobs: Sequence[Job], *, vocab_size: int, seed: int 
     return [task.result() for task in sent]
 
 
-async def _send(client: httpx.AsyncClient, job: Job, prompt: list[int], started: float) -> Measured:
-    body = {"prompt": prompt, "max_tokens": job.output_tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+async def _send(client: Client, job: Job, prompt: list[int], started: float) -> Measured:
     await asyncio.sleep(started + job.at - time.monotonic())
-    first = last = None
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.status_code != httpx.codes.OK:
-            raise RuntimeError(f"HTTP {response.status_code}: {(await response.aread()).decode()}")
-        done = False
-        async for line in response.aiter_lines():
-            if line.startswith("data: "):
-                done = line == "data: [DONE]"
-                if not done:
-                    last = time.monotonic() - started
-                    first = last if first is None else first
-    if not done or first is None or last is None:
-        raise RuntimeError("a stream ended before its end")
-    return Measured(job, first, last)
+    answer = Answer(started)
+    await client.ask(job.body(prompt), answer)
+    assert answer.first is not None, "a whole answer has a first token"
+    assert answer.last is not None
+    return Measured(job, answer.first - started, answer.last - started)

@@ -15,3 +15,8 @@ def percentile(values: Sequence[float], share: float) -> float:
     if not values:
         raise ValueError("a percentile needs at least one value")
     return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
+
+
+def rounded_percentile(values: Sequence[float], share: float) -> float | None:
+    """The same to three decimals; None without values."""
+    return round(percentile(values, share), 3) if values else None

@@ -1,26 +1,136 @@
-"""A running engine to measure: the command a user starts, on this machine's CPU."""
+"""Servers as child processes: started, waited for until they are ready, and ended with all that they started."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import socket
 import subprocess
-from collections.abc import Iterator, Mapping
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tools.demo_engine import ENGINE, free_port, wait_ready
 from tools.measure.cpu_share import CpuGroup
 
+ENGINE = Path(sys.executable).parent / "inflight-engine"
 MODEL = "builtin://smollm2"
+FIRST_PORT = 8100
+READY_SECONDS = 90.0
 STOP_SECONDS = 30
-_LOG_CHARACTERS = 1000
+_POLL_SECONDS = 0.02
+_LOG_LINES = 12
+_LINE_CHARACTERS = 200
+
+Process = subprocess.Popen[bytes]
+
+
+def free_port(wanted: int = 0) -> int:
+    """`wanted` if it is free, else another free port."""
+    with socket.socket() as probe:
+        if wanted and probe.connect_ex(("127.0.0.1", wanted)) != 0:
+            return wanted
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextmanager
+def process(
+    log: Path | None, command: Sequence[str], environment: Mapping[str, str] | None = None
+) -> Iterator[Process]:
+    """A process in a group of its own, which ends with the block: SIGTERM, then SIGKILL for all of the group.
+
+    Args:
+        log: what it prints; None: where this process prints.
+        environment: variables on top of this process' own.
+    """
+    with log.open("wb") if log else contextlib.nullcontext() as output:
+        running = subprocess.Popen(
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT if log else None,
+            env={**os.environ, **(environment or {})},
+            process_group=0,
+        )
+        try:
+            yield running
+        finally:
+            running.terminate()
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                running.wait(STOP_SECONDS)
+            kill(running)
+
+
+def kill(running: Process) -> None:
+    """End the process and all of its group at once."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(running.pid, signal.SIGKILL)
+    running.wait()
+
+
+def wait_ready(
+    url: str,
+    running: Mapping[str, tuple[Process, Path | None]],
+    seconds: float = READY_SECONDS,
+    lines: int = _LOG_LINES,
+) -> None:
+    """Return when `url` answers 200.
+
+    Args:
+        running: the processes that the server needs.
+        lines: of the logs, in the message of an error.
+
+    Raises:
+        RuntimeError: one of the processes ended, or the time is over; the message has the end of the logs.
+    """
+    deadline = time.monotonic() + seconds
+    while not _answers(url):
+        ended = {name: each for name, each in running.items() if each[0].poll() is not None}
+        if ended or time.monotonic() > deadline:
+            why = [f"{name} ended with exit code {each.returncode}" for name, (each, _) in ended.items()]
+            why = why or [f"not ready after {seconds:g} s: {', '.join(running)}"]
+            said = [log_end(log, lines) for _, log in (ended or running).values() if log]
+            raise RuntimeError(": ".join(["; ".join(why), *said]))
+        time.sleep(_POLL_SECONDS)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=2) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+def log_end(log: Path, lines: int = 1) -> str:
+    """The last lines of a log that say something, each cut to its end."""
+    said = [line.strip()[-_LINE_CHARACTERS:] for line in log.read_text(errors="replace").split("\n") if line.strip()]
+    return "\n".join(said[-lines:]) or "nothing printed"
+
+
+def seconds_to_ready(
+    command: Sequence[str], url: str, environment: Mapping[str, str], log: Path, *, at_most: float = 180
+) -> float:
+    """Start a server, ask `url` until it answers 200, stop it again.
+
+    Raises:
+        RuntimeError: it ended, or did not answer in time; one line.
+    """
+    started = time.perf_counter()
+    with process(log, command, environment) as server:
+        wait_ready(url, {"the server": (server, log)}, at_most, lines=1)
+        return time.perf_counter() - started
 
 
 @contextmanager
 def served_engine(
     log: Path, *flags: str, environment: Mapping[str, str] | None = None, group: CpuGroup | None = None
 ) -> Iterator[str]:
-    """The engine's address while the block runs; it is drained and stopped afterwards.
+    """The address of an engine on this machine's CPU, started by the command that a user starts.
 
     Args:
         environment: variables on top of this process' own.
@@ -29,22 +139,10 @@ def served_engine(
     Raises:
         RuntimeError: it did not become ready; the message has the end of its log.
     """
-    port = free_port(8100)
+    url = f"http://127.0.0.1:{(port := free_port(FIRST_PORT))}"
     command = [str(ENGINE), "serve", MODEL, "--host", "127.0.0.1", "--port", str(port), *flags]
-    with log.open("wb") as errors:
-        engine = subprocess.Popen(command, stderr=errors, process_group=0, env={**os.environ, **(environment or {})})
-        try:
-            if group is not None:
-                group.join(engine.pid)
-            try:
-                wait_ready(engine, port)
-            except RuntimeError as error:
-                raise RuntimeError(f"{error}: {log.read_text()[-_LOG_CHARACTERS:]}") from None
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            engine.terminate()
-            try:
-                engine.wait(timeout=STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                engine.kill()
-                engine.wait()
+    with process(log, command, environment) as engine:
+        if group is not None:
+            group.join(engine.pid)
+        wait_ready(f"{url}/ready", {"the engine": (engine, log)})
+        yield url

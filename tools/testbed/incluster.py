@@ -1,7 +1,8 @@
-"""Runs one Python file in a separate pod, as a client inside the cluster."""
+"""Runs a Python program of this repository in a separate pod, as a client inside the cluster."""
 
 from __future__ import annotations
 
+import base64
 import codecs
 import json
 import os
@@ -10,7 +11,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tools.localcluster import kubeconfig_path, kubectl
@@ -53,14 +53,19 @@ class ScriptPod:
 
 
 @contextmanager
-def script_pod(script: Path, arguments: list[str], *, name: str, image: str, namespace: str) -> Iterator[ScriptPod]:
-    """Start `python SCRIPT ARGUMENTS` in a pod from `image`; both pod and script are removed afterwards.
+def script_pod(
+    module: str, code: bytes, arguments: list[str], *, name: str, image: str, namespace: str
+) -> Iterator[ScriptPod]:
+    """Start `python -m MODULE ARGUMENTS` in a pod from `image`; pod and code are removed afterwards.
+
+    Args:
+        code: a zip file with the module and what it imports that the image lacks.
 
     Raises:
         TimeoutError: the pod does not start; the message has the kubelet's reason.
     """
     pod = ScriptPod(namespace, name)
-    manifests = {"apiVersion": "v1", "kind": "List", "items": _manifests(pod, script, arguments, image)}
+    manifests = {"apiVersion": "v1", "kind": "List", "items": _manifests(pod, module, code, arguments, image)}
     _delete(pod)
     kubectl("apply", "-f", "-", input=json.dumps(manifests))
     try:
@@ -70,13 +75,14 @@ def script_pod(script: Path, arguments: list[str], *, name: str, image: str, nam
         _delete(pod)
 
 
-def _manifests(pod: ScriptPod, script: Path, arguments: list[str], image: str) -> list[dict[str, Any]]:
+def _manifests(pod: ScriptPod, module: str, code: bytes, arguments: list[str], image: str) -> list[dict[str, Any]]:
     metadata = {"name": pod.name, "namespace": pod.namespace}
     container = {
         "name": "script",
         "image": image,
         "imagePullPolicy": "IfNotPresent",
-        "command": ["python3", "-u", f"/script/{script.name}", *arguments],
+        "command": ["python3", "-u", "-m", module, *arguments],
+        "env": [{"name": "PYTHONPATH", "value": "/script/code.zip"}],
         "volumeMounts": [{"name": "script", "mountPath": "/script"}],
         # Without a request the engines on the same node would leave the script no CPU to keep its connections alive.
         "resources": {"requests": {"cpu": "200m", "memory": "64Mi"}},
@@ -94,8 +100,9 @@ def _manifests(pod: ScriptPod, script: Path, arguments: list[str], image: str) -
         "volumes": [{"name": "script", "configMap": {"name": pod.name}}],
         "containers": [container],
     }
+    data = {"code.zip": base64.b64encode(code).decode()}
     return [
-        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {script.name: script.read_text()}},
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "binaryData": data},
         {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec},
     ]
 

@@ -15,9 +15,9 @@ from typing import Any
 from urllib.parse import urlencode
 
 from deploy.dashboards.draw.front_end import FOLDER, PAGE
-from deploy.dashboards.live.answers import FOLDER as DASHBOARDS
-from deploy.dashboards.live.grafana import Window, panels
 from tools.localcluster import ClusterError, packages
+from tools.prometheus.answers import FOLDER as DASHBOARDS
+from tools.prometheus.grafana import Window, panels
 
 DRAWN = ("bargauge", "stat", "table", "timeseries")
 """Panel types of `src/panels.tsx`."""

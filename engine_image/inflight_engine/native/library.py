@@ -77,12 +77,6 @@ def library() -> ctypes.CDLL | None:
     return _loaded()[1]
 
 
-def units() -> str:
-    """What the kernels compute with, as `amx (matrix tiles)`; `torch` where there are none. Raises as `library`."""
-    name, kernels = _loaded()
-    return f"{name} ({_UNITS[name]})" if kernels is not None else "torch"
-
-
 @cache
 def _loaded() -> tuple[str, ctypes.CDLL | None]:
     """The name of the variant in use, and its library."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inflight_engine.request import Request, RequestState
 from inflight_engine.scheduling.policies.base import Policy
-from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
+from inflight_policies.lazy_heap import LazyHeap
 
 
 class ClassQueue:

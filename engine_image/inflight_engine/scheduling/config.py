@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from inflight_engine.request import DEFAULT_CLASS
 from inflight_engine.scheduling.limits import Limits
+from inflight_policies.deadline import LATE_SHARE
+from inflight_policies.priority import PRIORITY_AGING_S
 
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 
@@ -68,10 +70,10 @@ class SchedulerConfig:
     max_model_len: int
     kv_headroom: float = 0.0
     policy: str = "fcfs"
-    priority_aging: float = 10.0
+    priority_aging: float = PRIORITY_AGING_S
     ttft_target: float | None = None
     ttft_per_token: float = 0.0
-    late_share: float = 0.05
+    late_share: float = LATE_SHARE
     classes: tuple[ServiceClass, ...] = (ServiceClass(),)
     preemption: str = "auto"
     preemption_victim: str = "last_arrived"

@@ -8,7 +8,7 @@ from inflight_engine.request import Request
 from inflight_engine.scheduling.class_queue import ClassQueue
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.policies import POLICIES
-from inflight_engine.scheduling.policies.service_counter import ServiceCounters, unit_of_weight
+from inflight_policies.service_counter import ServiceCounters, unit_of_weight
 
 
 class WaitingQueues:

@@ -2,7 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+
+class SliceEndpoint(NamedTuple):
+    """An endpoint of an EndpointSlice.
+
+    Attributes:
+        pod, uid: of its pod; empty without one.
+        ready: true for all pods of a Service that publishes addresses that are not ready.
+        serving: the pod's own readiness.
+    """
+
+    ip: str
+    pod: str
+    uid: str
+    ready: bool
+    serving: bool
+    terminating: bool
+
+
+def endpoints(manifest: Mapping[str, Any]) -> Iterator[SliceEndpoint]:
+    """The endpoints of a slice. By the API, an unset `ready` counts as true, and an unset `serving` as `ready`."""
+    for entry in manifest.get("endpoints") or ():
+        said, target = entry.get("conditions") or {}, entry.get("targetRef") or {}
+        ready = said.get("ready") is not False
+        serving = ready if said.get("serving") is None else said["serving"]
+        pod, uid = target.get("name") or "", target.get("uid") or ""
+        if entry.get("addresses"):
+            yield SliceEndpoint(entry["addresses"][0], pod, uid, ready, serving, said.get("terminating") is True)
+
+
+def address_of(ip: str, port: int) -> str:
+    """`IP:PORT`, `[IP]:PORT` of an IPv6 address."""
+    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 @dataclass(frozen=True, slots=True)

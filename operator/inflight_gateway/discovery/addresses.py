@@ -1,13 +1,8 @@
-"""Network addresses: text form, and listen addresses of the gateway."""
+"""Listen addresses of the gateway."""
 
 from __future__ import annotations
 
 import socket
-
-
-def address_of(ip: str, port: int) -> str:
-    """`IP:PORT`, `[IP]:PORT` of an IPv6 address."""
-    return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 
 def any_address() -> str:

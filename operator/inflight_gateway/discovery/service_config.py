@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.discovery.lenient import Part
+from inflight_base.manifest.lenient import Part
 from inflight_gateway.types import HoldBounds, RateLimits, ScoreWeights, ServiceClass, ServiceConfig, TenantConfig
 
 
@@ -32,6 +32,7 @@ def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[
     key = ServiceKey(metadata["namespace"], metadata["name"])
     defaults = ServiceConfig(key, metadata["uid"], key.name)
     engine, slo = spec.part("engine"), spec.part("slo")
+    scheduling = engine.part("scheduling")
     config = ServiceConfig(
         key=key,
         uid=defaults.uid,
@@ -39,7 +40,8 @@ def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[
         ttft_s=slo.seconds("ttftP95", defaults.ttft_s),
         ttft_per_token_s=slo.seconds("ttftPerThousandTokens", 0.0) / 1000,
         tpot_s=slo.seconds("tpotP95", defaults.tpot_s),
-        classes=_classes(engine.part("scheduling")),
+        classes=_classes(scheduling),
+        priority_aging_s=scheduling.seconds("priorityAging", defaults.priority_aging_s),
         max_num_seqs=engine.whole("maxNumSeqs", defaults.max_num_seqs, least=1),
         hold=_hold(gateway.part("hold")),
         continuation=gateway.flag("continuation", defaults.continuation),

@@ -10,7 +10,7 @@ from inflight_base.kube.changes import ObjectKey
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import HTTP_PORT_NAME, SERVICE_LABEL, SLICE_OF_LABEL, child_names
-from inflight_gateway.discovery.addresses import address_of
+from inflight_base.manifest.slices import address_of, endpoints
 from inflight_gateway.types import Endpoint
 
 
@@ -33,29 +33,15 @@ def ready_endpoints(manifest: Manifest) -> tuple[Endpoint, ...]:
     if port is None:
         return ()
     return tuple(
-        Endpoint(address_of(entry["addresses"][0], port), (entry.get("targetRef") or {}).get("name") or "")
-        for entry in manifest.get("endpoints") or ()
-        if entry.get("addresses") and _takes_requests(entry.get("conditions") or {})
+        Endpoint(address_of(one.ip, port), one.pod)
+        for one in endpoints(manifest)
+        if one.ready and one.serving and not one.terminating
     )
 
 
 def all_addresses(manifest: Manifest, port: int, without_pod: str) -> set[str]:
     """Every pod of a slice except one, ready or not, with another port than the slice's."""
-    return {
-        address_of(entry["addresses"][0], port)
-        for entry in manifest.get("endpoints") or ()
-        if entry.get("addresses") and (entry.get("targetRef") or {}).get("name") != without_pod
-    }
-
-
-def _takes_requests(conditions: dict[str, Any]) -> bool:
-    """Conditions that are absent or null are unknown. `ready` is true for all pods of a Service that publishes
-    addresses that are not ready; `serving` is the pod's own readiness."""
-    return (
-        conditions.get("ready") is not False
-        and conditions.get("serving") is not False
-        and conditions.get("terminating") is not True
-    )
+    return {address_of(one.ip, port) for one in endpoints(manifest) if one.pod != without_pod}
 
 
 def _port(ports: Iterable[dict[str, Any]]) -> int | None:

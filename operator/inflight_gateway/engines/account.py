@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.pick.growth import Growing, Growth
-from inflight_gateway.pick.progress import answer_tokens_per_second, prefill_tokens_per_second
+from inflight_gateway.pick.load import answer_tokens_per_second, prefill_tokens_per_second
 from inflight_gateway.tenants.answer_lengths import Answer
 from inflight_gateway.types import EngineSample
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.engines.account import Account, Peer, Sent
+from inflight_gateway.pick.load import STALE_S, EndpointLoad
 from inflight_gateway.pick.prefix_index import DEFAULT_BLOCKS, PrefixIndex
-from inflight_gateway.pick.replica_state import STALE_S, EndpointLoad
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView
 

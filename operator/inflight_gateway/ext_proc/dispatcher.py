@@ -14,8 +14,8 @@ from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.hold.shares import TenantShares
 from inflight_gateway.pick.late_binding import slots_worth
+from inflight_gateway.pick.load import EndpointLoad
 from inflight_gateway.pick.picker import Picker
-from inflight_gateway.pick.replica_state import EndpointLoad
 from inflight_gateway.types import Endpoint, Pick, Refusal, RequestView, ServiceConfig
 
 _log = logging.getLogger(__name__)

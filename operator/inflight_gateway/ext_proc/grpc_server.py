@@ -8,7 +8,8 @@ import grpc
 from envoy.service.discovery.v3 import ads_pb2_grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
-from inflight_gateway.discovery.addresses import address_of, any_address
+from inflight_base.manifest.slices import address_of
+from inflight_gateway.discovery.addresses import any_address
 from inflight_gateway.ext_proc.certificate import Certificate
 from inflight_gateway.ext_proc.guests import GuestProcessor
 from inflight_gateway.ext_proc.server import Processor

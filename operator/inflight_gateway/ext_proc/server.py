@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
-from envoy.service.ext_proc.v3.external_processor_pb2 import HeadersResponse, ProcessingResponse, TrailersResponse
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse, TrailersResponse
 
 from inflight_gateway.ext_proc import messages
 from inflight_gateway.ext_proc.exchange import Exchange, Parts
@@ -56,8 +56,10 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
                     del message, content  # the body
                     async for answer in answers:
                         yield answer
+                elif kind == "response_trailers":
+                    yield ProcessingResponse(response_trailers=TrailersResponse())
                 else:
-                    yield _nothing_to_say(kind)
+                    raise ValueError(f"Envoy sent {kind}, which its processing mode excludes")
         except Exception:
             _log.exception("a request goes on without the picker")
             raise
@@ -80,12 +82,3 @@ def allowed(message: Any) -> frozenset[str] | None:
     value = struct.fields[SUBSET]
     listed = [item.string_value for item in value.list_value.values]
     return addresses(",".join([value.string_value, *listed]))
-
-
-def _nothing_to_say(kind: str | None) -> Any:
-    """To messages after the request. Envoy is configured to send only the trailers of responses."""
-    if kind == "response_headers":
-        return ProcessingResponse(response_headers=HeadersResponse())
-    if kind in ("request_trailers", "response_trailers"):
-        return ProcessingResponse(**{kind: TrailersResponse()})
-    raise ValueError(f"Envoy sent {kind}, which its processing mode excludes")

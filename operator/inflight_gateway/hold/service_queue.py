@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from inflight_gateway.hold.bounds import Room
 from inflight_gateway.hold.counters import VirtualCounters
 from inflight_gateway.hold.lead import Lead
-from inflight_gateway.hold.order import Held, TenantQueue
 from inflight_gateway.types import RequestView, ServiceConfig
+from inflight_policies.deadline import DeadlineQueue
+from inflight_policies.priority import aged
 
 MOST_LEAD = 32_768.0
 """Tokens of service, relative to weight, by which a tenant (and its class) may be ahead of the next one and still pass
@@ -16,18 +18,36 @@ its head: more than a tenant with a modest load is charged before the others cat
 requests have far more tokens than those of others, which its share of slots alone would not be."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Held:
+    """Attributes:
+    sequence: number of the offer. since: when it was made. until: when it expires.
+    latest_start: of its prefill, to keep its deadline.
+    """
+
+    request: RequestView
+    sequence: int
+    since: float
+    until: float
+    latest_start: float = float("inf")
+
+
 class _ClassQueue:
     """The tenants of one class."""
 
     def __init__(self) -> None:
         self.counters = VirtualCounters()
-        self.tenants: dict[str, TenantQueue] = {}
+        self.tenants: dict[str, DeadlineQueue[Held]] = {}
         """Of those that wait."""
 
 
 class ServiceQueue:
     """The waiting class with the fewest tokens served relative to its weight is next; within it the tenant by the same
-    rule; among the tenant's requests, `TenantQueue` decides: the engine's order with classes and the `fair` policy.
+    rule: the engine's order with classes and the `fair` policy.
+
+    A tenant's requests of a class are ordered by priority and arrival, as in the engine's `priority` policy, among
+    those whose first token can still be in time; one pick in twenty is a late one, as in its `deadline` policy. Without
+    deadlines and priorities they are first come, first served.
 
     Attributes:
         room: size of the whole queue.
@@ -60,9 +80,10 @@ class ServiceQueue:
             self._counters.start_waiting(request.service_class, self._class_weight(request.service_class))
         tenant = queue.tenants.get(request.tenant)
         if tenant is None:
-            tenant = queue.tenants[request.tenant] = TenantQueue()
+            tenant = queue.tenants[request.tenant] = DeadlineQueue()
             queue.counters.start_waiting(request.tenant, self._tenant_weight(request.tenant))
-        tenant.push(held)
+        place = aged(request.arrived, request.priority, self.config.priority_aging_s)
+        tenant.push(held, (place, held.sequence), held.latest_start)
         self._held[held.sequence] = held
         self.room.add(request)
         self._by_tenant.setdefault(request.tenant, Room()).add(request)
@@ -74,7 +95,7 @@ class ServiceQueue:
             return None
         queue = self._classes[service_class]
         tenant = queue.counters.least()
-        return None if tenant is None else queue.tenants[tenant].head(now + self.lead.wait(self.config.ttft_s))
+        return None if tenant is None else _head(queue.tenants[tenant], self._start(now))
 
     def passing(self, now: float, above: Callable[[RequestView, float], bool]) -> Held | None:
         """The request that may pass the head, left in place, if the head's tenant is above its share and leaves slots
@@ -83,7 +104,7 @@ class ServiceQueue:
         The slots are free for such a request, so holding it would only keep them empty. It does not starve the head:
         once enough of the head's tenant's requests have ended, that tenant is no longer above its share.
         """
-        start = now + self.lead.wait(self.config.ttft_s)
+        start = self._start(now)
         best: tuple[float, float] | None = None
         found: Held | None = None
         for service_class, queue in self._classes.items():
@@ -93,25 +114,25 @@ class ServiceQueue:
                 order = class_lead, queue.counters.lead(name)
                 if order[1] > MOST_LEAD or (best is not None and order >= best):
                     continue
-                held = tenant.head(start)
+                held = _head(tenant, start)
                 if held is not None and not above(held.request, now):
                     best, found = order, held
         return found
 
-    def start(self, held: Held, tokens: float) -> None:
+    def start(self, held: Held, tokens: int) -> None:
         """Remove the head, or one that passes it, and charge its class and tenant."""
         request = held.request
-        self._classes[request.service_class].tenants[request.tenant].start(held)
+        self._classes[request.service_class].tenants[request.tenant].pick(held)
         self.charge(request.service_class, request.tenant, tokens)
         self._left(held)
 
     def discard(self, held: Held) -> None:
         """Remove a request at any position."""
         request = held.request
-        self._classes[request.service_class].tenants[request.tenant].discard(held)
+        self._classes[request.service_class].tenants[request.tenant].remove(held)
         self._left(held)
 
-    def charge(self, service_class: str, tenant: str, tokens: float) -> None:
+    def charge(self, service_class: str, tenant: str, tokens: int) -> None:
         self._counters.charge(service_class, tokens)
         queue = self._classes.get(service_class)
         if queue is not None:
@@ -132,8 +153,18 @@ class ServiceQueue:
         if not queue.tenants:
             self._counters.stop_waiting(request.service_class)
 
+    def _start(self, now: float) -> float:
+        """When the prefill of a request sent now would begin."""
+        return now + self.lead.wait(self.config.ttft_s)
+
     def _class_weight(self, name: str) -> float:
         return next((each.weight for each in self.config.classes if each.name == name), 1.0)
 
     def _tenant_weight(self, name: str) -> float:
         return next((each.weight for each in self.config.tenants if each.name == name), 1.0)
+
+
+def _head(tenant: DeadlineQueue[Held], start: float) -> Held | None:
+    """The next of a tenant's requests, left in place. Args: start: see `ServiceQueue._start`."""
+    tenant.pass_time(start)
+    return tenant.head()

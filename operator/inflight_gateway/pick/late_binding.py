@@ -8,7 +8,7 @@ saves: a new replica would have to compute that first.
 from __future__ import annotations
 
 from inflight_gateway.pick.growth import NO_GROWTH
-from inflight_gateway.pick.replica_state import EndpointLoad
+from inflight_gateway.pick.load import EndpointLoad
 from inflight_gateway.types import EngineSample
 
 TTFT_SHARE = 0.25

@@ -8,9 +8,8 @@ from zlib import crc32
 
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.late_binding import most_outstanding
+from inflight_gateway.pick.load import EndpointLoad, is_fresh
 from inflight_gateway.pick.ranking import Rank, Ranking
-from inflight_gateway.pick.replica_state import EndpointLoad, is_fresh, replica_state
-from inflight_gateway.pick.scoring import predicted_ttft_seconds, scores
 from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig
 
 LEAST_FIRST_TOKEN_WITHIN_S = 10.0
@@ -81,9 +80,8 @@ class Picker:
         ready.sort()
         if len(ready) < config.max_attempts:
             busy.sort()
-        best = usable[ready[0].place]
-        state = replica_state(best, request, cost, now)
-        predicted = predicted_ttft_seconds(state) if state.measured else None
+        best = ready[0]
+        predicted = None if cost is None else best.ttft_s
         return Pick(
             endpoints=_in_order(
                 config, [usable[rank.place] for rank in [*ready, *busy][: max(1, config.max_attempts)]], loads
@@ -91,9 +89,9 @@ class Picker:
             reason=_reason(ready, usable, len(loads)),
             predicted_ttft_s=predicted,
             first_token_within_s=first_token_within(predicted),
-            cached_tokens=best.cached_tokens,
-            scores=scores(state, config),
-            prefill_s=state.own_prefill_s if state.measured else None,
+            cached_tokens=usable[best.place].cached_tokens,
+            scores=best.scores(config.weights),
+            prefill_s=None if cost is None else best.own_prefill_s,
         )
 
 

@@ -1,9 +1,14 @@
-"""Rank of each replica for a request: the sum of `scoring.scores`, and whether the replica can start the request soon
-(`late_binding`), as numbers only.
+"""Rank of each replica for a request: the sum of its scores, and whether the replica can start the request soon
+(`late_binding`).
+
+Every score is a prediction in seconds, so weights have no unit and 1 is right for all: none needs tuning to the size of
+a model, a GPU or a prompt. `predicted_ttft` is the wait of the request. `pending_tokens` and `prefix` count its two
+parts once more, as the replica's backlog and the work added by this request, which delays later requests. `running` and
+`kv_cache` are the cost of decoding beside the others, in seconds of TTFT by the ratio of the two targets.
 
 A pick ranks every replica of a service, so this is the one loop that grows with the fleet. All that a sample decides
-is computed once for each sample. `tests/gateway/pick/test_ranking.py` compares the ranks with `scoring.scores`, which
-also explains the best replica, and with a plain formula of late binding.
+is computed once for each sample. `tests/gateway/pick/test_ranking.py` compares the ranks with the plain formulas of the
+scores and of late binding.
 """
 
 from __future__ import annotations
@@ -13,10 +18,8 @@ from zlib import crc32
 
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.late_binding import LEAST_STEPS, TTFT_SHARE, leaves_kv_cache, most_outstanding
-from inflight_gateway.pick.progress import waits_for_blocks
-from inflight_gateway.pick.replica_state import DEFAULT_COST, EndpointLoad, decode_work, is_fresh
-from inflight_gateway.pick.scoring import tokens_per_ttft
-from inflight_gateway.types import EngineSample, RequestView, ServiceConfig
+from inflight_gateway.pick.load import DEFAULT_COST, EndpointLoad, decode_work, is_fresh, waits_for_blocks
+from inflight_gateway.types import EngineSample, RequestView, ScoreWeights, ServiceConfig
 
 _MOST_REPLICAS = 10_000
 """Replicas whose constants are kept; beyond it all are computed again."""
@@ -28,13 +31,40 @@ class Rank(NamedTuple):
     Attributes:
         total: of the scores; lower is better. tie: between equal totals, by the request's id.
         place: index of the replica among those ranked.
-        backlog_s: seconds until its pending tokens are computed.
+        backlog_s: seconds until its pending tokens are computed: those of the sample, plus those sent since its scrape
+            began, minus those in prefix caches and those computed meanwhile.
+        running_s: time that running and starting sequences add between two tokens, in seconds of TTFT.
+        kv_cache_s: time that KV cache reads add between two tokens, in seconds of TTFT, plus the seconds of lost
+            prefill if tokens do not fit: another request is then preempted and recomputed.
+        ttft_s: backlog, then the request's own prefill, in a step that the replica's decodes share. The step in
+            progress when the request arrives, if any, counts half.
+        own_prefill_s: seconds that the request's own prompt adds: all later requests there wait for it.
     """
 
     total: float
     tie: int
     place: int
     backlog_s: float
+    running_s: float = 0.0
+    kv_cache_s: float = 0.0
+    ttft_s: float = 0.0
+    own_prefill_s: float = 0.0
+
+    def scores(self, weights: ScoreWeights) -> dict[str, float]:
+        """By name, times their weights; `total` is their sum."""
+        return {
+            "pending_tokens": weights.pending_tokens * self.backlog_s,
+            "running": weights.running * self.running_s,
+            "kv_cache": weights.kv_cache * self.kv_cache_s,
+            "predicted_ttft": weights.predicted_ttft * self.ttft_s,
+            "prefix": weights.prefix * self.own_prefill_s,
+        }
+
+
+def tokens_per_ttft(config: ServiceConfig) -> float:
+    """Ratio of the two targets. A second between tokens uses this many times the share of its target that a second
+    before the first token uses."""
+    return config.ttft_s / config.tpot_s if config.tpot_s > 0 else 0.0
 
 
 class _Constants:
@@ -177,14 +207,16 @@ class Ranking:
                 lacking = known.used_kv + pending + uncached - size
                 kv_s += known.no_prefill_s if lacking <= 0 else cost.prefill_seconds(min(lacking, size))
             under_way_s = known.decode_s / 2 if running or pending else 0.0
+            running_s = per_ttft * cost.decode_seq_s * max(running, outstanding)
+            ttft_s = under_way_s + backlog_s + own_s + known.decode_s
             total = (
                 weights.pending_tokens * backlog_s
-                + weights.running * (per_ttft * cost.decode_seq_s * max(running, outstanding))
+                + weights.running * running_s
                 + weights.kv_cache * kv_s
-                + weights.predicted_ttft * (under_way_s + backlog_s + own_s + known.decode_s)
+                + weights.predicted_ttft * ttft_s
                 + weights.prefix * own_s
             )
-            ready.append(Rank(total, tie, place, backlog_s))
+            ready.append(Rank(total, tie, place, backlog_s, running_s, kv_s, ttft_s, own_s))
         return ready, busy
 
     def _of(self, load: EndpointLoad, fallback: CostModel | None, now: float) -> _Constants:

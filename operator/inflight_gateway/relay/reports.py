@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import logging
 from collections import deque
 
@@ -20,18 +19,6 @@ MAX_WAITING = 10_000
 """Reports; about 5 s of what one process can serve."""
 MAX_BATCH = 1000
 _TIMEOUT = aiohttp.ClientTimeout(total=2)
-
-_FIELDS = tuple(field.name for field in dataclasses.fields(Finished))
-
-
-def encode(reports: list[Finished]) -> bytes:
-    """As a JSON list of objects; a service is `NAMESPACE/NAME`, or empty."""
-    return msgspec.json.encode([_plain(report) for report in reports])
-
-
-def _plain(report: Finished) -> dict[str, object]:
-    service = str(report.service) if report.service.name else ""
-    return {name: getattr(report, name) for name in _FIELDS} | {"service": service}
 
 
 class Reports:
@@ -74,7 +61,7 @@ class Reports:
             await _post(session, RETRIED, msgspec.json.encode(retried))
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(MAX_BATCH, len(self._waiting)))]
-            if not await _post(session, FINISHED, encode(batch)):
+            if not await _post(session, FINISHED, msgspec.json.encode(batch)):
                 self.dropped += len(batch)
                 return
 

@@ -23,7 +23,6 @@ class Course:
         refusal: code of the gateway's own response; empty: none.
         status: of that response, or of the engine's where another gateway shows it; None: not known.
         open: attempts in flight.
-        ended_at: when its last attempt ended, seconds of the monotonic clock.
     """
 
     request_id: str
@@ -35,7 +34,6 @@ class Course:
     refusal: str = ""
     status: int | None = None
     open: int = 0
-    ended_at: float = float("inf")
 
 
 def write(finished: Finished, course: Course | None) -> None:

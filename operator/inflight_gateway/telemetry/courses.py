@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -15,6 +14,7 @@ from inflight_gateway.telemetry import access_log
 from inflight_gateway.telemetry.access_log import Course
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.gate import REPORT_WAIT_S, Gate
+from inflight_gateway.timers import Timers
 from inflight_gateway.types import Finished, Pick, Refusal, RequestView
 
 _NO_SERVICE = ServiceKey("", "")
@@ -39,7 +39,8 @@ class Courses:
         self._log = log
         self._open: dict[str, Course] = {}
         """By request id."""
-        self._unreported: deque[tuple[float, Course]] = deque()
+        self._unreported: Timers[str] = Timers(REPORT_WAIT_S)
+        """Ids of those whose attempts have all ended."""
 
     def started(self, request: RequestView, pick: Pick, held_s: float, *, relayed: bool) -> Course:
         """An attempt is sent to a replica."""
@@ -69,9 +70,8 @@ class Courses:
         course.open -= 1
         if course.open or not self._is_open(course):
             return
-        course.ended_at = self._clock()
         if course.relayed:
-            self._unreported.append((course.ended_at, course))
+            self._unreported.begin(course.request_id, self._clock())
         else:
             self._finish_unreported(course)
 
@@ -82,6 +82,7 @@ class Courses:
     def report(self, finished: Finished) -> None:
         """A relay reports how a request ended."""
         course = self._open.pop(finished.request_id, None)
+        self._unreported.stop(finished.request_id)
         if not finished.service.name and course is not None and course.request is not None:
             finished = replace(finished, service=course.request.service)
         self._gate.settle(finished)
@@ -91,12 +92,8 @@ class Courses:
 
     def expire(self) -> None:
         """Expires requests whose relay died without a report."""
-        until = self._clock() - REPORT_WAIT_S
-        while self._unreported and self._unreported[0][0] <= until:
-            ended_at, course = self._unreported.popleft()
-            # Unless it has another attempt by now.
-            if not course.open and course.ended_at == ended_at and self._is_open(course):
-                self._finish_unreported(course)
+        for request_id in self._unreported.expire(self._clock()):
+            self._finish_unreported(self._open[request_id])
 
     def _course(self, request_id: str, external_id: str, relayed: bool) -> Course:
         """Of a new attempt; all attempts of a request share one."""
@@ -104,7 +101,7 @@ class Courses:
         if course is None:
             course = self._open[request_id] = Course(request_id, external_id, relayed)
         course.open += 1
-        course.ended_at = float("inf")
+        self._unreported.stop(request_id)
         return course
 
     def _is_open(self, course: Course) -> bool:

@@ -1,6 +1,6 @@
 """Authentication and rate limits: the checks before a request is picked or held.
 
-    tenant = gate.check(headers, config, now)          # str, or a Refusal: 401, 503
+    tenant = gate.check(headers, config)               # str, or a Refusal: 401, 503
     answer = await gate.admit(request, config, now)    # headers for the response, or a Refusal: 429; each attempt
     gate.ended(request.request_id)                     # when its ext_proc stream ends; each attempt
     gate.settle(finished)                              # when the relay reports it
@@ -11,7 +11,6 @@ Everything but `admit` is synchronous; `admit` waits only if another gateway own
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
@@ -24,6 +23,7 @@ from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.sharing import Grant, SharedLimits
 from inflight_gateway.tenants.usage import Counts, Usage
+from inflight_gateway.timers import Timers
 from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig
 
 REPORT_WAIT_S = 30.0
@@ -81,10 +81,10 @@ class Gate:
         self._tables = KeyTables()
         self._admitted: dict[str, _Admitted] = {}
         """By request id, which is the gateway's own."""
-        self._unreported: deque[tuple[float, str, _Admitted]] = deque()
-        """Those whose attempts have all ended, and when the wait for their report is over."""
+        self._unreported: Timers[str] = Timers(REPORT_WAIT_S)
+        """Ids of those whose attempts have all ended."""
 
-    def check(self, headers: Mapping[str, str], config: ServiceConfig, now: float) -> str | Refusal:
+    def check(self, headers: Mapping[str, str], config: ServiceConfig) -> str | Refusal:
         """The tenant of a request, `""` at services without API keys; or 401, or 503 while there are no keys.
 
         Args:
@@ -147,14 +147,14 @@ class Gate:
         one.open -= 1
         if not one.open:
             self._not_in_flight(one)
-            until = (time.monotonic() if now is None else now) + REPORT_WAIT_S
-            self._unreported.append((until, request_id, one))
+            self._unreported.begin(request_id, time.monotonic() if now is None else now)
 
     def settle(self, finished: Finished) -> None:
         """Corrects the charge of a request by its real usage."""
         one = self._admitted.pop(finished.request_id, None)
         if one is None:
             return
+        self._unreported.stop(finished.request_id)
         if one.open:
             one.open = 0
             self._not_in_flight(one)
@@ -173,6 +173,7 @@ class Gate:
 
     def _again(self, known: _Admitted) -> answers.Headers:
         if not known.open:
+            self._unreported.stop(known.request.request_id)
             self._limits.resume(known.grant)
             known.counts.in_flight += 1
         known.open += 1
@@ -183,11 +184,8 @@ class Gate:
         one.counts.in_flight -= 1
 
     def _forget_unreported(self, now: float) -> None:
-        while self._unreported and self._unreported[0][0] <= now:
-            _, request_id, one = self._unreported.popleft()
-            if not one.open and self._admitted.get(request_id) is one:
-                del self._admitted[request_id]
-                one.counts.requests += 1
+        for request_id in self._unreported.expire(now):
+            self._admitted.pop(request_id).counts.requests += 1
 
     def _label(self, config: ServiceConfig, tenant: str) -> str:
         name = config.api_keys_secret

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from inflight_base.manifest.lenient import Part
 from inflight_kubectl.api_keys import authorization
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
 from inflight_kubectl.conversation import served_name
@@ -16,7 +17,7 @@ from inflight_kubectl.flag_types import DurationType, HeaderType, RangeType, api
 from inflight_kubectl.gateways import behind_gateway
 from inflight_kubectl.load.report import Report, Spread, Targets
 from inflight_kubectl.output import Problem, console, json_option, latency, plain_table, print_json
-from inflight_kubectl.resources import Service, seconds
+from inflight_kubectl.resources import Service
 
 if TYPE_CHECKING:
     from inflight_kubectl.engine_access import PortForward
@@ -165,11 +166,11 @@ def _headers(service: Service, tenant: str | None, api_key: str | None) -> dict[
 
 def targets_of(service: Service, service_class: str | None) -> Targets:
     """Of the service; a class may have a TTFT target of its own."""
-    slo = service.spec.get("slo") or {}
-    scheduling = (service.spec.get("engine") or {}).get("scheduling") or {}
-    classes = {one["name"]: one.get("slo") or {} for one in scheduling.get("classes") or ()}
-    own = seconds(classes.get(service_class or "", {}).get("ttftP95"))
-    per_token = (seconds(slo.get("ttftPerThousandTokens")) or 0.0) / 1000
+    spec = Part(service.spec, "spec", [])
+    classes = spec.part("engine").part("scheduling").parts("classes")
+    targets = {one.text("name", None): one.part("slo").seconds("ttftP95", None) for one in classes}
+    own = targets.get(service_class)
+    per_token = spec.part("slo").seconds("ttftPerThousandTokens", 0.0) / 1000
     return Targets(own or service.ttft_target, service.tpot_target, per_token, service.has_slo or own is not None)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from inflight_base.manifest.defaults import MOST_SEQS, MOST_TOKENS
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
 from inflight_kubectl.flag_types import DurationType, written
 from inflight_kubectl.output import Problem, console, in_utc, json_option, plain_table, print_json
@@ -34,8 +35,10 @@ Examples:
 """,
 )
 @service_argument
-@click.option("--max-num-seqs", type=click.IntRange(1, 65536), metavar="N", help="Most requests that run at once.")
-@click.option("--max-num-batched-tokens", type=click.IntRange(1, 1048576), metavar="N", help="Most tokens in one step.")
+@click.option("--max-num-seqs", type=click.IntRange(1, MOST_SEQS), metavar="N", help="Most requests that run at once.")
+@click.option(
+    "--max-num-batched-tokens", type=click.IntRange(1, MOST_TOKENS), metavar="N", help="Most tokens in one step."
+)
 @click.option(
     "--for",
     "length",

@@ -9,20 +9,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from inflight_kubectl.answers import Answer, AnswerError, refusal
+from inflight_kubectl.answers import Answer, AnswerError
+from inflight_kubectl.load.client import Client, DisconnectedError
 from inflight_kubectl.load.shape import Draw, Shape, draws
 
 if TYPE_CHECKING:
-    import httpx
-
     from inflight_kubectl.engine_access import PortForward
-
-PATH = "/v1/completions"
-REQUEST_SECONDS = 600.0
-"""Longest wait for the next byte of an answer."""
-
-KEPT_SECONDS = 60.0
-"""How long a connection without a request stays open: making one takes several round trips to the cluster."""
 
 WARM, WARM_AT_RATE = 64, 16
 """Maximum connections opened before the load starts; at a rate most of the clients may never be needed."""
@@ -106,25 +98,22 @@ async def drive(
 
 
 class _Clients:
-    """Clients with one connection each, created on demand, reused in LIFO order.
-
-    One client with many connections is too slow: httpx scans all of them for each request, which dominates from a few
-    dozen on.
-    """
+    """Clients with one connection each, created on demand. The last one that was released is reused first: the fewest
+    connections stay in use, as making one takes several round trips to the cluster."""
 
     def __init__(self, forward: PortForward, headers: dict[str, str], most: int, stack: AsyncExitStack) -> None:
         self._forward = forward
         self._headers = headers
         self._free = asyncio.Semaphore(most)
-        self._idle: list[httpx.AsyncClient] = []
+        self._idle: list[Client] = []
         self._stack = stack
 
-    async def take(self) -> httpx.AsyncClient:
+    async def take(self) -> Client:
         """Waits for a free client."""
         await self._free.acquire()
         return self._idle.pop() if self._idle else await self._made()
 
-    def give(self, client: httpx.AsyncClient) -> None:
+    def give(self, client: Client) -> None:
         """Releases a client."""
         self._idle.append(client)
         self._free.release()
@@ -132,18 +121,17 @@ class _Clients:
     async def warm(self, number: int, probe: str) -> None:
         """Opens that many connections. A failure shows when a request needs the connection."""
         clients = [await self.take() for _ in range(number)]
-        await asyncio.gather(*(client.get(probe) for client in clients), return_exceptions=True)
+        await asyncio.gather(*(_connected(client, probe) for client in clients), return_exceptions=True)
         for client in clients:
             self.give(client)
 
-    async def _made(self) -> httpx.AsyncClient:
-        import httpx
+    async def _made(self) -> Client:
+        return await self._stack.enter_async_context(Client(self._forward.url, self._forward.headers | self._headers))
 
-        limits = httpx.Limits(max_connections=1, keepalive_expiry=KEPT_SECONDS)
-        timeout = httpx.Timeout(REQUEST_SECONDS, connect=20.0)
-        # Plain HTTP to this machine: without `verify` no certificates are read for it.
-        client = self._forward.async_client(limits=limits, timeout=timeout, headers=self._headers, verify=False)
-        return await self._stack.enter_async_context(client)
+
+async def _connected(client: Client, probe: str) -> None:
+    async with client.http.get(probe) as response:
+        await response.read()
 
 
 class _Driver:
@@ -199,7 +187,7 @@ class _Driver:
                     return
                 under_way.create_task(self._serve(client, draw))
 
-    async def _serve(self, client: httpx.AsyncClient, draw: Draw) -> None:
+    async def _serve(self, client: Client, draw: Draw) -> None:
         self._load.in_flight += 1
         try:
             result = await self._request(client, draw)
@@ -210,16 +198,16 @@ class _Driver:
             await asyncio.sleep(PAUSE_SECONDS)
         self._clients.give(client)
 
-    async def _request(self, client: httpx.AsyncClient, draw: Draw) -> Result:
+    async def _request(self, client: Client, draw: Draw) -> Result:
         sent = self._now()
         due = draw.due if self._shape.rate is not None else sent
         answer, error = Answer(self._started + due), ""
         try:
-            await self._read(client, draw, answer)
+            await client.ask(draw.body(self._options), answer)
+        except DisconnectedError as problem:
+            error = (self._forward.problem or problem).what
         except AnswerError as problem:
             error = problem.what
-        except OSError as problem:  # httpx does not wrap unexpected errors of its transport
-            error = f"{type(problem).__name__}: {problem}"
         failed = bool(error)
         return Result(
             due=due,
@@ -232,21 +220,6 @@ class _Driver:
             output_tokens=answer.completion_tokens,
             error=error,
         )
-
-    async def _read(self, client: httpx.AsyncClient, draw: Draw, answer: Answer) -> None:
-        import httpx
-
-        try:
-            async with client.stream("POST", PATH, json=draw.body(self._options)) as response:
-                if response.status_code != httpx.codes.OK:
-                    raise refusal(response.status_code, await response.aread())
-                async for line in response.aiter_lines():
-                    answer.take(line, time.monotonic())
-        except httpx.HTTPError as error:
-            problem = self._forward.problem
-            said = problem.what if problem is not None else f"connection: {type(error).__name__}"
-            raise AnswerError(said) from error
-        answer.check_whole()
 
     async def _watch(self) -> None:
         """Measures event loop lag, and reports progress."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from inflight_base.page import reader
+from inflight_base.page.histogram import summed
+from inflight_base.page.reader import PageError, PageReader
+from inflight_kubectl.engine_metrics import page_text
 from inflight_kubectl.load.report import EngineSide
 from inflight_kubectl.output import Problem
 
@@ -14,8 +17,7 @@ if TYPE_CHECKING:
     from inflight_kubectl.cluster import Cluster
     from inflight_kubectl.pods import Pod
 
-_NAME = "vllm:time_to_first_token_seconds"
-_LINE = re.compile(rf"^{_NAME}_(sum|count)(?:\{{[^}}\n]*\}})? +(\S+)", re.MULTILINE)
+_READER = PageReader((reader.RUNNING,), (reader.TTFT,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +41,17 @@ def read_totals(cluster: Cluster, pods: Sequence[Pod]) -> TtftTotals | None:
     from inflight_kubectl.engine_access import forward_to_pod
 
     serving = [pod for pod in pods if pod.serves]
-    totals = {"sum": 0.0, "count": 0.0}
+    found = []
     for pod in serving:
         # Where `servingMetrics` is off, only the admin port has the page, and it always has.
         with forward_to_pod(cluster, pod, pod.admin_port or pod.http_port) as forward:
             try:
                 with forward.client(timeout=5.0) as http:
-                    page = http.get("/metrics").raise_for_status().text
-            except (httpx.HTTPError, Problem):
+                    found.append(_READER.read(page_text(http)).histogram(reader.TTFT))
+            except (httpx.HTTPError, Problem, PageError):
                 return None
-        for kind, number in _LINE.findall(page):
-            totals[kind] += float(number)
-    return TtftTotals(frozenset(pod.uid for pod in serving), totals["sum"], totals["count"])
+    ttft = summed(found)
+    return TtftTotals(frozenset(pod.uid for pod in serving), ttft.total, ttft.count)
 
 
 def between(before: TtftTotals | None, after: TtftTotals | None, requests: int) -> EngineSide | None:

@@ -10,7 +10,7 @@ from textual.message import Message
 
 from inflight_kubectl.feed import View
 from inflight_kubectl.top.services_screen import ServicesScreen
-from inflight_kubectl.top.source import Feed, Source
+from inflight_kubectl.top.source import Source
 
 
 class TopApp(App[None]):
@@ -55,7 +55,7 @@ class TopApp(App[None]):
         self.source = source
         self.interval = interval
         self.view = View()
-        self._feed: Feed = source.follow(self._changed)
+        self._feed = source.follow(self._changed)
 
     def _changed(self, view: View) -> None:
         """Called in the feed's thread."""

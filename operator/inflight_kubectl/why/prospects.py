@@ -7,18 +7,9 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+from inflight_base.manifest import defaults
 from inflight_kubectl.output import latency
 from inflight_kubectl.resources import Decision, Service
-
-FALLBACK_WAITING = 4
-FALLBACK_KV = 0.8
-"""Targets of a replica that apply while engines have measured no step costs, by the schema of `scaling.targets`."""
-
-DEFAULT_IDLE_TIMEOUT = "10m"
-"""`scaling.idleTimeout` where the stored spec does not have it."""
-
-DEFAULT_DOWN_WINDOW = 60
-"""`scaleDown.stabilizationWindowSeconds` where the stored spec does not have it."""
 
 
 def prospects(service: Service, now: datetime) -> tuple[str, ...]:
@@ -58,8 +49,8 @@ def _targets(service: Service) -> list[str]:
     targets, seen = (service.spec.get("scaling") or {}).get("targets") or {}, service.observed
     # An operator that writes no blockedReplicas writes no demand either: the targets in effect are unknown then.
     sized = bool(service.status.get("demand")) or service.blocked is None
-    waiting = targets.get("waitingRequests", None if sized else FALLBACK_WAITING)
-    kv = targets.get("kvUtilization", None if sized else FALLBACK_KV)
+    waiting = targets.get("waitingRequests", None if sized else defaults.FALLBACK_WAITING_REQUESTS)
+    kv = targets.get("kvUtilization", None if sized else defaults.FALLBACK_KV_UTILIZATION)
     concurrency = targets.get("concurrency")
     if seen is None:
         return []
@@ -77,7 +68,7 @@ def _targets(service: Service) -> list[str]:
 
 
 def _up(service: Service, scaling: Mapping[str, Any]) -> list[str]:
-    ordered, most = service.ordered or 0, scaling.get("maxReplicas", 8)
+    ordered, most = service.ordered or 0, scaling.get("maxReplicas", defaults.MAX_REPLICAS)
     rules = (scaling.get("behavior") or {}).get("scaleUp") or {}
     if service.blocked:
         return [f"up: {_replicas(service.blocked)} blocked; see the condition Ready for the cause"]
@@ -100,16 +91,16 @@ def _up(service: Service, scaling: Mapping[str, Any]) -> list[str]:
 
 
 def _down(service: Service, scaling: Mapping[str, Any], now: datetime) -> list[str]:
-    ordered, least = service.ordered or 0, scaling.get("minReplicas", 1)
+    ordered, least = service.ordered or 0, scaling.get("minReplicas", defaults.MIN_REPLICAS)
     rules = (scaling.get("behavior") or {}).get("scaleDown") or {}
     if rules.get("selectPolicy") == "Disabled":
         return ["down: never, behavior.scaleDown.selectPolicy is Disabled"]
     if ordered <= least:
         return [f"down: not below scaling.minReplicas, which is {least}"]
     if ordered == 1:
-        timeout = scaling.get("idleTimeout") or DEFAULT_IDLE_TIMEOUT
+        timeout = scaling.get("idleTimeout") or defaults.IDLE_TIMEOUT
         return [f"down: to zero after {timeout} without a request (scaling.idleTimeout)"]
-    window = rules.get("stabilizationWindowSeconds", DEFAULT_DOWN_WINDOW)
+    window = rules.get("stabilizationWindowSeconds", defaults.SCALE_DOWN_SECONDS)
     text = f"down: once fewer replicas were enough for {window} s (behavior.scaleDown.stabilizationWindowSeconds)"
     last = _last_scaling(service)
     if last is None or last.time is None or (last.after or 0) <= (last.before or 0):

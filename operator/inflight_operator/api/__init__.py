@@ -11,11 +11,6 @@ from inflight_operator.api.types import (
     ObjectMeta,
     ObservedStatus,
 )
-from inflight_operator.quantities import (
-    format_seconds,
-    parse_duration,
-    parse_quantity,
-)
 
 __all__ = [
     "Condition",
@@ -26,10 +21,7 @@ __all__ = [
     "LimitsStatus",
     "ObjectMeta",
     "ObservedStatus",
-    "format_seconds",
     "model_argument",
-    "parse_duration",
-    "parse_quantity",
     "served_name",
     "service_url",
     "tuning_bounds",

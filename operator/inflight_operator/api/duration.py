@@ -6,8 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from inflight_base.manifest.units import parse_duration
 from inflight_operator.api.base import rule, validations
-from inflight_operator.quantities import parse_duration
 
 _DURATION_PATTERN = "^([0-9]+(\\\\.[0-9]+)?(ms|s|m|h))+$"
 

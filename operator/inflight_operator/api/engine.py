@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from inflight_base.manifest import defaults
 from inflight_operator.api.base import SpecModel, rule, validations
 from inflight_operator.api.duration import Duration, duration_field
 from inflight_operator.api.observability import Logs, Tracing
@@ -205,15 +206,15 @@ class Engine(SpecModel):
         default=None, ge=1, le=16777216, description="Longest prompt plus output, in tokens. Default: the model's own."
     )
     max_num_seqs: int = Field(
-        default=256,
+        default=defaults.MAX_NUM_SEQS,
         ge=1,
-        le=65536,
+        le=defaults.MOST_SEQS,
         description="Capacity: requests that an engine runs at once. Tuning sets the limit in force below it.",
     )
     max_num_batched_tokens: int = Field(
-        default=8192,
+        default=defaults.MAX_NUM_BATCHED_TOKENS,
         ge=1,
-        le=1048576,
+        le=defaults.MOST_TOKENS,
         description="Capacity: tokens that an engine computes in one step. Tuning sets the limit in force below it.",
     )
     kv_cache: KVCache = Field(default_factory=KVCache, description="Memory for keys and values of requests.")

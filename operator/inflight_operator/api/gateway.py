@@ -6,6 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
+from inflight_base.manifest import defaults
 from inflight_operator.api.base import SpecModel, rule, validations
 from inflight_operator.api.duration import Duration, duration_field
 from inflight_operator.api.template import INT_OR_STRING, readable_quantity
@@ -25,9 +26,11 @@ class Hold(SpecModel):
     """Bounds on the requests that wait in each gateway pod because no replica can start them soon. A request beyond
     them is answered 503 with Retry-After."""
 
-    max_requests: int = Field(default=1000, ge=1, le=100000, description="Most requests that wait.")
+    max_requests: int = Field(
+        default=defaults.HOLD_MAX_REQUESTS, ge=1, le=100000, description="Most requests that wait."
+    )
     max_bytes: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] = Field(
-        default="64Mi",
+        default=defaults.HOLD_MAX_BYTES,
         description="Most bytes that the bodies of waiting requests have together, from 1Mi to 16Gi.",
         json_schema_extra=validations(
             rule(_BYTES, "gateway.hold.maxBytes must be a quantity from 1Mi to 16Gi, such as 64Mi")
@@ -37,7 +40,7 @@ class Hold(SpecModel):
         "gateway.hold.maxWait",
         "Longest that a request waits. For a service that scales to zero, set it above the time that a replica takes to"
         " start, or the requests that wake the service are answered 503.",
-        "60s",
+        defaults.HOLD_MAX_WAIT,
         ("1s", "1h"),
     )
 
@@ -137,7 +140,10 @@ class Gateway(SpecModel):
         description="An answer whose replica fails on the way continues on another replica, without a gap.",
     )
     max_attempts: int = Field(
-        default=3, ge=1, le=10, description="Most replicas that one request is sent to, the first one included."
+        default=defaults.MAX_ATTEMPTS,
+        ge=1,
+        le=10,
+        description="Most replicas that one request is sent to, the first one included.",
     )
     hold: Hold = Field(default_factory=Hold, description="Bounds on waiting requests.")
     auth: Auth | None = Field(default=None, description="API keys. Default: requests need none.")

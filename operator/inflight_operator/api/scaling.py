@@ -6,6 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from inflight_base.manifest import defaults
 from inflight_operator.api.base import SpecModel, rule, validations
 from inflight_operator.api.duration import Duration, duration_field
 
@@ -67,7 +68,10 @@ class ScaleDownRules(SpecModel):
     """How replicas are removed. Terms as in autoscaling/v2."""
 
     stabilization_window_seconds: int = Field(
-        default=60, ge=0, le=3600, description="Scale down only to the highest recommendation within this window."
+        default=defaults.SCALE_DOWN_SECONDS,
+        ge=0,
+        le=3600,
+        description="Scale down only to the highest recommendation within this window.",
     )
     select_policy: Literal["Max", "Min", "Disabled"] = Field(
         default="Max", description="Policy in effect: Max allows the largest change, Min the smallest, Disabled none."
@@ -97,17 +101,19 @@ class Scaling(SpecModel):
         " mode, since the scale subresource cannot be read while it is unset.",
     )
     min_replicas: int = Field(
-        default=1,
+        default=defaults.MIN_REPLICAS,
         ge=0,
         le=10000,
         description="Fewest replicas in mode Operator. 0 needs gateway.enabled: the service then scales to zero after"
         " idleTimeout, and the first request, which the gateway holds, starts a replica.",
     )
-    max_replicas: int = Field(default=8, ge=1, le=10000, description="Most replicas in mode Operator.")
+    max_replicas: int = Field(
+        default=defaults.MAX_REPLICAS, ge=1, le=10000, description="Most replicas in mode Operator."
+    )
     idle_timeout: Duration = duration_field(
         "scaling.idleTimeout",
         "With minReplicas 0: time without any request after which the service scales to zero.",
-        "10m",
+        defaults.IDLE_TIMEOUT,
         ("10s", "168h"),
     )
     targets: Targets = Field(default_factory=Targets, description="Load that one replica should carry.")

@@ -101,8 +101,8 @@ class Scheduling(SpecModel):
     )
     priority_aging: Duration = duration_field(
         "engine.scheduling.priorityAging",
-        "For policy priority: how long a request waits until it counts as one step of priority more urgent, so that"
-        " no request starves.",
+        "For policy priority, and for requests that wait at the gateway: how long a request waits until it counts as"
+        " one step of priority more urgent, so that no request starves.",
         "10s",
         BOUNDS,
     )

@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import ConfigDict, Field
 
+from inflight_base.manifest import defaults
 from inflight_operator.api.base import SpecModel, Timestamp, rule, validations
 from inflight_operator.api.cost import Cost
 from inflight_operator.api.duration import Duration, duration_field, duration_or_zero_field
@@ -23,7 +24,7 @@ class SLO(SpecModel):
         "slo.ttftP95",
         "Time to first token that 95% of requests should stay under. Engines order waiting requests by it (policy"
         " deadline), so a change rolls out new pods, unless engine.scheduling.policy is another one.",
-        "500ms",
+        defaults.TTFT_P95,
         BOUNDS,
     )
     ttft_per_thousand_tokens: Duration = duration_or_zero_field(
@@ -34,18 +35,20 @@ class SLO(SpecModel):
         "60s",
     )
     tpot_p95: Duration = duration_field(
-        "slo.tpotP95", "Time per output token after the first that 95% of requests should stay under.", "50ms"
+        "slo.tpotP95",
+        "Time per output token after the first that 95% of requests should stay under.",
+        defaults.TPOT_P95,
     )
 
 
 class SeqsBounds(SpecModel):
     """Bounds of max_num_seqs while engines run."""
 
-    min: int = Field(default=1, ge=1, le=65536, description="Lowest value tuning may set.")
+    min: int = Field(default=1, ge=1, le=defaults.MOST_SEQS, description="Lowest value tuning may set.")
     max: int | None = Field(
         default=None,
         ge=1,
-        le=65536,
+        le=defaults.MOST_SEQS,
         description="Highest value tuning may set. Default: the capacity, engine.maxNumSeqs.",
     )
 
@@ -56,13 +59,13 @@ class TokensBounds(SpecModel):
     min: int | None = Field(
         default=None,
         ge=1,
-        le=1048576,
+        le=defaults.MOST_TOKENS,
         description="Lowest value tuning may set. Default: 64, or the highest value where that is lower.",
     )
     max: int | None = Field(
         default=None,
         ge=1,
-        le=1048576,
+        le=defaults.MOST_TOKENS,
         description="Highest value tuning may set. Default: the capacity, engine.maxNumBatchedTokens.",
     )
 
@@ -83,13 +86,13 @@ class Override(SpecModel):
     max_num_seqs: int | None = Field(
         default=None,
         ge=1,
-        le=65536,
+        le=defaults.MOST_SEQS,
         description="max_num_seqs while the override is in force. Unset: the value that was in force before.",
     )
     max_num_batched_tokens: int | None = Field(
         default=None,
         ge=1,
-        le=1048576,
+        le=defaults.MOST_TOKENS,
         description="max_num_batched_tokens while the override is in force. Unset: the value that was in force before.",
     )
     until: Timestamp = Field(

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
+from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api.base import SpecModel, rule, validations
 from inflight_operator.api.spread import TopologySpreadConstraint
-from inflight_operator.quantities import parse_quantity
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
 ShortText = Annotated[str, Field(max_length=1024)]

@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from inflight_base.kube.difference import needs_apply
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
-from inflight_operator.apply.difference import needs_apply
 from inflight_operator.backoff import pause
 
 Key = tuple[str, str]

@@ -12,10 +12,10 @@ from typing import Protocol
 import aiohttp
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.signing import PROOF_HEADER, authorization, is_proof, signature
 from inflight_operator.clock import Clock
 from inflight_operator.limits import LimitsInForce, Telling
 from inflight_operator.observe.pods import PodView
-from inflight_operator.signing import PROOF_HEADER, authorization, is_proof, signature
 
 logger = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from inflight_operator.decide.scaling import PodLoad
+from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import PodView
 
 REQUEST_TOKENS = 1000
@@ -27,7 +27,7 @@ UNKNOWN_COST = 2**31 - 1
 accepts."""
 
 
-def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, PodLoad]) -> dict[str, int]:
+def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, Sample]) -> dict[str, int]:
     """Costs to set, by pod name: only those that differ from the current annotations.
 
     Args:
@@ -41,16 +41,16 @@ def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, PodLoad]) -> dic
     return {name: cost for name, cost in wanted.items() if carried[name] != cost}
 
 
-def _warmth(load: PodLoad | None) -> float:
+def _warmth(load: Sample | None) -> float:
     """In steps of a tenth: smaller differences are noise, and an older pod's cache is the warmer one."""
     return 0.0 if load is None else round(load.warmth, 1)
 
 
-def _cost(load: PodLoad | None, rank: int) -> int:
+def _cost(load: Sample | None, rank: int) -> int:
     if load is None:
         return UNKNOWN_COST
     requests = load.running + load.waiting
-    tokens = load.tokens if load.tokens is not None else requests * REQUEST_TOKENS
+    tokens = load.request_tokens if load.request_tokens is not None else requests * REQUEST_TOKENS
     # A request that was just taken holds no tokens yet.
     emptiness = max(requests, math.ceil(tokens / TOKENS_APART)) if requests else 0
     return min(emptiness * RANKS + min(rank, RANKS - 1), UNKNOWN_COST - 1)

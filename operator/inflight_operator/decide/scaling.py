@@ -14,31 +14,10 @@ from dataclasses import dataclass, replace
 
 from inflight_operator.decide.behavior import Behavior, ScalingHistory, rate_limited, recorded, stabilized
 from inflight_operator.decide.decision import Decision, Number, Reason
+from inflight_operator.observe.metrics import Sample
 
 TOLERANCE = 0.1
 """A ratio of measured to target within 1 +/- this asks for no change (the default of the Horizontal Pod Autoscaler)."""
-
-
-@dataclass(frozen=True, slots=True)
-class PodLoad:
-    """Recent measurements of one ready pod.
-
-    Attributes:
-        waiting: requests in its queue.
-        running: requests that hold a slot.
-        kv_usage: share of its KV blocks in use, 0 to 1.
-        max_num_seqs: its live slot limit; None if the engine does not report it.
-        tokens: that its requests hold in the KV cache or still have to compute; None if the engine does not report
-            them.
-        warmth: share of prompt tokens that it found in its prefix cache; 0 if the engine does not report it.
-    """
-
-    waiting: int
-    running: int
-    kv_usage: float
-    max_num_seqs: int | None = None
-    tokens: float | None = None
-    warmth: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +28,7 @@ class ScalingObservation:
         time: seconds on a steady clock.
         replicas: replicas ordered from the child now.
         ready: pods that are ready and not terminating.
-        loads: fresh measurements, at most one for each ready pod; a ready pod without one is stale.
+        loads: fresh samples, at most one for each ready pod; a ready pod without one is stale.
         ttft_p95: seconds, over the last `window`; None without finished first tokens.
         tpot_p95: seconds, over the same time; None without finished requests.
         limits_spent: whether no other limits would lower the time per token: tuning may not move them, or not lower.
@@ -64,7 +43,7 @@ class ScalingObservation:
     time: float
     replicas: int
     ready: int
-    loads: tuple[PodLoad, ...]
+    loads: tuple[Sample, ...]
     ttft_p95: float | None = None
     tpot_p95: float | None = None
     limits_spent: bool = False

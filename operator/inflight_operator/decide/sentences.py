@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from inflight_base.manifest.units import format_price, format_seconds
 from inflight_operator.decide.decision import Decision, Number, Reason
-from inflight_operator.quantities import format_price, format_seconds
 
 _Numbers = Mapping[str, Number]
 

@@ -7,10 +7,10 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from inflight_operator.keys.live_key import KEY_BYTES, LiveKey, UnusableKeyError, derived, long_enough
+from inflight_base.signing import derived
+from inflight_operator.keys.live_key import KEY_BYTES, LiveKey, UnusableKeyError, long_enough
 
 KEY_SECRET_NAME = "inflight-operator-key"
-FIRST_EPOCH = "1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,16 +33,12 @@ class LiveAdminKey(LiveKey[AdminKey]):
     all tokens are derived again."""
 
     what = "the operator's key"
-    fields = ("key", "epoch")
 
-    def fresh(self) -> AdminKey:
-        return AdminKey(secrets.token_bytes(KEY_BYTES), FIRST_EPOCH)
+    def fresh(self) -> dict[str, bytes]:
+        return {"key": secrets.token_bytes(KEY_BYTES), "epoch": b"1"}
 
-    def written(self, key: AdminKey) -> tuple[bytes, ...]:
-        return key.key, key.epoch.encode()
-
-    def read(self, values: Mapping[str, bytes]) -> AdminKey:
-        key, epoch = long_enough(values["key"]), values["epoch"].decode().strip()
+    def read(self, fields: Mapping[str, bytes]) -> AdminKey:
+        key, epoch = long_enough(fields.get("key", b"")), fields.get("epoch", b"").decode().strip()
         if not epoch:
             raise UnusableKeyError("data.epoch is missing")
         return AdminKey(key, epoch)

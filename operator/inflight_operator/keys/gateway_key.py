@@ -7,7 +7,9 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from inflight_operator.keys.live_key import KEY_BYTES, LiveKey, derived, long_enough
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.signing import tenant_key
+from inflight_operator.keys.live_key import KEY_BYTES, LiveKey, long_enough
 
 GATEWAY_KEY_SECRET_NAME = "inflight-gateway-key"
 
@@ -16,9 +18,9 @@ GATEWAY_KEY_SECRET_NAME = "inflight-gateway-key"
 class GatewayKey:
     key: bytes = field(repr=False)
 
-    def tenant_key(self, namespace: str, name: str, uid: str) -> str:
-        """Of the service with this name and uid."""
-        return derived(self.key, f"tenant/{namespace}/{name}/{uid}")
+    def tenant_key(self, service: ServiceKey, uid: str) -> str:
+        """Of the service with this uid."""
+        return tenant_key(self.key, service, uid)
 
 
 class LiveGatewayKey(LiveKey[GatewayKey]):
@@ -26,14 +28,10 @@ class LiveGatewayKey(LiveKey[GatewayKey]):
     it."""
 
     what = "the gateway's key"
-    fields = ("key",)
 
-    def fresh(self) -> GatewayKey:
+    def fresh(self) -> dict[str, bytes]:
         """Printable: random bytes may begin or end with white space."""
-        return GatewayKey(secrets.token_urlsafe(KEY_BYTES).encode())
+        return {"key": secrets.token_urlsafe(KEY_BYTES).encode()}
 
-    def written(self, key: GatewayKey) -> tuple[bytes, ...]:
-        return (key.key,)
-
-    def read(self, values: Mapping[str, bytes]) -> GatewayKey:
-        return GatewayKey(long_enough(values["key"].strip()))
+    def read(self, fields: Mapping[str, bytes]) -> GatewayKey:
+        return GatewayKey(long_enough(fields.get("key", b"").strip()))

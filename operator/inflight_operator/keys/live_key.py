@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import hmac
 import logging
 from abc import abstractmethod
 from collections.abc import Mapping
@@ -42,25 +41,21 @@ class LiveKey(Generic[Key]):
 
     what: ClassVar[str]
     """The key in log lines."""
-    fields: ClassVar[tuple[str, ...]]
 
     def __init__(self, api: SecretApi, namespace: str, name: str) -> None:
         self._api = api
         self._namespace = namespace
         self._name = name
         self._key: Key | None = None
+        self._data: dict[str, str] | None = None
 
     @abstractmethod
-    def fresh(self) -> Key:
-        """A new random key."""
+    def fresh(self) -> dict[str, bytes]:
+        """The fields of a Secret with a new random key."""
 
     @abstractmethod
-    def written(self, key: Key) -> tuple[bytes, ...]:
-        """The values of `fields`."""
-
-    @abstractmethod
-    def read(self, values: Mapping[str, bytes]) -> Key:
-        """The key in the fields of a Secret; missing fields are empty.
+    def read(self, fields: Mapping[str, bytes]) -> Key:
+        """The key in the fields of a Secret.
 
         Raises:
             UnusableKeyError: there is no valid key.
@@ -81,23 +76,20 @@ class LiveKey(Generic[Key]):
             KubeApiError: the API server refused.
             UnusableKeyError: the Secret cannot be used. The key read before stays in use.
         """
-        wanted = self._key or self.fresh()
+        data = self._data or {name: base64.b64encode(value).decode() for name, value in self.fresh().items()}
         live = await self._api.get_or_create(
             {
                 "apiVersion": "v1",
                 "kind": "Secret",
                 "metadata": {"name": self._name, "namespace": self._namespace},
                 "type": "Opaque",
-                "data": {
-                    field: base64.b64encode(value).decode()
-                    for field, value in zip(self.fields, self.written(wanted), strict=True)
-                },
+                "data": data,
             }
         )
         key = self._read(live)
         if self._key not in (None, key):
             logger.info("%s in Secret %s/%s changed", self.what, self._namespace, self._name)
-        self._key = key
+        self._key, self._data = key, live["data"]
 
     async def run(self) -> None:
         """Refreshes periodically until cancelled."""
@@ -109,9 +101,9 @@ class LiveKey(Generic[Key]):
                 logger.warning("%s stays as it is: %s", self.what, error)
 
     def _read(self, secret: Manifest) -> Key:
-        data = secret.get("data") or {}
+        data: dict[str, str] = secret.get("data") or {}
         try:
-            return self.read({name: base64.b64decode(data.get(name, ""), validate=True) for name in self.fields})
+            return self.read({name: base64.b64decode(value, validate=True) for name, value in data.items()})
         except (binascii.Error, UnicodeDecodeError, UnusableKeyError) as error:
             raise UnusableKeyError(f"Secret {self._namespace}/{self._name}: {error}") from error
 
@@ -125,9 +117,3 @@ def long_enough(key: bytes) -> bytes:
     if len(key) < KEY_BYTES:
         raise UnusableKeyError(f"data.key has {len(key)} bytes, at least {KEY_BYTES} are needed")
     return key
-
-
-def derived(key: bytes, message: str) -> str:
-    """base64url of HMAC-SHA256 (RFC 2104), without padding."""
-    digest = hmac.digest(key, message.encode(), "sha256")
-    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -16,10 +16,11 @@ from sys import intern
 from typing import Any
 
 from inflight_base.kube.changes import Changes, HistoryError, ObjectKey
+from inflight_base.kube.difference import packed_fields
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import FIELD_MANAGER, KIND, SERVICE_LABEL, SLICE_OF_LABEL, child_names
-from inflight_operator.apply.difference import packed_fields
+from inflight_base.manifest.slices import endpoints
 from inflight_operator.observe.pods import PodView, pod_view
 
 POD, ENDPOINTS = "Pod", "EndpointSlice"
@@ -199,7 +200,7 @@ def _value(kind: str, body: Mapping[str, Any]) -> Any:
         return pod_view(body)
     if kind == ENDPOINTS and _is_of_engines(body):
         return _ready_pods(body)
-    # Whether a child must be applied is read from what the operator applied last; see apply.difference.
+    # Whether a child must be applied is read from what the operator applied last; see inflight_base.kube.difference.
     fields = [one for one in body["metadata"].get("managedFields") or () if one.get("manager") == FIELD_MANAGER]
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     if kind != KIND:
@@ -223,13 +224,8 @@ def _is_of_engines(endpoint_slice: Mapping[str, Any]) -> bool:
 
 
 def _ready_pods(endpoint_slice: Mapping[str, Any]) -> frozenset[str]:
-    """Uids of the pods of ready endpoints; by the API an unset `ready` counts as true."""
-    return frozenset(
-        endpoint["targetRef"]["uid"]
-        for endpoint in endpoint_slice.get("endpoints") or ()
-        if (endpoint.get("conditions") or {}).get("ready", True)
-        and (endpoint.get("targetRef") or {}).get("kind") == POD
-    )
+    """Uids of the pods of ready endpoints."""
+    return frozenset(one.uid for one in endpoints(endpoint_slice) if one.ready and one.uid)
 
 
 def _differs(kind: str, before: _Held | None, after: _Held) -> bool:

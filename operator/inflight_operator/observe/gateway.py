@@ -20,7 +20,7 @@ from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import GATEWAY_STATE_PORT
-from inflight_base.manifest.slices import GatewayAddress
+from inflight_base.manifest.slices import GatewayAddress, address_of, endpoints
 from inflight_operator.backoff import pause
 from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, count, gateway_view, seconds
 
@@ -219,31 +219,18 @@ class GatewayReader:
 
 
 def gateway_pods(slices: Sequence[Manifest]) -> dict[str, GatewayPod]:
-    """The pods in EndpointSlices (discovery.k8s.io/v1) of the gateway's Service, by name."""
+    """The pods in EndpointSlices of the gateway's Service, by name."""
     pods = {}
-    for endpoint in (one for each in slices for one in each.get("endpoints") or ()):
-        address = str(endpoint["addresses"][0])
-        name = str((endpoint.get("targetRef") or {}).get("name") or address)
-        said = endpoint.get("conditions") or {}
-        host = f"[{address}]" if ":" in address else address
-        takes = said.get("ready", True) or bool(said.get("serving")) or bool(said.get("terminating"))
-        pods[name] = GatewayPod(name, f"http://{host}:{GATEWAY_STATE_PORT}", takes)
+    for one in (each for manifest in slices for each in endpoints(manifest)):
+        name, url = one.pod or one.ip, f"http://{address_of(one.ip, GATEWAY_STATE_PORT)}"
+        pods[name] = GatewayPod(name, url, one.ready or one.serving or one.terminating)
     return pods
 
 
 def gateway_addresses(slices: Sequence[Manifest]) -> tuple[GatewayAddress, ...]:
     """The addresses in EndpointSlices of the gateway's Service, sorted."""
-    return tuple(
-        sorted(
-            (
-                GatewayAddress(str(address), (endpoint.get("conditions") or {}).get("ready", True) is not False)
-                for each in slices
-                for endpoint in each.get("endpoints") or ()
-                for address in endpoint["addresses"]
-            ),
-            key=lambda one: one.address,
-        )
-    )
+    found = (GatewayAddress(one.ip, one.ready) for manifest in slices for one in endpoints(manifest))
+    return tuple(sorted(found, key=lambda one: one.address))
 
 
 async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -49,7 +49,7 @@ class LiveGateway:
 
     def tenant_key(self, key: ServiceKey, uid: str) -> str:
         """Of the service with this uid; `read_key` must have succeeded once."""
-        return self._key.current.tenant_key(key.namespace, key.name, uid)
+        return self._key.current.tenant_key(key, uid)
 
     @property
     def addresses(self) -> tuple[GatewayAddress, ...] | None:

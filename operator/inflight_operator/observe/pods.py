@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from inflight_base.manifest.names import ADMIN_PORT_NAME, DELETION_COST, ENGINE_CONTAINER, ENGINE_PORT, HTTP_PORT_NAME
+from inflight_base.manifest.names import ADMIN_PORT_NAME, DELETION_COST, ENGINE_PORT, HTTP_PORT_NAME
+from inflight_base.manifest.pods import condition, engine_container
+from inflight_base.manifest.slices import address_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +69,16 @@ class PodView:
 
     def url(self, port: int) -> str:
         """`http://IP:PORT`, with brackets around an IPv6 address."""
-        return f"http://[{self.ip}]:{port}" if ":" in self.ip else f"http://{self.ip}:{port}"
+        return f"http://{address_of(self.ip, port)}"
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
     """The view of `pod`, a v1 Pod as the API returns it in JSON."""
     metadata, spec, status = pod.get("metadata", {}), pod.get("spec", {}), pod.get("status", {})
-    container = _engine(status.get("containerStatuses", []))
-    declared = _engine(spec.get("containers", []))
+    container = engine_container(status.get("containerStatuses", []))
+    declared = engine_container(spec.get("containers", []))
     ports = {one.get("name"): one.get("containerPort") for one in declared.get("ports", [])}
-    ready = _condition(status, "Ready")
+    ready = condition(status, "Ready")
     waiting, running = (container.get("state", {}).get(state, {}) for state in ("waiting", "running"))
     ended = container.get("state", {}).get("terminated") or container.get("lastState", {}).get("terminated") or {}
     return PodView(
@@ -107,17 +109,8 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     )
 
 
-def _engine(containers: list[dict[str, Any]]) -> dict[str, Any]:
-    named = [one for one in containers if one.get("name") == ENGINE_CONTAINER]
-    return (named or containers or [{}])[0]
-
-
-def _condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
-    return next((one for one in status.get("conditions", []) if one.get("type") == kind), {})
-
-
 def _unschedulable(status: Mapping[str, Any]) -> str:
-    scheduled = _condition(status, "PodScheduled")
+    scheduled = condition(status, "PodScheduled")
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
         return str(scheduled.get("message", "no node fits"))
     return ""

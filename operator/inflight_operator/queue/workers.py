@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from time import monotonic
 from zlib import crc32
 
+from inflight_base import logs
 from inflight_base.manifest.keys import ServiceKey
-from inflight_operator import logs
 from inflight_operator.queue.workqueue import WorkQueue
 from inflight_operator.telemetry.metrics import OperatorMetrics
 

@@ -33,7 +33,6 @@ from inflight_operator.reconcile.views import (
     limits_bounds,
     mean_slo,
     measured,
-    pod_load,
     tuning_model,
     tuning_view,
 )
@@ -238,7 +237,7 @@ def _rolled_out(snapshot: Snapshot, memory: Memory, pods: Pods) -> bool:
 def _deletion_costs(snapshot: Snapshot, memory: Memory) -> dict[str, int]:
     if memory.replicas >= snapshot.ordered:
         return {}
-    return deletion_costs(snapshot.pods, {uid: pod_load(sample) for uid, sample in snapshot.fresh.items()})
+    return deletion_costs(snapshot.pods, snapshot.fresh)
 
 
 def _decisions(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from inflight_base.manifest.units import parse_duration
 from inflight_operator.api.types import (
     CostStatus,
     DemandStatus,
@@ -12,7 +13,6 @@ from inflight_operator.api.types import (
     LimitsStatus,
     ObservedStatus,
 )
-from inflight_operator.quantities import parse_duration
 
 NUMBERS_SECONDS = 60.0
 """Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""

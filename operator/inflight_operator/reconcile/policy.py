@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from inflight_base.manifest import defaults
+from inflight_base.manifest.units import parse_duration, parse_quantity
 from inflight_operator.api.resolve import capacity, tuning_bounds
 from inflight_operator.api.types import (
     SLO,
@@ -21,17 +23,12 @@ from inflight_operator.decide.scaling import ScalingBounds, ScalingTargets
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.decide.tuning_types import Slo
 from inflight_operator.limits import Limits, LimitsBounds
-from inflight_operator.quantities import parse_duration, parse_quantity
 from inflight_operator.render import Settings
 from inflight_operator.render.deployment import digest, template_inputs
 from inflight_operator.render.engine_flags import ttft_target
 from inflight_operator.render.gateway import behind_gateway
 from inflight_operator.render.inference_pool import has_inference_pool
 from inflight_operator.render.pod import pod_template
-
-FALLBACK_WAITING_REQUESTS = 4
-FALLBACK_KV_UTILIZATION = 0.8
-"""Targets if the user sets none and engines report no cost model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +97,8 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
         targets=targets,
         fallback_targets=replace(
             targets,
-            waiting_requests=targets.waiting_requests or FALLBACK_WAITING_REQUESTS,
-            kv_utilization=targets.kv_utilization or FALLBACK_KV_UTILIZATION,
+            waiting_requests=targets.waiting_requests or defaults.FALLBACK_WAITING_REQUESTS,
+            kv_utilization=targets.kv_utilization or defaults.FALLBACK_KV_UTILIZATION,
             ttft_p95=ttft,
         ),
         behavior=_behavior(spec, external=external),

@@ -10,6 +10,7 @@ from typing import Literal
 from pydantic import ValidationError
 
 from inflight_base.manifest.names import pod_labels, selector_string
+from inflight_base.manifest.units import format_price, format_seconds
 from inflight_operator.api.resolve import service_url
 from inflight_operator.api.types import (
     MAX_DECISIONS,
@@ -33,9 +34,8 @@ from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.sentences import change_text, sentence
 from inflight_operator.limits import Limits
 from inflight_operator.observe.pods import PodView
-from inflight_operator.quantities import format_price, format_seconds
 from inflight_operator.reconcile.plan import Outcome, Plan
-from inflight_operator.reconcile.snapshot import Snapshot, engine_container
+from inflight_operator.reconcile.snapshot import Snapshot, engine_image
 from inflight_operator.render.inference_pool import pool_children
 
 MAX_MESSAGE = 2048
@@ -187,7 +187,7 @@ def _engine(snapshot: Snapshot, plan: Plan) -> EngineStatus | None:
     rendered = next((child for child in plan.children if child["kind"] == "Deployment"), snapshot.deployment)
     if rendered is None:
         return None
-    return EngineStatus(image=engine_container(rendered)["image"], upgrade=plan.upgrade)
+    return EngineStatus(image=engine_image(rendered), upgrade=plan.upgrade)
 
 
 def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import ENGINE_CONTAINER
+from inflight_base.manifest.pods import engine_container
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.conditions import DeploymentView
@@ -89,13 +89,12 @@ class Snapshot:
     @property
     def image(self) -> str:
         """Engine image of the live pod template; empty without one."""
-        return "" if self.deployment is None else str(engine_container(self.deployment)["image"])
+        return "" if self.deployment is None else engine_image(self.deployment)
 
 
-def engine_container(deployment: Manifest) -> Manifest:
-    """The engine's container in a Deployment's pod template."""
-    containers: list[Manifest] = deployment["spec"]["template"]["spec"]["containers"]
-    return next((one for one in containers if one["name"] == ENGINE_CONTAINER), containers[0])
+def engine_image(deployment: Manifest) -> str:
+    """The engine's image in a Deployment's pod template."""
+    return str(engine_container(deployment["spec"]["template"]["spec"]["containers"])["image"])
 
 
 def fresh_samples(window: Window, pods: tuple[PodView, ...], now: float, max_age: float) -> dict[str, Sample]:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 
 from inflight_operator.decide.demand import DemandHistory, DemandView
 from inflight_operator.decide.pods import PodClass, Pods, Replicas, StartUps
-from inflight_operator.decide.scaling import PodLoad, ScalingObservation
+from inflight_operator.decide.scaling import ScalingObservation
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.decide.tuning_types import PodQuality, Quality, Slo, TuningModel, TuningView
 from inflight_operator.decide.tuning_workload import recent_workload
 from inflight_operator.limits import Limits, LimitsBounds
 from inflight_operator.observe.history import PodSpan
-from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.window import Span, Window
 from inflight_operator.reconcile.policy import Policy
 from inflight_operator.reconcile.snapshot import Snapshot
@@ -43,15 +42,6 @@ def measured(snapshot: Snapshot) -> Measured:
     )
 
 
-def pod_load(sample: Sample) -> PodLoad:
-    slots = sample.limits.max_num_seqs if sample.limits is not None else None
-    tokens = None
-    if sample.kv_tokens is not None and sample.waiting_prompt_tokens is not None:
-        tokens = sample.kv_usage * sample.kv_tokens + sample.waiting_prompt_tokens
-    warmth = sample.prefix_hits / sample.prefix_queries if sample.prefix_queries else 0.0
-    return PodLoad(sample.waiting, sample.running, sample.kv_usage, slots, tokens, warmth)
-
-
 def scaling_observation(
     snapshot: Snapshot, replicas: Replicas, ordered: int, measured: Measured, limits: Limits, *, fixed: bool
 ) -> ScalingObservation:
@@ -67,7 +57,7 @@ def scaling_observation(
         time=snapshot.now,
         replicas=ordered,
         ready=replicas.ready,
-        loads=tuple(pod_load(sample) for sample in snapshot.fresh.values()),
+        loads=tuple(snapshot.fresh.values()),
         ttft_p95=measured.ttft_p95,
         tpot_p95=measured.tpot_p95,
         limits_spent=fixed or snapshot.policy.tuning is not TuningMode.AUTO or limits.at_most(low) == limits,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest.names import ADMIN_PORT, ENGINE_PORT
+from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api.resolve import model_argument, served_name
-from inflight_operator.quantities import parse_quantity
 from inflight_operator.render.drain import PROPAGATION_SECONDS
 from inflight_operator.render.engine_flags import engine_flags
 from inflight_operator.render.flag_values import seconds

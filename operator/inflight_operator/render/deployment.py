@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import child_names, pod_labels
 from inflight_operator.render.engine_flags import ttft_flags
-from inflight_operator.render.labels import child_metadata
+from inflight_operator.render.metadata import child_metadata
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.pod import pod_template, startup_limit_seconds
 

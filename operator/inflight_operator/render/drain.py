@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from inflight_operator.quantities import parse_duration
+from inflight_base.manifest.units import parse_duration
 
 PROPAGATION_SECONDS = 5
 """Time for routers to learn that a pod is terminating; it keeps serving for that time."""

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from pydantic.alias_generators import to_snake
 
+from inflight_base.manifest.units import parse_duration, parse_quantity
 from inflight_operator.api.engine import Engine
 from inflight_operator.api.scheduling import ServiceClass
 from inflight_operator.api.spec import InferenceServiceSpec
-from inflight_operator.quantities import parse_duration, parse_quantity
 from inflight_operator.render.flag_values import number, seconds
 
 

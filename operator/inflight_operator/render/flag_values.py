@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inflight_operator.quantities import parse_duration
+from inflight_base.manifest.units import parse_duration
 
 
 def number(value: float) -> str:

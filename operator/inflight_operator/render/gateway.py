@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import GATEWAY_LABELS, child_names, pod_labels
-from inflight_operator.render.labels import child_metadata
+from inflight_operator.render.metadata import child_metadata
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.service import service_port
 

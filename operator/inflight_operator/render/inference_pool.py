@@ -16,7 +16,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import ENGINE_PORT, child_names, pod_labels, pool_port
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.render.gateway import behind_gateway
-from inflight_operator.render.labels import child_metadata
+from inflight_operator.render.metadata import child_metadata
 from inflight_operator.render.plan import Settings
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import child_names, pod_labels
-from inflight_operator.render.labels import child_metadata
+from inflight_operator.render.metadata import child_metadata
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService

@@ -15,8 +15,8 @@ from inflight_base.manifest.names import (
     child_labels,
     child_names,
 )
+from inflight_base.manifest.units import parse_duration
 from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder
-from inflight_operator.quantities import parse_duration
 from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY, TOKEN_KEY
 from inflight_operator.render.command import engine_command
 from inflight_operator.render.drain import grace_period_seconds

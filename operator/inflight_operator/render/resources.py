@@ -6,7 +6,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
-from inflight_operator.quantities import parse_quantity
+from inflight_base.manifest.units import parse_quantity
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import SERVICE_LABEL, pod_labels
-from inflight_operator.quantities import parse_quantity
+from inflight_base.manifest.units import parse_quantity
 
 if TYPE_CHECKING:
     from inflight_operator.api.template import PodTemplate

@@ -15,25 +15,16 @@ _HALVINGS = 40
 
 
 def breaking_points(
-    replica: Replica,
-    workload: Workload,
-    rate: float,
-    targets: Targets,
-    limits: StepLimits,
-    margins: Margins | None = None,
+    replica: Replica, workload: Workload, rate: float, targets: Targets, limits: StepLimits
 ) -> dict[str, float]:
     """Multiple of `rate`, requests a second of one replica, that each resource sustains, smallest first.
 
     `TTFT` is prefill: the share of full steps, or of the time, that prompts take. Margins are those of the capacity
     model, so that 1.0 is the load that it would plan for. Targets that are None are left out.
     """
-    margins = margins or Margins()
-
-    def kv(found: Steady) -> bool:
-        return found.running * workload.decode_context <= margins.kv * replica.kv_tokens
-
+    margins = Margins()
     holds: dict[str, Callable[[Steady], bool]] = {
-        KV_CACHE: kv,
+        KV_CACHE: lambda found: found.running * workload.decode_context <= margins.kv * replica.kv_tokens,
         SLOTS: lambda found: found.running <= limits.max_num_seqs,
     }
     if targets.ttft is not None:

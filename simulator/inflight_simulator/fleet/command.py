@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-import msgspec
-
-from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config
+from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config, print_numbers
 from inflight_simulator.fleet.named import NAMES, simulate_named
 from inflight_simulator.fleet.progress import TerminalProgress
 from inflight_simulator.fleet.replica_file import FORMAT
@@ -62,12 +60,7 @@ def run_fleet_command(flags: argparse.Namespace) -> int:
 
         plot_fleet(flags.plot, flags.scaler, run)
     summary = summarize_fleet(flags.scaler, requests, config, run)
-    if flags.json == Path("-"):
-        print(msgspec.json.encode(summary).decode())
-        return 0
-    if flags.json is not None:
-        flags.json.write_bytes(msgspec.json.encode(summary) + b"\n")
-    print(_text(summary, decisions=flags.decisions))
+    print_numbers(flags, summary, lambda: _text(summary, decisions=flags.decisions))
     return 0
 
 

@@ -6,11 +6,9 @@ import argparse
 import sys
 from pathlib import Path
 
-import msgspec
-
 from inflight_engine.flag_types import number
 from inflight_simulator.fleet.compare import compare, comparison_table, followed, ranked
-from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config
+from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config, print_numbers
 from inflight_simulator.fleet.named import NAMES, SPECIAL, check_name
 from inflight_simulator.fleet.oracle_search import MOST_RUNS
 from inflight_simulator.fleet.outcome import FleetRun
@@ -81,11 +79,6 @@ def run_fleet_compare(flags: argparse.Namespace) -> int:
         from inflight_simulator.fleet.plot import plot_comparison
 
         plot_comparison(flags.plot, runs, followed(summaries))
-    text = msgspec.json.encode([summaries[name] for name in ranked(summaries)])
-    if flags.json == Path("-"):
-        print(text.decode())
-        return 0
-    if flags.json is not None:
-        flags.json.write_bytes(text + b"\n")
-    print(comparison_table(summaries))
+    in_order = [summaries[name] for name in ranked(summaries)]
+    print_numbers(flags, in_order, lambda: comparison_table(summaries))
     return 0

@@ -17,9 +17,8 @@ class ScalerController:
         self._scaler = scaler
 
     def look(self, fleet: Fleet, now: float) -> None:
-        config = fleet.config
-        wanted = self._scaler.replicas(view_of(fleet, now))
-        fleet.order(min(max(wanted, config.min_replicas), config.max_replicas), now)
+        view = view_of(fleet, now)
+        fleet.order(view.bounded(self._scaler.replicas(view)), now)
 
 
 def view_of(fleet: Fleet, now: float) -> FleetView:
@@ -30,21 +29,17 @@ def view_of(fleet: Fleet, now: float) -> FleetView:
         ordered=fleet.ordered,
         min_replicas=config.min_replicas,
         max_replicas=config.max_replicas,
-        start_up_s=config.start_up_s,
         pods=tuple(_shown(pod, fleet, now) for pod in fleet.live),
         gateway_queue=0 if fleet.gateway is None else fleet.gateway.num_held,
     )
 
 
 def _shown(pod: Pod, fleet: Fleet, now: float) -> PodShown:
-    replica, limits = fleet.config.replica, pod.replica.scheduler.limits
+    limits = pod.replica.scheduler.limits
     return PodShown(
         name=pod.name,
-        created_s=pod.created_s,
-        ready_s=pod.starts_s if pod.ready else None,
         draining=pod.draining,
         sample=scraped(pod, fleet.config, now) if pod.routable else None,
-        kv_tokens=replica.kv_tokens,
-        block_size=replica.block_size,
+        kv_tokens=fleet.config.replica.kv_tokens,
         limits=StepLimits(limits.max_num_seqs, limits.max_num_batched_tokens),
     )

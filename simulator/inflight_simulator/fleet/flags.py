@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from inflight_cost.capacity import StepLimits
 from inflight_engine.flag_types import number
@@ -47,12 +50,16 @@ def limits(text: str) -> tuple[bool, StepLimits]:
     return kind == "autopilot", StepLimits(number(int, 1, 65_536)(seqs), number(int, 1, 1_048_576)(tokens))
 
 
-def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
-    """ARRIVALS, the fleet and the targets; without the scaler."""
-    count = number(int, 1, 100_000)
+def add_arrivals(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "arrivals", type=Path, metavar="ARRIVALS", help="file of requests, in one of the formats below; may be gzipped"
     )
+
+
+def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
+    """ARRIVALS, the fleet and the targets; without the scaler."""
+    count = number(int, 1, 100_000)
+    add_arrivals(parser)
     fleet = parser.add_argument_group("fleet")
     fleet.add_argument(
         "--replica",
@@ -106,6 +113,16 @@ def add_json_flag(output: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="write all numbers as a JSON object; without FILE or with -: to standard output, alone",
     )
+
+
+def print_numbers(flags: argparse.Namespace, numbers: object, text: Callable[[], str]) -> None:
+    """As the flag of `add_json_flag` says. Raises OSError where the file cannot be written."""
+    if flags.json == Path("-"):
+        print(msgspec.json.encode(numbers).decode())
+        return
+    if flags.json is not None:
+        flags.json.write_bytes(msgspec.json.encode(numbers) + b"\n")
+    print(text())
 
 
 def add_target_flags(parser: argparse.ArgumentParser) -> None:

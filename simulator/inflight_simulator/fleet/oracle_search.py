@@ -27,10 +27,8 @@ _AVOIDABLE = 0.0005
 """Share of all requests: if fewer miss after the first start-up, more replicas do not help."""
 
 
-def search_oracle(
-    requests: Requests, config: FleetConfig, simulate: Callable[[Scaler], FleetRun], attainment: float = ATTAINMENT
-) -> FleetRun:
-    """The cheapest run that keeps `attainment`, of at most `MOST_RUNS` simulations; where none does, the best one.
+def search_oracle(requests: Requests, config: FleetConfig, simulate: Callable[[Scaler], FleetRun]) -> FleetRun:
+    """The cheapest run that keeps `ATTAINMENT`, of at most `MOST_RUNS` simulations; where none does, the best one.
 
     Margins on the capacity model's need decrease until they are too small. After that each stretch in which requests
     missed their targets gets more replicas, and so does the previous one, until the attainment is reached. Requests
@@ -48,7 +46,7 @@ def search_oracle(
     for _ in range(MOST_RUNS):
         run = simulate(Oracle(need.begin_s, counts, config.start_up_s))
         runs.append(run)
-        enough = run.attainment >= attainment
+        enough = run.attainment >= ATTAINMENT
         if enough and not falling:
             break
         if enough:
@@ -60,7 +58,7 @@ def search_oracle(
         if missed[orderable:].sum() < _AVOIDABLE * len(requests):
             break
         counts = _raised(counts, missed / np.maximum(total, 1) > _MISSED, orderable)
-    kept = [run for run in runs if run.attainment >= attainment]
+    kept = [run for run in runs if run.attainment >= ATTAINMENT]
     if kept:
         return min(kept, key=lambda run: run.replica_hours)
     return max(runs, key=lambda run: run.attainment)

@@ -93,11 +93,3 @@ class FleetRun:
             since = index if since is None else since
             longest = max(longest, index + 1 - since)
         return longest * OUT_OF_TARGET_WINDOW_S
-
-    def ttft_percentile(self, percent: float) -> float:
-        return float(np.nanpercentile(self.ttft, percent))
-
-    def tpot_percentile(self, percent: float) -> float:
-        """Of requests with more than one output token."""
-        several = self.tpot[self.tpot > 0]
-        return float(np.percentile(several, percent)) if len(several) else 0.0

@@ -12,7 +12,7 @@ from inflight_engine.flag_types import number
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_simulator.errors import InputError
 from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel
-from inflight_simulator.fleet.flags import add_target_flags, request_targets
+from inflight_simulator.fleet.flags import add_arrivals, add_target_flags, request_targets
 from inflight_simulator.fleet.plan import plan
 from inflight_simulator.fleet.plan_report import plan_text
 from inflight_simulator.fleet.replica_file import FORMAT, read_replica
@@ -42,9 +42,7 @@ example:
 
 
 def add_plan_flags(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "arrivals", type=Path, metavar="ARRIVALS", help="file of requests, in one of the formats below; may be gzipped"
-    )
+    add_arrivals(parser)
     parser.add_argument(
         "--replica",
         type=Path,

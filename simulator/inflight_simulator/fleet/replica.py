@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from inflight_cost.capacity import StepLimits
-from inflight_cost.model import StepWork, attended_tokens
+from inflight_cost.model import StepWork
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
@@ -21,6 +21,7 @@ from inflight_simulator.fleet.course import Course
 from inflight_simulator.fleet.meter import Meter
 from inflight_simulator.fleet.noise import Noise
 from inflight_simulator.fleet.requests import Floats
+from inflight_simulator.passes import prefill_work
 
 NEVER = math.inf
 _AHEAD = 128
@@ -162,10 +163,7 @@ class Replica:
             # All arrived requests were rejected.
             self.event, self.idle_s = NEVER, now
             return
-        prefill_tokens = prefill_context = 0
-        for chunk in plan.prefills:
-            prefill_tokens += chunk.length
-            prefill_context += attended_tokens(chunk.start, chunk.length)
+        prefill_tokens, prefill_context = prefill_work(plan.prefills)
         for each in plan.preemptions:
             self._lost_s[each.request_id] = now
         for start in plan.starts:

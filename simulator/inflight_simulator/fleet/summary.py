@@ -7,8 +7,8 @@ import numpy as np
 
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.outcome import FleetRun, ReplicaCount
-from inflight_simulator.fleet.requests import Floats, Requests
-from inflight_simulator.summary import Distribution
+from inflight_simulator.fleet.requests import Requests
+from inflight_simulator.summary import Distribution, distribution
 
 
 class FleetSummary(msgspec.Struct, frozen=True):
@@ -57,8 +57,8 @@ def summarize_fleet(scaler: str, requests: Requests, config: FleetConfig, run: F
         replica_hours=run.replica_hours,
         reversals=run.reversals,
         longest_out_of_target_s=run.longest_out_of_target_s,
-        ttft=_distribution(run.ttft),
-        tpot=_distribution(run.tpot[run.tpot > 0]),
+        ttft=distribution(run.ttft[~np.isnan(run.ttft)]),
+        tpot=distribution(run.tpot[run.tpot > 0]),
         preemptions=run.preemptions,
         cost=cost,
         output_tokens_per_cost=tokens / cost if cost else None,
@@ -93,11 +93,3 @@ def fleet_table(summary: FleetSummary) -> str:
             shown = " / ".join(f"{factor * each:.3g}" for each in (of.p50, of.p95, of.p99))
             lines.append(f"{f'{name} p50 / p95 / p99':<24}{shown} {unit}")
     return "\n".join(lines)
-
-
-def _distribution(values: Floats) -> Distribution:
-    values = values[~np.isnan(values)]
-    if not len(values):
-        return Distribution(None, None, None, None)
-    p50, p95, p99 = np.percentile(values, (50, 95, 99)).tolist()
-    return Distribution(float(values.mean()), p50, p95, p99)

@@ -15,22 +15,16 @@ class PodShown:
 
     Attributes:
         name: unique within a run; later pods have later numbers.
-        created_s: when it was ordered.
-        ready_s: when it became ready; None while it starts.
         draining: it takes no new requests and is removed after the last one.
-        sample: its current /metrics; None unless it is ready and not draining.
+        sample: its current /metrics; None while it starts or drains.
         kv_tokens: that its KV cache holds.
-        block_size: tokens in a KV block.
         limits: in force.
     """
 
     name: str
-    created_s: float
-    ready_s: float | None
     draining: bool
     sample: Sample | None
     kv_tokens: int
-    block_size: int
     limits: StepLimits
 
 
@@ -42,7 +36,6 @@ class FleetView:
         now: seconds on the simulation's clock, that of arrivals.
         ordered: last ordered number of replicas, without draining pods.
         min_replicas, max_replicas: the result is brought within them.
-        start_up_s: from order to ready. A scaler may use it only where its real counterpart knows it.
         pods: oldest first, draining ones included.
         gateway_queue: requests held back in front of the pods.
     """
@@ -51,14 +44,17 @@ class FleetView:
     ordered: int
     min_replicas: int
     max_replicas: int
-    start_up_s: float
     pods: tuple[PodShown, ...]
     gateway_queue: int = 0
 
     @property
     def ready(self) -> tuple[PodShown, ...]:
         """Pods that take requests."""
-        return tuple(pod for pod in self.pods if pod.ready_s is not None and not pod.draining)
+        return tuple(pod for pod in self.pods if pod.sample is not None)
+
+    def bounded(self, replicas: int) -> int:
+        """Within the bounds."""
+        return min(max(replicas, self.min_replicas), self.max_replicas)
 
 
 class Scaler(Protocol):

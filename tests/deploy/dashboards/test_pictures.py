@@ -4,8 +4,8 @@ import httpx
 import pytest
 
 from deploy.dashboards.draw.pictures import Look, problems, served
-from deploy.dashboards.live.answers import load
-from deploy.dashboards.live.grafana import Window
+from tools.prometheus.answers import load
+from tools.prometheus.grafana import Window
 
 PANEL = {"id": 2, "type": "stat", "title": "Replicas", "fieldConfig": {"defaults": {}}}
 DASHBOARD = {"title": "D", "panels": [{"id": 1, "type": "row", "title": "r"}, PANEL]}

@@ -10,10 +10,10 @@ import pytest
 
 from e2e.storm import __main__ as storm_main
 from e2e.storm import watch as watch_module
-from e2e.storm.__main__ import manifest, not_there, parser
+from e2e.storm.__main__ import manifest, name_of, not_there, parser
 from e2e.storm.watch import Watch, ordered_services, resident_bytes, watching
+from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api import InferenceService
-from inflight_operator.quantities import parse_quantity
 from tools.localcluster import ClusterError
 
 OPTIONS = parser().parse_args([])
@@ -144,3 +144,7 @@ def test_sigterm_ends_the_storm_as_an_exit_so_that_the_namespace_goes(monkeypatc
 def test_the_memory_of_a_process_is_read_and_that_of_a_gone_one_is_none():
     assert resident_bytes(os.getpid()) > 2**20
     assert resident_bytes(2**22 + 1) == 0
+
+
+def test_services_are_numbered_as_their_names():
+    assert [name_of(number) for number in (0, 49)] == ["sleeper-00", "sleeper-49"]

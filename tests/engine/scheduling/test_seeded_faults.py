@@ -24,11 +24,11 @@ from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.plan import StepPlan
-from inflight_engine.scheduling.policies import service_counter
 from inflight_engine.scheduling.policies.fcfs import Fcfs
-from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
 from inflight_engine.scheduling.policies.priority import Priority
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_policies import service_counter
+from inflight_policies.lazy_heap import LazyHeap
 from tests.engine.scheduling.workload import Workload
 
 SEEDS, STEPS = range(4), 600
@@ -491,12 +491,12 @@ FAULTS = {
         {"policy": "priority"},
     ),
     "late requests never have their turn": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler._queues._only.policy, "_most_passed_over", math.inf),
+        lambda scheduler, patch: patch.setattr(scheduler._queues._only.policy._queue, "_most_passed_over", math.inf),
         OUT_OF_TURN,
         DEADLINE,
     ),
     "late requests go first": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler._queues._only.policy, "_most_passed_over", 0),
+        lambda scheduler, patch: patch.setattr(scheduler._queues._only.policy._queue, "_most_passed_over", 0),
         OUT_OF_TURN,
         DEADLINE,
     ),

@@ -32,10 +32,11 @@ def test_every_field():
         "engine": {
             "maxNumSeqs": 64,
             "scheduling": {
+                "priorityAging": "2m30s",
                 "classes": [
                     {"name": "interactive", "weight": 4, "slo": {"ttftP95": "200ms"}},
                     {"name": "batch", "priority": -5},
-                ]
+                ],
             },
         },
         "gateway": {
@@ -58,6 +59,7 @@ def test_every_field():
             ttft_per_token_s=0.06 / 1000,
             tpot_s=0.02,
             classes=(ServiceClass("interactive", 4.0, 0, 0.2), ServiceClass("batch", 1.0, -5, None)),
+            priority_aging_s=150.0,
             max_num_seqs=64,
             hold=HoldBounds(10, 2**20, 90.0),
             continuation=False,

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.engines.account import Account, Sent
 from inflight_gateway.engines.ledger import PEER_S, Ledger
-from inflight_gateway.pick.replica_state import decode_work
+from inflight_gateway.pick.load import decode_work
 from inflight_gateway.state.peers import SILENT_SECONDS
 from inflight_gateway.state.stream import FULL_SECONDS
 from inflight_gateway.tenants.estimate import Estimates

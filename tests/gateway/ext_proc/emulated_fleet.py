@@ -27,7 +27,7 @@ from inflight_gateway.types import Endpoint, EngineSample, Refusal, RequestView,
 
 KEY = ServiceKey("default", "a")
 COST = CostModel(25e-3, 50e-6, 60e-6, 0.0, 0.0)
-"""As tools/bench/gateway/emulated.py: requests that run side by side hardly slow each other down."""
+"""As tools/standin/timed.py: requests that run side by side hardly slow each other down."""
 BUDGET = 2048
 BLOCK_SIZE = 16
 LONGEST = 8192
@@ -116,6 +116,7 @@ class Engine:
             kv_utilization=scheduler.kv_usage,
             kv_cache_tokens=self.shape.kv_tokens,
             max_num_seqs=self.shape.slots,
+            max_num_batched_tokens=BUDGET,
             cost=self.shape.cost,
         )
 

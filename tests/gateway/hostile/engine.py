@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from posixpath import normpath
 from urllib.parse import unquote
 
-from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
 from inflight_engine.server.chat_schema import ChatCompletionRequest
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.schema import CompletionRequest, GenerateRequest
+from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.hostile.case import FORGED, RIGHT_KEY
+from tools.standin.connection import PROGRESS, Connection, Request
 
 _SCHEMAS: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletionRequest,
@@ -23,74 +23,66 @@ _SCHEMAS: dict[str, type[BaseModel]] = {
 
 _FOR_OPERATORS = ("/metrics", "/ready", "/v1/runtime_config", "/admin")
 
+_INTERNAL = (
+    "x-gateway-destination-endpoint-subset",
+    "x-inflight-avoid",
+    "x-inflight-body",
+    "x-inflight-anything",
+)
+
 _FRAME = b':t 0 17\ndata: {"created":1,"choices":[{"index":0,"delta":{"content":"fine"}}]}\n\n'
 _WHOLE = b':t 0 17\n\n:f 0 stop\n\n:w 200\ndata: {"choices":[{"message":{"content":"fine"}}]}\n\n'
 _STREAM = _FRAME * 3 + b":f 0 stop\ndata: {}\n\ndata: [DONE]\n\n"
 
 
-class CheckingEngine:
-    """Attributes: faults: what reached it and must not. answered: by path and status."""
+class CheckingEngine(FakeEngine):
+    """Attributes: faults: what reached it and must not."""
 
     def __init__(self) -> None:
+        super().__init__("checking")
         self.faults: list[str] = []
-        self.answered: Counter[tuple[str, int]] = Counter()
-        self.address = ""
 
-    async def start(self) -> CheckingEngine:
-        server = web.Server(self._handle, access_log=None, max_line_size=2**17, max_field_size=2**17)
-        self._runner = web.ServerRunner(server, handle_signals=False, shutdown_timeout=0.1)
-        await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", 0).start()
-        host, port = self._runner.addresses[0][:2]
-        self.address = f"{host}:{port}"
-        return self
+    async def respond(self, request: Request, to: Connection) -> None:
+        if request.target.partition(b"?")[0] == b"/metrics" and not request.header(b"x-request-id"):
+            to.whole(b"", b"text/plain")  # the picker's scrape
+            return
+        target = request.target.decode("latin-1")
+        self._check(request, target)
+        self._respond(request, unquote(target.partition("?")[0]), to)
 
-    async def stop(self) -> None:
-        await self._runner.cleanup()
-
-    async def _handle(self, request: web.BaseRequest) -> web.StreamResponse:
-        if request.path == "/metrics" and "x-request-id" not in request.headers:
-            return web.Response(text="")  # the picker's scrape
-        self._check(request)
-        answer = await self._answer(request, await request.read())
-        self.answered[request.method, answer.status] += 1
-        return answer
-
-    def _check(self, request: web.BaseRequest) -> None:
-        path = normpath("/" + unquote(request.raw_path.partition("?")[0]).lstrip("/"))
+    def _check(self, request: Request, target: str) -> None:
+        what = f"{request.method.decode()} {target}"
+        path = normpath("/" + unquote(target.partition("?")[0]).lstrip("/"))
         if path in _FOR_OPERATORS or path.startswith("/admin/"):
-            self.faults.append(f"{request.method} {request.raw_path}")
-        for name, value in request.headers.items():
+            self.faults.append(what)
+        for name, value in ((name.decode(), value.decode("latin-1")) for name, value in request.headers):
             if FORGED in value or RIGHT_KEY in value:
-                self.faults.append(f"{name}: {value[:80]} ({request.method} {request.raw_path[:80]})")
-        for name in (
-            "x-gateway-destination-endpoint-subset",
-            "x-inflight-avoid",
-            "x-inflight-body",
-            "x-inflight-anything",
-        ):
-            if name in request.headers:
-                self.faults.append(f"{name}: {request.headers[name][:80]}")
+                self.faults.append(f"{name}: {value[:80]} ({what[:90]})")
+            if name in _INTERNAL:
+                self.faults.append(f"{name}: {value[:80]}")
 
-    async def _answer(self, request: web.BaseRequest, body: bytes) -> web.StreamResponse:
-        schema = _SCHEMAS.get(request.path)
-        if request.method in ("GET", "HEAD") and request.path == "/v1/models":
-            return web.json_response({"object": "list", "data": []})
-        if schema is None or request.method != "POST":
-            return _error(404 if schema is None else 405, f"no {request.method} {request.path[:50]}")
+    def _respond(self, request: Request, path: str, to: Connection) -> None:
+        schema = _SCHEMAS.get(path)
+        if request.method in (b"GET", b"HEAD") and path == "/v1/models":
+            to.whole(b'{"object": "list", "data": []}')
+            return
+        if schema is None or request.method != b"POST":
+            _refuse(to, b"405 X" if schema else b"404 X", f"no {request.method.decode()} {path[:50]}")
+            return
         try:
-            asked = schema.model_validate(json.loads(body))
+            asked = schema.model_validate(json.loads(request.body))
             getattr(asked, "check", lambda: None)()
         except (ValidationError, ValueError, RecursionError, ApiError) as error:
-            return _error(400, f"the body: {type(error).__name__}")
-        if request.headers.get("x-inflight-progress") != "1":
-            return web.json_response({"choices": [{"message": {"content": "fine"}}]})
+            _refuse(to, b"400 X", f"the body: {type(error).__name__}")
+            return
+        if request.header(PROGRESS) != b"1":
+            to.whole(b'{"choices": [{"message": {"content": "fine"}}]}')
+            return
         if getattr(asked, "inflight_continuation", None) is not None:
             self.faults.append("a continuation that no engine began")
-        headers = {"content-type": "text/event-stream", "x-inflight-progress": "1"}
-        body = _STREAM if getattr(asked, "stream", False) else _WHOLE
-        return web.Response(body=body, headers=headers)
+        to.streamed(_STREAM if getattr(asked, "stream", False) else _WHOLE, progress=True)
 
 
-def _error(status: int, message: str) -> web.Response:
-    return web.json_response({"error": {"message": message, "type": "invalid_request_error"}}, status=status)
+def _refuse(to: Connection, status: bytes, message: str) -> None:
+    error = {"error": {"message": message, "type": "invalid_request_error"}}
+    to.whole(json.dumps(error).encode(), status=status)

@@ -2,7 +2,7 @@
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
-from inflight_gateway.pick.replica_state import EndpointLoad
+from inflight_gateway.pick.load import EndpointLoad
 from inflight_gateway.types import Endpoint, EngineSample, RequestView, ServiceConfig
 
 SERVICE = ServiceKey("default", "chat")
@@ -19,7 +19,7 @@ def request(name="r", **fields):
 
 
 def sample(**fields):
-    fields = {"at": NOW - 0.5, "kv_cache_tokens": 400_000, "cost": COST, **fields}
+    fields = {"at": NOW - 0.5, "kv_cache_tokens": 400_000, "max_num_batched_tokens": 2048, "cost": COST, **fields}
     return EngineSample(**fields)
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from inflight_cost.model import StepWork
 from inflight_gateway.pick.late_binding import LEAST_STEPS, TTFT_SHARE, leaves_kv_cache, most_outstanding
-from inflight_gateway.pick.progress import waits_for_blocks
-from inflight_gateway.pick.replica_state import ReplicaState
+from inflight_gateway.pick.load import waits_for_blocks
+from tests.gateway.pick.formulas import ReplicaState
 
 
 def can_start_soon(

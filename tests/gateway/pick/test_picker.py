@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 
 from inflight_gateway.pick.growth import Growing, Growth
 from inflight_gateway.pick.late_binding import LEAST_STEPS, most_outstanding, slots_worth
+from inflight_gateway.pick.load import STALE_S, EndpointLoad
 from inflight_gateway.pick.picker import (
     LEAST_FIRST_TOKEN_WITHIN_S,
     MOST_FIRST_TOKEN_WITHIN_S,
     Picker,
     first_token_within,
 )
-from inflight_gateway.pick.replica_state import STALE_S, EndpointLoad
 from inflight_gateway.types import ScoreWeights
 from tests.gateway.pick.loads import CONFIG, NOW, addresses, load, request
 

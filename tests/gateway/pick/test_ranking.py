@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.growth import Growing, Growth
+from inflight_gateway.pick.load import STALE_S, EndpointLoad
 from inflight_gateway.pick.ranking import Ranking
-from inflight_gateway.pick.replica_state import STALE_S, EndpointLoad, replica_state
-from inflight_gateway.pick.scoring import scores
 from inflight_gateway.types import Endpoint, EngineSample, ScoreWeights
+from tests.gateway.pick.formulas import predicted_ttft_seconds, replica_state, scores
 from tests.gateway.pick.loads import CONFIG, NOW, request
 from tests.gateway.pick.starting import can_start_soon
 
@@ -84,6 +84,10 @@ def test_ranks_are_the_sums_of_the_scores_and_the_same_replicas_can_start(
         assert {rank.place: rank.total for rank in busy} == {
             place: state.backlog_s for place, state in enumerate(states) if not can[place]
         }
+        for rank in ready:
+            assert rank.scores(config.weights) == scores(states[rank.place], config)
+            assert rank.ttft_s == predicted_ttft_seconds(states[rank.place])
+            assert rank.own_prefill_s == states[rank.place].own_prefill_s
         assert all(rank.backlog_s == states[rank.place].backlog_s for rank in (*ready, *busy))
 
 

@@ -60,7 +60,7 @@ async def test_a_final_error_before_the_first_token_has_its_status(relay, asked)
     assert (status, json.loads(body)) == (500, {"error": {"message": "broken"}})
     assert headers["content-type"] == "application/json"
     report = await relay.report()
-    assert (report["status"], report["error"], report["service"]) == (500, "engine_failed", "ns/svc")
+    assert (report["status"], report["error"], report["service"]) == (500, "engine_failed", ["ns", "svc"])
 
 
 @pytest.mark.parametrize("most", [1, 2, 5])

@@ -5,10 +5,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
+from inflight_base.page.scraper import MAX_BODY, metrics_session
 from inflight_gateway.scrape import samples as samples_module
 from inflight_gateway.scrape import scraper as scraper_module
 from inflight_gateway.scrape.samples import Samples
-from inflight_gateway.scrape.scraper import MAX_BODY, Scraper, metrics_session
+from inflight_gateway.scrape.scraper import EndpointScraper
 from tests.gateway.waiting import until
 
 PAGE = b"vllm:num_requests_running 3\n"
@@ -89,9 +90,9 @@ def quickly(monkeypatch):
 @asynccontextmanager
 async def scraping(*behaviours, interval=0.05):
     engines = [await FakeEngine(behaviour).start() for behaviour in behaviours]
-    async with metrics_session() as http:
+    async with metrics_session(interval) as http:
         samples = Samples()
-        scraper = Scraper(samples, http, interval)
+        scraper = EndpointScraper(samples, http, interval)
         scraper.keep([engine.address for engine in engines])
         yield samples, scraper, engines
         scraper.close()
@@ -152,7 +153,7 @@ async def test_engines_that_left_the_list_are_scraped_no_more():
 
 
 async def test_many_engines_are_scraped_less_often_each(monkeypatch):
-    monkeypatch.setattr(scraper_module, "MOST_PER_SECOND", 20)
+    monkeypatch.setattr(scraper_module, "MAX_PER_SECOND", 20)
     async with scraping(*[well] * 10, interval=0.01) as (_, _, engines):
         await until(lambda: all(engine.heads for engine in engines))
         before = sum(len(engine.heads) for engine in engines)

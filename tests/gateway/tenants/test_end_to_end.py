@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.tenants.signature import signature, tenant_key
+from inflight_base.signing import tenant_key, tenant_signature
 from inflight_kubectl.engine_access import PortForward
 from inflight_kubectl.gateway_view import gateway_view
 from inflight_kubectl.resources import Service
@@ -58,7 +58,7 @@ async def test_only_right_keys_pass_and_no_engine_sees_them(stack, engines, http
         assert "authorization" not in headers
         assert "api-key" not in headers
         assert headers["x-inflight-tenant"] == "acme"
-        assert headers["x-inflight-tenant-signature"] == signature(key, "acme", f"r-{number}")
+        assert headers["x-inflight-tenant-signature"] == tenant_signature(key, "acme", f"r-{number}")
     for wrong in ({}, bearer("ifk_2"), bearer("ifk_1x"), {"authorization": "Basic ifk_1"}, {"x-inflight-attempt": "2"}):
         status, body, headers = await ask(http, stack, headers=wrong)
         assert (status, body["error"]["code"], headers["www-authenticate"]) == (401, "invalid_api_key", "Bearer")

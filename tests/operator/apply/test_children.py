@@ -3,8 +3,8 @@
 import pytest
 
 from inflight_base.kube.errors import KubeApiError
-from inflight_operator.apply import ChildConflictError, children
-from inflight_operator.apply.children import ChildrenState
+from inflight_operator.apply import children
+from inflight_operator.apply.children import ChildConflictError, ChildrenState
 
 
 async def sync_children(api, wanted, live, state=None, now=0.0, **more):

@@ -1,15 +1,15 @@
 """Pod deletion cost: the emptiest and coldest pod goes first."""
 
 from inflight_operator.decide.draining import UNKNOWN_COST, deletion_costs
-from inflight_operator.decide.scaling import PodLoad
 from inflight_operator.observe.pods import pod_view
 from tests.operator.fakes import pod_body
+from tests.operator.observe.samples import loaded
 
 SECONDS_LATER = "2026-11-20T10:00:07Z"
 
 
 def load(running, waiting=0):
-    return PodLoad(waiting, running, 0.1)
+    return loaded(waiting, running, 0.1)
 
 
 def test_the_emptiest_has_the_lowest_cost_and_the_unknown_the_highest():
@@ -28,7 +28,7 @@ def test_of_equally_loaded_ones_the_younger_goes():
 
 def test_the_one_whose_requests_hold_fewer_tokens_goes_whatever_their_number():
     pods = [pod_view(pod_body(name)) for name in ("long", "short", "untold")]
-    loads = {"uid-long": PodLoad(0, 2, 0.5, tokens=60_000.0), "uid-short": PodLoad(1, 8, 0.1, tokens=5_000.0)}
+    loads = {"uid-long": loaded(0, 2, 0.5, tokens=60_000.0), "uid-short": loaded(1, 8, 0.1, tokens=5_000.0)}
     costs = deletion_costs(pods, {**loads, "uid-untold": load(20)})
     assert costs["short"] < costs["untold"] < costs["long"]
 
@@ -37,15 +37,15 @@ def test_of_equally_empty_ones_the_colder_prefix_cache_goes_whatever_its_age():
     young = pod_body("warm")
     young["metadata"]["creationTimestamp"] = SECONDS_LATER
     pods = [pod_view(pod_body("cold")), pod_view(young)]
-    warm = {"uid-cold": PodLoad(0, 0, 0.0, warmth=0.1), "uid-warm": PodLoad(0, 0, 0.0, warmth=0.6)}
+    warm = {"uid-cold": loaded(0, 0, 0.0, warmth=0.1), "uid-warm": loaded(0, 0, 0.0, warmth=0.6)}
     assert deletion_costs(pods, warm)["warm"] == 1
-    busy = {**warm, "uid-cold": PodLoad(0, 1, 0.0, tokens=40.0, warmth=0.1)}
+    busy = {**warm, "uid-cold": loaded(0, 1, 0.0, tokens=40.0, warmth=0.1)}
     costs = deletion_costs(pods, busy)
     assert costs["warm"] < costs["cold"]
 
 
 def test_costs_are_such_as_kubernetes_takes():
-    huge = {"uid-huge": PodLoad(0, 65_536, 1.0, tokens=2.0**53)}
+    huge = {"uid-huge": loaded(0, 65_536, 1.0, tokens=2.0**53)}
     assert deletion_costs([pod_view(pod_body("huge"))], huge)["huge"] < UNKNOWN_COST == 2**31 - 1
 
 

@@ -12,7 +12,8 @@ from inflight_operator.decide.behavior import (
     recorded,
     stabilized,
 )
-from inflight_operator.decide.scaling import PodLoad, ScalingBounds, ScalingObservation, ScalingTargets, decide_scaling
+from inflight_operator.decide.scaling import ScalingBounds, ScalingObservation, ScalingTargets, decide_scaling
+from tests.operator.observe.samples import loaded
 
 ROUNDS = 20_000
 """Of 3 s each: what is kept for an hour, the longest time, is dropped 16 times over."""
@@ -35,7 +36,7 @@ def test_20_000_rounds_leave_a_history_no_larger_than_a_few_hundred(outside, mos
         state = (state * 1103515245 + 12345) % 2**31
         replicas = outside if step % 3 == 0 else 1 + state % most
         ready = min(replicas, 3)
-        loads = (PodLoad(state % 50, 4, 0.2, 8),) * ready
+        loads = (loaded(state % 50, 4, 0.2, 8),) * ready
         observation = ScalingObservation(step * 3.0, replicas, ready, loads)
         history = decide_scaling(observation, TARGETS, LONG, ScalingBounds(1, most), history).history
         largest = tuple(map(max, largest, sizes(history)))

@@ -9,13 +9,13 @@ from inflight_operator.decide.behavior import Behavior, ScalingHistory, ScalingP
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.scaling import (
     Ask,
-    PodLoad,
     ScalingBounds,
     ScalingObservation,
     ScalingTargets,
     decide_scaling,
 )
 from tests.operator.decide.words import USUAL, said
+from tests.operator.observe.samples import loaded
 
 AT_ONCE = Behavior(scale_up=ScalingRules(0.0), scale_down=ScalingRules(0.0))
 BOUNDS = ScalingBounds(1, 8)
@@ -23,7 +23,7 @@ WAITING = ScalingTargets(waiting_requests=4)
 
 loads = st.lists(
     st.builds(
-        PodLoad,
+        loaded,
         waiting=st.integers(0, 200),
         running=st.integers(0, 64),
         kv_usage=st.floats(0, 1),
@@ -79,7 +79,7 @@ bounds = st.tuples(st.integers(1, 5), st.integers(0, 8)).map(lambda two: Scaling
 
 
 def seen(replicas, waits, *, ready=None, time=1000.0, running=4, kv=0.2, ttft=None, slots=None):
-    loads = tuple(PodLoad(wait, running, kv, slots) for wait in waits)
+    loads = tuple(loaded(wait, running, kv, slots) for wait in waits)
     return ScalingObservation(time, replicas, len(waits) if ready is None else ready, loads, ttft)
 
 
@@ -144,7 +144,7 @@ def test_a_change_stays_within_its_policy_of_the_period_start(course, policy):
     replicas, history, changes = 4, ScalingHistory(), []
     for step, (waiting, kv) in enumerate(course):
         now = step * 5.0
-        observation = ScalingObservation(now, replicas, replicas, (PodLoad(waiting, 4, kv),) * replicas)
+        observation = ScalingObservation(now, replicas, replicas, (loaded(waiting, 4, kv),) * replicas)
         decision = decide_scaling(
             observation, ScalingTargets(waiting_requests=4), behavior, ScalingBounds(1, 500), history
         )
@@ -246,12 +246,12 @@ def test_a_restarted_operator_waits_out_the_window_before_it_scales_down():
 
 def test_a_time_without_metrics_does_not_use_up_the_scale_down_window():
     behavior = Behavior(scale_up=ScalingRules(0.0), scale_down=ScalingRules(120.0))
-    full = ScalingObservation(0.0, 4, 4, (PodLoad(0, 60, 0.8, 64),) * 4)
+    full = ScalingObservation(0.0, 4, 4, (loaded(0, 60, 0.8, 64),) * 4)
     history = decide_scaling(full, WAITING, behavior, BOUNDS, ScalingHistory()).history
     for now in range(3, 301, 3):  # far longer than the window: nothing is known of this time
         unseen = replace(full, time=float(now), loads=())
         history = decide_scaling(unseen, WAITING, behavior, BOUNDS, history).history
-    idle = replace(full, time=303.0, loads=(PodLoad(0, 0, 0.0, 64),) * 4)
+    idle = replace(full, time=303.0, loads=(loaded(0, 0, 0.0, 64),) * 4)
     decision = decide_scaling(idle, WAITING, behavior, BOUNDS, history)
     assert (decision.replicas, decision.code) == (4, "ScaleDownHeld")
     later = replace(idle, time=303.0 + 120.0)
@@ -361,6 +361,6 @@ def test_a_time_per_token_that_limits_cannot_mend_orders_one_replica_and_waits_f
 
 
 def test_engines_that_run_one_request_each_are_not_helped_by_more_of_them():
-    alone = replace(slow(2, limits_spent=True), loads=(PodLoad(0, 1, 0.1),) * 2)
+    alone = replace(slow(2, limits_spent=True), loads=(loaded(0, 1, 0.1),) * 2)
     settled = ScalingHistory(complete_since=0.0)
     assert decide_scaling(alone, ScalingTargets(tpot_p95=0.1), AT_ONCE, BOUNDS, settled).replicas <= 2

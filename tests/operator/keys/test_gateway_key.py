@@ -6,6 +6,7 @@ import hmac
 
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.keys.gateway_key import GatewayKey, LiveGatewayKey
 from inflight_operator.keys.live_key import UnusableKeyError
 from tests.operator.keys.test_admin_key import Secrets
@@ -14,7 +15,7 @@ from tests.operator.keys.test_admin_key import Secrets
 def test_a_tenant_key_is_derived_from_namespace_name_and_uid():
     digest = hmac.new(b"k" * 32, b"tenant/team/chat/u-1", hashlib.sha256).digest()
     expected = base64.urlsafe_b64encode(digest).decode().rstrip("=")
-    assert GatewayKey(b"k" * 32).tenant_key("team", "chat", "u-1") == expected
+    assert GatewayKey(b"k" * 32).tenant_key(ServiceKey("team", "chat"), "u-1") == expected
 
 
 def test_a_key_does_not_show_in_its_representation():

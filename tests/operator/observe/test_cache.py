@@ -24,7 +24,11 @@ def service(version, **more):
 
 def endpoint_slice(name, version, *uids, not_ready=(), of="chat"):
     endpoints = [
-        {"targetRef": {"kind": "Pod", "uid": uid}, "conditions": {"ready": uid not in not_ready}}
+        {
+            "addresses": ["10.0.0.1"],
+            "targetRef": {"kind": "Pod", "uid": uid},
+            "conditions": {"ready": uid not in not_ready},
+        }
         for uid in (*uids, *not_ready)
     ]
     body = manifest("EndpointSlice", name, f"uid-{name}", version, endpoints=endpoints)

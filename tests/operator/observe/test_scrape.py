@@ -9,9 +9,10 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.page.scraper import MAX_BODY, metrics_session
 from inflight_operator.observe import scrape as scrape_module
-from inflight_operator.observe.metrics import WANTED
-from inflight_operator.observe.scrape import MAX_BODY, ScrapePool, Target, metrics_session
+from inflight_operator.observe.metrics import READER
+from inflight_operator.observe.scrape import ScrapePool, Target
 from tests.base.page.pages import engine_page
 
 KEY, OTHER = ServiceKey("team", "chat"), ServiceKey("team", "other")
@@ -93,12 +94,10 @@ async def world(interval=0.05, **settings):
     pods.port = server.sockets[0].getsockname()[1]
     async with metrics_session(interval) as http:
         pool = ScrapePool(http, interval, **settings)
-        running = asyncio.create_task(pool.run())
         try:
             yield pods, pool
         finally:
-            running.cancel()
-            await asyncio.gather(running, return_exceptions=True)
+            pool.close()
             server.close()
             for handler in handlers:
                 handler.cancel()
@@ -131,7 +130,7 @@ async def test_only_needed_samples_are_asked_for_and_no_encoding():
         await until(lambda: pods.requests)
         line, *headers = pods.requests[0].splitlines()
         asked = parse_qsl(urlsplit(line.split()[1]).query)
-        assert asked == [("name[]", name) for name in WANTED]
+        assert asked == [("name[]", name) for name in READER.names]
         assert "Accept-Encoding: identity" in headers
 
 

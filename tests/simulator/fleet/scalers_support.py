@@ -23,15 +23,14 @@ def sample(time=0.0, running=0, waiting=0, kv=0.0, **more) -> Sample:
 
 def pod(name, shown=None, *, draining=False, kv_tokens=100_000, limits=LIMITS) -> PodShown:
     """A ready pod, or one that starts where it shows nothing."""
-    ready = None if shown is None and not draining else 0.0
-    return PodShown(str(name), 0.0, ready, draining, None if draining else shown, kv_tokens, 16, limits)
+    return PodShown(str(name), draining, None if draining else shown, kv_tokens, limits)
 
 
 def view(samples, starting=0, now=0.0, bounds=(1, 100), gateway_queue=0, **pods) -> FleetView:
     """Pods that show `samples`, and some that start."""
     shown = [pod(index, each, **pods) for index, each in enumerate(samples)]
     shown += [pod(len(samples) + index, **pods) for index in range(starting)]
-    return FleetView(now, len(shown), *bounds, 60.0, tuple(shown), gateway_queue)
+    return FleetView(now, len(shown), *bounds, tuple(shown), gateway_queue)
 
 
 def times(scaler, until, at):

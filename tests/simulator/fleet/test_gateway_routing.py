@@ -88,7 +88,7 @@ def test_the_gateway_finds_more_prefixes_and_is_faster_than_routing_that_knows_o
     runs = {routing: simulate_fleet(requests, replace(GATEWAY, routing=routing), Fixed(4)) for routing in ROUTINGS}
     others = [run for routing, run in runs.items() if routing != "gateway"]
     assert runs["gateway"].prefix_hit_rate > 1.5 * max(run.prefix_hit_rate for run in others)
-    assert runs["gateway"].ttft_percentile(95) < min(run.ttft_percentile(95) for run in others)
+    assert np.nanpercentile(runs["gateway"].ttft, 95) < min(np.nanpercentile(run.ttft, 95) for run in others)
 
 
 @dataclass
@@ -123,7 +123,7 @@ def test_what_waits_at_the_gateway_goes_to_replicas_that_have_just_come():
     found = {}
     for routing in ("least-work", "gateway"):
         run = run_fleet(flood(200, 4.0), replace(config, routing=routing), [ScaleOut(3)])
-        found[routing] = run.ttft_percentile(95)
+        found[routing] = np.nanpercentile(run.ttft, 95)
     assert found["gateway"] < 0.75 * found["least-work"]
 
 

@@ -5,12 +5,17 @@ import pytest
 from inflight_cost.capacity import StepLimits
 from inflight_cost.model import CostModel
 from inflight_simulator.fleet.scalers.aibrix import Aibrix, apa, kpa
-from inflight_simulator.fleet.scalers.dynamo_load import DynamoLoad, change
-from inflight_simulator.fleet.scalers.dynamo_model import EngineLoad, IterationModel, Means
-from inflight_simulator.fleet.scalers.dynamo_sla import DynamoSla
-from inflight_simulator.fleet.scalers.dynamo_throughput import DynamoThroughput
-from inflight_simulator.fleet.scalers.dynamo_throughput import change as change_by_use
-from inflight_simulator.fleet.scalers.forecast import next_value
+from inflight_simulator.fleet.scalers.dynamo import (
+    DynamoLoad,
+    DynamoSla,
+    DynamoThroughput,
+    EngineLoad,
+    IterationModel,
+    Means,
+    change_by_latency,
+    change_by_use,
+    next_value,
+)
 from inflight_simulator.fleet.scalers.knative import Knative, wanted
 from inflight_simulator.fleet.scalers.kubeai import KubeAI
 from tests.simulator.fleet.scalers_support import histogram, sample, times, view
@@ -62,13 +67,13 @@ FULL, IDLE = EngineLoad(100, 50_000, 50_000), EngineLoad(0, 0, 0)
     [([FULL, FULL], 1), ([FULL, IDLE], 0), ([IDLE, IDLE], -1), ([IDLE], 0), ([EngineLoad(200, 10_000, 0)], 1)],
 )
 def test_dynamo_load_adds_one_when_all_miss_and_one_idle_engine_vetoes(loads, by):
-    assert change(loads, MODEL, MEANS, ttft=0.5, tpot=0.03) == by
+    assert change_by_latency(loads, MODEL, MEANS, ttft=0.5, tpot=0.03) == by
 
 
 def test_dynamo_load_keeps_a_replica_whose_load_would_not_fit_elsewhere():
     loads = [EngineLoad(10, 60_000, 0)] * 2
-    assert change(loads, MODEL, MEANS, ttft=5.0, tpot=5.0) == 0
-    assert change([EngineLoad(10, 40_000, 0)] * 2, MODEL, MEANS, ttft=5.0, tpot=5.0) == -1
+    assert change_by_latency(loads, MODEL, MEANS, ttft=5.0, tpot=5.0) == 0
+    assert change_by_latency([EngineLoad(10, 40_000, 0)] * 2, MODEL, MEANS, ttft=5.0, tpot=5.0) == -1
 
 
 def busy(now, starting=0, engines=1):

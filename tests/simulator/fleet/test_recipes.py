@@ -4,20 +4,24 @@ import pytest
 
 from inflight_cost.capacity import StepLimits
 from inflight_cost.model import CostModel
-from inflight_simulator.fleet.scalers.keda_production_stack import KedaProductionStack
-from inflight_simulator.fleet.scalers.llmd_queue import LlmdQueue
-from inflight_simulator.fleet.scalers.llmd_saturation import LlmdSaturation
-from inflight_simulator.fleet.scalers.llmd_slo import LlmdSlo, replicas_by_score
-from inflight_simulator.fleet.scalers.llmd_token_aware import LlmdTokenAware, idle_prefill_rate
+from inflight_simulator.fleet.scalers.hpa import keda_production_stack
+from inflight_simulator.fleet.scalers.llmd import (
+    idle_prefill_rate,
+    llmd_queue,
+    llmd_saturation,
+    llmd_slo,
+    llmd_token_aware,
+    replicas_by_score,
+)
 from inflight_simulator.fleet.scalers.signals import flow_control_queue, saturation
 from inflight_simulator.fleet.scalers.wva import (
     ComputeBound,
     ReplicaLoad,
     Sizes,
-    Wva,
     capacity,
     demand,
     replicas_in_band,
+    wva,
 )
 from tests.simulator.fleet.scalers_support import histogram, sample, times, view
 
@@ -25,17 +29,17 @@ LIMITS = StepLimits(256, 8192)
 
 
 def test_production_stack_asks_for_a_replica_for_each_five_that_wait():
-    assert KedaProductionStack().replicas(view([sample(waiting=7), sample(waiting=8)])) == 3
+    assert keda_production_stack().replicas(view([sample(waiting=7), sample(waiting=8)])) == 3
 
 
 def test_production_stack_sees_nothing_until_requests_wait():
     seen = view([sample(running=256, kv=0.99)])
-    assert KedaProductionStack().replicas(seen) == 1
+    assert keda_production_stack().replicas(seen) == 1
 
 
 def test_llmd_queue_waits_300_seconds_with_more_replicas():
     busy = lambda now: view([sample(running=64, waiting=0)], now=now)  # noqa: E731
-    found = times(LlmdQueue(), 330, busy)
+    found = times(llmd_queue(), 330, busy)
     assert found[:20] == [1] * 20
     # The window is over: 64 / 16 is 4, of which 100% in 15 s allows 2.
     assert found[20] == 2
@@ -49,7 +53,7 @@ def test_llmd_saturation_is_a_mean_that_is_divided_as_a_total():
     """Eight pods, each twice as full as it should be, and it asks for three of them."""
     pods = [sample(waiting=10, kv=0.5)] * 8
     assert saturation(view(pods)) == 2.0
-    found = times(LlmdSaturation(), 330, lambda now: view(pods, now=now))
+    found = times(llmd_saturation(), 330, lambda now: view(pods, now=now))
     assert found[-1] == 3
 
 
@@ -59,14 +63,14 @@ def test_the_idle_prefill_rate_is_that_of_full_steps():
 
 
 def test_llmd_token_aware_adds_one_pod_in_180_seconds_whatever_waits():
-    scaler = LlmdTokenAware(prefill_rate=10_000.0)
+    scaler = llmd_token_aware(prefill_rate=10_000.0)
     waiting = view([sample(waiting_prompt_tokens=150_000)])
     assert scaler.replicas(waiting) == 2
 
 
 @pytest.mark.parametrize(("tokens", "kv", "wanted"), [(15_000, 0.1, 1), (30_000, 0.1, 2), (0, 1.0, 2)])
 def test_llmd_token_aware_goes_by_seconds_of_prefill_and_by_kv_cache(tokens, kv, wanted):
-    scaler = LlmdTokenAware(prefill_rate=10_000.0)
+    scaler = llmd_token_aware(prefill_rate=10_000.0)
     assert scaler.replicas(view([sample(waiting_prompt_tokens=tokens, kv=kv)])) == wanted
 
 
@@ -89,10 +93,10 @@ def test_llmd_slo_orders_in_proportion_to_the_score(score, replicas, ready, want
 
 def test_llmd_slo_goes_by_the_90th_percentile_of_the_last_minute():
     late = histogram(*[0.7] * 10)
-    scaler = LlmdSlo(ttft=0.5, tpot=0.05)
+    scaler = llmd_slo(ttft=0.5, tpot=0.05)
     found = times(scaler, 120, lambda now: view([sample(ttft=histogram())], now=now))
     assert found[-1] == 1
-    scaler = LlmdSlo(ttft=0.5, tpot=0.05)
+    scaler = llmd_slo(ttft=0.5, tpot=0.05)
     grown = {0: histogram(), 15: late, 30: late, 45: late}
     found = times(scaler, 60, lambda now: view([sample(ttft=grown[int(now)])], now=now))
     # P90 of (0.5, 1.0] is 0.95: 1.9 of the target. Means over 45 s are 0, 0.95, 1.27; the window waits 30 s.
@@ -150,12 +154,12 @@ def test_wva_keeps_demand_within_its_band(wanted, ordered, reporting, starting, 
 
 def test_wva_goes_through_windows_of_60_seconds():
     full = lambda now: view([sample(kv=0.95)] * 4, now=now)  # noqa: E731
-    found = times(Wva(), 75, full)
+    found = times(wva(), 75, full)
     assert found == [4, 4, 4, 4, 6]
 
 
 def test_wva_repeats_its_last_number_without_metrics():
-    scaler = Wva()
+    scaler = wva()
     for now in (0.0, 15.0):
         scaler.replicas(view([sample(kv=0.95)] * 4, now=now))
     assert scaler.replicas(view([], starting=4, now=75.0)) == 6

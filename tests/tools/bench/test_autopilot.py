@@ -9,14 +9,15 @@ from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_kubectl.load.client import Client
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.observe.metrics import parse_metrics
 from tools.bench.autopilot import measure, options, report
-from tools.bench.autopilot.engine import Engine, _pod, session
+from tools.bench.autopilot.engine import Engine, _pod
 from tools.bench.autopilot.figures import Targets, goodput, latencies, seconds_until_near
 from tools.bench.autopilot.pilot import Change, Pilot
 from tools.bench.autopilot.report import Fixed, PilotRun, Report
-from tools.bench.autopilot.traffic import Answer, Client, Slice, trace_slice
+from tools.bench.autopilot.traffic import Answer, Sender, Slice, trace_slice
 from tools.load.trace_load import Job
 
 TARGETS = Targets(ttft=1.0, tpot=0.05)
@@ -130,6 +131,10 @@ async def serve(handler, path):
     return runner, site._server.sockets[0].getsockname()[1]
 
 
+def event(content):
+    return f"data: {json.dumps(content)}\n\n".encode()
+
+
 async def test_the_client_measures_what_it_waits_for_and_gives_up_in_time():
     """The engine of this test answers three tokens, 50 ms apart; it refuses prompts of 2 and hangs on prompts of 3."""
 
@@ -142,18 +147,18 @@ async def test_the_client_measures_what_it_waits_for_and_gives_up_in_time():
         if len(body["prompt"]) == 3:
             await gone.wait()
             return response
-        for chunk in (b'data: {"a"}\n\n', b'data: {"b"}\n\n', b'data: {"c"}\n\ndata: [DONE]\n\n'):
+        for end in (None, None, "length"):
             await asyncio.sleep(0.05)
-            await response.write(chunk)
+            await response.write(event({"choices": [{"text": "a", "finish_reason": end}]}))
+        await response.write(event({"choices": [], "usage": {"completion_tokens": 3}}) + b"data: [DONE]\n\n")
         return response
 
     gone = asyncio.Event()
     runner, port = await serve(answer, "/v1/completions")
-    async with session() as http:
-        client = Client(http, f"http://127.0.0.1:{port}", seed=1)
+    async with Client(f"http://127.0.0.1:{port}") as client:
         began = time.monotonic()
         jobs = [Job(0.0, 1, 3), Job(0.1, 2, 3), Job(0.2, 3, 3)]
-        whole, refused, hung = await client.send(jobs, began, patience=0.6)
+        whole, refused, hung = await Sender(client, seed=1).send(jobs, began, patience=0.6)
     assert time.monotonic() - began < 3
     gone.set()
     await runner.cleanup()

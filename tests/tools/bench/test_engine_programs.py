@@ -18,8 +18,7 @@ from tools.bench.engine.jobs import Job
 from tools.bench.engine.peers import InstallError, installed
 from tools.bench.engine.process import EngineError, started
 from tools.bench.engine.rows import ROWS
-from tools.bench.engine.startup import seconds_to_ready
-from tools.demo_engine import free_port
+from tools.measure.served import free_port, seconds_to_ready
 
 DRIVER = """
 import os, sys, time
@@ -191,13 +190,19 @@ def test_start_to_ready_is_measured_until_the_server_answers(tmp_path):
 
 def test_a_server_that_ends_instead_fails_with_its_last_line(tmp_path):
     command = [sys.executable, "-c", "import sys; sys.exit('no such flag')"]
-    with pytest.raises(EngineError, match="exit code 1: no such flag"):
+    with pytest.raises(RuntimeError, match="exit code 1: no such flag"):
         seconds_to_ready(command, "http://127.0.0.1:1/", {}, tmp_path / "log")
+
+
+ENDED = (
+    b'data: {"choices": [{"text": "a", "finish_reason": "length"}]}\n\n'
+    b'data: {"choices": [], "usage": {"completion_tokens": %d}}\n\ndata: [DONE]\n\n'
+)
 
 
 @pytest.mark.parametrize(
     ("end", "complaint"),
-    [(b"", "not whole"), (b'data: {"usage": {"completion_tokens": 4}}\n\ndata: [DONE]\n\n', "has not 5 tokens")],
+    [(b"", "in the middle"), (ENDED % 4, "has not 5 tokens")],
 )
 async def test_the_client_refuses_an_answer_that_lacks_tokens(end, complaint):
     async def answer(reader, writer):
@@ -216,9 +221,7 @@ async def test_the_client_refuses_an_answer_that_lacks_tokens(end, complaint):
 async def test_the_client_takes_the_time_of_whole_answers():
     async def answer(reader, writer):
         await reader.readuntil(b"\r\n\r\n")
-        writer.write(
-            b'HTTP/1.1 200 OK\r\n\r\ndata: {}\n\ndata: {"usage": {"completion_tokens": 5}}\n\ndata: [DONE]\n\n'
-        )
+        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + ENDED % 5)
         await writer.drain()
         writer.close()
 

@@ -45,8 +45,9 @@ class Server:
         self.bodies.append(body)
         writer.write(b"HTTP/1.1 %d X\r\nconnection: close\r\n\r\n" % self.status)
         await asyncio.sleep(FIRST_TOKEN_SECONDS)
-        for _ in range(body["max_tokens"]):
-            writer.write(b"data: {}\n\n")
+        for number in range(body["max_tokens"]):
+            end = b'"length"' if number + 1 == body["max_tokens"] else b"null"
+            writer.write(b'data: {"choices": [{"text": "a", "finish_reason": %s}]}\n\n' % end)
             await writer.drain()
         writer.write(self.end)
         await writer.drain()
@@ -71,7 +72,7 @@ async def test_each_request_is_sent_at_its_time_with_exact_lengths_and_measured_
     assert measured[1].tpot is None
 
 
-@pytest.mark.parametrize(("server", "says"), [(Server(503), "HTTP 503"), (Server(end=b""), "before its end")])
+@pytest.mark.parametrize(("server", "says"), [(Server(503), "answers 503"), (Server(end=b""), "in the middle")])
 async def test_an_answer_that_is_not_whole_fails_the_load(server, says):
     async with server as url:
         with pytest.raises(ExceptionGroup) as error:

@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tools.load import driver
-from tools.load.driver import parse, percentile, run
+from tools.load.driver import parse, run
+from tools.measure.percentile import rounded_percentile
 
 ANSWER = {"choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": 3}}
 CHUNKS = [
@@ -73,14 +74,18 @@ async def test_an_answer_that_is_none_is_a_loss_and_the_driver_goes_on():
 
 def test_the_examples_in_help_and_docstring_are_accepted():
     for text in (driver.__doc__, driver.parser().epilog):
-        words = next(line for line in text.splitlines() if "driver.py" in line).partition("driver.py")[2].split()
+        words = (
+            next(line for line in text.splitlines() if "tools.load.driver" in line)
+            .partition("tools.load.driver")[2]
+            .split()
+        )
         assert driver.parse(words).requests
 
 
 @given(st.lists(st.floats(0, 100), min_size=1), st.floats(0.01, 1))
 def test_at_least_the_share_is_at_or_below_the_percentile(values, share):
     values = [round(value, 3) for value in values]
-    found = percentile(values, share)
+    found = rounded_percentile(values, share)
     assert sum(value <= found for value in values) >= share * len(values) - 1e-9
     assert sum(value < found for value in values) < share * len(values) + 1e-9
 
@@ -151,8 +156,8 @@ async def test_a_streamed_answer_tells_its_latencies_as_the_client_saw_them(capf
     tally = await drive(whole_answer)
     closing = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert 0 < len(tally.streams) < 12
-    assert closing["ttft_p95"] == percentile([one.ttft for one in tally.streams], 0.95)
-    assert closing["tpot_p95"] == percentile([one.tpot for one in tally.streams], 0.95)
+    assert closing["ttft_p95"] == rounded_percentile([one.ttft for one in tally.streams], 0.95)
+    assert closing["tpot_p95"] == rounded_percentile([one.tpot for one in tally.streams], 0.95)
 
 
 async def test_with_a_rate_requests_come_at_their_times_however_fast_answers_are():

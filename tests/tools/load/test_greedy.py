@@ -37,30 +37,30 @@ async def answers(answer, *flags):
 async def test_a_stream_and_an_answer_in_one_piece_read_the_same():
     stream, plain = await answers(whole)
     for one in (stream, plain):
-        assert (one.failure, one.text, one.token_ids) == ("", "abc", [1, 2, 3, 4])
-        assert (one.finish_reason, one.completion_tokens) == ("length", 4)
-    assert stream.pieces == len(CHUNKS)
+        assert (one.why, one.answer.text, one.answer.token_ids) == ("", "abc", [1, 2, 3, 4])
+        assert (one.answer.finish_reason, one.answer.completion_tokens) == ("length", 4)
+    assert stream.answer.pieces == len(CHUNKS)
 
 
 @pytest.mark.parametrize(
     ("events", "end", "failure"),
     [
-        ([*CHUNKS, USAGE], "", "the stream was cut"),
-        (CHUNKS[:2], "data: [DONE]\n\n", "the stream was cut"),
-        ([*CHUNKS[:2], {"error": {"message": "engine died"}}], "", "error event: engine died"),
+        ([*CHUNKS, USAGE], "", "the connection ended in the middle"),
+        (CHUNKS[:2], "data: [DONE]\n\n", "the connection ended in the middle"),
+        ([*CHUNKS[:2], {"error": {"message": "engine died"}}], "", "the engine ended the answer: engine died"),
     ],
 )
 async def test_a_stream_that_is_not_whole_has_failed(events, end, failure):
     stream, plain = await answers(lambda body: stream_of(events, end) if body["stream"] else whole(body))
-    assert failure in stream.failure
-    assert plain.failure == ""
+    assert failure in stream.why
+    assert plain.why == ""
 
 
 async def test_a_503_with_retry_after_is_obeyed_and_any_other_refusal_has_failed():
     refused = iter([True, True] + [False] * 10)
     taken = await answers(lambda body: http(503, "{}", "Retry-After: 0\r\n") if next(refused) else whole(body))
-    assert [one.failure for one in taken] == ["", ""]
-    assert all("HTTP 429" in one.failure for one in await answers(lambda body: http(429, "{}", "Retry-After: 0\r\n")))
+    assert [one.why for one in taken] == ["", ""]
+    assert all("HTTP 429" in one.why for one in await answers(lambda body: http(429, "{}", "Retry-After: 0\r\n")))
 
 
 async def test_the_line_that_says_streams_flow_comes_before_the_answers(capsys):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -102,11 +102,3 @@ class Admin:
                 return
             await asyncio.sleep(0.1)
         raise RuntimeError(f"the engine still has requests {_IDLE_SECONDS} s after the last one was given up")
-
-
-@asynccontextmanager
-async def session() -> AsyncIterator[aiohttp.ClientSession]:
-    """Connections without a limit of their number or time."""
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout()) as http:
-        yield http

@@ -9,13 +9,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from inflight_kubectl.load.client import Client
 from inflight_operator.limits import Limits
-from tools.bench.autopilot.engine import Admin, session, started
+from tools.bench.autopilot.engine import Admin, started
 from tools.bench.autopilot.figures import Targets, goodput
 from tools.bench.autopilot.options import Options
 from tools.bench.autopilot.pilot import Change, Pilot
 from tools.bench.autopilot.report import Fixed, PilotRun, Report
-from tools.bench.autopilot.traffic import Answer, Client, Shape, Slice, trace_slice
+from tools.bench.autopilot.traffic import Answer, Sender, Shape, Slice, trace_slice
 from tools.load.trace_load import Job
 
 CAPACITY = Limits(128, 4096)
@@ -63,13 +64,13 @@ async def measure(bench: Bench) -> Report:
     options = bench.options
     fixed: list[Fixed] = []
     with started(bench.logs / "fixed.log", CAPACITY, options.targets.ttft, options.threads) as engine:
-        async with session() as http:
-            admin, client = Admin(http, engine), Client(http, engine.url, options.seed)
-            slices = [await _sized(bench, admin, client, shape) for shape in (SHORT, LONG)]
+        async with Client(engine.url) as client:
+            admin, sender = Admin(client.http, engine), Sender(client, options.seed)
+            slices = [await _sized(bench, admin, sender, shape) for shape in (SHORT, LONG)]
             for limits in options.settings:
-                fixed.append(Fixed(limits, *[await _fixed(bench, admin, client, each, limits) for each in slices]))
+                fixed.append(Fixed(limits, *[await _fixed(bench, admin, sender, each, limits) for each in slices]))
                 bench.say(f"  {_pair(limits)}: {fixed[-1].short:.2f} and {fixed[-1].long:.2f} requests/s in target")
-            fixed = await _again(bench, admin, client, slices, fixed)
+            fixed = await _again(bench, admin, sender, slices, fixed)
     runs = []
     starts = list(STARTS.items())[: 1 if options.quick else None]
     for number, (name, limits) in enumerate(starts):
@@ -78,14 +79,14 @@ async def measure(bench: Bench) -> Report:
     return Report(options.targets, tuple(slices), tuple(fixed), tuple(runs), options.window)
 
 
-async def _sized(bench: Bench, admin: Admin, client: Client, shape: Shape) -> Slice:
+async def _sized(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> Slice:
     """As many requests a second as the wanted share of what the engine does when all come at once."""
     probe = trace_slice(shape, _PROBE_REQUESTS, 1.0, MOST_PROMPT)
     await admin.set_limits(_PROBE)
     took = []
     for jobs in (probe.jobs[:_WARM_UP], probe.jobs, probe.jobs):
         began = time.monotonic()
-        await client.send([job._replace(at=0.0) for job in jobs], began, _PROBE_SECONDS)
+        await sender.send([job._replace(at=0.0) for job in jobs], began, _PROBE_SECONDS)
         took.append(time.monotonic() - began)
     rate = len(probe.jobs) / min(took[1:]) * bench.options.load
     found = trace_slice(shape, max(8, round(rate * bench.options.window)), bench.options.window, MOST_PROMPT)
@@ -94,18 +95,18 @@ async def _sized(bench: Bench, admin: Admin, client: Client, shape: Shape) -> Sl
     return found
 
 
-async def _fixed(bench: Bench, admin: Admin, client: Client, traffic: Slice, limits: Limits) -> float:
+async def _fixed(bench: Bench, admin: Admin, sender: Sender, traffic: Slice, limits: Limits) -> float:
     """Goodput of one setting over one slice, after the end of another one."""
     lead, window = bench.options.lead, traffic.seconds
     await admin.idle()
     await admin.set_limits(limits)
     jobs = list(traffic.repeated(window - lead, 2 * window))
-    answers = await client.send(jobs, time.monotonic() - (window - lead), _patience(bench.targets, jobs))
+    answers = await sender.send(jobs, time.monotonic() - (window - lead), _patience(bench.targets, jobs))
     return goodput(answers, bench.targets, window, 2 * window)
 
 
 async def _again(
-    bench: Bench, admin: Admin, client: Client, slices: Sequence[Slice], fixed: Sequence[Fixed]
+    bench: Bench, admin: Admin, sender: Sender, slices: Sequence[Slice], fixed: Sequence[Fixed]
 ) -> list[Fixed]:
     """With the best settings of each traffic measured once more, and their means: the largest of many figures is more
     luck than the others."""
@@ -114,7 +115,7 @@ async def _again(
         best = sorted(range(len(found)), key=lambda index: found[index].goodputs[number])[-bench.options.finalists :]
         for index in best:
             one = found[index]
-            mean = (one.goodputs[number] + await _fixed(bench, admin, client, traffic, one.limits)) / 2
+            mean = (one.goodputs[number] + await _fixed(bench, admin, sender, traffic, one.limits)) / 2
             found[index] = replace(one, short=mean) if number == 0 else replace(one, long=mean)
             bench.say(f"  {_pair(one.limits)} again: {mean:.2f} {('short', 'long')[number]} requests/s in target")
     return found
@@ -130,12 +131,12 @@ async def _piloted(bench: Bench, name: str, start: Limits, short: Slice, shift: 
         jobs += [job._replace(at=job.at + end) for job in shift.repeated(0.0, last - end)]
     bench.say(f"autopilot, {name}: {_pair(start)}")
     with started(bench.logs / f"{name.replace(' ', '-')}.log", CAPACITY, targets.ttft, options.threads) as engine:
-        async with session() as http:
-            admin, client = Admin(http, engine), Client(http, engine.url, options.seed)
-            await client.send([Job(0.0, 16, 4)] * _WARM_UP, time.monotonic(), patience=60)
+        async with Client(engine.url) as client:
+            admin, sender = Admin(client.http, engine), Sender(client, options.seed)
+            await sender.send([Job(0.0, 16, 4)] * _WARM_UP, time.monotonic(), patience=60)
             pilot = Pilot(admin, engine, targets, CAPACITY, await admin.set_limits(start), bench.say)
             began = time.monotonic()
-            answers = await _beside(pilot, client.send(jobs, began, _patience(targets, jobs)))
+            answers = await _beside(pilot, sender.send(jobs, began, _patience(targets, jobs)))
     changes = [replace(one, at=one.at - began) for one in pilot.changes]
     runs = [_run(name, 0, start, answers, changes, 0.0, end)]
     if shift is not None:

@@ -1,28 +1,26 @@
 """Open-loop load from a repeated slice of a trace.
 
 A slice is as long as the windows that goodput is measured over, so that every window has the same requests, whatever
-moment it begins at. Engine and client share the machine, so the client reads no more of an answer than its chunks.
+moment it begins at.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
-
+from inflight_kubectl import answers
+from inflight_kubectl.load.client import Client, DisconnectedError
 from inflight_simulator.arrivals import Scaling, scaled
 from inflight_simulator.trace_files import read_arrivals
 from tools.load.trace_load import Job
 
 TRACE = Path(__file__).resolve().parents[1] / "data" / "azure_conv_first_10min.csv"
 VOCAB_SIZE = 49152
-_END = b"data: [DONE]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,12 +100,11 @@ def trace_slice(shape: Shape, requests: int, seconds: float, most_tokens: int) -
     )
 
 
-class Client:
+class Sender:
     """Sends requests to one engine. Prompts are random token ids, new ones for each request: none shares a prefix."""
 
-    def __init__(self, http: aiohttp.ClientSession, url: str, seed: int) -> None:
-        self._http = http
-        self._url = f"{url}/v1/completions"
+    def __init__(self, client: Client, seed: int) -> None:
+        self._client = client
         self._rng = random.Random(seed)
 
     async def send(self, jobs: Sequence[Job], began: float, patience: float) -> list[Answer]:
@@ -122,35 +119,18 @@ class Client:
         tasks: list[asyncio.Task[Answer]] = []
         for job in jobs:
             await asyncio.sleep(began + job.at - time.monotonic())
-            tasks.append(asyncio.create_task(self._one(job, began)))
+            tasks.append(asyncio.create_task(self._one(job, began + job.at)))
         pending = (await asyncio.wait(tasks, timeout=patience))[1] if tasks else ()
         for task in pending:
             task.cancel()
         return list(await asyncio.gather(*tasks))
 
-    async def _one(self, job: Job, began: float) -> Answer:
-        first = last = None
-        whole = False
-        body = {
-            "prompt": self._rng.choices(range(VOCAB_SIZE), k=job.prompt_tokens),
-            "max_tokens": job.output_tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-        }
-        headers = {"Content-Type": "application/json"}
+    async def _one(self, job: Job, due: float) -> Answer:
+        seen = answers.Answer(due)
         try:
-            async with self._http.post(self._url, data=json.dumps(body), headers=headers) as response:
-                if response.status == 200:
-                    async for chunk in response.content.iter_any():
-                        last = time.monotonic() - began
-                        first = last if first is None else first
-                        whole = whole or _END in chunk
-        except asyncio.CancelledError:
-            pass  # given up: what came so far is the answer
-        except aiohttp.ClientError as error:
-            raise RuntimeError(f"the engine does not answer: {error}") from error
-        if first is None or last is None:
-            return Answer(job.at, None, None, whole=False)
-        tpot = (last - first) / (job.output_tokens - 1) if whole and job.output_tokens > 1 else None
-        return Answer(job.at, first - job.at, tpot, whole)
+            await self._client.ask(job.body(self._rng.choices(range(VOCAB_SIZE), k=job.prompt_tokens)), seen)
+        except DisconnectedError as error:
+            raise RuntimeError(f"the engine does not answer: {error.what}") from error
+        except (answers.AnswerError, asyncio.CancelledError):
+            pass  # refused, cut or given up: what came so far is the answer
+        return Answer(job.at, seen.ttft, seen.tpot if seen.done else None, seen.done)

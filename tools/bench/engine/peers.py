@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tools.bench.engine.model import Model
-from tools.bench.engine.process import last_line
+from tools.measure.served import log_end
 
 _NEVER = 'python_version < "3"'
 
@@ -141,7 +141,7 @@ def installed(peer: Peer, cache: Path, say: Callable[[str], None]) -> Path:
             except OSError as error:
                 raise InstallError(f"uv cannot be run: {error}") from None
             if done.returncode:
-                raise InstallError(f"its installation failed, see {log}: {last_line(log)}")
+                raise InstallError(f"its installation failed, see {log}: {log_end(log)}")
     if peer.alias is not None:
         _alias(venv, *peer.alias)
     stamp.write_text(wanted)

@@ -6,10 +6,9 @@ import contextlib
 import json
 import os
 import selectors
-import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,11 +16,11 @@ from typing import Any
 
 from tools.bench.engine.jobs import Job
 from tools.localcluster.layout import REPOSITORY
+from tools.measure.served import kill, log_end
 
 START_SECONDS = 180
 JOB_SECONDS = 300
 _STOP_SECONDS = 20
-_REASON_CHARACTERS = 200
 
 
 class EngineError(Exception):
@@ -81,7 +80,7 @@ class EngineProcess:
         return line
 
     def _ended(self) -> str:
-        return f"its process ended with exit code {self._process.wait()}: {last_line(self._log)}"
+        return f"its process ended with exit code {self._process.wait()}: {log_end(self._log)}"
 
 
 @contextmanager
@@ -114,19 +113,6 @@ def started(
             yield engine
         finally:
             _end(process)
-
-
-def kill(process: subprocess.Popen[bytes]) -> None:
-    """The process and all of its group, at once."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def last_line(log: Path) -> str:
-    """The last line that says something, cut to one that fits a table's note."""
-    lines: Sequence[str] = log.read_text(errors="replace").split("\n")
-    return next((line.strip() for line in reversed(lines) if line.strip()), "nothing printed")[-_REASON_CHARACTERS:]
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -17,14 +17,11 @@ from tools.bench.engine.model import Model
 from tools.bench.engine.peers import Peer, driver_environment
 from tools.bench.engine.process import EngineError, started
 from tools.bench.engine.report import Result
-from tools.bench.engine.startup import seconds_to_ready
-from tools.demo_engine import ENGINE, free_port
 from tools.localcluster.layout import REPOSITORY
-from tools.measure.served import served_engine
+from tools.measure.served import ENGINE, FIRST_PORT, free_port, seconds_to_ready, served_engine
 
 OURS = "tools.bench.engine.drivers.ours"
 _HTTP_SECONDS = 120
-_FIRST_PORT = 8100
 _PEER_RUNS = 2
 
 
@@ -32,12 +29,12 @@ def ready(model: Model, peers: Mapping[Peer, Path], cpus: list[int], logs: Path,
     """Seconds until each server takes requests; `peers` with their virtual environments."""
 
     def ours() -> float:
-        port = free_port(_FIRST_PORT)
+        port = free_port(FIRST_PORT)
         command = [str(ENGINE), "serve", str(model.folder), "--host=127.0.0.1", f"--port={port}", "--dtype=bfloat16"]
         return seconds_to_ready(command, f"http://127.0.0.1:{port}/ready", {}, logs / "ready-inflight.log")
 
     def of(peer: Peer, venv: Path, arguments: Callable[[Model, int], list[str]]) -> float:
-        port = free_port(_FIRST_PORT)
+        port = free_port(FIRST_PORT)
         command = [str(venv / "bin" / "python"), *arguments(model, port)]
         log = logs / f"ready-{peer.name}.log"
         environment = driver_environment(peer, venv, cpus)
@@ -107,5 +104,5 @@ def _client(port: int, job: Job) -> float:
 def _figure(num_runs: int, measure: Callable[[], float]) -> Cell:
     try:
         return Figure.of([measure() for _ in range(num_runs)])
-    except EngineError as error:
+    except RuntimeError as error:
         return Failure(str(error))

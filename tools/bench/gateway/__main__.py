@@ -15,8 +15,8 @@ from tools.bench.gateway.conversations import turns
 from tools.bench.gateway.overhead import Overhead
 from tools.bench.gateway.routing import POLICIES, Routed
 from tools.bench.gateway.simulated import Simulated
-from tools.bench.gateway.upstream import EVENT_SECONDS
 from tools.measure.machine import cpu_model
+from tools.standin.stream import EVENT_SECONDS
 
 DESCRIPTION = """overhead: the gateway (Envoy, relay, picker) beside a direct connection. The engine is a stand-in that
 answers at once, so nearly all of the latency is that of the path. Clients, stand-in and gateway share the machine; the

@@ -7,7 +7,7 @@
 - `fair engine`: likewise, and the engine runs the policy `fair` with signed tenants.
 - `limited`: through the gateway, and `concurrentRequests` allows the flooding tenant one request in flight.
 - `GPU direct`, `GPU fair share`, `GPU`: as `direct`, `fair share` and `gateway`, to an engine without a model whose
-  steps take as long as a GPU's (tools/bench/gateway/emulated.py).
+  steps take as long as a GPU's (tools/standin/timed.py).
 
 Alone is the same tenant with the same arrivals on the same set-up without the other. On a CPU, requests that run side
 by side share its arithmetic, and the difference to alone is mostly that; on a GPU a larger batch hardly slows a step,
@@ -27,17 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.signing import tenant_key
 from inflight_gateway.request.headers import TENANT
-from inflight_gateway.tenants.signature import tenant_key
+from inflight_kubectl.answers import Answer, AnswerError
+from inflight_kubectl.load.client import Client, DisconnectedError
 from tools.bench.gateway.keys import SECRET, bearer, new_key, secret
-from tools.bench.gateway.stack import gateway, process, unused_port
-from tools.bench.gateway.streamed import Streamed, completion
-from tools.demo_engine import wait_ready
+from tools.bench.gateway.stack import gateway
 from tools.measure.percentile import percentile
-from tools.measure.served import served_engine
+from tools.measure.served import free_port, process, served_engine, wait_ready
 
 SERVICE = "bench"
 STEADY, FLOODING = "steady", "flooding"
@@ -70,7 +68,7 @@ _GATEWAY_KEY = "benchmark"
 class Arm:
     """One set-up. Attributes: gateway: else straight to the engine. flags: of the engine, besides `ENGINE_FLAGS`.
     flooding: limits of the flooding tenant. signed: the gateway sends the engine signed tenants. named: the client
-    sends the engine its tenant. emulated: the engine is `tools.bench.gateway.emulated`."""
+    sends the engine its tenant. emulated: the engine is `tools.standin.timed`."""
 
     gateway: bool = True
     flags: tuple[str, ...] = ()
@@ -116,31 +114,37 @@ class Isolated:
 class _Run:
     """Attributes: times: of each request of the steady tenant; None: it was not answered."""
 
-    times: list[Streamed | None]
+    times: list[Answer | None]
     others_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Target:
-    session: aiohttp.ClientSession
-    url: str
+    client: Client
     keys: dict[str, str]
     named: bool
 
-    async def generate(self, tenant: str, seed: str) -> Streamed | None:
+    async def generate(self, tenant: str, seed: str) -> Answer | None:
         """None: it was not answered."""
         rng = random.Random(f"{tenant} {seed}")
         body = {
+            "model": "smollm2",
             "prompt": [rng.randrange(_FIRST_TOKEN_ID, _LAST_TOKEN_ID) for _ in range(PROMPT_TOKENS)],
             "max_tokens": OUTPUT_TOKENS,
+            "ignore_eos": True,
+            "stream": True,
         }
         headers = {"Host": SERVICE, **bearer(self.keys[tenant])}
         if self.named:
             headers[TENANT] = tenant
+        answer = Answer(time.monotonic())
         try:
-            return await completion(self.session, self.url, body, headers)
-        except RuntimeError:
+            await self.client.ask(body, answer, headers=headers)
+        except DisconnectedError:
+            raise
+        except AnswerError:
             return None
+        return answer
 
 
 def measure(folder: Path, seconds: float, arms: Sequence[str], say: Callable[[str], None]) -> list[Isolated]:
@@ -171,7 +175,7 @@ def _start(stack: ExitStack, folder: Path, arm: Arm) -> tuple[str, dict[str, str
     gateway_key.write_text(_GATEWAY_KEY)
     if arm.signed:
         uid = f"default/{SERVICE}"
-        engine_key.write_bytes(tenant_key(_GATEWAY_KEY.encode(), ServiceKey("default", SERVICE), uid))
+        engine_key.write_text(tenant_key(_GATEWAY_KEY.encode(), ServiceKey("default", SERVICE), uid))
         flags.append(f"--tenant-key-file={engine_key}")
     log = folder / "engine.log"
     url = stack.enter_context(_emulated(log) if arm.emulated else served_engine(log, *flags))
@@ -194,17 +198,16 @@ def _start(stack: ExitStack, folder: Path, arm: Arm) -> tuple[str, dict[str, str
 
 @contextmanager
 def _emulated(log: Path) -> Iterator[str]:
-    port = unused_port()
-    with process(log, [sys.executable, "-m", "tools.bench.gateway.emulated", str(port)]) as running:
-        wait_ready(running, port)
-        yield f"http://127.0.0.1:{port}"
+    url = f"http://127.0.0.1:{(port := free_port())}"
+    with process(log, [sys.executable, "-m", "tools.standin.timed", str(port)]) as running:
+        wait_ready(f"{url}/ready", {"the stand-in": (running, log)})
+        yield url
 
 
 async def _run(url: str, keys: dict[str, str], arm: Arm, seconds: float, turn: int, flooded: bool) -> _Run:
     per_s = EMULATED_STEADY_PER_S if arm.emulated else STEADY_PER_S
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        target = _Target(session, url, keys, arm.named)
+    async with Client(url) as client:
+        target = _Target(client, keys, arm.named)
         for number in range(3):
             await target.generate(STEADY, f"warm-up {turn} {flooded} {number}")
         answered: list[float] = []
@@ -221,7 +224,8 @@ async def _run(url: str, keys: dict[str, str], arm: Arm, seconds: float, turn: i
 def _isolated(arm: str, flooded: bool, runs: Sequence[_Run]) -> Isolated:
     times = [each for run in runs for each in run.times]
     done = [each for each in times if each is not None]
-    ttft, latency = [each.ttft for each in done], [each.latency for each in done]
+    ttft = [each.ttft for each in done if each.ttft is not None]
+    latency = [each.latency for each in done if each.latency is not None]
     return Isolated(
         arm=arm,
         flooded=flooded,
@@ -235,10 +239,10 @@ def _isolated(arm: str, flooded: bool, runs: Sequence[_Run]) -> Isolated:
     )
 
 
-async def _steady(target: _Target, seconds: float, per_s: float, salt: str) -> list[Streamed | None]:
+async def _steady(target: _Target, seconds: float, per_s: float, salt: str) -> list[Answer | None]:
     """Poisson arrivals, the same in each run, of other prompts."""
     rng, began, at = random.Random(1), time.monotonic(), 0.0
-    tasks: list[asyncio.Task[Streamed | None]] = []
+    tasks: list[asyncio.Task[Answer | None]] = []
     while (at := at + rng.expovariate(per_s)) < seconds:
         await asyncio.sleep(began + at - time.monotonic())
         tasks.append(asyncio.create_task(target.generate(STEADY, f"{salt} {len(tasks)}")))

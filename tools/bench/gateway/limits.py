@@ -19,7 +19,8 @@ from typing import Any
 import aiohttp
 
 from tools.bench.gateway.keys import SECRET, bearer, new_key, secret
-from tools.bench.gateway.stack import Gateway, gateway, process, unused_port
+from tools.bench.gateway.stack import Gateway, gateway
+from tools.measure.served import free_port, process
 
 SERVICE = "bench"
 FACTOR = 3
@@ -125,7 +126,7 @@ def measure(folder: Path, minutes: int) -> Limits:
         RuntimeError: a process did not start.
     """
     folder.mkdir(parents=True)
-    port = unused_port()
+    port = free_port()
     service: dict[str, Any] = {
         "name": SERVICE,
         "endpoints": [f"127.0.0.1:{port}"],
@@ -137,7 +138,7 @@ def measure(folder: Path, minutes: int) -> Limits:
             {"name": "concurrent", "limits": {"concurrent_requests": CONCURRENT}},
         ],
     }
-    upstream = [sys.executable, "-m", "tools.bench.gateway.upstream", str(port)]
+    upstream = [sys.executable, "-m", "tools.standin.stream", str(port)]
     with process(folder / "upstream.log", upstream), gateway(folder / "gateway", [service]) as running:
         return asyncio.run(_run(running, service, minutes))
 

@@ -13,9 +13,10 @@ from pathlib import Path
 
 from tools.bench.gateway.client import closed_loop, open_streams, prompt_body
 from tools.bench.gateway.picks import pick_microseconds
-from tools.bench.gateway.stack import Gateway, gateway, process, unused_port
-from tools.bench.gateway.upstream import EVENT_SECONDS
+from tools.bench.gateway.stack import Gateway, gateway
 from tools.measure.percentile import percentile
+from tools.measure.served import free_port, process
+from tools.standin.stream import EVENT_SECONDS
 
 CONNECTIONS = (1, 8)
 PROMPT_CHARACTERS = 2000
@@ -59,8 +60,8 @@ def measure(folder: Path, *, seconds: float, rounds: int, streams: int) -> Overh
     Raises:
         RuntimeError: a request was not answered, or a process did not start.
     """
-    port = unused_port()
-    upstream = [sys.executable, "-m", "tools.bench.gateway.upstream", str(port)]
+    port = free_port()
+    upstream = [sys.executable, "-m", "tools.standin.stream", str(port)]
     service = {"name": "bench", "endpoints": [f"127.0.0.1:{port}"], "max_num_seqs": 100_000}
     with process(folder / "upstream.log", upstream), gateway(folder / "gateway", [service]) as running:
         latencies, cpu_ms = _latencies(port, running, seconds, rounds)

@@ -14,18 +14,18 @@ import random
 import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from inflight_cost.capacity import StepLimits
+from inflight_kubectl.answers import Answer
+from inflight_kubectl.load.client import Client
 from inflight_operator.observe.metrics import Sample, parse_metrics
 from tools.bench.gateway.conversations import Turn
 from tools.bench.gateway.stack import gateway
-from tools.bench.gateway.streamed import completion
 from tools.measure.cpu_share import cpu_group
 from tools.measure.percentile import percentile
 from tools.measure.served import served_engine
@@ -141,25 +141,26 @@ def _sample(url: str) -> Sample:
 
 
 async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through: str | None) -> Routed:
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=300)
-    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
-        before = [await _counters(session, url) for url in urls]
+    async with AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(Client(url)) for url in urls]
+        front = await stack.enter_async_context(Client(through)) if through is not None else None
+        before = [await _counters(client) for client in clients]
         in_flight = [0] * len(urls)
         began = time.monotonic()
 
         async def send(number: int, turn: Turn) -> float:
             await asyncio.sleep(began + turn.at_s - time.monotonic())
-            if through is not None:
-                return await _ttft(session, through, turn, policy)
+            if front is not None:
+                return await _ttft(front, turn, policy)
             place = PEERS[policy](number % CLIENTS, number, in_flight)
             in_flight[place] += 1
             try:
-                return await _ttft(session, urls[place], turn, policy)
+                return await _ttft(clients[place], turn, policy)
             finally:
                 in_flight[place] -= 1
 
         ttfts = await asyncio.gather(*(send(number, turn) for number, turn in enumerate(turns)))
-        after = [await _counters(session, url) for url in urls]
+        after = [await _counters(client) for client in clients]
     hits, queries = (
         [now[name] - then[name] for then, now in zip(before, after, strict=True)] for name in (HITS, QUERIES)
     )
@@ -173,13 +174,23 @@ async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through:
     )
 
 
-async def _ttft(session: aiohttp.ClientSession, url: str, turn: Turn, salt: str) -> float:
-    body = {"prompt": turn.prompt, "max_tokens": turn.output_tokens, "cache_salt": salt}
-    return (await completion(session, url, body, {"Host": SERVICE})).ttft
+async def _ttft(client: Client, turn: Turn, salt: str) -> float:
+    body = {
+        "model": "smollm2",
+        "prompt": turn.prompt,
+        "max_tokens": turn.output_tokens,
+        "cache_salt": salt,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    answer = Answer(time.monotonic())
+    await client.ask(body, answer, headers={"Host": SERVICE})
+    assert answer.ttft is not None, "a whole answer has a first token"
+    return answer.ttft
 
 
-async def _counters(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
-    async with session.get(f"{url}/metrics") as answer:
+async def _counters(client: Client) -> dict[str, float]:
+    async with client.http.get("/metrics") as answer:
         families = text_string_to_metric_families(await answer.text())
     values = dict.fromkeys((HITS, QUERIES), 0.0)
     for family in families:

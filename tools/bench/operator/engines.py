@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from tools.bench.operator.responder import Counts
 from tools.localcluster.process import tail
+from tools.standin.page import Counts
 
 
 class EngineProcess:
@@ -60,7 +60,7 @@ async def engine_process(log: Path) -> AsyncIterator[EngineProcess]:
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-m",
-            "tools.bench.operator.responder",
+            "tools.standin.page",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=errors,

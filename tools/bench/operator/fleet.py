@@ -16,8 +16,8 @@ from inflight_base.manifest.names import API_VERSION, KIND, PLURAL, SERVICE_LABE
 from inflight_operator.render.admin_token import TOKEN_KEY
 from tools.bench.operator.client import Client
 from tools.bench.operator.engines import EngineProcess
-from tools.bench.operator.pages import CAPACITY
 from tools.localcluster.layout import REPOSITORY
+from tools.standin.page_text import CAPACITY
 
 CRD_FILE = REPOSITORY / "crds" / "inflight.dev_inferenceservices.yaml"
 SERVICES_PATH = f"/apis/{API_VERSION}/{PLURAL}"

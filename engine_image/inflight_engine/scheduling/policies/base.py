@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import ClassVar, Protocol
 
 from inflight_engine.request import Request
-from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
+from inflight_policies.lazy_heap import LazyHeap
 
 
 class PolicySettings(Protocol):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from inflight_engine.request import Request
 from inflight_engine.scheduling.policies.base import Policy, PolicySettings
-from inflight_engine.scheduling.policies.lazy_heap import LazyHeap
-from inflight_engine.scheduling.policies.service_counter import ServiceCounters
+from inflight_policies.lazy_heap import LazyHeap
+from inflight_policies.service_counter import ServiceCounters
 
 
 class Fair(Policy):

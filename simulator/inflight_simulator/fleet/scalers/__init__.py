@@ -1,7 +1,8 @@
 """Published autoscalers, each implemented from its source, for comparison with Inflight on the same requests.
 
-Each module documents source, version, defaults, and substitutes for signals that the simulation lacks. The fleet's
-bounds always replace those of a recipe.
+Each documents source, version, defaults, and substitutes for signals that the simulation lacks. A scaler is an interval
+and a function from a `FleetView` to replicas; most are a formula within an `Hpa`. The fleet's bounds always replace
+those of a recipe.
 """
 
 from __future__ import annotations
@@ -11,22 +12,19 @@ from collections.abc import Callable, Mapping
 from inflight_simulator.errors import InputError
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.scalers.aibrix import Aibrix
-from inflight_simulator.fleet.scalers.dynamo_load import DynamoLoad
-from inflight_simulator.fleet.scalers.dynamo_model import IterationModel
-from inflight_simulator.fleet.scalers.dynamo_sla import DynamoSla
-from inflight_simulator.fleet.scalers.dynamo_throughput import DynamoThroughput
-from inflight_simulator.fleet.scalers.hpa import Hpa
-from inflight_simulator.fleet.scalers.keda_production_stack import KedaProductionStack
+from inflight_simulator.fleet.scalers.dynamo import DynamoLoad, DynamoSla, DynamoThroughput, IterationModel
+from inflight_simulator.fleet.scalers.hpa import hpa_concurrency, hpa_kv, hpa_queue, keda_production_stack
 from inflight_simulator.fleet.scalers.knative import Knative
 from inflight_simulator.fleet.scalers.kubeai import KubeAI
-from inflight_simulator.fleet.scalers.llmd_queue import LlmdQueue
-from inflight_simulator.fleet.scalers.llmd_saturation import LlmdSaturation
-from inflight_simulator.fleet.scalers.llmd_slo import LlmdSlo
-from inflight_simulator.fleet.scalers.llmd_token_aware import LlmdTokenAware, idle_prefill_rate
-from inflight_simulator.fleet.scalers.wva import Wva
+from inflight_simulator.fleet.scalers.llmd import (
+    idle_prefill_rate,
+    llmd_queue,
+    llmd_saturation,
+    llmd_slo,
+    llmd_token_aware,
+)
+from inflight_simulator.fleet.scalers.wva import wva
 from inflight_simulator.fleet.view import Fixed, Scaler
-
-_Make = Callable[[FleetConfig], Scaler]
 
 
 def _iterations(config: FleetConfig) -> IterationModel:
@@ -34,13 +32,13 @@ def _iterations(config: FleetConfig) -> IterationModel:
     return IterationModel(model.cost, config.limits, model.kv_tokens)
 
 
-_SCALERS: Mapping[str, _Make] = {
-    "keda-production-stack": lambda config: KedaProductionStack(),
-    "llmd-queue": lambda config: LlmdQueue(),
-    "llmd-saturation": lambda config: LlmdSaturation(),
-    "llmd-token-aware": lambda config: LlmdTokenAware(idle_prefill_rate(config.replica.cost, config.limits)),
-    "llmd-slo": lambda config: LlmdSlo(config.targets.ttft, config.targets.tpot),
-    "wva": lambda config: Wva(),
+_SCALERS: Mapping[str, Callable[[FleetConfig], Scaler]] = {
+    "keda-production-stack": lambda config: keda_production_stack(),
+    "llmd-queue": lambda config: llmd_queue(),
+    "llmd-saturation": lambda config: llmd_saturation(),
+    "llmd-token-aware": lambda config: llmd_token_aware(idle_prefill_rate(config.replica.cost, config.limits)),
+    "llmd-slo": lambda config: llmd_slo(config.targets.ttft, config.targets.tpot),
+    "wva": lambda config: wva(),
     "dynamo-throughput": lambda config: DynamoThroughput(),
     "dynamo-load": lambda config: DynamoLoad(_iterations(config), config.targets.ttft, config.targets.tpot),
     "dynamo-sla": lambda config: DynamoSla(_iterations(config), config.targets.ttft, config.targets.tpot),
@@ -53,9 +51,9 @@ _SCALERS: Mapping[str, _Make] = {
 
 _TARGETED: Mapping[str, Callable[[float], Scaler]] = {
     "fixed": lambda count: Fixed(int(count)),
-    "hpa-queue": lambda target: Hpa("queue", target),
-    "hpa-kv": lambda target: Hpa("kv", target),
-    "hpa-concurrency": lambda target: Hpa("concurrency", target),
+    "hpa-queue": hpa_queue,
+    "hpa-kv": hpa_kv,
+    "hpa-concurrency": hpa_concurrency,
 }
 """Those that take a number, behind a colon."""
 

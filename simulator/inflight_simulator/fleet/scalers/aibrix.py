@@ -8,11 +8,9 @@ delays nothing.
 
 from __future__ import annotations
 
-import math
 from typing import Literal
 
-from inflight_simulator.fleet.scalers.signals import samples
-from inflight_simulator.fleet.scalers.windows import Recent
+from inflight_simulator.fleet.scalers.signals import Recent, rounded_up, samples
 from inflight_simulator.fleet.view import FleetView
 
 LOOP_S = 10.0
@@ -25,7 +23,7 @@ PANIC_THRESHOLD = 2.0
 def apa(mean: float, target: float, replicas: int) -> int:
     """Replicas by the stable mean. `replicas` counts those that start, so that overload doubles each loop: 2, 4, 8."""
     share = mean / target
-    wanted = math.ceil(round(replicas * share, 9))
+    wanted = rounded_up(replicas * share)
     if share > 1 + TOLERANCE:
         return min(wanted, 2 * replicas)
     return max(wanted, replicas // 2) if share < 1 - TOLERANCE else replicas
@@ -35,7 +33,7 @@ def kpa(stable: float, panic: float, target: float, replicas: int) -> int:
     """Replicas by both means. A mean per pod is taken for a total: eight replicas at 0.6 with a target of 0.5 become
     four. Panic is detected again in each loop, and so has no hold time."""
     mean = max(stable, panic) if stable > 0 and panic / stable > PANIC_THRESHOLD else stable
-    return min(max(math.ceil(round(mean / target, 9)), replicas // 2), 2 * replicas)
+    return min(max(rounded_up(mean / target), replicas // 2), 2 * replicas)
 
 
 class Aibrix:
@@ -56,6 +54,6 @@ class Aibrix:
             wanted = apa(self._stable.mean, TARGET, view.ordered)
         else:
             wanted = kpa(self._stable.mean, self._panic.mean, TARGET, view.ordered)
-        wanted = min(max(wanted, view.min_replicas), view.max_replicas)
+        wanted = view.bounded(wanted)
         self._wanted.add(view.now, wanted)
         return int(self._wanted.smallest) if wanted < view.ordered else wanted

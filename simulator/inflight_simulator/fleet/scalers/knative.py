@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import math
 
-from inflight_simulator.fleet.scalers.signals import in_flight
-from inflight_simulator.fleet.scalers.windows import Recent
+from inflight_simulator.fleet.scalers.signals import Recent, in_flight
 from inflight_simulator.fleet.view import FleetView
 
 TICK_S = 2.0

@@ -19,6 +19,7 @@ import numpy as np
 from inflight_cost.capacity import Replica, Workload, largest_rate
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.requests import Requests
+from inflight_simulator.fleet.scalers.signals import rounded_up
 from inflight_simulator.fleet.traffic import workload_of
 from inflight_simulator.fleet.view import FleetView
 
@@ -37,7 +38,7 @@ class Need:
 
     def counts(self, margin: float) -> list[int]:
         """Whole replicas for `margin` times the need."""
-        return [max(1, math.ceil(round(margin * each, 9))) for each in self.replicas]
+        return [max(1, rounded_up(margin * each)) for each in self.replicas]
 
 
 def needed(requests: Requests, config: FleetConfig) -> Need:

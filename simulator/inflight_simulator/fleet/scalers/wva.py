@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from statistics import fmean, median
 
 from inflight_cost.capacity import StepLimits
-from inflight_simulator.fleet.scalers.actuator import SYNC_S, HorizontalPodAutoscaler, windows
-from inflight_simulator.fleet.scalers.windows import Recent, Traffic
+from inflight_simulator.fleet.scalers.hpa import Hpa, replicas_by_total, windows
+from inflight_simulator.fleet.scalers.signals import Recent, Traffic, rounded_up
 from inflight_simulator.fleet.view import FleetView
 
 KV_SHARE = 0.80
@@ -92,35 +92,32 @@ def replicas_in_band(wanted: float, each: float, ordered: int, reporting: int, s
     full credit at once, however long they load."""
     short = max(0.0, wanted / UP - (reporting + starting) * each)
     if short > 0:
-        return ordered + math.ceil(round(short / each, 9))
+        return ordered + rounded_up(short / each)
     return ordered - max(0, math.floor(round((reporting * each - wanted / DOWN) / each, 9)))
 
 
-class Wva:
-    interval_s = SYNC_S
+def wva() -> Hpa:
+    return Hpa(_Wva(), windows(60.0, 60.0))
 
+
+class _Wva:
     def __init__(self) -> None:
         self._traffic = Traffic(MEANS_S)
         self._kv: dict[str, Recent] = {}
         self._queue: dict[str, Recent] = {}
         self._compute = ComputeBound()
-        self._hpa = HorizontalPodAutoscaler(windows(60.0, 60.0))
         self._desired: int | None = None
 
-    def replicas(self, view: FleetView) -> int:
-        self._traffic.observe(view)
-        loads = self._loads(view)
+    def __call__(self, view: FleetView) -> int | None:
+        growth, loads = self._traffic.observe(view), self._loads(view)
         if loads:
-            growth = self._traffic.growth
             sizes = Sizes(growth.prompt or 0.0, growth.output or 0.0, growth.hit_rate)
             each = capacity(loads, sizes, self._compute)
             wanted = demand(loads, sizes, view.gateway_queue)
             starting = view.ordered - len(view.ready)
-            self._desired = replicas_in_band(wanted, max(each, 1.0), view.ordered, len(loads), max(0, starting))
-        if self._desired is None:
-            return view.ordered
-        self._desired = min(max(self._desired, view.min_replicas), view.max_replicas)
-        return self._hpa.by_totals(view, [(self._desired, 1.0)])
+            desired = replicas_in_band(wanted, max(each, 1.0), view.ordered, len(loads), max(0, starting))
+            self._desired = view.bounded(desired)
+        return None if self._desired is None else replicas_by_total(self._desired, 1.0, view.ordered)
 
     def _loads(self, view: FleetView) -> list[ReplicaLoad]:
         loads = []

@@ -1,0 +1,94 @@
+"""The first request that can still keep its TTFT target."""
+
+from __future__ import annotations
+
+from math import inf
+from typing import Generic, TypeVar
+
+from inflight_policies.lazy_heap import Key, LazyHeap
+
+LATE_SHARE = 0.05
+"""Default of the share of picks that go to late requests while others wait."""
+
+Item = TypeVar("Item")
+
+
+class DeadlineQueue(Generic[Item]):
+    """Items by their keys, those first that can still start in time.
+
+    An item that is past its latest start is late, and stays late. One pick in 1 / `late_share` goes to the first late
+    item, and every pick does while no other item waits. Items without a latest start are never late.
+
+    Nothing starves: of any 1 / `late_share` picks (rounded down) in a row that are made while late items wait, one
+    takes the first of them. So when an item becomes late while k late ones are ahead of it, it is picked within k + 1
+    times as many picks.
+
+    Raises:
+        ValueError: `late_share` is not above 0 and at most 1.
+    """
+
+    def __init__(self, late_share: float = LATE_SHARE) -> None:
+        if not 0 < late_share <= 1:
+            raise ValueError(f"late_share must be above 0 and at most 1, not {late_share}")
+        self._most_passed_over = int(1 / late_share) - 1
+        self._passed_over = 0
+        """Picks since the last one of a late item that were made while late ones waited."""
+        self._in_time: LazyHeap[Item] = LazyHeap()
+        self._by_latest_start: LazyHeap[Item] = LazyHeap()
+        """Of those in time, the ones that have a latest start."""
+        self._late: LazyHeap[Item] = LazyHeap()
+
+    def __len__(self) -> int:
+        return len(self._in_time) + len(self._late)
+
+    def push(self, item: Item, key: Key, latest_start: float) -> None:
+        """Put an item in. Keys are as in `LazyHeap`; `latest_start` is infinite for an item that is never late."""
+        self._in_time.push(item, key)
+        if latest_start < inf:
+            self._by_latest_start.push(item, (latest_start, *key))
+
+    def pass_time(self, now: float) -> list[Item]:
+        """It is `now`. Returns the items that have become late."""
+        late: list[Item] = []
+        while (first := self._by_latest_start.first()) is not None and first[0][0] < now:
+            (_, *key), item = first
+            self._by_latest_start.remove(item)
+            self._in_time.remove(item)
+            self._late.push(item, tuple(key))
+            late.append(item)
+        return late
+
+    def head(self) -> Item | None:
+        """The next pick, left in place; None when none waits."""
+        late, in_time = self._late.first(), self._in_time.first()
+        if late is not None and (in_time is None or self._passed_over >= self._most_passed_over):
+            return late[1]
+        return None if in_time is None else in_time[1]
+
+    def is_late(self, item: Item) -> bool:
+        return item in self._late
+
+    def pick(self, item: Item) -> None:
+        """Take out the head.
+
+        Raises:
+            KeyError: it is not in.
+        """
+        if item in self._late:
+            self._passed_over = 0
+        elif self._late:
+            self._passed_over += 1
+        self.remove(item)
+
+    def remove(self, item: Item) -> None:
+        """Take out any item, which is no pick.
+
+        Raises:
+            KeyError: it is not in.
+        """
+        if item in self._late:
+            self._late.remove(item)
+            return
+        self._in_time.remove(item)
+        if item in self._by_latest_start:
+            self._by_latest_start.remove(item)

@@ -1,0 +1,198 @@
+"""The client with the least service: the virtual token counters of Sheng et al. 2024, "Fairness in Serving Large
+Language Models" (OSDI), for tenants and service classes."""
+
+from __future__ import annotations
+
+from inflight_policies.lazy_heap import LazyHeap
+
+PROMPT_TOKEN = 1
+OUTPUT_TOKEN = 2
+"""Weight of a token: the paper's w_p and w_q, after the usual prices of hosted models."""
+
+MAX_DEBTORS = 16_384
+"""Clients that neither wait nor decode and are still remembered because they are ahead of the others."""
+
+
+class _Counter:
+    """One client's account: at clock c it has been served `base + rate * c`.
+
+    Attributes:
+        rate: service for each count of the clock; 0 when nothing decodes.
+        unit: what one unit of service adds.
+        rank: its place among waiting clients with equal service; None: it does not wait.
+        heap: where it stands, of those that wait and grow at its rate, or of those that rest.
+    """
+
+    __slots__ = ("base", "heap", "rank", "rate", "unit")
+
+    def __init__(self, base: int, unit: int) -> None:
+        self.base = base
+        self.rate = 0
+        self.unit = unit
+        self.rank: int | None = None
+        self.heap: LazyHeap[str] | None = None
+
+    def at(self, clock: int) -> int:
+        return self.base + self.rate * clock
+
+    def set_rate(self, rate: int, clock: int) -> None:
+        self.base += (self.rate - rate) * clock
+        self.rate = rate
+
+    def set_unit(self, unit: int, clock: int) -> None:
+        self.set_rate(self.rate // self.unit * unit, clock)
+        self.unit = unit
+
+
+class ServiceCounters:
+    """One counter for each client: prompt tokens at admission, output tokens as they are generated.
+
+    The rules are the paper's. Of the clients with requests waiting, the one with the least service is next. A client
+    that starts waiting is lifted to the level: the least service among those that wait, or, where none does, that of
+    the client that waited last. So what was not asked for is not saved up. For two clients that wait all the while, the
+    service between any two moments differs by at most 2 max(w_p L_input, w_q M), with prompts of at most L_input tokens
+    and M tokens in the KV cache.
+
+    Service is an integer, so it is the same however its sum was split: floats would let the order depend on that, and a
+    counter that only grows would lose the small additions in the end.
+
+    Decodes cost nothing while they go on. Clients with as many of them (of equal units) grow at the same rate, so the
+    order among those never changes by itself: one heap for each rate, and the least is that of the heaps' heads. With
+    n requests decoding, tenants can have no more than about sqrt(2 n) different rates.
+
+    A client that neither waits nor decodes and is not above the level is forgotten when another client starts waiting:
+    on its return it would be lifted anyway, as the level never falls. (Where its prefill is still under way then, it
+    stands at the level when its decode starts.) Beyond `MAX_DEBTORS` of those that are above, the smallest debts are
+    forgiven. So the memory is that of the clients that wait and decode, and no more than that many besides.
+
+    Args:
+        units: of clients whose tokens do not count 1; `unit_of_weight` makes them.
+        most_kept: clients that neither wait nor decode and are remembered though they are not above the level. Above
+            0 for a user that does not say which clients decode: their tokens are charged later.
+    """
+
+    def __init__(self, units: dict[str, int] | None = None, most_kept: int = 0) -> None:
+        self._units = units or {}
+        self._most_kept = most_kept
+        self._counters: dict[str, _Counter] = {}
+        self._waiting: dict[int, LazyHeap[str]] = {}
+        """By rate."""
+        self._resting: LazyHeap[str] = LazyHeap()
+        self._last_waiting = _Counter(0, 1)
+
+    def __len__(self) -> int:
+        """Clients remembered."""
+        return len(self._counters)
+
+    def __contains__(self, client: str) -> bool:
+        return client in self._counters
+
+    def service(self, client: str, clock: int) -> int:
+        """Of a client that is remembered, in units of `PROMPT_TOKEN` times its unit."""
+        return self._counters[client].at(clock)
+
+    def least(self, clock: int) -> str | None:
+        """The waiting client with the least service; of equal ones the one with the smallest rank."""
+        least, least_client = None, None
+        for rate, heap in self._waiting.items():
+            if (first := heap.first()) is not None:
+                (base, rank), client = first
+                service = base + rate * clock, rank
+                if least is None or service < least:
+                    least, least_client = service, client
+        return least_client
+
+    def start_waiting(self, client: str, rank: int, clock: int, unit: int | None = None) -> None:
+        """The first of its requests waits. Args: rank: unlike that of any other client. unit: None: as before."""
+        level = self.level(clock)
+        counter = self._counter(client, clock)
+        if unit is not None:
+            counter.set_unit(unit, clock)
+        counter.base += max(0, level - counter.at(clock))
+        counter.rank = rank
+        self._place(client, counter)
+        self._forget(level)
+
+    def stop_waiting(self, client: str) -> None:
+        """None of its requests waits any more."""
+        counter = self._last_waiting = self._counters[client]
+        counter.rank = None
+        self._place(client, counter)
+
+    def admitted(self, client: str, num_tokens: int, clock: int) -> None:
+        """A prefill will compute this many prompt tokens, and sample one."""
+        self.charge(client, PROMPT_TOKEN * num_tokens + OUTPUT_TOKEN, clock)
+
+    def charge(self, client: str, service: int, clock: int, rank: int | None = None) -> None:
+        """Args: service: in units of `PROMPT_TOKEN`. rank: from now on, of a client that waits; None: as before."""
+        counter = self._counter(client, clock)
+        counter.base += service * counter.unit
+        if rank is not None:
+            counter.rank = rank
+        self._place(client, counter)
+
+    def decode_started(self, client: str, clock: int) -> None:
+        counter = self._counter(client, clock)
+        counter.set_rate(counter.rate + OUTPUT_TOKEN * counter.unit, clock)
+        self._place(client, counter)
+
+    def decode_ended(self, client: str, clock: int) -> None:
+        counter = self._counter(client, clock)
+        counter.set_rate(counter.rate - OUTPUT_TOKEN * counter.unit, clock)
+        self._place(client, counter)
+
+    def set_unit(self, client: str, unit: int, clock: int) -> None:
+        """Count a client's tokens differently from now on."""
+        self._units[client] = unit
+        counter = self._counters.get(client)
+        if counter is not None:
+            counter.set_unit(unit, clock)
+            self._place(client, counter)
+
+    def _counter(self, client: str, clock: int) -> _Counter:
+        """A client's counter; of one that is not known, a new one at the level."""
+        counter = self._counters.get(client)
+        if counter is None:
+            counter = self._counters[client] = _Counter(self.level(clock), self._units.get(client, 1))
+        return counter
+
+    def level(self, clock: int) -> int:
+        """The least service of those that wait; where none does, that of the client that waited last."""
+        least = self.least(clock)
+        return (self._last_waiting if least is None else self._counters[least]).at(clock)
+
+    def _place(self, client: str, counter: _Counter) -> None:
+        """Put a client where it belongs after its counter or its rank has changed."""
+        before, after = counter.heap, None
+        if counter.rank is not None:
+            after = self._waiting.get(counter.rate)
+            if after is None:
+                after = self._waiting[counter.rate] = LazyHeap()
+            after.push(client, (counter.base, counter.rank))
+        elif counter.rate == 0:
+            after = self._resting
+            after.push(client, (counter.base,))
+        if before is not None and before is not after:
+            before.remove(client)
+            if not before:
+                self._waiting = {rate: heap for rate, heap in self._waiting.items() if heap}
+        counter.heap = after
+
+    def _forget(self, level: int) -> None:
+        resting = self._resting
+        while (first := resting.first()) is not None:
+            (service,), client = first
+            if len(resting) <= (MAX_DEBTORS if service > level else self._most_kept):
+                return
+            resting.remove(client)
+            del self._counters[client]
+
+
+def unit_of_weight(weight: float) -> int:
+    """What a unit of service counts for a client of this weight: 1 / weight in fixed point, rounded up.
+
+    An integer, so that sums are exact and stay small however often weights change, as those of fractions would not.
+    Shares follow weights from 1e-6 to 1e6 more closely than a float could say.
+    """
+    numerator, denominator = weight.as_integer_ratio()
+    return -(-(denominator << 64) // numerator)

@@ -1,0 +1,121 @@
+"""The decision whether a child has to be applied, without a call to the API server.
+
+A live object holds more than what was applied: the API server fills in defaults, and other managers may own fields. So
+two questions decide: does every wanted field have its value, and does every field that the operator owns
+(`metadata.managedFields`, written by server-side apply) still exist in the wanted object?
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from inflight_base.manifest.names import FIELD_MANAGER
+from inflight_base.manifest.units import parse_quantity
+
+_QUANTITY_KEYS = ("requests", "limits", "sizeLimit", "divisor")
+
+# Defaults that the API server fills into atomic structs and lists, which managedFields lists only as a whole.
+_SERVER_DEFAULTS: tuple[tuple[str, Any], ...] = (
+    ("apiVersion", "v1"),
+    ("protocol", "TCP"),
+    ("defaultMode", 420),
+    ("expirationSeconds", 3600),
+    ("divisor", "0"),
+)
+
+
+def needs_apply(wanted: dict[str, Any], live: dict[str, Any] | None) -> bool:
+    """Whether applying `wanted` would change `live`, as read from the API server with its `metadata.managedFields`."""
+    if live is None:
+        return True
+    owned = _owned_fields(live)
+    return owned is None or not _holds(wanted, live) or not _still_wanted(owned, wanted, live)
+
+
+def _owned_fields(live: dict[str, Any]) -> dict[str, Any] | None:
+    """FieldsV1 of what the operator applied last; None if it never applied the object."""
+    for entry in live["metadata"].get("managedFields", ()):
+        if entry["manager"] == FIELD_MANAGER and entry["operation"] == "Apply" and not entry.get("subresource"):
+            written = entry["fieldsV1"]
+            fields: dict[str, Any] = json.loads(written) if isinstance(written, str) else written
+            return fields
+    return None
+
+
+def packed_fields(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry of `metadata.managedFields` for keeping: its tree of fields as text, a fraction of the size, which
+    `needs_apply` reads as well."""
+    fields = entry.get("fieldsV1", {})
+    packed = fields if isinstance(fields, str) else json.dumps(fields, separators=(",", ":"))
+    return {**entry, "fieldsV1": packed}
+
+
+def _holds(wanted: Any, live: Any, *, quantities: bool = False) -> bool:
+    """Whether `live` has every value of `wanted`; more keys in a mapping are allowed, more items in a list are not.
+
+    `quantities` says that the values are quantities, which the API server rewrites (`0.5` to `500m`).
+    """
+    if isinstance(wanted, dict) and isinstance(live, dict):
+        return all(
+            _holds(value, live[key], quantities=quantities or key in _QUANTITY_KEYS)
+            if key in live
+            else _is_empty(value)
+            for key, value in wanted.items()
+        )
+    if isinstance(wanted, list) and isinstance(live, list):
+        return len(wanted) == len(live) and all(
+            _holds(item, there, quantities=quantities) for item, there in zip(wanted, live, strict=True)
+        )
+    if quantities and isinstance(wanted, str | int) and isinstance(live, str | int):
+        return parse_quantity(wanted) == parse_quantity(live)
+    return bool(wanted == live)
+
+
+def _is_empty(value: Any) -> bool:
+    """Whether the API server leaves a value out when it stores an object (Go's omitempty)."""
+    return value in (None, "", False) or value == [] or value == {}
+
+
+def _still_wanted(owned: dict[str, Any], wanted: Any, live: Any) -> bool:
+    """Whether every field in `owned` is in `wanted`: an apply has to remove any other field."""
+    if not owned:
+        return _no_leftovers(wanted, live)
+    for path, below in owned.items():
+        marker, _, key = path.partition(":")
+        if marker == "f":
+            if not isinstance(wanted, dict) or key not in wanted:
+                return False
+            if key in live and not _still_wanted(below, wanted[key], live[key]):
+                return False
+        elif marker == "k":
+            found = _item(wanted, json.loads(key))
+            there = _item(live, json.loads(key))
+            if found is None or (there is not None and not _still_wanted(below, found, there)):
+                return False
+        elif marker == "v" and (not isinstance(wanted, list) or json.loads(key) not in wanted):
+            return False
+    return True
+
+
+def _item(items: Any, keys: dict[str, Any]) -> dict[str, Any] | None:
+    """The item of an associative list with these keys; `protocol` may be left out where it is the default."""
+    if not isinstance(items, list):
+        return None
+    for item in items:
+        if all(item.get(key, "TCP" if key == "protocol" else None) == value for key, value in keys.items()):
+            found: dict[str, Any] = item
+            return found
+    return None
+
+
+def _no_leftovers(wanted: Any, live: Any) -> bool:
+    """Whether an atomic value holds only wanted fields, besides defaults of the API server."""
+    if isinstance(wanted, dict) and isinstance(live, dict):
+        return all(
+            _no_leftovers(wanted[key], value) if key in wanted else (key, value) in _SERVER_DEFAULTS
+            for key, value in live.items()
+        )
+    if isinstance(wanted, list) and isinstance(live, list):
+        return all(map(_no_leftovers, wanted, live))
+    return True

@@ -1,0 +1,91 @@
+"""Durations ("500ms", "1m30s"), Kubernetes quantities ("4Gi", "250m") and prices: text and numbers."""
+
+from __future__ import annotations
+
+import re
+from decimal import Decimal
+
+_DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
+_DURATION = re.compile(rf"(?:{_DURATION_PART.pattern})+")
+_SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
+
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+))(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]|[eE][+-]?[0-9]{1,2})?")
+_BINARY = {f"{letter}i": Decimal(1024) ** power for power, letter in enumerate("KMGTPE", start=1)}
+_DECIMAL = {
+    "n": Decimal("1e-9"),
+    "u": Decimal("1e-6"),
+    "m": Decimal("1e-3"),
+    "k": Decimal("1e3"),
+    **{letter: Decimal(1000) ** power for power, letter in enumerate("MGTPE", start=2)},
+}
+
+_MAX_LENGTH = 64
+"""Longest text that is read, in characters; numbers that people write are shorter."""
+
+
+def parse_duration(text: str) -> float:
+    """Seconds in a duration written as Go does: numbers with the units ms, s, m, h, such as `500ms` or `1m30s`.
+
+    Raises:
+        ValueError: `text` is not such a duration.
+    """
+    if len(text) > _MAX_LENGTH or not _DURATION.fullmatch(text):
+        raise ValueError(
+            f"{text[:_MAX_LENGTH]!r} is not a duration:"
+            " write a number with a unit of ms, s, m or h, such as 500ms or 2s"
+        )
+    return float(sum(Decimal(number) * _SECONDS[unit] for number, unit in _DURATION_PART.findall(text)))
+
+
+def format_seconds(seconds: float) -> str:
+    """A duration in human-readable form: `71ms` below a second, else seconds with at most one decimal.
+
+    Raises:
+        ValueError: `seconds` is negative.
+    """
+    if seconds < 0:
+        raise ValueError(f"a duration cannot be negative: {seconds}")
+    if seconds < 0.9995:
+        return f"{round(seconds * 1000)}ms"
+    return f"{seconds:.1f}".removesuffix(".0") + "s"
+
+
+def format_price(amount: float) -> str:
+    """An amount of money: two decimals, or three digits of what is below one."""
+    if amount == 0 or amount >= 0.995:
+        return f"{amount:.2f}"
+    return f"{amount:.3g}" if amount >= 1e-4 else f"{amount:.2e}"
+
+
+def parse_quantity(quantity: str | int) -> Decimal:
+    """The number a Kubernetes quantity stands for: `4Gi` is 4294967296, `250m` is 0.25.
+
+    Raises:
+        ValueError: `quantity` is not in the form the Kubernetes API defines for resource.Quantity.
+    """
+    text = str(quantity)
+    match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_LENGTH else None
+    if match is None:
+        raise ValueError(
+            f"{text[:_MAX_LENGTH]!r} is not a quantity: write a number with a unit, such as 4Gi, 500M or 250m"
+        )
+    number, suffix = match.groups()
+    if suffix is None:
+        return Decimal(number)
+    if suffix in _BINARY:
+        return Decimal(number) * _BINARY[suffix]
+    if suffix in _DECIMAL:
+        return Decimal(number) * _DECIMAL[suffix]
+    return Decimal(number).scaleb(int(suffix[1:]))
+
+
+def whole_bytes(quantity: str | int) -> int:
+    """Bytes in a quantity of memory, rounded down.
+
+    Raises:
+        ValueError: `quantity` is negative, between 0 and 1 (250m), or no resource.Quantity.
+    """
+    number = parse_quantity(quantity)
+    if number < 1 and number != 0:
+        raise ValueError(f"{quantity!r} is not a quantity of bytes such as 64Mi or 500M")
+    return int(number)

@@ -1,0 +1,224 @@
+"""Scraper of engines' metrics pages: each engine at its own offset in the interval, so that a slow or hostile one
+delays no other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+from time import monotonic
+from typing import Generic, TypeVar
+from zlib import crc32
+
+import aiohttp
+from yarl import URL
+
+from inflight_base.page.reader import PageError
+
+logger = logging.getLogger(__name__)
+
+MAX_BODY = 2**20
+"""Most bytes of a metrics page. A whole page of vLLM has 50 to 100 kB for each of its engines."""
+
+MAX_ERROR = 200
+"""Most characters of an error that are kept; an engine may have written them."""
+
+_NO_TIMEOUT = aiohttp.ClientTimeout()
+"""`Scraper` limits the time of a scrape as a whole, so aiohttp's own limits are off."""
+
+
+@dataclass(slots=True, eq=False)
+class Engine:
+    """An engine that is scraped.
+
+    Attributes:
+        key: its offset in the interval is derived from it.
+        url: `http://IP:PORT/metrics`, an IPv6 address in brackets.
+        failures: consecutive failures.
+        pending: the timer until the next scrape, or the scrape in flight; None while the scrape is queued.
+        kept: False once it is no longer scraped.
+    """
+
+    key: str
+    url: str
+    failures: int = 0
+    pending: asyncio.TimerHandle | asyncio.Task[None] | None = None
+    kept: bool = True
+
+
+@dataclass(slots=True)
+class ScrapeCounts:
+    """Scrapes since the start, by result."""
+
+    done: int = 0
+    failed: int = 0
+
+
+E = TypeVar("E", bound=Engine)
+
+
+def metrics_session(interval: float) -> aiohttp.ClientSession:
+    """A session for `Scraper`: a connection is kept for each engine from scrape to scrape, no cookies are stored.
+
+    Args:
+        interval: seconds between two scrapes of an engine.
+    """
+    connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=3 * interval)
+    return aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar())
+
+
+class Scraper(ABC, Generic[E]):
+    """GETs the metrics pages of engines, each once in `interval`. Subclasses read the pages and keep the results.
+
+    An engine is scraped when it is added, then at its own offset in each interval. After consecutive failures it is
+    scraped less often, at least once in `max_back_off` intervals. Single-threaded: everything happens in the event
+    loop.
+
+    Args:
+        http: see `metrics_session`; closed by the caller.
+        agent: of the requests (`User-Agent`).
+        query: of the URL, see `PageReader.query`.
+        interval: seconds between two scrapes of an engine, at least.
+        timeout: seconds for one scrape, from connecting to the last byte.
+        concurrency: maximum scrapes in flight.
+        max_per_second: scrapes of all engines together; above it each engine is scraped less often.
+    """
+
+    def __init__(
+        self,
+        http: aiohttp.ClientSession,
+        agent: str,
+        query: str,
+        *,
+        interval: float,
+        timeout: float,
+        concurrency: int,
+        max_per_second: float = math.inf,
+        max_back_off: int = 1,
+    ) -> None:
+        self.counts = ScrapeCounts()
+        self._http = http
+        self._headers = {
+            "Accept": "text/plain; version=0.0.4",
+            "Accept-Encoding": "identity",
+            "User-Agent": agent,
+        }
+        self._query = query
+        self._interval = interval
+        self._timeout = timeout
+        self._concurrency = concurrency
+        self._max_per_second = max_per_second
+        self._max_back_off = max_back_off
+        self._num_engines = 0
+        self._num_running = 0
+        self._due: deque[E] = deque()
+
+    @abstractmethod
+    def scraped(self, engine: E, body: bytes, began: float) -> None:
+        """Takes a page whose scrape began at `began` on the monotonic clock.
+
+        Raises:
+            ValueError: it is not an engine's page; `failed` is called with it.
+        """
+
+    @abstractmethod
+    async def failed(self, engine: E, error: Exception, reason: str) -> None:
+        """Takes the failure of a scrape. `reason`: the error in words, at most about `MAX_ERROR` characters."""
+
+    def add(self, engine: E) -> None:
+        """Scrapes the engine now and in each interval."""
+        self._num_engines += 1
+        self._due.append(engine)
+        self._start()
+
+    def drop(self, engine: E) -> None:
+        """Stops scraping the engine; a scrape in flight has no result."""
+        self._num_engines -= 1
+        engine.kept = False
+        if engine.pending is not None:
+            engine.pending.cancel()
+
+    def _start(self) -> None:
+        while self._due and self._num_running < self._concurrency:
+            engine = self._due.popleft()
+            if engine.kept:
+                self._num_running += 1
+                engine.pending = task = asyncio.create_task(self._scrape(engine), name=f"scrape {engine.key}")
+                task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._num_running -= 1
+        self._start()
+
+    def _fall_due(self, engine: E) -> None:
+        engine.pending = None
+        self._due.append(engine)
+        self._start()
+
+    def _wait(self, engine: E, now: float) -> float:
+        """Seconds until the engine's next scrape: until its offset nearest to one interval from now, or to its
+        back-off."""
+        interval = max(self._interval, self._num_engines / self._max_per_second)
+        intervals = 1 if engine.failures < 2 else min(2 ** min(engine.failures - 1, 10), self._max_back_off)
+        moment = crc32(engine.key.encode()) / 2**32 * interval
+        earliest = now + (intervals - 0.5) * interval
+        return moment + math.ceil((earliest - moment) / interval) * interval - now
+
+    async def _scrape(self, engine: E) -> None:
+        began = monotonic()
+        try:
+            async with asyncio.timeout(self._timeout):
+                body = await self._page(URL(f"{engine.url}?{self._query}", encoded=True))
+            self.scraped(engine, body, began)
+            self.counts.done += 1
+            engine.failures = 0
+        except Exception as error:
+            self.counts.failed += 1
+            engine.failures += 1
+            await self.failed(engine, error, self._reason(engine, error))
+        finally:
+            if engine.kept:
+                loop = asyncio.get_running_loop()
+                engine.pending = loop.call_later(self._wait(engine, loop.time()), self._fall_due, engine)
+
+    def _reason(self, engine: E, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no answer within {self._timeout:g} s"
+        if isinstance(error, (aiohttp.ClientError, PageError, UnicodeDecodeError)):
+            return str(error)[:MAX_ERROR] or type(error).__name__
+        # A bug of this program with one engine must not end its scrapes.
+        logger.error("scraping %s failed", engine.key, exc_info=error)
+        return f"{type(error).__name__}: {str(error)[:MAX_ERROR]}"
+
+    async def _page(self, url: URL) -> bytes:
+        """The body of a plain 200; of any other response, as little as possible is read.
+
+        Raises:
+            PageError: another status, an encoding, or more than `MAX_BODY` bytes.
+            aiohttp.ClientError: no response, or none of HTTP.
+        """
+        async with self._http.get(
+            url,
+            headers=self._headers,
+            allow_redirects=False,
+            auto_decompress=False,
+            timeout=_NO_TIMEOUT,
+        ) as response:
+            try:
+                if response.status != 200:
+                    raise PageError(f"HTTP {response.status}")
+                encoding = response.headers.get("Content-Encoding", "identity")
+                if encoding.lower() != "identity":
+                    raise PageError(f"Content-Encoding {encoding[:40]!r} was not asked for")
+                body = bytearray()
+                async for chunk in response.content.iter_any():
+                    body += chunk
+                    if len(body) > MAX_BODY:
+                        raise PageError(f"more than {MAX_BODY} bytes")
+            except BaseException:
+                response.close()  # not released: the rest of the body must not be read
+                raise
+        return bytes(body)

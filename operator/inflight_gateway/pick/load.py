@@ -1,0 +1,86 @@
+"""Load of a replica, as known to the gateway at the time of a pick."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from inflight_cost.model import CostModel, StepWork
+from inflight_gateway.pick.growth import Growth
+from inflight_gateway.types import Endpoint, EngineSample
+
+STALE_S = 10.0
+"""An older sample is not used for the load; sizes and cost model still hold."""
+
+FULL_KV = 0.9
+"""KV utilization above which requests that wait do so for blocks, not for their turn to be computed."""
+
+DEFAULT_COST = CostModel(
+    base_s=5.5e-3,
+    decode_seq_s=15e-6,
+    prefill_token_s=30e-6,
+    decode_kv_token_s=0.045e-6,
+    prefill_context_token_s=1.05e-9,
+)
+"""An 8B model on one H100-class GPU, by public arithmetic: ranks replicas until one of them has fitted its own cost.
+Nothing is promised to a client by it."""
+
+
+class EndpointLoad(NamedTuple):
+    """One endpoint and its known load at the time of a pick.
+
+    Attributes:
+        sample: None: never scraped.
+        in_flight: unfinished requests that this gateway sent there.
+        sent_tokens: estimated prompt tokens sent there that the sample cannot include yet: by this gateway since the
+            scrape began, and by its peers according to their reports.
+        cached_tokens: tokens of the request's prompt that the replica's prefix cache should hold.
+        computed_tokens: of the sample's waiting prompt tokens and of `sent_tokens`, those that the engine should have
+            computed since the scrape.
+        others: requests there that this gateway did not send, by the sample and by what peers report.
+        growth: of its KV cache's use from the sample on, by the requests there; None: not known.
+        answer_tokens: expected output of the request.
+    """
+
+    endpoint: Endpoint
+    sample: EngineSample | None
+    in_flight: int = 0
+    sent_tokens: int = 0
+    cached_tokens: int = 0
+    computed_tokens: int = 0
+    others: int = 0
+    growth: Growth | None = None
+    answer_tokens: float = 0.0
+
+
+def is_fresh(load: EndpointLoad, now: float) -> bool:
+    return load.sample is not None and now - load.sample.at <= STALE_S
+
+
+def decode_work(sample: EngineSample, running: int) -> StepWork:
+    """A step in which all running requests decode."""
+    return StepWork(running, 0, sample.kv_utilization * sample.kv_cache_tokens, 0)
+
+
+def waits_for_blocks(sample: EngineSample) -> bool:
+    """Whether requests in the engine wait for KV blocks."""
+    return sample.waiting > 0 and sample.kv_utilization >= FULL_KV
+
+
+def prefill_tokens_per_second(sample: EngineSample) -> float:
+    """Prompt tokens in full steps, beside the decodes of the sample; 0 while the engine waits for KV blocks.
+
+    An engine without a cost model counts as fast: if it is not, the next sample shows the excess, while an idle engine
+    would go unnoticed.
+    """
+    if waits_for_blocks(sample):
+        return 0.0
+    decoding = decode_work(sample, sample.running)
+    room = max(1.0, sample.max_num_batched_tokens - decoding.decode_seqs)
+    attended = sample.waiting_prompt_tokens / max(1, sample.waiting) / 2
+    step = decoding._replace(prefill_tokens=room, prefill_context_tokens=room * attended)
+    return room / (sample.cost or DEFAULT_COST).seconds(step)
+
+
+def answer_tokens_per_second(sample: EngineSample) -> float:
+    """Output tokens of each running request, without prefill beside them. Same default for the cost."""
+    return 1.0 / (sample.cost or DEFAULT_COST).seconds(decode_work(sample, max(1, sample.running)))

@@ -1,0 +1,73 @@
+"""`python -m tools.prometheus`: Prometheus over the running cluster, and every dashboard query run against it."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+
+from tools.localcluster import ClusterError
+from tools.prometheus.answers import ask, load
+from tools.prometheus.grafana import Window
+from tools.prometheus.monitors import watching
+from tools.prometheus.prometheus import PrometheusError
+
+DESCRIPTION = """Starts a Prometheus on loopback that scrapes the operator and the engines of the running cluster, with
+the labels and the rules of the chart. After --after seconds it asks every query of every panel of
+helm/inflight/dashboards and lists those without data. With --serve it runs until Ctrl-C instead, for a look at
+its own pages."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    line = argparse.ArgumentParser(
+        prog="python -m tools.prometheus",
+        description=DESCRIPTION,
+        epilog="example: python -m tools.prometheus --namespace default --service chat --after 60",
+    )
+    line.add_argument("--namespace", help="namespace that dashboards show (default: the first one)")
+    line.add_argument("--service", help="service that dashboards show (default: the first one)")
+    line.add_argument("--interval", type=float, default=2, help="seconds between two scrapes (default 2)")
+    line.add_argument("--after", type=float, default=60, help="seconds of data before the queries (default 60)")
+    line.add_argument("--serve", action="store_true", help="run until Ctrl-C and ask nothing")
+    return line
+
+
+def check(options: argparse.Namespace) -> int:
+    """Exit code 0 when every query has data."""
+    wanted = {name: value for name in ("namespace", "service") if (value := getattr(options, name))}
+    with watching(options.interval, [options.namespace] if options.namespace else []) as prometheus:
+        print(f"Prometheus: {prometheus.url}", flush=True)
+        begun = time.time()
+        if options.serve:
+            while True:
+                time.sleep(3600)
+        time.sleep(options.after)
+        for target, error in prometheus.targets_down().items():
+            print(f"not scraped: {target}: {error}")
+        problems = 0
+        for dashboard in load().values():
+            window = Window(begun, time.time(), options.interval)
+            answers = ask(prometheus, dashboard, window, wanted)
+            print(f"{answers.dashboard}: {len(answers.answers)} queries, {len(answers.problems)} without data")
+            for answer in answers.problems:
+                print(f"  {answer}")
+            problems += len(answers.problems)
+    return 1 if problems else 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit 0 when every query has data, 1 when one has none or something failed."""
+    try:
+        return check(parser().parse_args(arguments))
+    except (ClusterError, PrometheusError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

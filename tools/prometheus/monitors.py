@@ -1,0 +1,157 @@
+"""The PodMonitors of the chart and of the operator, rendered without the other objects, and the pods that they
+select."""
+
+from __future__ import annotations
+
+import base64
+import json
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from inflight_base.manifest import Manifest
+from inflight_operator.api.types import InferenceService
+from inflight_operator.render.monitor import pod_monitor
+from tools.localcluster import ClusterError, kubeconfig_path, kubectl, prometheus
+from tools.localcluster.files import write_json
+from tools.prometheus.prometheus import Prometheus, started
+from tools.prometheus.scraping import Access, Scraping, configuration, targets, targets_file
+from tools.testbed.helm import CHART, rendered
+
+RULES = CHART / "files" / "rules.yaml"
+LOOK_SECONDS = 2.0
+
+
+def chart_monitors() -> list[Manifest]:
+    """The chart's own PodMonitors, of the operator and of the gateway. Raises ClusterError."""
+    return rendered(
+        "--show-only=templates/monitor.yaml", "--show-only=templates/gateway/monitor.yaml",
+        "--set=metrics.monitor.enabled=true,metrics.monitor.kind=PodMonitor,gateway.enabled=true",
+    )  # fmt: skip
+
+
+def engine_monitors(namespaces: Sequence[str] = ()) -> list[Manifest]:
+    """The PodMonitor that the operator renders for each service, of some namespaces or of all. Raises ClusterError."""
+    listing = json.loads(kubectl("get", "inferenceservices", "-A", "-o", "json"))
+    services = [InferenceService.from_dict(item) for item in listing["items"]]
+    return [pod_monitor(one) for one in services if not namespaces or one.metadata.namespace in namespaces]
+
+
+def access(kubeconfig: Path, folder: Path) -> Access:
+    """Access to the cluster of `kubeconfig`; writes certificates and keys below `folder`.
+
+    Raises:
+        ClusterError: the user of its current context has neither a certificate nor a token.
+    """
+    config = yaml.safe_load(kubeconfig.read_text())
+    context = _named(config["contexts"], config["current-context"])["context"]
+    cluster = _named(config["clusters"], context["cluster"])["cluster"]
+    user = _named(config["users"], context["user"])["user"]
+    tls = {
+        key: path
+        for key, name, source in (
+            ("ca_file", "certificate-authority", cluster),
+            ("cert_file", "client-certificate", user),
+            ("key_file", "client-key", user),
+        )
+        if (path := _file(source, name, folder))
+    }
+    token = _token_file(user, folder)
+    if "key_file" not in tls and not token:
+        raise ClusterError(f"the user of {kubeconfig} has neither a client certificate nor a token for Prometheus")
+    server = urlsplit(cluster["server"])
+    return Access(f"{server.hostname}:{server.port or 443}", tls, token)
+
+
+def _named(items: Iterable[dict[str, Any]], name: str) -> dict[str, Any]:
+    return next(item for item in items if item["name"] == name)
+
+
+def _file(source: Manifest, name: str, folder: Path) -> str | None:
+    """Path of a file that a kubeconfig names, or holds in base64."""
+    if data := source.get(f"{name}-data"):
+        return _written(folder / f"{name}.pem", base64.b64decode(data))
+    return source.get(name)
+
+
+def _token_file(user: Manifest, folder: Path) -> str | None:
+    if token := user.get("token"):
+        return _written(folder / "token", token.encode())
+    return user.get("tokenFile")
+
+
+def _written(path: Path, content: bytes) -> str:
+    path.touch(mode=0o600)
+    path.write_bytes(content)
+    return str(path)
+
+
+class Targets(threading.Thread):
+    """Writes the pods of monitors to Prometheus' target files periodically, until `end` is called."""
+
+    def __init__(self, monitors: Sequence[Manifest], scraping: Scraping) -> None:
+        super().__init__(daemon=True)
+        self._monitors = monitors
+        self._scraping = scraping
+        self._ended = threading.Event()
+
+    def look(self) -> None:
+        """One update. Raises ClusterError."""
+        listing = json.loads(kubectl("get", "pods", "-A", "-o", "json"))["items"]
+        for monitor in self._monitors:
+            namespace = monitor["metadata"]["namespace"]
+            pods = [pod for pod in listing if pod["metadata"]["namespace"] == namespace]
+            found = targets(pods, self._scraping.access)
+            write_json(targets_file(monitor, self._scraping.targets_folder), found)
+
+    def run(self) -> None:
+        while not self._ended.wait(LOOK_SECONDS):
+            try:
+                self.look()
+            except ClusterError:
+                continue  # the API server restarts: the last targets stay
+
+    def end(self) -> None:
+        """Stop looking."""
+        self._ended.set()
+        self.join()
+
+
+@contextmanager
+def watching(interval: float, namespaces: Sequence[str] = ()) -> Iterator[Prometheus]:
+    """A Prometheus that scrapes operator, gateway and engines of the cluster while the block runs.
+
+    It has the labels that the chart's monitors give, and the chart's rules. Services created later are not scraped;
+    pods created later are.
+
+    Args:
+        interval: between two scrapes, in seconds.
+        namespaces: of the services to scrape; none: all.
+
+    Raises:
+        ClusterError: there is no cluster, no service in it, or no Prometheus for this machine.
+        PrometheusError: it did not start.
+    """
+    if not (engines := engine_monitors(namespaces)):
+        where = f"in {', '.join(namespaces)}" if namespaces else "in the cluster"
+        raise ClusterError(f"there is no InferenceService {where}: apply one, such as examples/chat.yaml")
+    monitors = [*chart_monitors(), *engines]
+    looking: list[Targets] = []
+
+    def configure(folder: Path) -> dict[str, Any]:
+        scraping = Scraping(access(kubeconfig_path(), folder), interval, folder, (RULES,))
+        looking.append(Targets(monitors, scraping))
+        looking[0].look()
+        return configuration(monitors, scraping)
+
+    with started(prometheus(), configure) as running:
+        looking[0].start()
+        try:
+            yield running
+        finally:
+            looking[0].end()
