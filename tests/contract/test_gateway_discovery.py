@@ -5,11 +5,9 @@ import json
 import socket
 import sys
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-import yaml
 from kubernetes.aio import client
 
 from inflight_base.kube import reflector as reflector_module
@@ -19,6 +17,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog, SecretRef
 from inflight_gateway.discovery.kube import KubeDiscovery
 from inflight_gateway.types import Endpoint, HoldBounds, RateLimits, ServiceConfig, TenantConfig
+from tests.contract.cable import account_over_cable
 from tests.contract.manifests import service_manifest
 from tests.gateway.waiting import until
 
@@ -75,52 +74,6 @@ def engines_slice(namespace, *ips, draining=()):
 def secret(namespace, name, **data):
     metadata = {"namespace": namespace, "name": name}
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data}
-
-
-class Cable:
-    """A TCP connection to the API server that a test can cut and mend."""
-
-    def __init__(self, host, port):
-        self._target, self._writers, self.port = (host, port), set(), 0
-
-    async def mend(self):
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def cut(self):
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _connect(self, reader, writer):
-        upstream_reader, upstream = await asyncio.open_connection(*self._target)
-        self._writers |= {writer, upstream}
-        await asyncio.gather(self._copy(reader, upstream), self._copy(upstream_reader, writer))
-
-    @staticmethod
-    async def _copy(reader, writer):
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.close()
-
-
-async def account_over_cable(kubectl, namespace, tmp_path):
-    """A kubeconfig with the token of the namespace's account, and the cable that it goes over."""
-    config = yaml.safe_load(kubectl.kubeconfig.read_text())
-    token = kubectl.ok("create", "token", "default", "-n", namespace).strip()
-    server = urlsplit(config["clusters"][0]["cluster"]["server"])
-    cable = Cable(server.hostname, server.port)
-    await cable.mend()
-    config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{cable.port}"
-    config["users"][0]["user"] = {"token": token}
-    path = tmp_path / "gateway.kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    return path, cable
 
 
 @asynccontextmanager

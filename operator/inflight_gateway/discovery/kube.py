@@ -8,9 +8,10 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from inflight_base.kube.changes import Changes, ObjectKey
 from inflight_base.kube.client import KubeApi
 from inflight_base.kube.kinds import Selection
-from inflight_base.kube.reflector import Changes, ObjectKey, Reflector
+from inflight_base.kube.reflector import Reflector
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import SERVICE_LABEL, SLICE_OF_LABEL

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import platform
 import resource
@@ -31,6 +30,7 @@ from tools.bench.operator.readings import AuditLog
 from tools.localcluster import ClusterError
 from tools.localcluster.progress import Progress, to_stdout
 from tools.measure.machine import cpu_model
+from tools.measure.report import write_json
 
 CREATION_PATIENCE = 1800.0
 SHOWN_EVERY = 10.0
@@ -193,8 +193,7 @@ def main() -> int:
         print("stopped", file=sys.stderr)
         return 130
     print("\n" + "\n".join(lines(report)))
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    write_json(chosen.json, asdict(report))
     if report.failure:
         print(f"error: {report.failure}", file=sys.stderr)
         return 1
