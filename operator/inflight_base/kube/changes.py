@@ -6,16 +6,12 @@ from collections.abc import Mapping, Set
 from typing import NamedTuple
 
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ObjectKey
 
 
 class HistoryError(Exception):
     """The API server's resourceVersions went back, as when etcd is restored from a backup: known objects are invalid.
     Raised by a reader of changes; ends its reflector."""
-
-
-class ObjectKey(NamedTuple):
-    namespace: str
-    name: str
 
 
 class Changes(NamedTuple):
