@@ -9,11 +9,12 @@ from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
+from inflight_base.kube.changes import Changes
 from inflight_base.kube.client import KubeApi
 from inflight_base.kube.kinds import Selection
-from inflight_base.kube.reflector import Changes, ObjectKey, Reflector
+from inflight_base.kube.reflector import Reflector
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.manifest.names import API_VERSION, KIND, SERVICE_LABEL, child_names
 from inflight_operator.render.admin_token import TOKEN_KEY
 from tools.bench.operator.engines import EngineProcess
