@@ -86,16 +86,6 @@ def parts(seconds: float) -> list[Part]:
     ]
 
 
-def manifest(part: Part, namespace: str) -> dict[str, Any]:
-    """The InferenceService."""
-    return {
-        "apiVersion": "inflight.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": part.name, "namespace": namespace},
-        "spec": dict(part.spec),
-    }
-
-
 @contextmanager
 def serving(shown: Sequence[Part], namespace: str, progress: Progress) -> Iterator[list[Service]]:
     """The services in a namespace of their own, Ready, while the block runs.
@@ -106,9 +96,9 @@ def serving(shown: Sequence[Part], namespace: str, progress: Progress) -> Iterat
     """
     _new_namespace(namespace)
     try:
-        for part in shown:
-            kubectl("apply", "-f", "-", input=json.dumps(manifest(part, namespace)))
         services = [Service(part.name, namespace) for part in shown]
+        for part, service in zip(shown, services, strict=True):
+            service.apply(part.spec)
         for service in services:
             service.wait(
                 f"{service.name} to be Ready",

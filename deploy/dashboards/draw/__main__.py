@@ -18,6 +18,7 @@ from tools.prometheus.answers import load
 from tools.prometheus.grafana import Window
 from tools.prometheus.monitors import watching
 from tools.prometheus.prometheus import PrometheusError
+from tools.signals import exit_code
 from tools.testbed.helm import OPERATOR_NAMESPACE
 from tools.testbed.install import install
 
@@ -102,14 +103,8 @@ def run(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit 0 when all pictures are complete, 1 with a sentence when not."""
-    try:
-        return run(parser().parse_args(arguments))
-    except (ClusterError, PrometheusError, TimeoutError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nstopped", file=sys.stderr)
-        return 1
+    options = parser().parse_args(arguments)
+    return exit_code(lambda: run(options), ClusterError, PrometheusError, TimeoutError, ValueError)
 
 
 if __name__ == "__main__":
