@@ -13,8 +13,8 @@ from kubernetes.aio import client
 from inflight_base.kube import reflector as reflector_module
 from inflight_base.kube.client import KubeApi
 from inflight_base.kube.connect import load_configuration
-from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.discovery.catalog import Catalog, SecretRef
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
+from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.discovery.kube import KubeDiscovery
 from inflight_gateway.types import Endpoint, HoldBounds, RateLimits, ServiceConfig, TenantConfig
 from tests.contract.cable import account_over_cable
@@ -95,7 +95,7 @@ async def in_thread(function, *arguments):
 
 
 async def test_services_engines_and_keys_with_the_least_rights(kubectl, namespace, tmp_path):
-    key, ref = ServiceKey(namespace, "chat"), SecretRef(namespace, "keys")
+    key, ref = ServiceKey(namespace, "chat"), ObjectKey(namespace, "keys")
     gateway = {
         "enabled": True,
         "hold": {"maxBytes": "1Mi"},

@@ -4,8 +4,8 @@ They are not Kubernetes and not engines; the same loop is run on real ones elsew
 import copy
 from dataclasses import dataclass, field, replace
 
-from inflight_base.kube.changes import Changes, ObjectKey
-from inflight_base.manifest.keys import ServiceKey
+from inflight_base.kube.changes import Changes
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.manifest.names import FIELD_MANAGER
 from inflight_operator.apply.engines import EngineError
 from inflight_operator.apply.status import status_patch

@@ -14,11 +14,12 @@ import random
 from collections.abc import Callable
 from contextlib import aclosing
 
-from inflight_base.kube.changes import Changes, HistoryError, ObjectKey
+from inflight_base.kube.changes import Changes, HistoryError
 from inflight_base.kube.client import KubeApi
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import RESOURCES, Selection
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ObjectKey
 
 logger = logging.getLogger(__name__)
 

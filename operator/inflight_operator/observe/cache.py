@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from sys import intern
 from typing import Any
 
-from inflight_base.kube.changes import Changes, HistoryError, ObjectKey
+from inflight_base.kube.changes import Changes, HistoryError
 from inflight_base.kube.difference import packed_fields
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.manifest.names import FIELD_MANAGER, KIND, SERVICE_LABEL, SLICE_OF_LABEL, child_names
 from inflight_base.manifest.slices import endpoints
 from inflight_operator.observe.pods import PodView, pod_view
@@ -59,7 +59,7 @@ class ClusterCache:
 
     def service(self, key: ServiceKey) -> Manifest | None:
         """The InferenceService as the API returns it, without managedFields; None if it does not exist."""
-        held = self._held[KIND].get(ObjectKey(*key))
+        held = self._held[KIND].get(key)
         return None if held is None else held.value
 
     def children(self, key: ServiceKey) -> list[Manifest]:

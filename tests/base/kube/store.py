@@ -2,7 +2,8 @@
 
 import asyncio
 
-from inflight_base.kube.client import Event, Page
+from inflight_base.kube.changes import Event
+from inflight_base.kube.client import Page
 from inflight_base.kube.errors import KubeApiError
 
 SECONDS = 0.01

@@ -2,7 +2,8 @@
 
 import pytest
 
-from inflight_base.kube.changes import Changes, HistoryError, ObjectKey
+from inflight_base.kube.changes import Changes, HistoryError
+from inflight_base.manifest.keys import ObjectKey
 from inflight_operator.observe.cache import ClusterCache
 from tests.operator.fakes import KEY, delete, service_body
 from tests.operator.observe.cluster_history import manifest
