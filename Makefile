@@ -125,8 +125,11 @@ docs: .venv/kernels.stamp docs/js/mermaid.min.js ## The documentation site, in b
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
 docs/js/mermaid.min.js: # draws the diagrams of the site, which loads nothing from other servers
+	@command -v npm >/dev/null || { echo "error: npm fetches Mermaid for the site; on Debian: apt-get install npm" >&2; exit 1; }
 	mkdir -p $(@D)
-	curl -fsSL https://registry.npmjs.org/mermaid/-/mermaid-11.17.2.tgz | tar -xzO package/dist/mermaid.min.js > $@.part
+	npm pack --silent --pack-destination $(@D) mermaid@11.17.2 >/dev/null
+	tar -xzOf $(@D)/mermaid-11.17.2.tgz package/dist/mermaid.min.js > $@.part
+	rm $(@D)/mermaid-11.17.2.tgz
 	echo "581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8  $@.part" | sha256sum -c --quiet
 	mv $@.part $@
 
