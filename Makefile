@@ -110,8 +110,8 @@ format: .venv/tools.stamp ## Format and fix what can be fixed
 crd: .venv/tools.stamp ## Regenerate the CRD from the operator's API types
 	$(PY) -m inflight_operator.api.crd --write
 
-dashboards-json: .venv/tools.stamp ## Regenerate the JSON of the Grafana dashboards from dashboards/
-	$(PY) -m dashboards --write
+dashboards-json: .venv/tools.stamp ## Regenerate the JSON of the Grafana dashboards from deploy/dashboards/
+	$(PY) -m deploy.dashboards --write
 
 chart-files: .venv/tools.stamp ## Regenerate Envoy's bootstrap, the table of the chart's values and the manifests for kustomize
 	$(PY) -m deploy.values_table --write

@@ -6,9 +6,9 @@ import io
 import sys
 from contextlib import redirect_stdout
 
-from deploy import generated
-from deploy.chart import CHART
 from inflight_gateway import cli
+from tools import generated
+from tools.testbed.helm import CHART
 
 FILE = CHART / "files" / "envoy.json"
 

@@ -9,11 +9,12 @@ from typing import Any
 
 import yaml
 
-from deploy import generated
-from deploy.chart import ROOT, rendered
 from inflight_base.manifest import Manifest
+from tools import generated
+from tools.localcluster.layout import REPOSITORY
+from tools.testbed.helm import rendered
 
-FOLDER = ROOT / "deploy" / "kustomize"
+FOLDER = REPOSITORY / "deploy" / "kustomize"
 FILE = FOLDER / "base" / "inflight.yaml"
 GATEWAY_FILE = FOLDER / "gateway" / "gateway.yaml"
 WITH_GATEWAY = ("--set", "gateway.enabled=true")

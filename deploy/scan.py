@@ -20,18 +20,20 @@ from pathlib import Path
 
 import yaml
 
-from deploy.chart import PRODUCTION_VALUES, ROOT, HelmError, rendered
 from deploy.manifest import WITH_GATEWAY
 from inflight_base.manifest import Manifest
 from inflight_operator.api import InferenceService
 from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, Settings, render
+from tools.localcluster import ClusterError
+from tools.localcluster.layout import REPOSITORY
+from tools.testbed.helm import CHART, rendered
 
 CHECKOV = "checkov==3.3.30"
-CONSTRAINTS = ROOT / "deploy" / "checkov.txt"
+CONSTRAINTS = REPOSITORY / "deploy" / "checkov.txt"
 """All that checkov brings with it, pinned: `uv pip compile` of CHECKOV."""
 
-KUSTOMIZE_FILE = ROOT / "deploy" / "kustomize" / "base" / "inflight.yaml"
+KUSTOMIZE_FILE = REPOSITORY / "deploy" / "kustomize" / "base" / "inflight.yaml"
 
 SKIP = "checkov.io/skip"
 """Begin of the annotations that are exceptions: `CHECK=reason`."""
@@ -120,14 +122,14 @@ def installations() -> dict[str, list[Manifest]]:
     """The scanned objects, by file name.
 
     Raises:
-        HelmError: Helm is missing, or rejected the values.
+        ClusterError: Helm is missing, or rejected the values.
     """
     images = ("image", "engine.image", "gateway.envoy.image")
     pinned = ("--set", ",".join(f"{image}.digest={_DIGEST}" for image in images))
     return {
         "default-values": rendered(),
         "gateway": rendered(*WITH_GATEWAY),
-        "production-values": rendered("--values", str(PRODUCTION_VALUES), *pinned),
+        "production-values": rendered("--values", str(CHART / "values-production.yaml"), *pinned),
         "kustomize": [one for one in yaml.safe_load_all(KUSTOMIZE_FILE.read_text()) if one],
         "engines": engine_objects(),
     }
@@ -223,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             f"{error}\n\nWARNING: NOTHING WAS SCANNED: checkov is not installed, and there is no network to get it from"
         )
         return 0
-    except (HelmError, ScanError) as error:
+    except (ClusterError, ScanError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     for line in found:

@@ -13,8 +13,8 @@ from typing import Any
 
 import yaml
 
-from deploy import generated
-from deploy.chart import CHART
+from tools import generated
+from tools.testbed.helm import CHART
 
 README = CHART / "README.md"
 BEGIN, END = "<!-- values -->\n", "<!-- /values -->\n"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from grafana_foundation_sdk.builders.dashboard import Dashboard
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from deploy.dashboards import autopilot, engine, fleet, service
+from tools.testbed.helm import CHART
 
-FOLDER = Path(__file__).parents[2] / "helm" / "inflight" / "dashboards"
+FOLDER = CHART / "dashboards"
 
 DASHBOARDS: dict[str, Dashboard] = {
     "fleet": fleet.dashboard(),

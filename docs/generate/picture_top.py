@@ -13,7 +13,7 @@ from pathlib import Path
 
 from inflight_kubectl.cluster import Target
 from inflight_kubectl.top.app import TopApp
-from inflight_kubectl.top.source import ClusterSource
+from inflight_kubectl.top.source import Source
 
 FILE = Path(__file__).parents[1] / "img" / "top.svg"
 FONT_FACE = re.compile(r"@font-face \{[^}]*\}\s*")
@@ -26,7 +26,7 @@ async def picture(target: Target, seconds: float, service: str | None, size: tup
     Args:
         service: the one that is opened; None for the list.
     """
-    app = TopApp(ClusterSource(target.connect()), interval=1.0)
+    app = TopApp(Source(target.connect()), interval=1.0)
     async with app.run_test(size=size) as pilot:
         await pilot.pause(2.0)
         if service is not None:

@@ -14,7 +14,7 @@ from tools.localcluster import ClusterError, choose, kubectl
 from tools.localcluster.choose import Choice
 from tools.localcluster.progress import Progress
 from tools.testbed.gateway_metrics import continuations
-from tools.testbed.install import OPERATOR_NAMESPACE
+from tools.testbed.helm import OPERATOR_NAMESPACE
 from tools.testbed.pods import Pod, pods
 from tools.testbed.service import Service
 

@@ -1,8 +1,7 @@
 """The installed chart checks itself, and an upgrade keeps what it serves."""
 
 from e2e.scenarios.conftest import apply
-from tools.testbed.helm import helm
-from tools.testbed.install import OPERATOR_NAMESPACE, RELEASE, ROOT
+from tools.testbed.helm import CHART, OPERATOR_NAMESPACE, RELEASE, helm
 
 
 def test_helm_test_passes():
@@ -15,7 +14,7 @@ def test_an_upgrade_of_the_chart_restarts_no_engine(namespace):
     service.wait("Ready", lambda view: view.ready, seconds=180)
     before = service.pods()
     options = ("--namespace", OPERATOR_NAMESPACE, "--reuse-values", "--wait", "--timeout", "2m")
-    helm("upgrade", RELEASE, str(ROOT / "helm" / "inflight"), *options, "--set", "podLabels.upgraded=yes")
+    helm("upgrade", RELEASE, str(CHART), *options, "--set", "podLabels.upgraded=yes")
     service.wait("Ready", lambda view: view.ready, seconds=60)
     assert service.pods() == before
     helm("rollback", RELEASE, *options[:2], "--wait")

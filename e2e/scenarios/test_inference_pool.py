@@ -10,7 +10,7 @@ from e2e.scenarios.conftest import apply
 from inflight_kubectl.cluster import Target
 from inflight_kubectl.engine_access import PortForward
 from tools.localcluster import kubeconfig_path, kubectl
-from tools.testbed.install import OPERATOR_NAMESPACE
+from tools.testbed.helm import OPERATOR_NAMESPACE
 from tools.testbed.other_gateway import BY_HEADER, PICKED, bootstrap
 
 OTHER = "other-gateway"

@@ -13,7 +13,7 @@ from inflight_kubectl.cluster import Target
 from inflight_kubectl.engine_access import forward_to_service
 from tools.localcluster import kubeconfig_path, kubectl
 from tools.terminal import terminal
-from tools.testbed.install import OPERATOR_NAMESPACE
+from tools.testbed.helm import OPERATOR_NAMESPACE
 
 PROGRAM = str(Path(sys.executable).with_name("kubectl-inflight"))
 

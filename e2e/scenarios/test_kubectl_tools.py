@@ -76,6 +76,6 @@ def test_limits_by_hand_are_in_force_on_the_running_engine_until_their_end(servi
 
 
 def test_where_decisions_are_not_recorded_the_value_that_turns_it_on_is_told(inflight, tmp_path):
-    done = inflight("record", "-o", str(tmp_path / "decisions.jsonl.gz"))
+    done = inflight("record", "-o", str(tmp_path / "decisions.zst"))
     assert done.returncode == 1
     assert "--set recordDecisions.enabled=true" in done.stderr

@@ -7,7 +7,7 @@ import pytest
 
 from e2e.scenarios.conftest import apply
 from tools.localcluster import kubectl
-from tools.testbed.install import OPERATOR_NAMESPACE
+from tools.testbed.helm import OPERATOR_NAMESPACE
 from tools.testbed.load_pod import ask_pod, driver_pod
 
 CHILDREN = "deployment,replicaset,pod,service,secret,configmap,poddisruptionbudget,networkpolicy"

@@ -8,10 +8,10 @@ import pytest
 
 from tools.code_blocks import blocks_of
 from tools.localcluster import kubectl
-from tools.testbed.install import ROOT
+from tools.localcluster.layout import REPOSITORY
 
 SECONDS = 240
-BLOCKS = [block for block in blocks_of(ROOT / "docs" / "quickstart.md") if block.language in {"bash", "python"}]
+BLOCKS = [block for block in blocks_of(REPOSITORY / "docs" / "quickstart.md") if block.language in {"bash", "python"}]
 """Those with a note need a registry; tests/docs/test_quickstart.py checks them."""
 
 
@@ -28,7 +28,13 @@ def without_chat():
 def test_the_blocks_of_the_quickstart_run_in_order(without_chat):
     script = "set -euo pipefail\n" + "\n".join(shell(block) for block in BLOCKS if not block.note)
     done = subprocess.run(
-        ["bash", "-c", script], cwd=ROOT, env=stranger(), capture_output=True, text=True, timeout=SECONDS, check=False
+        ["bash", "-c", script],
+        cwd=REPOSITORY,
+        env=stranger(),
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "condition met" in done.stdout

@@ -3,11 +3,30 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 from pathlib import Path
 
 from inflight_base import logs
 from inflight_base.manifest.names import POOL_PORTS
 from inflight_gateway.settings import GATEWAY_KEY_FILE
+
+
+def _whole(what: str, least: int, most: int) -> Callable[[str], int]:
+    """Parser of a whole number. Args: what: of the message for other texts."""
+
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+        return int(text)
+
+    return parse
+
+
+count = _whole("a whole number from 0 to 64", 0, 64)
+"""Of processes."""
+mebibytes = _whole("a whole number of MiB from 64 to 1048576", 64, 2**20)
+"""Of memory."""
+_port = _whole("a port from 0 to 65535", 0, 65535)
 
 
 def picker(parser: argparse.ArgumentParser) -> None:
@@ -114,26 +133,6 @@ def _peers(text: str) -> str:
     if text and (not namespace or not name or "/" in name):
         raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
     return text
-
-
-def count(text: str) -> int:
-    """Of processes."""
-    if not text.isascii() or not text.isdigit() or int(text) > 64:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 64")
-    return int(text)
-
-
-def mebibytes(text: str) -> int:
-    """Of memory."""
-    if not text.isascii() or not text.isdigit() or not 64 <= int(text) <= 2**20:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of MiB from 64 to 1048576")
-    return int(text)
-
-
-def _port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
-    return int(text)
 
 
 def _shared_port(text: str) -> int:

@@ -99,6 +99,10 @@ class ServiceConfig:
     default_limits: RateLimits = RateLimits()
     inference_pool: bool = False
 
+    def tenant(self, name: str) -> TenantConfig:
+        """Settings of a tenant, whether it is listed or not."""
+        return next((one for one in self.tenants if one.name == name), TenantConfig(name, limits=self.default_limits))
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
@@ -125,7 +129,6 @@ class EngineSample:
     waiting_prompt_tokens: int = 0
     kv_utilization: float = 0.0
     kv_cache_tokens: int = 0
-    block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 8192
     cost: CostModel | None = None
@@ -153,7 +156,6 @@ class RequestView:
     service: ServiceKey
     arrived: float
     path: str = "/v1/chat/completions"
-    stream: bool = False
     prompt_tokens: int = 0
     max_tokens: int | None = None
     service_class: str = "default"

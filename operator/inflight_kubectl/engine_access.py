@@ -7,6 +7,9 @@
 A forward listens on a free loopback port, as `kubectl port-forward` does, so any HTTP client can use `forward.url`.
 Each connection is one websocket to `pods/NAME/portforward`; its protocol is `v4.channel.k8s.io`: the first byte of a
 message is a channel, 0 for data and 1 for errors, and the first message of a channel is the port number.
+
+`kubernetes.stream.portforward` does not replace this: when the API server resets a connection, its thread dies with a
+traceback, and its socket stays open without data, so that a client waits until its timeout.
 """
 
 from __future__ import annotations
@@ -174,25 +177,22 @@ def forward_to_service(cluster: Cluster, service: Service) -> PortForward:
         Problem: no pod is ready, forbidden, or no answer.
     """
     if behind_gateway(service):
-        return _forward_to_gateway(cluster, service)
-    ready = _Ready(lambda: [(pod.namespace, pod.name, pod.http_port) for pod in cluster.pods(service) if pod.serves])
-    if not ready():
-        detail = next((one.message for one in service.conditions if one.type == "Ready"), "no pod is ready")
-        raise Problem(
-            f"{service.name} takes no requests: {detail}",
-            f"See `kubectl inflight why {service.name} -n {service.namespace}`",
+        host = f"{service.name}.{service.namespace}"
+        ready = _Ready(lambda: [pod.http for pod in ready_gateways(cluster, service)])
+        if not ready():
+            raise no_gateway(service)
+    else:
+        host = None
+        ready = _Ready(
+            lambda: [(pod.namespace, pod.name, pod.http_port) for pod in cluster.pods(service) if pod.serves]
         )
-    return _checked(PortForward(cluster.connection, ready))
-
-
-def _forward_to_gateway(cluster: Cluster, service: Service) -> PortForward:
-    ready = _Ready(lambda: [pod.http for pod in ready_gateways(cluster, service)])
-    if not ready():
-        raise no_gateway(service)
-    return _checked(PortForward(cluster.connection, ready, f"{service.name}.{service.namespace}"))
-
-
-def _checked(forward: PortForward) -> PortForward:
+        if not ready():
+            detail = next((one.message for one in service.conditions if one.type == "Ready"), "no pod is ready")
+            raise Problem(
+                f"{service.name} takes no requests: {detail}",
+                f"See `kubectl inflight why {service.name} -n {service.namespace}`",
+            )
+    forward = PortForward(cluster.connection, ready, host)
     try:
         forward.check()
     except Problem:

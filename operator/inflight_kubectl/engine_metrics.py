@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from inflight_base.page import reader
-from inflight_base.page.histogram import Histogram
-from inflight_base.page.reader import PageError, PageReader
+from inflight_base.page.reader import Page, PageError, PageReader
 from inflight_kubectl.output import Problem, described
 
 if TYPE_CHECKING:
@@ -29,7 +28,7 @@ MAX_BYTES = 4 << 20
 WINDOW_SECONDS = 30.0
 """Percentiles and rates look back this far."""
 
-_READER = PageReader(
+READER = PageReader(
     (
         reader.RUNNING,
         reader.WAITING,
@@ -38,30 +37,9 @@ _READER = PageReader(
         reader.PREEMPTIONS,
         reader.MAX_NUM_SEQS,
         reader.MAX_NUM_BATCHED_TOKENS,
-        f"{reader.TTFT}_bucket",
-        f"{reader.TPOT}_bucket",
-    )
+    ),
+    (reader.TTFT, reader.TPOT),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Counts:
-    """One read of one engine; counters are from the start of its process.
-
-    Attributes:
-        at: on the steady clock.
-    """
-
-    at: float
-    running: int
-    waiting: int
-    kv: float
-    generated: float
-    preemptions: float
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    ttft: Histogram
-    tpot: Histogram
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,43 +62,29 @@ class Figures:
     problem: str | None = None
 
 
-def parse_page(text: str, at: float) -> Counts:
-    """The page in Prometheus' text format.
+def figures(pages: Sequence[tuple[float, Page]]) -> Figures:
+    """Figures of one engine from its pages, oldest first, each after its time on the steady clock; at least one."""
+    (begin, first), (end, last) = pages[0], pages[-1]
+    if last.total(reader.GENERATION_TOKENS) < first.total(reader.GENERATION_TOKENS):
+        begin, first = end, last  # the engine process restarted
+    elapsed = end - begin
 
-    Raises:
-        PageError: the page is not an engine's.
-    """
-    page = _READER.read(text)
-    return Counts(
-        at=at,
-        running=int(page.total(reader.RUNNING)),
-        waiting=int(page.total(reader.WAITING)),
-        kv=page.largest(reader.KV_USAGE) or 0.0,
-        generated=page.total(reader.GENERATION_TOKENS),
-        preemptions=page.total(reader.PREEMPTIONS),
-        max_num_seqs=page.whole(reader.MAX_NUM_SEQS),
-        max_num_batched_tokens=page.whole(reader.MAX_NUM_BATCHED_TOKENS),
-        ttft=page.histogram(reader.TTFT),
-        tpot=page.histogram(reader.TPOT),
-    )
+    def grown(name: str) -> float:
+        return last.total(name) - first.total(name)
 
+    def p95(name: str) -> float | None:
+        return last.histogram(name).since(first.histogram(name)).percentile(0.95)
 
-def figures(pages: Sequence[Counts]) -> Figures:
-    """Figures of one engine from its pages, oldest first; at least one."""
-    first, last = pages[0], pages[-1]
-    if last.generated < first.generated:
-        first = last  # the engine process restarted
-    elapsed = last.at - first.at
     return Figures(
-        running=last.running,
-        waiting=last.waiting,
-        kv=last.kv,
-        tokens_per_s=(last.generated - first.generated) / elapsed if elapsed > 0 else None,
-        preemptions=int(last.preemptions - first.preemptions) if elapsed > 0 else None,
-        max_num_seqs=last.max_num_seqs,
-        max_num_batched_tokens=last.max_num_batched_tokens,
-        ttft_p95=last.ttft.since(first.ttft).percentile(0.95),
-        tpot_p95=last.tpot.since(first.tpot).percentile(0.95),
+        running=last.count(reader.RUNNING),
+        waiting=last.count(reader.WAITING),
+        kv=last.largest(reader.KV_USAGE) or 0.0,
+        tokens_per_s=grown(reader.GENERATION_TOKENS) / elapsed if elapsed > 0 else None,
+        preemptions=int(grown(reader.PREEMPTIONS)) if elapsed > 0 else None,
+        max_num_seqs=last.whole(reader.MAX_NUM_SEQS),
+        max_num_batched_tokens=last.whole(reader.MAX_NUM_BATCHED_TOKENS),
+        ttft_p95=p95(reader.TTFT),
+        tpot_p95=p95(reader.TPOT),
     )
 
 
@@ -150,7 +114,7 @@ class EngineReader:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._open: dict[str, tuple[PortForward, httpx.Client]] = {}
-        self._pages: dict[str, list[Counts]] = {}
+        self._pages: dict[str, list[tuple[float, Page]]] = {}
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="engine metrics")
 
     def read(self, pods: Sequence[Pod]) -> dict[str, Figures]:
@@ -173,11 +137,11 @@ class EngineReader:
         except (Problem, ValueError, KeyError, OSError) as error:
             what = str(error) if isinstance(error, PageError) else described(error)
             return replace(figures(pages), problem=what) if pages else Figures(problem=what)
-        while len(pages) > 2 and pages[-1].at - pages[1].at >= WINDOW_SECONDS:
+        while len(pages) > 2 and pages[-1][0] - pages[1][0] >= WINDOW_SECONDS:
             pages.pop(0)
         return figures(pages)
 
-    def _page(self, pod: Pod) -> Counts:
+    def _page(self, pod: Pod) -> tuple[float, Page]:
         import httpx
 
         from inflight_kubectl.engine_access import forward_to_pod
@@ -192,7 +156,7 @@ class EngineReader:
         except httpx.HTTPError as error:
             self._forget(pod.uid, pages=False)
             raise forward.problem or Problem(f"no answer: {str(error) or type(error).__name__}") from error
-        return parse_page(text, time.monotonic())
+        return time.monotonic(), READER.read(text)
 
     def _forget(self, uid: str, *, pages: bool = True) -> None:
         opened = self._open.pop(uid, None)

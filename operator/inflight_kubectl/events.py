@@ -25,7 +25,6 @@ class Event:
     message: str
     about: tuple[str, str]
     at: datetime | None
-    count: int
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Event:
@@ -38,7 +37,6 @@ class Event:
             message=" ".join(str(body.get("message") or body.get("note") or "").split()),
             about=(about.get("kind", ""), about.get("name", "")),
             at=moment(seen or body.get("metadata", {}).get("creationTimestamp")),
-            count=series.get("count") or body.get("count") or 1,
         )
 
 

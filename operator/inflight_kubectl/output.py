@@ -13,6 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from inflight_base.manifest.units import format_seconds
+
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
@@ -127,8 +129,4 @@ def span(seconds: float) -> str:
 
 def latency(seconds: float | None) -> str:
     """A latency as the operator writes it: `71ms` below a second, else `2.4s`; `-` for None."""
-    if seconds is None:
-        return "-"
-    if seconds < 0.9995:
-        return f"{round(seconds * 1000)}ms"
-    return f"{seconds:.1f}".removesuffix(".0") + "s"
+    return "-" if seconds is None else format_seconds(seconds)

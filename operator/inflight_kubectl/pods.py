@@ -27,7 +27,6 @@ class Pod:
     namespace: str
     uid: str
     node: str
-    phase: str
     ready: bool
     deleting: bool
     state: str
@@ -59,7 +58,6 @@ class Pod:
             namespace=metadata.get("namespace", ""),
             uid=metadata.get("uid", ""),
             node=spec.get("nodeName", ""),
-            phase=status.get("phase", "Unknown"),
             ready=ready,
             deleting=deleting,
             state=state,

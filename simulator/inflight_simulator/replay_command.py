@@ -17,7 +17,7 @@ A file of another version ends with 2 and names the version.
 
 example:
   kubectl exec -n inflight-system deploy/inflight-operator -- tar -C /recording -c . | tar -x
-  inflight-simulate replay-decisions decisions-*.jsonl.gz"""
+  inflight-simulate replay-decisions decisions-*.zst"""
 
 
 def add_replay_flags(parser: argparse.ArgumentParser) -> None:

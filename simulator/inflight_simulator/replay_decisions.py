@@ -83,7 +83,7 @@ def _replay(path: Path, wanted: Collection[str], services: dict[str, _Service], 
                 service.differing += 1
             if found and len(shown) < SHOWN_ROUNDS:
                 when = one.snapshot.at.isoformat(sep=" ", timespec="seconds")
-                shown.append("\n".join([f"{path}, line {one.line}: {one.service} at {when}", *found]))
+                shown.append("\n".join([f"{path}, round {one.number}: {one.service} at {when}", *found]))
     except RecordingError as error:
         raise InputError(f"{path} {error}") from error
     if recording.cut_short:

@@ -5,14 +5,17 @@ import subprocess
 import pytest
 import yaml
 
-from deploy import generated, manifest
-from deploy.chart import ROOT, HelmError, rendered
+from deploy import manifest
 from inflight_base.kube.kinds import RESOURCES
-from inflight_operator import cli, runtime
-from inflight_operator.watch.handlers import WATCHED_KINDS
+from inflight_operator import cli
+from inflight_operator.watch.watches import WATCHED_KINDS, optional_kinds
+from tools import generated
+from tools.localcluster import ClusterError
 from tools.localcluster.kubectl_program import binary
+from tools.localcluster.layout import REPOSITORY
+from tools.testbed.helm import rendered
 
-KUSTOMIZE = ROOT / "deploy" / "kustomize"
+KUSTOMIZE = REPOSITORY / "deploy" / "kustomize"
 
 
 def built(folder):
@@ -67,7 +70,7 @@ def test_the_operator_of_the_overlay_with_the_gateway_may_list_what_it_lists():
     assert arguments.gateway_service
     lists = {
         (RESOURCES[kind][0].rpartition("/")[0], RESOURCES[kind][1])
-        for kind in (*WATCHED_KINDS, *runtime.optional_kinds(endpoint_picker=arguments.gateway_endpoint_picker))
+        for kind in (*WATCHED_KINDS, *optional_kinds(endpoint_picker=arguments.gateway_endpoint_picker))
     }
     may_list = {
         (group, resource)
@@ -82,7 +85,7 @@ def test_the_operator_of_the_overlay_with_the_gateway_may_list_what_it_lists():
 def test_the_overlay_sets_both_images_and_the_replicas():
     deployment = built(KUSTOMIZE / "registry")[("Deployment", "inflight-operator")]
     (container,) = deployment["spec"]["template"]["spec"]["containers"]
-    version = yaml.safe_load((ROOT / "helm" / "inflight" / "Chart.yaml").read_text())["appVersion"]
+    version = yaml.safe_load((REPOSITORY / "helm" / "inflight" / "Chart.yaml").read_text())["appVersion"]
     assert container["image"] == f"registry.example.com/inflight-operator:{version}"
     engine = [argument for argument in container["args"] if argument.startswith("--engine-image=")]
     assert engine == [f"--engine-image=registry.example.com/inflight-engine:{version}"]
@@ -90,12 +93,12 @@ def test_the_overlay_sets_both_images_and_the_replicas():
 
 
 def test_values_that_the_chart_refuses_are_an_error():
-    with pytest.raises(HelmError, match="replica"):
+    with pytest.raises(ClusterError, match="replica"):
         rendered("--set", "replica=2")
 
 
 def test_check_names_the_files_that_differ_and_write_mends_them(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(generated, "ROOT", tmp_path)
+    monkeypatch.setattr(generated, "REPOSITORY", tmp_path)
     files = {tmp_path / "a" / "one.md": "one\n", tmp_path / "two.md": "two\n"}
     (tmp_path / "two.md").write_text("two\n")
     assert generated.run("deploy.x", None, files, ["--check"]) == 1

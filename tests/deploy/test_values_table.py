@@ -5,8 +5,8 @@ import json
 import pytest
 
 from deploy import values_table
-from deploy.chart import CHART
 from deploy.values_table import descriptions, load_schema, schema_of, type_in_words, values
+from tools.testbed.helm import CHART
 
 NOT_OURS = {"global"}  # Helm's own
 

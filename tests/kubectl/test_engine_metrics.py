@@ -1,6 +1,6 @@
 import pytest
 
-from inflight_kubectl.engine_metrics import EngineReader, figures, parse_page
+from inflight_kubectl.engine_metrics import READER, EngineReader, figures
 from inflight_kubectl.output import Problem
 from tests.kubectl.objects import pod
 
@@ -20,7 +20,7 @@ vllm:time_to_first_token_seconds_bucket{le="+Inf",model_name="chat"} %d
 
 
 def test_a_page_gives_figures_of_what_happened_between_two_reads():
-    pages = [parse_page(PAGE % (100, 10, 10, 10), 0.0), parse_page(PAGE % (400, 10, 20, 20), 2.0)]
+    pages = [(0.0, READER.read(PAGE % (100, 10, 10, 10))), (2.0, READER.read(PAGE % (400, 10, 20, 20)))]
     found = figures(pages)
     assert (found.running, found.waiting, found.kv) == (6, 2, 0.25)
     assert (found.max_num_seqs, found.max_num_batched_tokens) == (169, 1342)
@@ -30,18 +30,18 @@ def test_a_page_gives_figures_of_what_happened_between_two_reads():
 
 
 def test_the_first_read_of_an_engine_has_no_rate_and_no_percentile():
-    found = figures([parse_page(PAGE % (100, 10, 10, 10), 0.0)])
+    found = figures([(0.0, READER.read(PAGE % (100, 10, 10, 10)))])
     assert (found.tokens_per_s, found.ttft_p95) == (None, None)
 
 
 def test_an_engine_process_that_started_anew_counts_from_its_start():
-    found = figures([parse_page(PAGE % (400, 10, 20, 20), 0.0), parse_page(PAGE % (10, 1, 1, 1), 2.0)])
+    found = figures([(0.0, READER.read(PAGE % (400, 10, 20, 20))), (2.0, READER.read(PAGE % (10, 1, 1, 1)))])
     assert found.tokens_per_s is None
 
 
 def test_another_page_is_refused():
     with pytest.raises(ValueError, match="not an engine"):
-        parse_page("up 1\n", 0.0)
+        READER.read("up 1\n")
 
 
 class Silent:

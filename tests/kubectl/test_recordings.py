@@ -4,16 +4,18 @@ import gzip
 import json
 
 import pytest
+import zstandard
 from click.testing import CliRunner
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.recording import compressor, packed
 from inflight_kubectl.cli import cli
 from inflight_kubectl.commands.record import COMMAND as RECORD
 from inflight_kubectl.commands.replay import COMMAND as REPLAY
 from inflight_kubectl.commands.replay import PROGRAMS
 from inflight_kubectl.output import Problem
 from inflight_kubectl.pods import Pod
-from inflight_kubectl.recordings import kind_of, lines_of
+from inflight_kubectl.recordings import kind_of, parts_of
 from inflight_kubectl.resources import Service
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.recording import files
@@ -102,7 +104,7 @@ def test_the_rounds_of_a_service_are_one_recording_that_can_be_repeated(record, 
     done = record(Cluster(ON), recorded, "--json")
     assert done.exit_code == 0, done.output
     fetched = json.loads(done.stdout)
-    assert (fetched["file"], fetched["pod"], fetched["leftOut"]) == ("chat-decisions.jsonl.gz", "op-1", 0)
+    assert (fetched["file"], fetched["pod"], fetched["leftOut"]) == ("chat-decisions.zst", "op-1", 0)
     read = list(Recording(tmp_path / fetched["file"]).rounds())
     assert len(read) == fetched["rounds"] > 10
     assert {one.service for one in read} == {"default/chat"}
@@ -118,14 +120,14 @@ def test_a_file_that_grows_while_it_is_read_gives_its_whole_rounds(record, recor
     last = max(recorded.iterdir())
     last.write_bytes(last.read_bytes()[:-700])
     assert record(Cluster(ON), recorded).exit_code == 0
-    assert list(Recording(tmp_path / "chat-decisions.jsonl.gz").rounds())
+    assert list(Recording(tmp_path / "chat-decisions.zst").rounds())
 
 
 def test_files_of_another_version_are_left_out(record, recorded):
     first = min(recorded.iterdir())
-    header, *lines = gzip.decompress(first.read_bytes()).splitlines(keepends=True)
+    (_, header), *rounds = parts_of([first.read_bytes()])
     old = json.dumps({**json.loads(header), "version": "0.0.1"}).encode() + b"\n"
-    first.write_bytes(gzip.compress(b"".join([old, *lines])))
+    first.write_bytes(zstandard.compress(b"".join([old, *(packed(*one) for one in rounds)])))
     done = record(Cluster(ON), recorded)
     assert "left out: 1 older files" in done.stdout
 
@@ -137,14 +139,14 @@ def test_where_nothing_is_recorded_the_value_that_turns_it_on_is_told(record, re
     assert "helm upgrade mine helm/inflight -n system --reset-then-reuse-values" in done.output
     others = "default/chat-2," if arguments else ""
     assert f"'recordDecisions.services={{{others}default/chat}}'" in done.output
-    assert not (tmp_path / "chat-decisions.jsonl.gz").exists()
+    assert not (tmp_path / "chat-decisions.zst").exists()
 
 
 def test_an_empty_recording_leaves_no_file(record, tmp_path):
     (tmp_path / "empty").mkdir()
     done = record(Cluster(ON), tmp_path / "empty")
     assert "has no round of default/chat yet" in done.output
-    assert not (tmp_path / "chat-decisions.jsonl.gz").exists()
+    assert not (tmp_path / "chat-decisions.zst").exists()
 
 
 @pytest.mark.parametrize("flags", [(), ("--engine",)], ids=["operator", "engine"])
@@ -175,15 +177,23 @@ def test_the_recording_of_an_engine_is_fetched_as_it_is(record, tmp_path):
     assert kind_of(tmp_path / "chat-engine.jsonl.gz") == "engine"
 
 
-def test_lines_are_those_of_the_file_wherever_it_is_cut():
-    text = b"".join(b"%d\n" % number for number in range(5000))
-    packed = gzip.compress(text)
-    for content in (text, packed):
-        for size in (1, 7, 100_000):
-            chunks = (content[start : start + size] for start in range(0, len(content), size))
-            assert b"".join(lines_of(chunks)) == text
-    with pytest.raises(Problem, match="damaged"):
-        list(lines_of([packed[:50] + b"\xff\x00" * 40]))
+def test_parts_are_those_of_the_file_wherever_it_is_cut():
+    rounds = [("default/chat", b"\n%d\n" % number * 30) for number in range(500)]
+    content = zstandard.compress(b"{}\n" + b"".join(packed(*one) for one in rounds))
+    for size in (1, 7, 100_000):
+        chunks = (content[start : start + size] for start in range(0, len(content), size))
+        assert list(parts_of(chunks)) == [("", b"{}\n"), *rounds]
+    packer = compressor()
+    begun = packer.compress(b"{}\na/b 1\nx") + packer.flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
+    with pytest.raises(Problem, match="is damaged after round 1"):
+        list(parts_of([begun, b"\xff" * 40]))
+    with pytest.raises(Problem, match="is no recording"):
+        list(parts_of([b"hello\n"]))
+
+
+def test_the_recording_of_an_operator_of_the_earlier_format_is_one_of_the_operator(tmp_path):
+    (tmp_path / "x").write_bytes(gzip.compress(b'{"recording": "inflight-operator decisions", "version": "0.2.0"}\n'))
+    assert kind_of(tmp_path / "x") == "operator"
 
 
 def test_other_files_are_no_recordings(tmp_path):
@@ -198,7 +208,7 @@ def test_other_files_are_no_recordings(tmp_path):
 def test_a_recording_is_replayed_by_the_installed_program(record, recorded, tmp_path, capfd):
     assert record(Cluster(ON), recorded).exit_code == 0
     with pytest.raises(SystemExit) as ended:
-        cli(["replay", "chat-decisions.jsonl.gz"])
+        cli(["replay", "chat-decisions.zst"])
     out, err = capfd.readouterr()
     assert (ended.value.code, out.splitlines()[-1].endswith("no difference")) == (0, True), err
 

@@ -1,11 +1,13 @@
 """`inflight-simulate replay-decisions`: the operator's decisions, repeated."""
 
-import gzip
-import json
 import re
+from dataclasses import replace
 
 import pytest
+import zstandard
 
+from inflight_base.recording import packed, parts_of
+from inflight_operator.recording.codec import RoundCodec
 from inflight_operator.recording.recorder import DecisionRecorder
 from inflight_simulator import replay_decisions
 from inflight_simulator.cli import main
@@ -32,13 +34,15 @@ def recording(tmp_path_factory):
 
 def changed(recording, tmp_path):
     """The recording, with another order in the first plan that has a decision."""
-    header, *lines = gzip.decompress(recording.read_bytes()).decode().splitlines()
-    rounds = [json.loads(line) for line in lines]
-    fields = json.loads(header)["types"]["inflight_operator.reconcile.plan.Plan"]
-    made = next(one for one in rounds if one["plan"][fields.index("decisions")])
-    made["plan"][fields.index("replicas")] += 5
-    other = tmp_path / "changed.jsonl"
-    other.write_text("\n".join([header, *map(json.dumps, rounds)]) + "\n")
+    (_, header), *rounds = parts_of([recording.read_bytes()])
+    codec, done, content = RoundCodec(), False, header
+    for service, message in rounds:
+        snapshot, memory, plan = codec.decode(message)
+        if plan.decisions and not done:
+            plan, done = replace(plan, replicas=plan.replicas + 5), True
+        content += packed(service, codec.encode((snapshot, memory, plan)))
+    other = tmp_path / "changed"
+    other.write_bytes(zstandard.compress(content))
     return other
 
 
@@ -54,7 +58,7 @@ def test_a_difference_is_shown_by_round_and_field(recording, tmp_path, capsys):
     assert main(["replay-decisions", str(changed(recording, tmp_path))]) == 1
     out = capsys.readouterr().out
     assert "1 with another plan than was recorded" in out
-    assert re.search(r"changed\.jsonl, line \d+: team/chat at 2026-11-20 10:00:\d\d", out)
+    assert re.search(r"changed, round \d+: team/chat at 2026-11-20 10:00:\d\d", out)
     assert re.search(r"^  replicas: recorded \d+, now \d+$", out, re.MULTILINE)
 
 
@@ -89,7 +93,7 @@ def test_several_files_are_replayed_together_and_one_service_alone(recording, ca
 
 
 def test_a_file_that_was_cut_short_is_replayed_as_far_as_it_goes(recording, tmp_path, capsys):
-    file = tmp_path / "cut.gz"
+    file = tmp_path / "cut.zst"
     file.write_bytes(recording.read_bytes()[:-500])
     assert main(["replay-decisions", str(file)]) == 0
     said = capsys.readouterr()

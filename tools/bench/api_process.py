@@ -47,6 +47,8 @@ from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.process import EngineProcess
 from inflight_engine.server.run import run
 from inflight_engine.server.serve_flags import add_serve_flags, server_config
+from inflight_kubectl.answers import Answer
+from inflight_kubectl.load.client import Client
 from tools.measure.machine import cpu_model
 from tools.measure.served import MODEL
 
@@ -85,28 +87,17 @@ def _serve(sock: socket.socket, listener: socket.socket, profile: bool, flags: S
 def _read_answers(
     address: tuple[str, int], streams: int, tokens: int, whole: bool, progress: bool, counted: Connection
 ) -> None:
-    """Sends how many events there were, of tokens: not the end of a choice, and not [DONE]."""
-    stream = str(not whole).lower()
-    body = f'{{"prompt": "hello", "stream": {stream}, "ignore_eos": true, "max_tokens": {tokens}}}'
-    head = "POST /v1/completions HTTP/1.1\r\nHost: bench\r\nContent-Type: application/json\r\nConnection: close\r\n"
-    head += "X-Inflight-Progress: 1\r\n" if progress else ""
-    request = f"{head}Content-Length: {len(body)}\r\n\r\n{body}".encode()
+    """Sends how many events with tokens there were, but for the end of each choice."""
+    body = {"prompt": "hello", "stream": not whole, "ignore_eos": True, "max_tokens": tokens}
 
-    async def read() -> int:
-        reader, writer = await asyncio.open_connection(*address)
-        writer.write(request)
-        status, events, unread = await reader.readline(), 0, b""
-        if b" 200 " not in status:
-            raise AssertionError(f"the API process answers {status.decode()}")
-        while chunk := await reader.read(1 << 16):
-            answer = unread + chunk
-            events += answer.count(b"data: ")
-            unread = answer[-5:]  # may be where the next one begins
-        writer.close()
-        return 0 if whole else events - 2
+    async def read(client: Client) -> int:
+        answer = Answer(time.monotonic())
+        await client.ask(body, answer, headers={"X-Inflight-Progress": "1"} if progress else None)
+        return 0 if whole else answer.pieces - 1
 
     async def read_all() -> None:
-        counted.send(sum(await asyncio.gather(*(read() for _ in range(streams)))))
+        async with Client(f"http://{address[0]}:{address[1]}", keep=False) as client:
+            counted.send(sum(await asyncio.gather(*(read(client) for _ in range(streams)))))
 
     asyncio.run(read_all())
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from tools.prometheus.grafana import PanelQuery, Window, chosen, label_values, queries, replace
 from tools.prometheus.prometheus import Prometheus, PrometheusError
-from tools.testbed.install import ROOT
+from tools.testbed.helm import CHART
 
-FOLDER = ROOT / "helm" / "inflight" / "dashboards"
+FOLDER = CHART / "dashboards"
 NO_DATA = "no data"
 
 _OR_ZERO = re.compile(r"(?!count\()(.+) or vector\(0\)")

@@ -14,28 +14,25 @@ from urllib.parse import urlsplit
 
 import yaml
 
+from inflight_base.manifest import Manifest
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.monitor import pod_monitor
 from tools.localcluster import ClusterError, kubeconfig_path, kubectl, prometheus
 from tools.localcluster.files import write_json
 from tools.prometheus.prometheus import Prometheus, started
-from tools.prometheus.scraping import Access, Manifest, Scraping, configuration, targets, targets_file
-from tools.testbed.helm import helm
-from tools.testbed.install import OPERATOR_NAMESPACE, RELEASE, ROOT
+from tools.prometheus.scraping import Access, Scraping, configuration, targets, targets_file
+from tools.testbed.helm import CHART, rendered
 
-CHART = ROOT / "helm" / "inflight"
 RULES = CHART / "files" / "rules.yaml"
 LOOK_SECONDS = 2.0
 
 
 def chart_monitors() -> list[Manifest]:
     """The chart's own PodMonitors, of the operator and of the gateway. Raises ClusterError."""
-    text = helm(
-        "template", RELEASE, str(CHART), "--namespace", OPERATOR_NAMESPACE, "--show-only", "templates/monitor.yaml",
-        "--show-only", "templates/gateway/monitor.yaml",
-        "--set", "metrics.monitor.enabled=true,metrics.monitor.kind=PodMonitor,gateway.enabled=true",
+    return rendered(
+        "--show-only=templates/monitor.yaml", "--show-only=templates/gateway/monitor.yaml",
+        "--set=metrics.monitor.enabled=true,metrics.monitor.kind=PodMonitor,gateway.enabled=true",
     )  # fmt: skip
-    return list(yaml.safe_load_all(text))
 
 
 def engine_monitors(namespaces: Sequence[str] = ()) -> list[Manifest]:

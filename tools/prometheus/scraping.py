@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Manifest = Mapping[str, Any]
+from inflight_base.manifest import Manifest
+
 META = "__meta_kubernetes_"
 
 

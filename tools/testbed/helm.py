@@ -1,12 +1,21 @@
-"""helm, from the Python environment that runs this or from PATH, against the chosen cluster."""
+"""helm, from the Python environment that runs this or from PATH."""
 
 from __future__ import annotations
 
 import subprocess
+from collections.abc import Mapping
 
+import yaml
+
+from inflight_base.manifest import Manifest
 from tools.localcluster import ClusterError, kubeconfig_path
 from tools.localcluster.installed import installed
 from tools.localcluster.kubectl_program import environment
+from tools.localcluster.layout import REPOSITORY
+
+CHART = REPOSITORY / "helm" / "inflight"
+RELEASE = "inflight"
+OPERATOR_NAMESPACE = "inflight-system"
 
 
 def binary() -> str:
@@ -15,14 +24,29 @@ def binary() -> str:
 
 
 def helm(*arguments: str) -> str:
-    """Output of helm.
+    """Output of helm against the cluster.
 
     Raises:
         ClusterError: it failed; the message has its complaint.
     """
-    done = subprocess.run(
-        [binary(), *arguments], capture_output=True, text=True, check=False, env=environment(kubeconfig_path())
-    )
+    return _run(arguments, environment(kubeconfig_path()))
+
+
+def rendered(*flags: str) -> list[Manifest]:
+    """The objects of the chart, hooks included, for the release in the operator's namespace. Needs no cluster.
+
+    Args:
+        flags: further flags of `helm template`, such as `--set replicas=2`.
+
+    Raises:
+        ClusterError: Helm is missing, or rejected the values; the message has its complaint.
+    """
+    text = _run(("template", RELEASE, str(CHART), "--namespace", OPERATOR_NAMESPACE, *flags))
+    return [one for one in yaml.load_all(text, yaml.CSafeLoader) if one]  # ten times as fast
+
+
+def _run(arguments: tuple[str, ...], environment: Mapping[str, str] | None = None) -> str:
+    done = subprocess.run([binary(), *arguments], capture_output=True, text=True, check=False, env=environment)
     if done.returncode:
         raise ClusterError(f"`helm {' '.join(arguments)}` failed: {done.stderr.strip() or done.stdout.strip()}")
     return done.stdout

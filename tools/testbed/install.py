@@ -8,15 +8,12 @@ from __future__ import annotations
 import argparse
 import hashlib
 import sys
-from pathlib import Path
 
 from tools.localcluster import ClusterError, ensure_up, inference_pool_crd, inference_pools, kubeconfig_path, kubectl
+from tools.localcluster.layout import REPOSITORY
 from tools.localcluster.progress import Progress, step, to_stdout
-from tools.testbed.helm import helm
+from tools.testbed.helm import CHART, OPERATOR_NAMESPACE, RELEASE, helm
 
-ROOT = Path(__file__).resolve().parents[2]
-OPERATOR_NAMESPACE = "inflight-system"
-RELEASE = "inflight"
 SHARED_SOURCES = ("pyproject.toml", "constraints.txt", ".dockerignore")
 SHARED_FOLDER = "common"
 SOURCE_ANNOTATION = "inflight.dev/source"
@@ -25,12 +22,12 @@ SOURCE_ANNOTATION = "inflight.dev/source"
 def source_hash(folder: str) -> str:
     """A hash of all that an image is built from: the program's folder and what the project's images share."""
     digest = hashlib.sha256()
-    files = [ROOT / name for name in SHARED_SOURCES]
+    files = [REPOSITORY / name for name in SHARED_SOURCES]
     for part in (SHARED_FOLDER, folder):
-        found = (path for path in (ROOT / part).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+        found = (path for path in (REPOSITORY / part).rglob("*") if path.is_file() and "__pycache__" not in path.parts)
         files += sorted(found)
     for path in files:
-        digest.update(str(path.relative_to(ROOT)).encode() + b"\0" + path.read_bytes())
+        digest.update(str(path.relative_to(REPOSITORY)).encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -86,7 +83,7 @@ def helm_install(engine: str, operator: str, envoy: str) -> None:
     annotation = SOURCE_ANNOTATION.replace(".", r"\.")
     settings = [argument for name, value in values.items() for argument in ("--set", f"{name}={value}")]
     helm(
-        "upgrade", "--install", RELEASE, str(ROOT / "helm" / "inflight"), "--namespace", OPERATOR_NAMESPACE,
+        "upgrade", "--install", RELEASE, str(CHART), "--namespace", OPERATOR_NAMESPACE,
         "--create-namespace", "--wait", "--timeout", "3m", *settings,
         "--set-string", f"podAnnotations.{annotation}={source_hash('operator')}",
         "--set-string", f"gateway.podAnnotations.{annotation}={source_hash('operator')}",

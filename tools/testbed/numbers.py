@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from prometheus_client.parser import text_string_to_metric_families
 
 from tools.localcluster import kubectl
-from tools.testbed.install import OPERATOR_NAMESPACE
+from tools.testbed.helm import OPERATOR_NAMESPACE
 from tools.testbed.pods import pods
 from tools.testbed.service import Service
 

@@ -11,13 +11,15 @@ from pathlib import Path
 from deploy.dashboards.draw import front_end, pictures
 from deploy.dashboards.draw.pictures import Look
 from tools.localcluster import ClusterError, kubectl
+from tools.localcluster.layout import REPOSITORY
 from tools.localcluster.progress import Progress, step, to_stdout
 from tools.prometheus import stage
 from tools.prometheus.answers import load
 from tools.prometheus.grafana import Window
 from tools.prometheus.monitors import watching
 from tools.prometheus.prometheus import PrometheusError
-from tools.testbed.install import OPERATOR_NAMESPACE, ROOT, install
+from tools.testbed.helm import OPERATOR_NAMESPACE
+from tools.testbed.install import install
 
 DESCRIPTION = """Draws each dashboard of the chart into docs/img/dashboard-NAME.png: brings up the local cluster with
 the chart, serves two services under varied traffic, scrapes them with a real Prometheus, and draws what Prometheus has
@@ -27,7 +29,7 @@ panel types, the Prometheus data source and annotations are this project's code 
 Exits 1 and names the panel where one is empty or broken; its picture is written all the same."""
 
 NAMESPACE = "dashboards"
-PICTURES = ROOT / "docs" / "img"
+PICTURES = REPOSITORY / "docs" / "img"
 SCRAPE_SECONDS = 2.0
 SETTLE_SECONDS = 15
 """From the first scrape to the traffic, so that the pictures begin with a quiet moment."""

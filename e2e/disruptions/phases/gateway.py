@@ -8,7 +8,7 @@ from e2e.disruptions import processes
 from e2e.disruptions.phases.base import Phase
 from e2e.disruptions.stage import GATEWAY, Stage, is_available, system_pods
 from tools.localcluster import kubectl
-from tools.testbed.install import OPERATOR_NAMESPACE
+from tools.testbed.helm import OPERATOR_NAMESPACE
 
 
 class GatewayKilled(Phase):

@@ -9,8 +9,7 @@ from e2e.disruptions import processes
 from e2e.disruptions.phases.base import Phase
 from e2e.disruptions.stage import OPERATOR, Stage, is_available, system_pods
 from tools.localcluster import build_image
-from tools.testbed.helm import helm
-from tools.testbed.install import OPERATOR_NAMESPACE, RELEASE, ROOT
+from tools.testbed.helm import CHART, OPERATOR_NAMESPACE, RELEASE, helm
 
 
 class OperatorUpgraded(Phase):
@@ -32,7 +31,7 @@ class OperatorUpgraded(Phase):
         repository, _, tag = self._image.rpartition(":")
         self._upgraded = True
         helm(
-            "upgrade", RELEASE, str(ROOT / "helm" / "inflight"), "--namespace", OPERATOR_NAMESPACE, "--reuse-values",
+            "upgrade", RELEASE, str(CHART), "--namespace", OPERATOR_NAMESPACE, "--reuse-values",
             "--set", f"image.repository={repository}", "--set", f"image.tag={tag}", "--wait", "--timeout", "3m",
         )  # fmt: skip
         stage.wait("the operator's pods replaced", lambda: not before & {pod.uid for pod in system_pods(OPERATOR)})

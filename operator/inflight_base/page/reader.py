@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import le, lt
@@ -36,6 +36,7 @@ TTFT = "vllm:time_to_first_token_seconds"
 TPOT = "vllm:request_time_per_output_token_seconds"
 STEP_COST = "inflight_step_cost_seconds"
 STEP_COST_CURVE = "inflight_step_cost_curve_seconds"
+ARRIVED_SQUARES = "inflight_arrived_prompt_tokens_squared_total"
 REJECTIONS = "inflight_admission_rejections_total"
 
 MAX_LINES = 20_000
@@ -52,6 +53,9 @@ MAX_CURVE = 32
 
 MAX_STEP_SECONDS = 3600.0
 """Largest accepted coefficient of a cost model: slower engines cannot serve requests."""
+
+_LARGEST = {STEP_COST: MAX_STEP_SECONDS, STEP_COST_CURVE: MAX_STEP_SECONDS, ARRIVED_SQUARES: 2.0**80}
+"""Of a sum of squared prompt lengths only the mean is used, which needs no exact integer."""
 
 _KEYED = frozenset((STEP_COST, STEP_COST_CURVE, REJECTIONS))
 """Names whose series differ by one label that matters: `term`, `tokens` or `reason`."""
@@ -74,7 +78,6 @@ _KEY = r'[ \t]*+(?:term|tokens|reason)[ \t]*+=[ \t]*+"([!#-\[\]^`-~_]*+)"'
 _LABEL = rf"[ \t]*+[a-zA-Z_]\w*+[ \t]*+=[ \t]*+{_QUOTED}"
 _AFTER_VALUE = re.compile(r"(?:[ \t]+[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)?(?:[ \t]+#[^\n]*)?[ \t\r]*", re.ASCII)
 """A time stamp and an exemplar, both optional and both ignored."""
-_CACHE_CONFIG_LINE = re.compile(rf"\n{CACHE_CONFIG}\{{([^\n]*+)")
 _BLOCK_SIZE = re.compile(r'(?:^|,)block_size="([0-9]{1,7})"')
 _NUM_BLOCKS = re.compile(r'(?:^|,)num_gpu_blocks="([0-9]{1,9})"')
 
@@ -104,35 +107,38 @@ def _line(names: Collection[str]) -> re.Pattern[str]:
 class PageReader:
     """Reads the samples of some names.
 
-    A number that is not finite counts as missing. One that is negative or too large is an error of the page; without
-    `strict`, and for `optional` names, it counts as missing too. Counters (names in `_total`) count whole requests and
-    tokens; a fraction is left out, so that no mean is of less than one.
+    A number that is not finite counts as missing. One that is negative or too large is an error of the page; of gauges
+    of our own engine, and without `strict`, it counts as missing too. Counters (names in `_total`) count whole requests
+    and tokens; a fraction is left out, so that no mean is of less than one.
 
     Args:
-        names: of samples, as `?name[]=` of prometheus_client takes them.
-        largest: of numbers, by name; others have `MAX_NUMBER`.
+        names: of samples.
+        histograms: their names.
+        largest: number, except of sums of squares and costs.
         strict: whether a line that cannot be parsed is an error of the page, else its number counts as missing.
 
     Attributes:
+        names: of all samples, those of the histograms included.
         query: asks for the needed samples alone. prometheus_client's servers know it; others ignore it and send all.
     """
 
     def __init__(
         self,
-        names: Sequence[str],
+        names: Collection[str],
+        histograms: Collection[str] = (),
         *,
-        optional: Collection[str] = (),
-        largest: Mapping[str, float] | None = None,
+        largest: float = MAX_NUMBER,
         strict: bool = True,
     ) -> None:
-        self.query = "&".join(f"name%5B%5D={name}" for name in names)
-        self._line = _line(names)
+        self._buckets = frozenset(f"{name}_bucket" for name in histograms)
+        self.names = (*names, *(f"{name}{suffix}" for name in histograms for suffix in ("_bucket", "_sum")))
+        self.query = "&".join(f"name%5B%5D={name}" for name in self.names)
+        self._line = _line(self.names)
         self._strict = strict
-        self._buckets = frozenset(name for name in names if name.endswith("_bucket"))
-        self._counters = frozenset(name for name in names if name.endswith("_total"))
-        self._optional = frozenset(optional if strict else names) | {STEP_COST, STEP_COST_CURVE}
-        costs = dict.fromkeys((STEP_COST, STEP_COST_CURVE), MAX_STEP_SECONDS)
-        self._largest = {**dict.fromkeys(names, MAX_NUMBER), **(largest or {}), **costs}
+        self._counters = frozenset(name for name in self.names if name.endswith("_total"))
+        own = {name for name in self.names if name.startswith("inflight_")} - self._counters - {WAITING_PROMPT_TOKENS}
+        self._optional = frozenset(own if strict else self.names)
+        self._largest = {**dict.fromkeys(self.names, largest), **_LARGEST}
 
     def read(self, text: str) -> Page:
         """
@@ -142,25 +148,26 @@ class PageReader:
         """
         if text.count("\n") > MAX_LINES:
             raise PageError(f"more than {MAX_LINES} lines")
-        page = Page(f"\n{text}")
+        text = f"\n{text}"
+        page = Page([rest.partition("\n")[0] for rest in text.split(f"\n{CACHE_CONFIG}{{", MAX_CURVE)[1:]])
         values, unknown, buckets, counters = page.values, page.unknown, self._buckets, self._counters
-        largest = self._largest
-        for name, edge, key, number, rest in self._line.findall(page.text):
+        largest, strict = self._largest, self._strict
+        for name, edge, key, number, rest in self._line.findall(text):
             try:
                 value = float(number)
-                bound = float(edge) if name in buckets else 0.0
+                bound = float(edge) if name in buckets else None
             except ValueError as error:
-                if self._strict:
+                if strict:
                     what = f"{name} is {number[:40]!r} in bucket {edge[:40]!r}"
                     raise PageError(f"not Prometheus text: {what}") from error
                 value = math.nan
-            if rest and self._strict and not _AFTER_VALUE.fullmatch(rest):
+            if rest and strict and not _AFTER_VALUE.fullmatch(rest):
                 raise PageError(f"not Prometheus text: {name} is followed by {rest.strip()[:40]!r}")
             if not 0 <= value <= largest[name]:
                 if math.isfinite(value) and name not in self._optional:
                     raise PageError(f"{name} is {value:g}, which no engine counts to")
                 unknown.add(name)
-            elif name in buckets:
+            elif bound is not None:
                 of_name = page.buckets[name]
                 of_name[bound] = of_name.get(bound, 0.0) + value
             else:
@@ -180,14 +187,14 @@ class Page:
     """The numbers of one page. Values of several label sets (engines of one vLLM server) are lists.
 
     Attributes:
-        text: of the page, after a line feed.
+        cache_configs: lines of `CACHE_CONFIG` from their labels on, `MAX_CURVE` at most.
         values: by name, in the order of the page.
         keyed: the same of names whose series differ by one label that matters, with that label.
         buckets: of histograms, by upper bound.
         unknown: names with a number that counts as missing.
     """
 
-    text: str
+    cache_configs: list[str]
     values: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     keyed: defaultdict[str, list[tuple[str, float]]] = field(default_factory=lambda: defaultdict(list))
     buckets: defaultdict[str, dict[float, float]] = field(default_factory=lambda: defaultdict(dict))
@@ -200,6 +207,10 @@ class Page:
     def largest(self, name: str) -> float | None:
         """None without a value."""
         return max(self.values[name], default=None)
+
+    def count(self, name: str) -> int:
+        """The sum without its fraction; 0 without a value."""
+        return int(self.total(name))
 
     def positive(self, name: str) -> float | None:
         """The largest value; None without one above 0."""
@@ -233,7 +244,7 @@ class Page:
             raise PageError(f"{name} has bucket counts that fall")
         return Histogram(_shared_bounds(bounds), counts, self.total(f"{name}_sum"))
 
-    def cost(self) -> CostModel | None:
+    def cost(self, *_: str) -> CostModel | None:
         """The cost model of a step; None if a coefficient is missing or impossible, or the curve is invalid."""
         if STEP_COST in self.unknown or STEP_COST_CURVE in self.unknown:
             return None
@@ -250,12 +261,10 @@ class Page:
             return None
         return _shared_cost(tuple(terms.get(term, 0.0) for term in _TERMS), points)
 
-    def kv_cache(self) -> tuple[int, int]:
-        """Block size of a vLLM server (the largest), and tokens of the KV caches of its engines; 0 if not reported."""
-        lines = _CACHE_CONFIG_LINE.findall(self.text)
-        found = [(_BLOCK_SIZE.search(labels), _NUM_BLOCKS.search(labels)) for labels in lines[:MAX_CURVE]]
-        sizes = [(int(size[1]), int(blocks[1])) for size, blocks in found if size is not None and blocks is not None]
-        return max((size for size, _ in sizes), default=0), sum(size * blocks for size, blocks in sizes)
+    def kv_cache_tokens(self) -> int:
+        """Of the engines of a vLLM server together; 0 if not reported."""
+        found = [(_BLOCK_SIZE.search(labels), _NUM_BLOCKS.search(labels)) for labels in self.cache_configs]
+        return sum(int(size[1]) * int(blocks[1]) for size, blocks in found if size is not None and blocks is not None)
 
 
 def _largest_by_key(series: list[tuple[str, float]]) -> dict[str, float]:

@@ -168,36 +168,30 @@ class Scraper(ABC, Generic[E]):
         return moment + math.ceil((earliest - moment) / interval) * interval - now
 
     async def _scrape(self, engine: E) -> None:
-        try:
-            await self._scrape_once(engine)
-        except Exception:
-            # A bug of this program with one engine must not end its scrapes.
-            logger.exception("scraping %s failed", engine.key)
-        if engine.kept:
-            loop = asyncio.get_running_loop()
-            engine.pending = loop.call_later(self._wait(engine, loop.time()), self._fall_due, engine)
-
-    async def _scrape_once(self, engine: E) -> None:
         began = monotonic()
         try:
             async with asyncio.timeout(self._timeout):
                 body = await self._page(URL(f"{engine.url}?{self._query}", encoded=True))
             self.scraped(engine, body, began)
-        except TimeoutError as error:
-            await self._has_failed(engine, error, f"no answer within {self._timeout:g} s")
-        except (aiohttp.ClientError, PageError, UnicodeDecodeError) as error:
-            await self._has_failed(engine, error, str(error)[:MAX_ERROR] or type(error).__name__)
-        except Exception as error:
-            logger.exception("scraping %s failed", engine.key)
-            await self._has_failed(engine, error, f"{type(error).__name__}: {str(error)[:MAX_ERROR]}")
-        else:
             self.counts.done += 1
             engine.failures = 0
+        except Exception as error:
+            self.counts.failed += 1
+            engine.failures += 1
+            await self.failed(engine, error, self._reason(engine, error))
+        finally:
+            if engine.kept:
+                loop = asyncio.get_running_loop()
+                engine.pending = loop.call_later(self._wait(engine, loop.time()), self._fall_due, engine)
 
-    async def _has_failed(self, engine: E, error: Exception, reason: str) -> None:
-        self.counts.failed += 1
-        engine.failures += 1
-        await self.failed(engine, error, reason)
+    def _reason(self, engine: E, error: Exception) -> str:
+        if isinstance(error, TimeoutError):
+            return f"no answer within {self._timeout:g} s"
+        if isinstance(error, (aiohttp.ClientError, PageError, UnicodeDecodeError)):
+            return str(error)[:MAX_ERROR] or type(error).__name__
+        # A bug of this program with one engine must not end its scrapes.
+        logger.error("scraping %s failed", engine.key, exc_info=error)
+        return f"{type(error).__name__}: {str(error)[:MAX_ERROR]}"
 
     async def _page(self, url: URL) -> bytes:
         """The body of a plain 200; of any other response, as little as possible is read.

@@ -112,7 +112,7 @@ class Exchange:
             return self._refuse(Refusal(404, "not_found", f"the gateway serves no path {self._head.path}"), None)
         config = None if self._head.body is not None else self._config(None)
         if isinstance(config, ServiceConfig):
-            tenant = self._parts.gate.check(self._head.headers, config, self._arrived)
+            tenant = self._parts.gate.check(self._head.headers, config)
             if isinstance(tenant, Refusal):
                 return self._refuse(tenant, config.key)
         return None
@@ -124,7 +124,7 @@ class Exchange:
         if isinstance(config, Refusal):
             yield self._refuse(config, None)
             return
-        tenant = parts.gate.check(self._head.headers, config, begin)
+        tenant = parts.gate.check(self._head.headers, config)
         if isinstance(tenant, Refusal):
             yield self._refuse(tenant, config.key)
             return

@@ -23,10 +23,6 @@ class VirtualCounters:
         """Number of the start of each wait."""
         self._starts = 0
 
-    def __len__(self) -> int:
-        """Clients remembered."""
-        return len(self._counters)
-
     def least(self) -> str | None:
         """The waiting client with the least service."""
         return self._counters.least(0)

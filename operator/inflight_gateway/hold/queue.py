@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from heapq import heappop, heappush
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.bounds import exceeded, queue_full
 from inflight_gateway.hold.service_queue import Held, ServiceQueue
 from inflight_gateway.types import Pick, Refusal, RequestView, ServiceConfig
+from inflight_policies.lazy_heap import LazyHeap
 from inflight_policies.service_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 
 CanStart = Callable[[RequestView], Pick | None]
@@ -37,8 +37,7 @@ class HoldQueue:
     def __init__(self) -> None:
         self._services: dict[ServiceKey, ServiceQueue] = {}
         self._by_id: dict[str, Held] = {}
-        self._by_expiry: list[tuple[float, int, Held]] = []
-        """Removed requests are dropped when they reach the top."""
+        self._by_expiry: LazyHeap[Held] = LazyHeap()
         self._offers = 0
 
     def __len__(self) -> int:
@@ -62,7 +61,7 @@ class HoldQueue:
         )
         queue.push(held)
         self._by_id[request.request_id] = held
-        heappush(self._by_expiry, (held.until, held.sequence, held))
+        self._by_expiry.push(held, (held.until, held.sequence))
         return None
 
     def release(
@@ -90,19 +89,16 @@ class HoldQueue:
                 computed = max(0, held.request.prompt_tokens - pick.cached_tokens)
                 queue.lead.started(held.request, pick)
                 queue.start(held, PROMPT_TOKEN * computed + OUTPUT_TOKEN)
-                del self._by_id[held.request.request_id]
+                self._forget(held)
                 released.append((held.request, pick))
-        self._drop_expiries()
         return released
 
     def expire(self, now: float) -> list[RequestView]:
         """Remove requests that reached their maximum wait, the first to expire first."""
         expired: list[RequestView] = []
-        while self._by_expiry and self._by_expiry[0][0] <= now:
-            held = heappop(self._by_expiry)[2]
-            if self._waits(held):
-                self._discard(held)
-                expired.append(held.request)
+        while (first := self._by_expiry.first()) is not None and first[0][0] <= now:
+            self._discard(first[1])
+            expired.append(first[1].request)
         return expired
 
     def remove(self, request_id: str) -> bool:
@@ -111,7 +107,6 @@ class HoldQueue:
         if held is None:
             return False
         self._discard(held)
-        self._drop_expiries()
         return True
 
     def served(self, request: RequestView, output_tokens: int) -> None:
@@ -127,10 +122,6 @@ class HoldQueue:
         room, oldest = queue.room, next(iter(queue))
         return Waiting(room.requests, room.prompt_tokens, room.body_bytes, now - oldest.since)
 
-    def services(self) -> list[ServiceKey]:
-        """Services with held requests."""
-        return [key for key, queue in self._services.items() if len(queue)]
-
     def forget(self, service: ServiceKey) -> list[RequestView]:
         """Remove a deleted service; returns its held requests."""
         queue = self._services.get(service)
@@ -140,16 +131,10 @@ class HoldQueue:
         self._services.pop(service, None)
         return [held.request for held in left]
 
-    def _waits(self, held: Held) -> bool:
-        return self._by_id.get(held.request.request_id) is held
-
     def _discard(self, held: Held) -> None:
         self._services[held.request.service].discard(held)
-        del self._by_id[held.request.request_id]
+        self._forget(held)
 
-    def _drop_expiries(self) -> None:
-        heap = self._by_expiry
-        while heap and not self._waits(heap[0][2]):
-            heappop(heap)
-        if len(heap) > 2 * len(self._by_id) + 64:
-            heap[:] = sorted(entry for entry in heap if self._waits(entry[2]))
+    def _forget(self, held: Held) -> None:
+        del self._by_id[held.request.request_id]
+        self._by_expiry.remove(held)

@@ -101,7 +101,6 @@ def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant:
         service=config.key,
         arrived=arrived,
         path=head.path.partition("?")[0],
-        stream=body.stream,
         prompt_tokens=body.prompt_tokens,
         max_tokens=body.max_tokens,
         service_class=chosen.name,

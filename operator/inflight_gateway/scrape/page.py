@@ -9,7 +9,7 @@ from inflight_gateway.types import EngineSample
 
 _DRAINING = "inflight_draining"
 
-WANTED = (
+_NAMES = (
     reader.RUNNING,
     reader.WAITING,
     reader.KV_USAGE,
@@ -22,7 +22,6 @@ WANTED = (
     reader.STEP_COST,
     reader.STEP_COST_CURVE,
 )
-"""Names of all samples that `read_page` reads."""
 
 MAX_COUNT = 2.0**40
 """Largest gauge: no engine has more tokens or requests."""
@@ -30,7 +29,7 @@ MAX_COUNT = 2.0**40
 MAX_SERIES = 64
 """Most series of one name that are summed: engines of one vLLM server."""
 
-READER = PageReader(WANTED, largest=dict.fromkeys(WANTED, MAX_COUNT), strict=False)
+READER = PageReader(_NAMES, largest=MAX_COUNT, strict=False)
 
 
 def read_page(body: bytes, at: float) -> EngineSample:
@@ -49,7 +48,6 @@ def read_page(body: bytes, at: float) -> EngineSample:
     def most(name: str) -> float:
         return page.largest(name) or 0.0
 
-    block_size, kv_cache_tokens = page.kv_cache()
     defaults = EngineSample(at)
     return EngineSample(
         at=at,
@@ -57,8 +55,7 @@ def read_page(body: bytes, at: float) -> EngineSample:
         waiting=total(reader.WAITING),
         waiting_prompt_tokens=total(reader.WAITING_PROMPT_TOKENS),
         kv_utilization=min(1.0, most(reader.KV_USAGE)),
-        kv_cache_tokens=int(most(reader.KV_CACHE_TOKENS)) or kv_cache_tokens,
-        block_size=block_size or defaults.block_size,
+        kv_cache_tokens=int(most(reader.KV_CACHE_TOKENS)) or page.kv_cache_tokens(),
         max_num_seqs=int(most(reader.MAX_NUM_SEQS)) or defaults.max_num_seqs,
         max_num_batched_tokens=int(most(reader.MAX_NUM_BATCHED_TOKENS)) or defaults.max_num_batched_tokens,
         draining=most(_DRAINING) > 0,

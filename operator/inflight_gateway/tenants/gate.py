@@ -1,6 +1,6 @@
 """Authentication and rate limits: the checks before a request is picked or held.
 
-    tenant = gate.check(headers, config, now)          # str, or a Refusal: 401, 503
+    tenant = gate.check(headers, config)               # str, or a Refusal: 401, 503
     answer = await gate.admit(request, config, now)    # headers for the response, or a Refusal: 429; each attempt
     gate.ended(request.request_id)                     # when its ext_proc stream ends; each attempt
     gate.settle(finished)                              # when the relay reports it
@@ -24,7 +24,7 @@ from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.sharing import Grant, SharedLimits
 from inflight_gateway.tenants.usage import Counts, Usage
 from inflight_gateway.timers import Timers
-from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig
+from inflight_gateway.types import Finished, Refusal, RequestView, ServiceConfig
 
 REPORT_WAIT_S = 30.0
 """Maximum wait for a request's report after its last attempt. Without one (a relay that died, or Envoy's way
@@ -84,7 +84,7 @@ class Gate:
         self._unreported: Timers[str] = Timers(REPORT_WAIT_S)
         """Ids of those whose attempts have all ended."""
 
-    def check(self, headers: Mapping[str, str], config: ServiceConfig, now: float) -> str | Refusal:
+    def check(self, headers: Mapping[str, str], config: ServiceConfig) -> str | Refusal:
         """The tenant of a request, `""` at services without API keys; or 401, or 503 while there are no keys.
 
         Args:
@@ -126,7 +126,7 @@ class Gate:
         known = self._admitted.get(request.request_id)
         if known is not None:
             return self._again(known)
-        limits = limits_of(config, request.tenant)
+        limits = config.tenant(request.tenant).limits
         key = TenantKey(request.service, request.tenant)
         label = self._label(config, request.tenant)
         grant = await self._limits.admit(key, limits, self._estimates.tokens(request), now)
@@ -221,8 +221,3 @@ def presented_key(headers: Mapping[str, str]) -> str:
     if scheme.lower() == "bearer" and credentials.strip():
         return credentials.strip()
     return headers.get("api-key", "").strip()
-
-
-def limits_of(config: ServiceConfig, tenant: str) -> RateLimits:
-    """Limits of a tenant: its entry in the spec, else the default limits."""
-    return next((one.limits for one in config.tenants if one.name == tenant), config.default_limits)

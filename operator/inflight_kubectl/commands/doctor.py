@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
 
 from inflight_kubectl.cluster import Target, cluster_options
 from inflight_kubectl.output import FAILURE, console, json_option, print_json
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from inflight_kubectl.doctor.result import Result
 
 
 @click.command(
@@ -32,9 +39,7 @@ def doctor(context: click.Context, target: Target, as_json: bool) -> None:
     for result in examine(target.connect()):
         results.append(result)
         if not as_json:
-            from inflight_kubectl.doctor.text import line
-
-            screen.print(line(result))
+            screen.print(_line(result))
     if as_json:
         print_json(results)
     if any(one.level == "fail" for one in results):
@@ -42,3 +47,16 @@ def doctor(context: click.Context, target: Target, as_json: bool) -> None:
 
 
 COMMAND = doctor
+
+_STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
+
+
+def _line(result: Result) -> Text:
+    """`ok    cluster: ...`; a remedy is on a separate line, so that it can be copied."""
+    from rich.text import Text
+
+    text = Text(f"{result.level:5}", style=_STYLES[result.level])
+    text.append(f" {result.check}: ", style="bold").append(result.found, style="not bold default")
+    if result.remedy:
+        text.append(f"\n      > {result.remedy}", style="not bold cyan")
+    return text

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
@@ -10,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from inflight_base.kube.kinds import object_path
 from inflight_base.manifest.names import ENGINE_CONTAINER
+from inflight_base.recording import compressor, packed
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
 from inflight_kubectl.output import Problem, json_option, print_json
-from inflight_kubectl.recordings import Header, lines_of, rounds_of
+from inflight_kubectl.recordings import Header, parts_of
 
 if TYPE_CHECKING:
     from inflight_kubectl.cluster import Cluster, Json
@@ -40,10 +41,10 @@ class Fetched:
     "record",
     epilog="""\b
 Examples:
-  kubectl inflight record chat                          # decisions on chat, into chat-decisions.jsonl.gz
-  kubectl inflight record chat -o incident.jsonl.gz
+  kubectl inflight record chat                          # decisions on chat, into chat-decisions.zst
+  kubectl inflight record chat -o incident.zst
   kubectl inflight record chat --engine                 # what an engine scheduled, into chat-engine.jsonl.gz
-  kubectl inflight replay chat-decisions.jsonl.gz
+  kubectl inflight replay chat-decisions.zst
 """,
 )
 @service_argument
@@ -61,7 +62,7 @@ def record(service: str, output: Path | None, engine: bool, force: bool, as_json
     scheduler's where engine.extraArgs has --record. The file holds the spec of the service with the values of its
     environment variables, and no tokens; an engine's holds no prompts and no outputs.
     """
-    path = output or Path(f"{service}-{'engine' if engine else 'decisions'}.jsonl.gz")
+    path = output or Path(f"{service}-engine.jsonl.gz" if engine else f"{service}-decisions.zst")
     if path.exists() and not force:
         raise Problem(f"{path} exists", "Choose another file with -o, or overwrite it with --force")
     cluster = target.connect()
@@ -112,32 +113,34 @@ def _from_operator(cluster: Cluster, service: Service, path: Path) -> Fetched:
         return output_of(cluster.connection, namespace, pod, OPERATOR_CONTAINER, *command)
 
     names = sorted(b"".join(run("ls", str(folder))).decode().split())
-    files = [lines_of(run("cat", f"{folder}/{name}")) for name in names if name.startswith("decisions-")]
+    files = [parts_of(run("cat", f"{folder}/{name}")) for name in names if name.startswith("decisions-")]
     rounds, left_out = _write_rounds(path, files, key)
     if not rounds:
         raise Problem(f"the recording in {pod} has no round of {key} yet", "Try again in a few seconds")
     return Fetched(str(path), pod, path.stat().st_size, rounds, left_out)
 
 
-def _write_rounds(path: Path, files: list[Iterator[bytes]], service: str) -> tuple[int, int]:
+def _write_rounds(path: Path, files: list[Iterator[tuple[str, bytes]]], service: str) -> tuple[int, int]:
     """Writes the rounds of a service from files, oldest first; files whose header differs from the newest are skipped.
 
     Returns:
         Rounds written, and files skipped.
     """
-    begun = [(Header.of(first), lines) for lines in files if (first := next(lines, None)) is not None]
+    begun = [(Header.of(first[1]), parts) for parts in files if (first := next(parts, None)) is not None]
     headers = [header for header, _ in begun if header is not None]
     if not headers:
         return 0, 0
     newest = headers[-1]
-    same = [lines for header, lines in begun if header is not None and header.identity == newest.identity]
-    rounds = 0
-    with gzip.open(path, "wb") as out:
-        out.write(newest.text)
-        for lines in same:
-            for line in rounds_of(lines, service):
-                out.write(line)
-                rounds += 1
+    same = [parts for header, parts in begun if header is not None and header.identity == newest.identity]
+    rounds, packer = 0, compressor()
+    with path.open("wb") as out:
+        out.write(packer.compress(newest.text))
+        for parts in same:
+            for name, message in parts:
+                if name == service:
+                    out.write(packer.compress(packed(name, message)))
+                    rounds += 1
+        out.write(packer.flush())
     return rounds, len(begun) - len(same)
 
 
@@ -152,7 +155,7 @@ def _leader(cluster: Cluster, deployment: Json) -> str:
         if not holder:
             raise Problem("no pod of the operator leads now", "Run `kubectl inflight doctor`")
         return str(holder)
-    pods = cluster.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector=OPERATOR_SELECTOR)["items"]
+    pods = cluster.list(object_path("Pod", namespace), labelSelector=OPERATOR_SELECTOR)["items"]
     running = [one["metadata"]["name"] for one in pods if one.get("status", {}).get("phase") == "Running"]
     if not running:
         raise Problem("no pod of the operator runs", "Run `kubectl inflight doctor`")

@@ -24,8 +24,8 @@ it."""
     "replay",
     epilog="""\b
 Examples:
-  kubectl inflight replay chat-decisions.jsonl.gz               # last decisions, and whether they come out the same
-  kubectl inflight replay chat-decisions.jsonl.gz --decisions   # all decisions with their reasons
+  kubectl inflight replay chat-decisions.zst                    # last decisions, and whether they come out the same
+  kubectl inflight replay chat-decisions.zst --decisions        # all decisions with their reasons
   kubectl inflight replay chat-engine.jsonl.gz --json
 """,
 )

@@ -63,9 +63,9 @@ def top(target: Target, interval: float, once: bool, as_json: bool) -> None:
         raise Problem("top needs a terminal", "Use --once for a table, or --json")
     cluster.services()  # an error here prints one line before the screen opens
     from inflight_kubectl.top.app import TopApp
-    from inflight_kubectl.top.source import ClusterSource
+    from inflight_kubectl.top.source import Source
 
-    TopApp(ClusterSource(cluster), interval).run()
+    TopApp(Source(cluster), interval).run()
 
 
 def _where(scope: str | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
 from inflight_base.manifest.names import SERVICE_LABEL
+from inflight_base.manifest.units import parse_quantity
 from inflight_kubectl.cluster import Cluster, Json
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
 from inflight_kubectl.events import Event
@@ -109,8 +110,6 @@ def _is_default(storage_class: Json) -> bool:
 
 
 def _allocatable(nodes: list[Json], resource: str) -> int:
-    from kubernetes.utils.quantity import parse_quantity
-
     return sum(int(parse_quantity(node.get("status", {}).get("allocatable", {}).get(resource, 0))) for node in nodes)
 
 

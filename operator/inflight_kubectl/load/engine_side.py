@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from inflight_kubectl.cluster import Cluster
     from inflight_kubectl.pods import Pod
 
-_READER = PageReader((reader.RUNNING, f"{reader.TTFT}_bucket", f"{reader.TTFT}_sum"))
+_READER = PageReader((reader.RUNNING,), (reader.TTFT,))
 
 
 @dataclass(frozen=True, slots=True)

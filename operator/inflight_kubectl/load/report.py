@@ -6,8 +6,10 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from inflight_kubectl.load.drive import Load, Result
+if TYPE_CHECKING:
+    from inflight_kubectl.load.drive import Load, Result
 
 BUSY_SHARE = 0.85
 """Of one processor core: Python uses one at a time, so above this the client limits the results."""

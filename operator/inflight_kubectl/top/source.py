@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from inflight_kubectl.cluster import Cluster
-from inflight_kubectl.engine_metrics import EngineReader, Figures
+from inflight_kubectl.engine_metrics import EngineReader
 from inflight_kubectl.events import Event, pod_events
 from inflight_kubectl.feed import ServiceFeed, View
 from inflight_kubectl.gateway_view import GatewayView, gateway_view
@@ -14,55 +13,20 @@ from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Service
 
 
-class Feed(Protocol):
-    """The methods in use of `ServiceFeed`."""
-
-    def start(self) -> None: ...
-
-    def stop(self) -> None: ...
-
-    def retry(self) -> None: ...
-
-
-class Reader(Protocol):
-    """The methods in use of `EngineReader`."""
-
-    def read(self, pods: Sequence[Pod]) -> dict[str, Figures]: ...
-
-    def close(self) -> None: ...
-
-
-class Source(Protocol):
-    """The live view's interface to a cluster.
+class Source:
+    """The data of a cluster.
 
     Attributes:
         context: its name; empty inside a pod.
         scope: the namespace that is shown; None for all.
     """
 
-    context: str
-    scope: str | None
-
-    def follow(self, changed: Callable[[View], None]) -> Feed: ...
-
-    def pods(self, service: Service) -> list[Pod]: ...
-
-    def events(self, service: Service, pods: Sequence[Pod]) -> list[Event]: ...
-
-    def gateway(self, service: Service) -> GatewayView | None: ...
-
-    def reader(self) -> Reader: ...
-
-
-class ClusterSource:
-    """The data of a real cluster."""
-
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.context = cluster.context
         self.scope = cluster.scope
 
-    def follow(self, changed: Callable[[View], None]) -> Feed:
+    def follow(self, changed: Callable[[View], None]) -> ServiceFeed:
         """A feed of the services, not started yet."""
         return ServiceFeed(self._cluster, changed)
 
@@ -78,7 +42,7 @@ class ClusterSource:
         """The gateway's reports on a service; None if it is not behind the gateway."""
         return gateway_view(self._cluster, service)
 
-    def reader(self) -> Reader:
+    def reader(self) -> EngineReader:
         """A reader of engines; close it."""
         return EngineReader(self._cluster)
 

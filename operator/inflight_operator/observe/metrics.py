@@ -8,10 +8,9 @@ A page comes from a pod that runs a tenant's model and is not trusted: an imposs
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Annotated, get_origin, get_type_hints
 
 from inflight_base.manifest.defaults import MOST_SEQS, MOST_TOKENS
 from inflight_base.page import reader
@@ -21,52 +20,15 @@ from inflight_cost.model import CostModel
 from inflight_operator.limits import Limits
 
 _CAPACITY = ("inflight_max_num_seqs_capacity", "inflight_max_num_batched_tokens_capacity")
-_SQUARES = "inflight_arrived_prompt_tokens_squared_total"
 _FULL = ("queue_full", "class_queue_full", "queue_tokens", "shed")
 """Labels of requests rejected for lack of capacity; others would be rejected by an idle engine as well, or are retried
 at another pod."""
-
-MAX_SQUARES = 2.0**80
-"""Largest sum of squared prompt lengths: it is used for its mean alone, which needs no exact integer."""
 
 MAX_LIMITS = Limits(MOST_SEQS, MOST_TOKENS)
 """Largest limits and capacities, those of the InferenceService's schema."""
 
 _ROUNDING = 1e-6
 """A share of KV blocks may be above 1 by this much."""
-
-
-class Read:
-    """Reads one field of a page; an impossible number makes the page an error.
-
-    Args:
-        how: called with the page and `names`.
-        names: of samples.
-    """
-
-    optional = False
-
-    def __init__(self, how: Callable[..., object], *names: str) -> None:
-        self.how = how
-        self.names = names
-
-
-class OptionalRead(Read):
-    """An impossible number counts as missing."""
-
-    optional = True
-
-
-def _counter(name: str) -> Read:
-    return Read(Page.total, name)
-
-
-def _histogram(name: str) -> Read:
-    return Read(lambda page, *_: page.histogram(name), f"{name}_bucket", f"{name}_sum")
-
-
-def _count(page: Page, name: str) -> int:
-    return int(page.total(name))
 
 
 def _count_or_none(page: Page, name: str) -> int | None:
@@ -99,11 +61,7 @@ def _refused(page: Page, name: str) -> float:
 
 
 def _kv_tokens(page: Page, name: str, _: str) -> int | None:
-    return page.whole(name) or page.kv_cache()[1] or None
-
-
-def _cost(page: Page, *_: str) -> CostModel | None:
-    return page.cost()
+    return page.whole(name) or page.kv_cache_tokens() or None
 
 
 _EMPTY = Histogram()
@@ -125,18 +83,18 @@ class Counters:
         step_tokens: tokens computed in one iteration.
     """
 
-    preemptions: Annotated[float, _counter(reader.PREEMPTIONS)] = 0.0
-    generation_tokens: Annotated[float, _counter(reader.GENERATION_TOKENS)] = 0.0
-    prompt_tokens: Annotated[float, _counter("vllm:prompt_tokens_total")] = 0.0
-    arrived: Annotated[float, _counter("inflight_arrived_requests_total")] = 0.0
-    arrived_tokens: Annotated[float, _counter("inflight_arrived_prompt_tokens_total")] = 0.0
-    arrived_squares: Annotated[float, _counter(_SQUARES)] = 0.0
-    prefix_queries: Annotated[float, _counter("vllm:prefix_cache_queries_total")] = 0.0
-    prefix_hits: Annotated[float, _counter("vllm:prefix_cache_hits_total")] = 0.0
-    ttft: Annotated[Histogram, _histogram(reader.TTFT)] = _EMPTY
-    tpot: Annotated[Histogram, _histogram(reader.TPOT)] = _EMPTY
-    itl: Annotated[Histogram, _histogram("vllm:inter_token_latency_seconds")] = _EMPTY
-    step_tokens: Annotated[Histogram, _histogram("vllm:iteration_tokens_total")] = _EMPTY
+    preemptions: Annotated[float, Page.total, reader.PREEMPTIONS] = 0.0
+    generation_tokens: Annotated[float, Page.total, reader.GENERATION_TOKENS] = 0.0
+    prompt_tokens: Annotated[float, Page.total, "vllm:prompt_tokens_total"] = 0.0
+    arrived: Annotated[float, Page.total, "inflight_arrived_requests_total"] = 0.0
+    arrived_tokens: Annotated[float, Page.total, "inflight_arrived_prompt_tokens_total"] = 0.0
+    arrived_squares: Annotated[float, Page.total, reader.ARRIVED_SQUARES] = 0.0
+    prefix_queries: Annotated[float, Page.total, "vllm:prefix_cache_queries_total"] = 0.0
+    prefix_hits: Annotated[float, Page.total, "vllm:prefix_cache_hits_total"] = 0.0
+    ttft: Annotated[Histogram, Page.histogram, reader.TTFT] = _EMPTY
+    tpot: Annotated[Histogram, Page.histogram, reader.TPOT] = _EMPTY
+    itl: Annotated[Histogram, Page.histogram, "vllm:inter_token_latency_seconds"] = _EMPTY
+    step_tokens: Annotated[Histogram, Page.histogram, "vllm:iteration_tokens_total"] = _EMPTY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,20 +119,20 @@ class Sample(Counters):
     """
 
     time: float
-    running: Annotated[int, Read(_count, reader.RUNNING)] = 0
-    waiting: Annotated[int, Read(_count, reader.WAITING)] = 0
-    kv_usage: Annotated[float, Read(_share, reader.KV_USAGE)] = 0.0
-    waiting_prompt_tokens: Annotated[int | None, Read(_count_or_none, reader.WAITING_PROMPT_TOKENS)] = None
-    limits: Annotated[Limits | None, OptionalRead(_limits, reader.MAX_NUM_SEQS, reader.MAX_NUM_BATCHED_TOKENS)] = None
-    capacity: Annotated[Limits | None, OptionalRead(_limits, *_CAPACITY)] = None
-    revision: Annotated[int | None, OptionalRead(Page.whole, "inflight_runtime_config_revision")] = None
-    refused: Annotated[float, Read(_refused, reader.REJECTIONS)] = 0.0
-    output_mean: Annotated[float | None, OptionalRead(Page.positive, "inflight_output_tokens_mean")] = None
-    output_square: Annotated[float | None, OptionalRead(Page.positive, "inflight_output_tokens_second_moment")] = None
-    kv_tokens: Annotated[int | None, OptionalRead(_kv_tokens, reader.KV_CACHE_TOKENS, reader.CACHE_CONFIG)] = None
-    cost: Annotated[CostModel | None, OptionalRead(_cost, reader.STEP_COST, reader.STEP_COST_CURVE)] = None
-    cost_error: Annotated[float | None, OptionalRead(Page.largest, "inflight_step_cost_error_ratio")] = None
-    cost_steps: Annotated[float, OptionalRead(Page.total, "inflight_step_cost_steps")] = 0.0
+    running: Annotated[int, Page.count, reader.RUNNING] = 0
+    waiting: Annotated[int, Page.count, reader.WAITING] = 0
+    kv_usage: Annotated[float, _share, reader.KV_USAGE] = 0.0
+    waiting_prompt_tokens: Annotated[int | None, _count_or_none, reader.WAITING_PROMPT_TOKENS] = None
+    limits: Annotated[Limits | None, _limits, reader.MAX_NUM_SEQS, reader.MAX_NUM_BATCHED_TOKENS] = None
+    capacity: Annotated[Limits | None, _limits, *_CAPACITY] = None
+    revision: Annotated[int | None, Page.whole, "inflight_runtime_config_revision"] = None
+    refused: Annotated[float, _refused, reader.REJECTIONS] = 0.0
+    output_mean: Annotated[float | None, Page.positive, "inflight_output_tokens_mean"] = None
+    output_square: Annotated[float | None, Page.positive, "inflight_output_tokens_second_moment"] = None
+    kv_tokens: Annotated[int | None, _kv_tokens, reader.KV_CACHE_TOKENS, reader.CACHE_CONFIG] = None
+    cost: Annotated[CostModel | None, Page.cost, reader.STEP_COST, reader.STEP_COST_CURVE] = None
+    cost_error: Annotated[float | None, Page.largest, "inflight_step_cost_error_ratio"] = None
+    cost_steps: Annotated[float, Page.total, "inflight_step_cost_steps"] = 0.0
 
     @property
     def max_num_seqs(self) -> int | None:
@@ -194,18 +152,16 @@ class Sample(Counters):
         return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
 
 
-_READS: dict[str, Read] = {
-    name: annotation.__metadata__[0]
-    for name, annotation in get_type_hints(Sample, include_extras=True).items()
+_READINGS = [
+    (field, annotation.__metadata__[0], annotation.__metadata__[1:])
+    for field, annotation in get_type_hints(Sample, include_extras=True).items()
     if get_origin(annotation) is Annotated
-}
-WANTED = tuple(name for read in _READS.values() for name in read.names)
-"""Names of all samples that `parse_metrics` reads."""
+]
+"""Each field, the function that reads it of a page, and the names of its samples."""
 
 READER = PageReader(
-    WANTED,
-    optional=[name for read in _READS.values() if read.optional for name in read.names],
-    largest={_SQUARES: MAX_SQUARES},
+    [name for _, how, names in _READINGS if how is not Page.histogram for name in names],
+    [name for _, how, names in _READINGS if how is Page.histogram for name in names],
 )
 
 
@@ -221,5 +177,4 @@ def parse_metrics(text: str, time: float) -> Sample:
         PageError: `PageReader.read` raises it; a histogram is impossible (`Page.histogram`); a utilization is above 1.
     """
     page = READER.read(text)
-    values: dict[str, Any] = {name: read.how(page, *read.names) for name, read in _READS.items()}
-    return Sample(time=time, **values)
+    return Sample(time=time, **{field: how(page, *names) for field, how, names in _READINGS})

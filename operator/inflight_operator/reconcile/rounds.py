@@ -68,8 +68,6 @@ class Recorder(Protocol):
 
     def decided(self, key: ServiceKey, snapshot: Snapshot, memory: Memory, plan: Plan) -> None: ...
 
-    def forget(self, key: ServiceKey) -> None: ...
-
 
 @dataclass(frozen=True, slots=True)
 class RoundSettings:
@@ -266,8 +264,6 @@ class Rounds:
         self._pace.forget(key)
         self._unreadable.pop(key, None)
         self._metrics.of_services.forget(key)
-        if self._recorder is not None:
-            self._recorder.forget(key)
         self._known.pop(key, None)
 
     async def _report_unreadable(self, key: ServiceKey, record: ServiceRecord, problem: str) -> bool:

@@ -2,62 +2,45 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import BinaryIO
 
+import zstandard
+
+from inflight_base.recording import compressor
+
 FILES = 4
 """That share the size of the recording: at most a quarter of it is lost when the oldest goes."""
 
-FLUSH_BYTES = 64 * 1024
-"""Of lines, before compression, that are written at once."""
+FLUSH_BYTES = 256 * 1024
+"""Of rounds, before compression, that are written at once."""
 
 FLUSH_SECONDS = 10.0
 """Of rounds: maximum loss when the process is killed."""
 
-_GZIP = 16 + zlib.MAX_WBITS
-_LEVEL = 1
-"""Of compression: a fifth larger than the default at a third of its time."""
-
 
 class RotatedFiles:
-    """Lines of text in `decisions-NUMBER.jsonl.gz`; numbers go on from those that are in the folder.
+    """Rounds in `decisions-NUMBER.zst`; numbers go on from those that are in the folder.
 
     Args:
-        header: makes the first line of each file.
+        header: makes the beginning of each file.
         max_bytes: of all files in the folder together.
-
-    Attributes:
-        number: of the file that is written; 0 before the first.
     """
 
     def __init__(self, folder: Path, header: Callable[[], bytes], max_bytes: int) -> None:
-        self.number = 0
         self._folder = folder
         self._header = header
         self._max_bytes = max_bytes
         self._file: BinaryIO | None = None
-        self._compressor = zlib.compressobj(_LEVEL, wbits=_GZIP)
+        self._compressor = compressor()
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._bytes = 0
         self._flushed = float("-inf")
 
-    def begin(self) -> int:
-        """The number of the file that the next line goes to: another one where the last is full.
-
-        Raises:
-            OSError: it cannot be made.
-        """
-        if self._file is not None and self._bytes >= self._max_bytes // FILES:
-            self.close()
-        if self._file is None:
-            self._open()
-        return self.number
-
-    def write(self, line: bytes, now: float) -> None:
-        """One more line in the file that `begin` made.
+    def write(self, content: bytes, now: float) -> None:
+        """Adds to the file; begins another one where the last is full.
 
         Args:
             now: steady clock.
@@ -65,11 +48,15 @@ class RotatedFiles:
         Raises:
             OSError: it cannot be written.
         """
-        self._pending.append(line)
-        self._pending_bytes += len(line)
+        if self._file is not None and self._bytes >= self._max_bytes // FILES:
+            self.close()
+        if self._file is None:
+            self._open()
+        self._pending.append(content)
+        self._pending_bytes += len(content)
         if self._pending_bytes >= FLUSH_BYTES or now - self._flushed >= FLUSH_SECONDS:
             self._flushed = now
-            self._flush(zlib.Z_SYNC_FLUSH)
+            self._flush(zstandard.COMPRESSOBJ_FLUSH_BLOCK)
 
     def close(self) -> None:
         """
@@ -78,7 +65,7 @@ class RotatedFiles:
         """
         if self._file is None:
             return
-        self._flush(zlib.Z_FINISH)
+        self._flush(zstandard.COMPRESSOBJ_FLUSH_FINISH)
         self.abandon()
 
     def abandon(self) -> None:
@@ -88,14 +75,14 @@ class RotatedFiles:
             file.close()
 
     def _open(self) -> None:
-        there = sorted(self._folder.glob("decisions-*.jsonl.gz"))
+        there = sorted(self._folder.glob("decisions-*.zst"))
         for old in there:
             if sum(one.stat().st_size for one in there if one.exists()) <= self._max_bytes * (FILES - 1) // FILES:
                 break
             old.unlink()
-        self.number = max((_number(one) for one in there), default=0) + 1
-        self._file = (self._folder / f"decisions-{self.number:06}.jsonl.gz").open("xb", buffering=0)
-        self._compressor = zlib.compressobj(_LEVEL, wbits=_GZIP)
+        number = max((_number(one) for one in there), default=0) + 1
+        self._file = (self._folder / f"decisions-{number:06}.zst").open("xb", buffering=0)
+        self._compressor = compressor()
         self._pending, self._pending_bytes, self._bytes = [self._header()], 0, 0
 
     def _flush(self, mode: int) -> None:
@@ -107,5 +94,5 @@ class RotatedFiles:
 
 
 def _number(path: Path) -> int:
-    digits = path.name.removeprefix("decisions-").removesuffix(".jsonl.gz")
+    digits = path.name.removeprefix("decisions-").removesuffix(".zst")
     return int(digits) if digits.isdigit() else 0

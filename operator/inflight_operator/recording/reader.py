@@ -1,22 +1,21 @@
-"""Reads the rounds of a recording back, from gzip or from plain JSON lines."""
+"""Reads the rounds of a recording back."""
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any
 
+from inflight_base.recording import CHUNK, RecordingFormatError, parts_of
 from inflight_operator.reconcile.memory import Memory
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.snapshot import Snapshot
-from inflight_operator.recording.codec import CodecError, Read
-from inflight_operator.recording.lines import KIND, VERSION, RoundCodec
+from inflight_operator.recording.codec import KIND, VERSION, CodecError, RoundCodec
 
 _GZIP_MAGIC = b"\x1f\x8b"
+"""Of recordings in the earlier format: lines of JSON, with gzip."""
 
 
 class RecordingError(ValueError):
@@ -29,11 +28,11 @@ class Round:
     """One round of one service, as it was recorded.
 
     Attributes:
-        line: in the file.
+        number: in the file, from 1.
         service: `NAMESPACE/NAME`.
     """
 
-    line: int
+    number: int
     service: str
     snapshot: Snapshot
     memory: Memory
@@ -58,10 +57,10 @@ class Recording:
         self._path = path
         self._codec = RoundCodec()
         self.cut_short = False
-        first = next(self._lines(), None)
+        first = next(self._parts(), None)
         if first is None:
-            raise RecordingError("was cut short before its first line" if self.cut_short else "is empty")
-        self.started = self._header(first)
+            raise RecordingError("was cut short before its first line" if path.stat().st_size else "is empty")
+        self.started = self._header(first[1])
 
     def rounds(self, services: Collection[str] = ()) -> Iterator[Round]:
         """All rounds in the order in which they were decided.
@@ -71,22 +70,15 @@ class Recording:
 
         Raises:
             OSError: the file cannot be read.
-            RecordingError: a line cannot be understood, or the file is damaged.
+            RecordingError: a round cannot be understood, or the file is damaged.
         """
-        known: dict[str, Read] = {}
-        for number, text in enumerate(self._lines(), start=1):
-            if number == 1:
+        for number, (service, message) in enumerate(self._parts()):
+            if not number or (services and service not in services):
                 continue
             try:
-                line = json.loads(text)
-                service = line["service"]
-                if services and service not in services:
-                    continue
-                if line["whole"]:
-                    known[service] = Read()
-                yield Round(number, service, *self._codec.read(line, known[service]))
-            except (CodecError, ValueError, KeyError, TypeError, RecursionError) as error:
-                raise RecordingError(f"cannot be understood in line {number}: {error}") from error
+                yield Round(number, service, *self._codec.decode(message))
+            except (CodecError, RecursionError) as error:
+                raise RecordingError(f"cannot be understood in round {number}: {error}") from error
 
     def _header(self, text: bytes) -> str:
         try:
@@ -106,24 +98,21 @@ class Recording:
             raise RecordingError(f"was recorded by another build of version {program}: {name} {why}")
         return started
 
-    def _lines(self) -> Iterator[bytes]:
-        """Whole lines, the first included."""
+    def _parts(self) -> Iterator[tuple[str, bytes]]:
+        """The header, and the rounds that are whole."""
         self.cut_short = False
-        number = 0
         with self._path.open("rb") as file:
-            compressed = file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC
+            if file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC:
+                raise RecordingError(
+                    "is of the format of an earlier version: replay it with the version that recorded it"
+                )
             file.seek(0)
-            stream = cast("IO[bytes]", gzip.GzipFile(fileobj=file)) if compressed else file
             try:
-                for number, line in enumerate(stream, start=1):  # noqa: B007 - named in the error below
-                    if not line.endswith(b"\n"):
-                        self.cut_short = True
-                        return
-                    yield line
+                yield from parts_of(iter(lambda: file.read(CHUNK), b""))
             except EOFError:
                 self.cut_short = True
-            except (gzip.BadGzipFile, zlib.error) as error:
-                raise RecordingError(f"is damaged after line {number}: {error}") from error
+            except RecordingFormatError as error:
+                raise RecordingError(str(error)) from error
 
 
 def _first_difference(theirs: dict[str, list[str]], ours: dict[str, list[str]]) -> tuple[str, str]:

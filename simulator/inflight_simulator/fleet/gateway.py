@@ -122,7 +122,6 @@ class Gateway:
             waiting_prompt_tokens=replica.pending_tokens,
             kv_utilization=scheduler.kv_usage,
             kv_cache_tokens=config.num_blocks * config.block_size,
-            block_size=config.block_size,
             max_num_seqs=limits.max_num_seqs,
             max_num_batched_tokens=limits.max_num_batched_tokens,
             cost=self._cost,

@@ -6,7 +6,7 @@ import pytest
 from inflight_base.page.reader import MAX_LINES, MAX_NUMBER, RUNNING, WAITING, PageError, PageReader
 
 OPTIONAL = "inflight_max_num_seqs"
-STRICT = PageReader((RUNNING, WAITING, OPTIONAL), optional=(OPTIONAL,))
+STRICT = PageReader((RUNNING, WAITING, OPTIONAL))
 LENIENT = PageReader((RUNNING, WAITING, OPTIONAL), strict=False)
 
 

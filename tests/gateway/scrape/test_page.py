@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from inflight_base.page.reader import PageError
 from inflight_cost.model import CostModel
-from inflight_gateway.scrape.page import MAX_SERIES, WANTED, read_page
+from inflight_gateway.scrape.page import MAX_SERIES, READER, read_page
 from inflight_gateway.types import EngineSample
 from tests.base.page.pages import engine_page
 
@@ -44,7 +44,7 @@ def cost_page(values=(0.01, 1e-5, 1e-5, 1e-8, 1e-9), curve=()):
     return ("\n".join(["vllm:num_requests_running 0", *terms, *points]) + "\n").encode()
 
 
-@pytest.mark.parametrize("names", [None, WANTED], ids=["whole page", "only what is asked for"])
+@pytest.mark.parametrize("names", [None, READER.names], ids=["whole page", "only what is asked for"])
 def test_our_engines_page(names):
     assert read_page(engine_page(names).encode(), 7.0) == EngineSample(
         at=7.0,
@@ -53,7 +53,6 @@ def test_our_engines_page(names):
         waiting_prompt_tokens=300,
         kv_utilization=0.5,
         kv_cache_tokens=160,
-        block_size=16,
         max_num_seqs=48,
         max_num_batched_tokens=1024,
         cost=CostModel(0.005, 1e-5, 3e-5, 4e-8, 1e-9, curve=((1.0, 0.001), (512.0, 0.01))),
@@ -62,13 +61,13 @@ def test_our_engines_page(names):
 
 def test_a_page_of_vllm_with_two_engines_has_sums_largest_shares_and_defaults():
     assert read_page(VLLM, 1.0) == EngineSample(
-        at=1.0, running=7, waiting=2, kv_utilization=0.75, kv_cache_tokens=32 * 1500, block_size=32
+        at=1.0, running=7, waiting=2, kv_utilization=0.75, kv_cache_tokens=32 * 1500
     )
 
 
 def test_every_wanted_name_is_one_that_the_engine_documents():
     documented = set(re.findall(r"^\| `([^`]+)`", (PROJECT / "docs/reference/metrics.md").read_text(), re.MULTILINE))
-    assert set(WANTED) <= documented
+    assert set(READER.names) <= documented
 
 
 @pytest.mark.parametrize("page", [b"", b"<html>hello</html>", b"vllm:num_requests_running_total 1\n"])
@@ -79,7 +78,7 @@ def test_a_page_without_running_requests_is_an_error(page):
 
 @pytest.mark.parametrize("value", ["NaN", "+Inf", "-1", "1e300", "many"])
 def test_numbers_that_no_engine_has_count_as_not_given(value):
-    names = {name.replace(":", "__"): value for name in WANTED}
+    names = {name.replace(":", "__"): value for name in READER.names}
     assert read_page(page_of(**names), 0.0) == EngineSample(0.0)
 
 
@@ -114,7 +113,9 @@ def test_series_without_end_are_bounded():
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from([*WANTED, "other"]), st.sampled_from(["", "{", '{term="step"}', '{a="\\"}']), st.text()
+            st.sampled_from([*READER.names, "other"]),
+            st.sampled_from(["", "{", '{term="step"}', '{a="\\"}']),
+            st.text(),
         )
     ),
     st.binary(),

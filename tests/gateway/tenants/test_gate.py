@@ -19,9 +19,9 @@ def bearer(key):
 
 def test_a_right_key_is_its_tenant_in_either_header():
     gate = alone_with(secret(acme="ifk_1", other="ifk_2"))
-    assert gate.check(bearer("ifk_1"), config(), 0.0) == "acme"
-    assert gate.check({"api-key": "ifk_2"}, config(), 0.0) == "other"
-    assert gate.check({"authorization": "bearer  ifk_1 "}, config(), 0.0) == "acme"
+    assert gate.check(bearer("ifk_1"), config()) == "acme"
+    assert gate.check({"api-key": "ifk_2"}, config()) == "other"
+    assert gate.check({"authorization": "bearer  ifk_1 "}, config()) == "acme"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_a_right_key_is_its_tenant_in_either_header():
     ],
 )
 def test_without_a_right_key_401_says_what_to_do(headers, said):
-    refusal = alone_with(secret(acme="ifk_1")).check(headers, config(), 0.0)
+    refusal = alone_with(secret(acme="ifk_1")).check(headers, config())
     assert isinstance(refusal, Refusal)
     assert (refusal.status, refusal.code) == (401, "invalid_api_key")
     assert said in refusal.message
@@ -49,7 +49,7 @@ def test_without_a_right_key_401_says_what_to_do(headers, said):
     )
 )
 def test_no_headers_raise_and_none_pass_without_a_key(headers):
-    assert alone_with(secret(acme="ifk_1")).check(headers, config(), 0.0).status == 401
+    assert alone_with(secret(acme="ifk_1")).check(headers, config()).status == 401
 
 
 def test_a_401_before_the_body_counts_for_the_only_service_and_other_answers_do_not():
@@ -74,21 +74,21 @@ def test_a_key_ends_at_its_time():
     data = {"k1": secret(acme="ifk_1")["key-acme"].replace(b"}", b', "expires": "1970-01-01T00:01:00Z"}')}
     clock = [59.0]
     gate = alone_with(data, wall=lambda: clock[0])
-    assert gate.check(bearer("ifk_1"), config(), 0.0) == "acme"
+    assert gate.check(bearer("ifk_1"), config()) == "acme"
     clock[0] = 60.0
-    refusal = gate.check(bearer("ifk_1"), config(), 0.0)
+    refusal = gate.check(bearer("ifk_1"), config())
     assert refusal.status == 401
     assert "k1 has expired" in refusal.message
 
 
 def test_without_its_secret_a_service_is_closed_and_not_open():
-    refusal = alone_with(None).check(bearer("ifk_1"), config(), 0.0)
+    refusal = alone_with(None).check(bearer("ifk_1"), config())
     assert refusal.status == 503
     assert "kubectl inflight keys create chat --tenant NAME -n team-a" in refusal.message
 
 
 def test_services_without_keys_ask_for_none():
-    assert alone().check({}, config(keys=None), 0.0) == ""
+    assert alone().check({}, config(keys=None)) == ""
 
 
 async def test_a_revoked_key_does_not_cut_an_answer_that_goes_on():
@@ -97,12 +97,12 @@ async def test_a_revoked_key_does_not_cut_an_answer_that_goes_on():
     await gate.admit(request(), config(), 0.0)
     secrets["keys"] = secret(other="ifk_2")
     headers = bearer("ifk_1") | {"x-inflight-request-id": "r-1", "x-inflight-attempt": "2"}
-    assert gate.check(headers, config(), 0.0) == "acme"
-    assert gate.check(headers | {"x-inflight-attempt": "1"}, config(), 0.0).status == 401
+    assert gate.check(headers, config()) == "acme"
+    assert gate.check(headers | {"x-inflight-attempt": "1"}, config()).status == 401
     another = replace(config(), key=ServiceKey("team-b", "chat"))
-    assert gate.check(headers, another, 0.0).status == 401
+    assert gate.check(headers, another).status == 401
     gate.settle(finished())
-    assert gate.check(headers, config(), 0.0).status == 401
+    assert gate.check(headers, config()).status == 401
 
 
 async def test_admitted_requests_carry_openais_headers():
@@ -289,7 +289,7 @@ async def test_usage_is_counted_by_known_tenants_and_all_others_together():
     for number, tenant in enumerate(["acme", "named", "stranger-1", "stranger-2"]):
         await gate.admit(request(number, tenant), config(named("named")), 0.0)
         gate.settle(finished(number, prompt_tokens=10, completion_tokens=2, cached_tokens=4))
-    gate.check(bearer("no"), config(), 0.0)
+    gate.check(bearer("no"), config())
     registry = CollectorRegistry()
     registry.register(gate.usage)
     said = generate_latest(registry).decode()
@@ -319,6 +319,6 @@ async def test_a_hundred_thousand_wrong_keys_leave_nothing_behind(caplog):
     gate = alone_with(secret(acme="ifk_1"))
     with caplog.at_level(logging.DEBUG):
         for number in range(100_000):
-            assert gate.check(bearer(f"ifk_{number}x"), config(), 0.0).status == 401
+            assert gate.check(bearer(f"ifk_{number}x"), config()).status == 401
     assert caplog.text == ""
     assert len(gate.usage._services[CHAT]) == 1

@@ -14,7 +14,7 @@ from inflight_base.page.histogram import Histogram
 from inflight_base.page.reader import MAX_BUCKETS, MAX_CURVE, MAX_LINES, PageError
 from inflight_cost.model import CostModel
 from inflight_operator.limits import Limits
-from inflight_operator.observe.metrics import WANTED, parse_metrics
+from inflight_operator.observe.metrics import READER, parse_metrics
 from tests.base.page.pages import engine_page
 
 VLLM_PAGE = """
@@ -43,7 +43,7 @@ HISTOGRAMS = {
 }
 
 
-@pytest.mark.parametrize("names", [None, WANTED], ids=["whole", "filtered"])
+@pytest.mark.parametrize("names", [None, READER.names], ids=["whole", "filtered"])
 def test_the_engine_s_own_page_is_read_whole(names):
     """The real exporter of our engine: every name the operator wants is there, and a filtered page has them all."""
     sample = parse_metrics(engine_page(names), 1.0)
@@ -53,8 +53,8 @@ def test_the_engine_s_own_page_is_read_whole(names):
     for histogram in (sample.ttft, sample.tpot, sample.itl, sample.step_tokens):
         assert histogram.count == 1
         assert histogram.total > 0
-    told = {line.partition("{")[0] for line in engine_page(WANTED).splitlines() if line[0] != "#"}
-    assert set(WANTED) == told
+    told = {line.partition("{")[0] for line in engine_page(READER.names).splitlines() if line[0] != "#"}
+    assert set(READER.names) == told
 
 
 def test_a_vllm_page_is_read_without_what_only_we_tell():
@@ -271,7 +271,7 @@ def pages(draw):
     style = draw(st.randoms(use_true_random=True))
     counts = st.lists(st.integers(0, 5000).map(lambda number: written(style, number)) | st.sampled_from(ODD_NUMBERS))
     page = [line(style, "vllm:num_requests_running", draw(st.integers(0, 5000)))]
-    for name in WANTED:
+    for name in READER.names:
         if name == "vllm:kv_cache_usage_perc":
             page += [line(style, name, share) for share in draw(st.lists(st.floats(0, 1), max_size=2))]
         elif not name.endswith(("_bucket", "_sum")):

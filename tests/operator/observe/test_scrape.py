@@ -11,7 +11,7 @@ import pytest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.page.scraper import MAX_BODY, metrics_session
 from inflight_operator.observe import scrape as scrape_module
-from inflight_operator.observe.metrics import WANTED
+from inflight_operator.observe.metrics import READER
 from inflight_operator.observe.scrape import ScrapePool, Target
 from tests.base.page.pages import engine_page
 
@@ -130,7 +130,7 @@ async def test_only_needed_samples_are_asked_for_and_no_encoding():
         await until(lambda: pods.requests)
         line, *headers = pods.requests[0].splitlines()
         asked = parse_qsl(urlsplit(line.split()[1]).query)
-        assert asked == [("name[]", name) for name in WANTED]
+        assert asked == [("name[]", name) for name in READER.names]
         assert "Accept-Encoding: identity" in headers
 
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
 from inflight_base.page.reader import PageError
-from inflight_operator.observe.metrics import WANTED, parse_metrics
+from inflight_operator.observe.metrics import READER, parse_metrics
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.snapshot import fresh_samples
@@ -285,7 +285,7 @@ numbers = st.one_of(
 def pages(draw):
     """Pages with any number in any place; many are refused."""
     lines = [f"vllm:num_requests_running {draw(st.integers(0, 1000))}"]
-    for name in draw(st.lists(st.sampled_from(WANTED), max_size=25)):
+    for name in draw(st.lists(st.sampled_from(READER.names), max_size=25)):
         if name.endswith("_bucket"):
             counts = sorted(draw(st.lists(st.integers(0, 10**6), min_size=3, max_size=3)))
             edges = ["0.1", draw(st.sampled_from(["0.5", "1", "1e6"])), "+Inf"]

@@ -7,15 +7,15 @@ import logging
 from dataclasses import replace
 
 import pytest
+import zstandard
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.reconcile.decide import decide
-from inflight_operator.recording import files, recorder
+from inflight_operator.recording import files
 from inflight_operator.recording.differences import differences
-from inflight_operator.recording.lines import PLACEHOLDER
 from inflight_operator.recording.reader import Recording, RecordingError
-from inflight_operator.recording.recorder import DecisionRecorder
-from tests.operator.fakes import KEY
+from inflight_operator.recording.recorder import PLACEHOLDER, DecisionRecorder
+from tests.operator.fakes import KEY, delete
 from tests.operator.reconcile.random_fleet import TOKEN, RandomFleet, Tick
 from tests.operator.reconcile.world import SMALL, World
 
@@ -39,8 +39,14 @@ def record(folder, rounds, key=KEY, **more):
     return sorted(folder.iterdir())
 
 
-def text_of(path):
-    return gzip.decompress(path.read_bytes()).decode()
+def content_of(path):
+    return zstandard.ZstdDecompressor().decompressobj().decompress(path.read_bytes())
+
+
+def rewritten(path, content):
+    """A recording with this content."""
+    path.write_bytes(zstandard.compress(content))
+    return path
 
 
 def assert_repeatable(recorded):
@@ -64,19 +70,19 @@ def test_no_token_is_written_in_any_form_also_in_the_round_in_which_it_changes(t
     changed = replace(last, snapshot=snapshot, plan=decide(snapshot, last.memory))
     (file,) = record(tmp_path, [changed, *rounds])
     for token in (TOKEN, new):
-        for form in (token, base64.b64encode(token.encode()).decode(), token.encode().hex()):
-            assert form not in text_of(file)
-    assert PLACEHOLDER in text_of(file)
+        for form in (token.encode(), base64.b64encode(token.encode()), token.encode().hex().encode()):
+            assert form not in content_of(file)
+    assert PLACEHOLDER in content_of(file)
     assert_repeatable(Recording(file).rounds())
 
 
 def test_a_round_costs_what_is_new_in_it(tmp_path, rounds):
     last = rounds[-1]
     later = [replace(last, snapshot=replace(last.snapshot, now=last.snapshot.now + second)) for second in range(9)]
-    (file,) = record(tmp_path, later)
-    header, first, *others = text_of(file).splitlines()
-    assert len(header) < 10_000
-    assert max(map(len, others)) < len(first) / 4
+    (one,) = record(tmp_path / "one", later[:1])
+    (all_of_them,) = record(tmp_path / "all", later)
+    assert len(content_of(one).partition(b"\n")[0]) < 10_000
+    assert all_of_them.stat().st_size < 1.2 * one.stat().st_size
 
 
 def test_files_are_rotated_within_the_size_and_each_can_be_read_alone(tmp_path, rounds, monkeypatch):
@@ -95,8 +101,8 @@ def test_files_are_rotated_within_the_size_and_each_can_be_read_alone(tmp_path, 
 def test_numbers_of_files_go_on_after_a_restart(tmp_path, rounds):
     record(tmp_path, rounds[:2])
     assert [file.name for file in record(tmp_path, rounds[:2])] == [
-        "decisions-000001.jsonl.gz",
-        "decisions-000002.jsonl.gz",
+        "decisions-000001.zst",
+        "decisions-000002.zst",
     ]
 
 
@@ -114,23 +120,10 @@ def test_services_in_one_file_do_not_disturb_each_other(tmp_path, rounds):
     for one in rounds:
         recorder.decided(KEY, one.snapshot, one.memory, one.plan)
         recorder.decided(other, one.snapshot, one.memory, one.plan)
-    recorder.forget(other)
-    recorder.decided(other, rounds[-1].snapshot, rounds[-1].memory, rounds[-1].plan)
     recorder.close()
     (file,) = tmp_path.iterdir()
     assert_repeatable(Recording(file).rounds(["team/other"]))
-    assert len(list(Recording(file).rounds())) == 2 * len(rounds) + 1
-
-
-def test_now_and_then_a_round_is_written_whole_and_can_be_read_from_there(tmp_path, rounds, monkeypatch):
-    monkeypatch.setattr(recorder, "WHOLE_EVERY", 25)
-    (file,) = record(tmp_path, rounds)
-    header, *lines = text_of(file).splitlines(keepends=True)
-    whole = [number for number, line in enumerate(lines) if json.loads(line)["whole"]]
-    assert whole == [0, 25, 50]
-    later = tmp_path / "later.jsonl"
-    later.write_text("".join([header, *lines[25:]]))
-    assert_repeatable(Recording(later).rounds())
+    assert len(list(Recording(file).rounds())) == 2 * len(rounds)
 
 
 def test_a_full_disk_ends_the_recording_with_one_line_and_no_round(tmp_path, rounds, monkeypatch, caplog):
@@ -187,12 +180,10 @@ def test_a_file_that_was_cut_short_is_read_as_far_as_it_goes(tmp_path, rounds):
 
 def changed_header(tmp_path, rounds, change):
     (file,) = record(tmp_path, rounds[:2])
-    header, *lines = text_of(file).splitlines(keepends=True)
+    header, _, rest = content_of(file).partition(b"\n")
     read = json.loads(header)
     change(read)
-    other = tmp_path / "other.jsonl"
-    other.write_text("".join([json.dumps(read) + "\n", *lines]))
-    return other
+    return rewritten(tmp_path / "other", json.dumps(read).encode() + b"\n" + rest)
 
 
 def test_a_recording_of_another_version_says_so(tmp_path, rounds):
@@ -208,21 +199,38 @@ def test_a_recording_of_other_types_names_the_field(tmp_path, rounds):
         Recording(file)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello\n", b"[1]\n", b"{}\n", b'{"recording": "other"}\n', b"\x1f\x8b\x00"])
-def test_another_file_is_no_recording(tmp_path, content):
+@pytest.mark.parametrize("content", [b"", b"hello\n", b"[1]\n", b"{}\n", b'{"recording": "other"}\n'])
+@pytest.mark.parametrize("compress", [bytes, zstandard.compress])
+def test_another_file_is_no_recording(tmp_path, content, compress):
     file = tmp_path / "file"
-    file.write_bytes(content)
+    file.write_bytes(compress(content))
     with pytest.raises(RecordingError):
         Recording(file)
 
 
-@pytest.mark.parametrize("line", ["{", "[]", '{"service": "a/b"}', '{"service": "a/b", "whole": false}'])
-def test_a_line_that_cannot_be_understood_is_named(tmp_path, rounds, line):
+def test_a_recording_in_the_earlier_format_says_so(tmp_path):
+    file = tmp_path / "decisions-000001.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"recording": "inflight-operator decisions", "version": "0.2.0"}\n'))
+    with pytest.raises(RecordingError, match="format of an earlier version: replay it with the version that recorded"):
+        Recording(file)
+
+
+@pytest.mark.parametrize("more", [b"{}\n", b"a/b\n", b"a/b x\n", b"a/b 1\n\xc1", b"a/b 2\n[]"])
+def test_a_round_that_cannot_be_understood_is_named(tmp_path, rounds, more):
     (file,) = record(tmp_path, rounds[:1])
-    other = tmp_path / "other.jsonl"
-    other.write_text(text_of(file) + line + "\n")
-    with pytest.raises(RecordingError, match="cannot be understood in line 3"):
+    other = rewritten(tmp_path / "other", content_of(file) + more)
+    with pytest.raises(RecordingError, match="cannot be understood in round 2"):
         list(Recording(other).rounds())
+
+
+def test_a_damaged_file_names_the_last_round_that_can_be_read(tmp_path, rounds):
+    (file,) = record(tmp_path, rounds)
+    content = bytearray(file.read_bytes())
+    content[-1000:] = b"\xff" * 1000
+    file.write_bytes(content)
+    recording = Recording(file)
+    with pytest.raises(RecordingError, match=r"is damaged after round \d+"):
+        list(recording.rounds())
 
 
 async def test_rounds_of_the_operator_are_recorded_as_they_happen(tmp_path):
@@ -239,11 +247,11 @@ async def test_rounds_of_the_operator_are_recorded_as_they_happen(tmp_path):
     world.restart()
     for _ in range(5):
         await world.round()
-    world.cache.remove("InferenceService", world.cache.service(KEY))
+    delete(world.cache, "InferenceService", world.cache.service(KEY))
     await world.round()
     world.recorder.close()
     (file,) = tmp_path.iterdir()
-    assert "token of service-uid" not in text_of(file)
+    assert b"token of service-uid" not in content_of(file)
     recorded = list(Recording(file).rounds())
     assert len(recorded) == 25
     assert_repeatable(recorded)

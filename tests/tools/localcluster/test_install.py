@@ -12,10 +12,10 @@ import pytest
 from tools.localcluster import ClusterError, apiserver_only, kubeconfig_path, kubectl
 from tools.localcluster.kubectl_program import environment
 from tools.testbed import install
-from tools.testbed.helm import helm
+from tools.testbed.helm import CHART, OPERATOR_NAMESPACE, RELEASE, helm
 
-UPGRADE = ("upgrade", "--install", install.RELEASE, str(install.ROOT / "helm" / "inflight"))
-UPGRADE += ("--namespace", install.OPERATOR_NAMESPACE, "--create-namespace", "--set", "image.repository=localhost/x")
+UPGRADE = ("upgrade", "--install", RELEASE, str(CHART))
+UPGRADE += ("--namespace", OPERATOR_NAMESPACE, "--create-namespace", "--set", "image.repository=localhost/x")
 
 
 @pytest.mark.contract
@@ -27,7 +27,7 @@ def test_helm_killed_in_the_middle_does_not_stop_the_next_install(tmp_path, monk
         command = [str(Path(sys.executable).parent / "helm"), *UPGRADE, "--wait", "--timeout", "2m"]
         with subprocess.Popen(command, env=environment(kubeconfig_path()), stdout=subprocess.DEVNULL) as running:
             deadline = time.monotonic() + 60
-            listing = ("-n", install.OPERATOR_NAMESPACE, "get", "deployments", "-o", "name")
+            listing = ("-n", OPERATOR_NAMESPACE, "get", "deployments", "-o", "name")
             while not kubectl(*listing):
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
@@ -36,4 +36,4 @@ def test_helm_killed_in_the_middle_does_not_stop_the_next_install(tmp_path, monk
             helm(*UPGRADE)
         install.forget_cut_release()
         helm(*UPGRADE)
-        assert "STATUS: deployed" in helm("status", install.RELEASE, "--namespace", install.OPERATOR_NAMESPACE)
+        assert "STATUS: deployed" in helm("status", RELEASE, "--namespace", OPERATOR_NAMESPACE)

@@ -1,4 +1,8 @@
-"""Clients of the overhead benchmark: closed-loop requests over kept connections, and open streams."""
+"""Clients of the overhead benchmark: closed-loop requests over kept connections, and open streams.
+
+They are not the client of other loads, `inflight_kubectl.load.client`: with 8 connections that takes 80 us of CPU for a
+request, these 11 us, and the gateway whose overhead is measured runs on the same cores.
+"""
 
 from __future__ import annotations
 

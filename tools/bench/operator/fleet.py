@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import API_VERSION, KIND, PLURAL, SERVICE_LABEL, child_names
 from inflight_operator.render.admin_token import TOKEN_KEY
 from tools.bench.operator.client import Client
@@ -26,26 +27,21 @@ GROWTH = 2
 """maxReplicas over minReplicas."""
 
 
-class Key(NamedTuple):
-    """A service."""
-
-    namespace: str
-    name: str
-
-
 class Pod(NamedTuple):
     uid: str
-    service: Key
+    service: ServiceKey
     address: str
     ready: bool
 
 
-def keys(services: int) -> list[Key]:
+def keys(services: int) -> list[ServiceKey]:
     """Names of so many services, spread over namespaces."""
-    return [Key(f"team-{number // SERVICES_PER_NAMESPACE:03}", f"model-{number:04}") for number in range(services)]
+    return [
+        ServiceKey(f"team-{number // SERVICES_PER_NAMESPACE:03}", f"model-{number:04}") for number in range(services)
+    ]
 
 
-def service(key: Key, pods: int) -> Manifest:
+def service(key: ServiceKey, pods: int) -> Manifest:
     """Everything the operator does is on: it scales, tunes, and holds targets that a fake engine at rest keeps."""
     return {
         "apiVersion": API_VERSION,
@@ -69,7 +65,7 @@ def service(key: Key, pods: int) -> Manifest:
     }
 
 
-def with_namespaces(services: list[Key]) -> Iterator[Manifest]:
+def with_namespaces(services: list[ServiceKey]) -> Iterator[Manifest]:
     """The namespaces that the services are in."""
     for name in sorted({key.namespace for key in services}):
         yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
@@ -106,10 +102,10 @@ class Fleet:
         self._client = client
         self._engines = engines
         self._pods: dict[str, Pod] = {}
-        self._by_service: dict[Key, set[str]] = defaultdict(set)
-        self._tokens: dict[Key, str] = {}
-        self._replicas: dict[Key, int] = {}
-        self._awaited: dict[Key, asyncio.Future[float]] = {}
+        self._by_service: dict[ServiceKey, set[str]] = defaultdict(set)
+        self._tokens: dict[ServiceKey, str] = {}
+        self._replicas: dict[ServiceKey, int] = {}
+        self._awaited: dict[ServiceKey, asyncio.Future[float]] = {}
 
     async def watch(self) -> None:
         """Runs until cancelled."""
@@ -126,12 +122,12 @@ class Fleet:
     def ready_pods(self) -> int:
         return sum(pod.ready for pod in self._pods.values())
 
-    def addresses(self, key: Key | None = None) -> list[str]:
+    def addresses(self, key: ServiceKey | None = None) -> list[str]:
         """Of all pods, or of those of one service, that have one."""
         uids = self._pods if key is None else self._by_service[key]
         return [self._pods[uid].address for uid in uids if self._pods[uid].address]
 
-    def next_scale_up(self, key: Key) -> asyncio.Future[float]:
+    def next_scale_up(self, key: ServiceKey) -> asyncio.Future[float]:
         """The steady time at which the watch shows more replicas ordered for `key` than now."""
         awaited: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._awaited[key] = awaited
@@ -174,9 +170,9 @@ class Fleet:
             await self._engines.pods([(pod.address, pod.uid, self._tokens.get(pod.service)) for pod in pods])
 
 
-def _service_of(body: dict[str, Any]) -> Key:
+def _service_of(body: dict[str, Any]) -> ServiceKey:
     metadata = body["metadata"]
-    return Key(metadata["namespace"], metadata["labels"][SERVICE_LABEL])
+    return ServiceKey(metadata["namespace"], metadata["labels"][SERVICE_LABEL])
 
 
 def pod(body: dict[str, Any]) -> Pod:

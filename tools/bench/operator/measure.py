@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import platform
 import resource
@@ -18,6 +17,7 @@ from time import monotonic
 
 import aiohttp
 
+from inflight_base.manifest.keys import ServiceKey
 from tools.bench.operator import fleet, options
 from tools.bench.operator.client import ApiError, Client
 from tools.bench.operator.engines import engine_process
@@ -31,6 +31,7 @@ from tools.bench.operator.readings import AuditLog
 from tools.localcluster import ClusterError
 from tools.localcluster.progress import Progress, to_stdout
 from tools.measure.machine import cpu_model
+from tools.measure.report import write_json
 
 CREATION_PATIENCE = 1800.0
 SHOWN_EVERY = 10.0
@@ -94,7 +95,7 @@ async def _phases(bench: Bench, operator: Operator) -> tuple[list[PhaseFigures],
 
 async def _prepare(client: Client, chosen: Options) -> None:
     await fleet.install_crd(client)
-    namespaces = fleet.with_namespaces([*fleet.keys(chosen.services), fleet.Key(NAMESPACE, "")])
+    namespaces = fleet.with_namespaces([*fleet.keys(chosen.services), ServiceKey(NAMESPACE, "")])
     await client.create_all((("/api/v1/namespaces", body) for body in namespaces), rate=100)
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -145,7 +146,7 @@ async def _create(bench: Bench, client: Client) -> tuple[Operator, SetUp]:
     return operator, SetUp(created, pods_ready, None if settled is None else settled - start, ready, restarts)
 
 
-def _path(key: fleet.Key) -> str:
+def _path(key: ServiceKey) -> str:
     group, _, plural = fleet.SERVICES_PATH.rpartition("/")
     return f"{group}/namespaces/{key.namespace}/{plural}"
 
@@ -193,8 +194,7 @@ def main() -> int:
         print("stopped", file=sys.stderr)
         return 130
     print("\n" + "\n".join(lines(report)))
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    write_json(chosen.json, asdict(report))
     if report.failure:
         print(f"error: {report.failure}", file=sys.stderr)
         return 1

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from tools.localcluster.layout import REPOSITORY
 
 
 def run(module: str, description: str | None, files: Mapping[Path, str], arguments: list[str] | None = None) -> int:
@@ -27,8 +27,8 @@ def run(module: str, description: str | None, files: Mapping[Path, str], argumen
         for path in differing:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(files[path])
-            print(f"wrote {path.relative_to(ROOT)}")
+            print(f"wrote {path.relative_to(REPOSITORY)}")
         return 0
     for path in differing:
-        print(f"{path.relative_to(ROOT)} is out of date: run `python -m {module} --write`", file=sys.stderr)
+        print(f"{path.relative_to(REPOSITORY)} is out of date: run `python -m {module} --write`", file=sys.stderr)
     return 1 if differing else 0
