@@ -1,5 +1,4 @@
-"""Panels: every one has a title, a description, a unit and queries. Panel types are those that `deploy/dashboards/draw`
-supports."""
+"""Panels: every one has a title, a description, a unit and queries."""
 
 from __future__ import annotations
 
