@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.dashboards import style
 from deploy.dashboards.frame import Row, assemble, query_variable, service_variables
-from deploy.dashboards.panels import Panel, Query, lines, number
+from deploy.dashboards.panels import Panel, Query, lines, number, percentiles
 from deploy.dashboards.queries import ONE_SERVICE, PODS, RANGE, RATE, mean, quantile, rate, ratio
 
 STEP = "inflight_step_duration_seconds"
@@ -135,11 +135,7 @@ def _steps() -> list[Panel]:
             "Step duration",
             "Percentiles of the duration of a step.",
             "s",
-            [
-                Query(quantile(0.5, STEP, PODS), "p50", style.MEDIAN),
-                Query(quantile(0.95, STEP, PODS), "p95", style.P95),
-                Query(quantile(0.99, STEP, PODS), "p99", style.P99),
-            ],
+            percentiles(STEP, PODS),
         ),
     ]
 
@@ -165,8 +161,7 @@ def _batches() -> list[Panel]:
             "Percentiles of the tokens computed in a step. The dashed line is the limit in force.",
             "short",
             [
-                Query(quantile(0.5, tokens, PODS), "p50", style.MEDIAN),
-                Query(quantile(0.95, tokens, PODS), "p95", style.P95),
+                *percentiles(tokens, PODS, 0.5, 0.95),
                 Query(
                     f"min(inflight_max_num_batched_tokens{{{PODS}}})",
                     *("max_num_batched_tokens", style.TARGET),

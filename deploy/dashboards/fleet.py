@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.dashboards import style
 from deploy.dashboards.frame import Row, assemble, service_variables, uid
-from deploy.dashboards.panels import Panel, Query, lines, number
+from deploy.dashboards.panels import Panel, Query, lines, number, percentiles
 from deploy.dashboards.queries import SERVICE, SERVICES, added, in_target, known, quantile, rate
 from deploy.dashboards.tables import Column, rows
 
@@ -273,10 +273,7 @@ def _operator() -> list[Panel]:
             "Duration of a round",
             "How long a round for one service takes.",
             "s",
-            [
-                Query(quantile(0.5, rounds, ""), "p50", style.MEDIAN),
-                Query(quantile(0.99, rounds, ""), "p99", style.P99),
-            ],
+            percentiles(rounds, "", 0.5, 0.99),
         ),
         lines(
             "Scrapes of engines",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from deploy.dashboards import style
-from deploy.dashboards.panels import Panel, Query, lines
+from deploy.dashboards.panels import Panel, Query, lines, percentiles
 from deploy.dashboards.queries import ONE_SERVICE_BEHIND_GATEWAY as BEHIND
-from deploy.dashboards.queries import added, quantile, rate, ratio
+from deploy.dashboards.queries import added, rate, ratio
 from deploy.dashboards.scaling import value
 
 
@@ -37,9 +37,7 @@ def _first_token() -> Panel:
         "waited there and all attempts. The dashed line is the target of the 95th percentile.",
         "s",
         [
-            Query(quantile(0.5, histogram, BEHIND), "p50", style.MEDIAN),
-            Query(quantile(0.95, histogram, BEHIND), "p95", style.P95),
-            Query(quantile(0.99, histogram, BEHIND), "p99", style.P99),
+            *percentiles(histogram, BEHIND),
             Query(value("ttft_target_seconds"), "Target of p95", style.TARGET, dashed=True),
         ],
     )
@@ -67,8 +65,7 @@ def _held_time() -> Panel:
         "has waited now.",
         "s",
         [
-            Query(quantile(0.5, histogram, BEHIND), "p50", style.MEDIAN),
-            Query(quantile(0.95, histogram, BEHIND), "p95", style.P95),
+            *percentiles(histogram, BEHIND, 0.5, 0.95),
             Query(f"max({_metric('oldest_held_seconds')}{{{BEHIND}}})", "Oldest now", style.WAITING),
         ],
     )
@@ -97,10 +94,7 @@ def _gaps() -> Panel:
         "Longest gap in a stream",
         "The longest time between two pieces of the same stream: a stream that goes on at another engine has a gap.",
         "s",
-        [
-            Query(quantile(0.5, histogram, BEHIND), "p50", style.MEDIAN),
-            Query(quantile(0.99, histogram, BEHIND), "p99", style.P99),
-        ],
+        percentiles(histogram, BEHIND, 0.5, 0.99),
     )
 
 

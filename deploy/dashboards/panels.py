@@ -1,12 +1,11 @@
-"""Panels: every one has a title, a description, a unit and queries. Panel types are those that `deploy/dashboards/draw`
-supports."""
+"""Panels: every one has a title, a description, a unit and queries."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from grafana_foundation_sdk.builders import bargauge, common, prometheus, stat, table, timeseries
 from grafana_foundation_sdk.builders.dashboard import FieldColor
@@ -14,10 +13,12 @@ from grafana_foundation_sdk.models import common as look
 from grafana_foundation_sdk.models import dashboard as model
 
 from deploy.dashboards import style
+from deploy.dashboards.queries import quantile
 
 DATASOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 Panel: TypeAlias = timeseries.Panel | stat.Panel | bargauge.Panel | table.Panel
+_Begun = TypeVar("_Begun", timeseries.Panel, stat.Panel, bargauge.Panel)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,14 @@ class Query:
     legend: str
     color: str | None = None
     dashed: bool = False
+
+
+def percentiles(histogram: str, selector: str, *shares: float, named: str = "") -> list[Query]:
+    """Percentiles of a histogram, each in its colour. Args: named: before the name of each."""
+    return [
+        Query(quantile(share, histogram, selector), f"{named}p{100 * share:.0f}", style.PERCENTILES[share])
+        for share in shares or style.PERCENTILES
+    ]
 
 
 _HEADERS = {"mean": "Mean", "min": "Min", "max": "Max", "sum": "Total", "lastNotNull": "Last *"}
@@ -67,11 +76,7 @@ def lines(
         calcs: columns of the legend; series of a label are in the order of the first one, the most remarkable first.
     """
     panel = (
-        timeseries.Panel()
-        .title(title)
-        .description(description)
-        .datasource(DATASOURCE)
-        .unit(unit)
+        _begun(timeseries.Panel(), title, description, unit)
         .min(0)
         .draw_style(look.GraphDrawStyle.BARS if bars else look.GraphDrawStyle.LINE)
         .line_width(0 if stacked else 1 if bars else 2)
@@ -101,7 +106,7 @@ def lines(
         panel.thresholds(style.thresholds(((None, "transparent"), line)))
         panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(look.GraphThresholdsStyleMode.DASHED))
     for query, letter in zip(queries, ascii_uppercase, strict=False):
-        panel.with_target(_range(query, letter))
+        panel.with_target(_target(query, letter).range())
         if properties := _properties(query):
             panel.override_by_query(letter, properties)
     if otherwise is not None:
@@ -135,11 +140,7 @@ def number(
     text = look.BigValueTextMode.VALUE_AND_NAME if labelled else look.BigValueTextMode.AUTO
     text = look.BigValueTextMode.NAME if named else text
     panel = (
-        stat.Panel()
-        .title(title)
-        .description(description)
-        .datasource(DATASOURCE)
-        .unit(unit)
+        _begun(stat.Panel(), title, description, unit)
         .thresholds(style.thresholds(((None, style.BAD),) if named else steps))
         .color_mode(look.BigValueColorMode.VALUE)
         .graph_mode(look.BigValueGraphMode.NONE)
@@ -154,10 +155,7 @@ def number(
         panel.no_value(none)
     if names is not None:
         panel.mappings([mapping(names)])
-    for query, letter in zip(queries, ascii_uppercase, strict=False):
-        panel.with_target(_instant(query, letter))
-        if query.color is not None:
-            panel.override_by_query(letter, [field_property("color", style.fixed(query.color))])
+    _show_now(panel, queries)
     if named:
         for state, color in style.STATES.items():
             panel.override_by_name(state, [field_property("color", style.fixed(color))])
@@ -169,21 +167,14 @@ def bars(
 ) -> bargauge.Panel:
     """The latest values as bars, one below the other."""
     panel = (
-        bargauge.Panel()
-        .title(title)
-        .description(description)
-        .datasource(DATASOURCE)
-        .unit(unit)
+        _begun(bargauge.Panel(), title, description, unit)
         .min(0)
         .thresholds(style.thresholds(steps))
         .orientation(look.VizOrientation.HORIZONTAL)
         .display_mode(look.BarGaugeDisplayMode.GRADIENT)
         .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
     )
-    for query, letter in zip(queries, ascii_uppercase, strict=False):
-        panel.with_target(_instant(query, letter))
-        if query.color is not None:
-            panel.override_by_query(letter, [field_property("color", style.fixed(query.color))])
+    _show_now(panel, queries)
     return panel
 
 
@@ -210,9 +201,16 @@ def field_property(name: str, value: object) -> model.DynamicConfigValue:
     return model.DynamicConfigValue(id_val=name, value=value)
 
 
-def _range(query: Query, letter: str) -> prometheus.Dataquery:
-    return prometheus.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(letter).range()
+def _begun(panel: _Begun, title: str, description: str, unit: str) -> _Begun:
+    return panel.title(title).description(description).datasource(DATASOURCE).unit(unit)
 
 
-def _instant(query: Query, letter: str) -> prometheus.Dataquery:
-    return prometheus.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(letter).instant()
+def _show_now(panel: stat.Panel | bargauge.Panel, queries: Sequence[Query]) -> None:
+    for query, letter in zip(queries, ascii_uppercase, strict=False):
+        panel.with_target(_target(query, letter).instant())
+        if query.color is not None:
+            panel.override_by_query(letter, [field_property("color", style.fixed(query.color))])
+
+
+def _target(query: Query, letter: str) -> prometheus.Dataquery:
+    return prometheus.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(letter)

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders.dashboard import Dashboard
 
 from deploy.dashboards import decisions, gateway, style
 from deploy.dashboards.frame import Row, assemble, service_variables, uid
-from deploy.dashboards.panels import Panel, Query, lines, number
+from deploy.dashboards.panels import Panel, Query, lines, number, percentiles
 from deploy.dashboards.queries import ONE_SERVICE, in_target, known, quantile, rate, ratio
 from deploy.dashboards.scaling import limits_panel, replicas_panel, value
 from deploy.dashboards.tables import Column, rows
@@ -107,9 +107,7 @@ def _percentiles(title: str, description: str, histogram: str, target: str) -> P
         f"{description} The dashed line is the target of the 95th percentile.",
         "s",
         [
-            Query(quantile(0.5, histogram, ONE_SERVICE), "p50", style.MEDIAN),
-            Query(quantile(0.95, histogram, ONE_SERVICE), "p95", style.P95),
-            Query(quantile(0.99, histogram, ONE_SERVICE), "p99", style.P99),
+            *percentiles(histogram, ONE_SERVICE),
             Query(value(target), "Target of p95", style.TARGET, dashed=True),
         ],
     )
@@ -183,8 +181,7 @@ def _load() -> list[Panel]:
             "s",
             [
                 Query(f"max(inflight_predicted_queue_seconds{{{ONE_SERVICE}}})", "Predicted, longest", style.MODELLED),
-                Query(quantile(0.5, queue, ONE_SERVICE), "Measured p50", style.MEDIAN),
-                Query(quantile(0.95, queue, ONE_SERVICE), "Measured p95", style.P95),
+                *percentiles(queue, ONE_SERVICE, 0.5, 0.95, named="Measured "),
             ],
         ),
     ]

@@ -15,6 +15,7 @@ MEASURED = "text"
 """A measurement beside what was predicted of it."""
 
 MEDIAN, P95, P99 = "light-blue", "blue", "purple"
+PERCENTILES = {0.5: MEDIAN, 0.95: P95, 0.99: P99}
 PROMPT, OUTPUT = "purple", "blue"
 """Prompt tokens and prefill; output tokens and decode."""
 
