@@ -24,8 +24,7 @@ from inflight_base.page.scraper import metrics_session
 from inflight_operator.apply.engines import EngineClient, EngineTeller
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
-from inflight_operator.keys.admin_key import LiveAdminKey
-from inflight_operator.keys.live_key import UnusableKeyError
+from inflight_operator.keys.live_key import LiveAdminKey, UnusableKeyError
 from inflight_operator.leader import Leadership, LeaseLostError
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.live_gateway import LiveGateway

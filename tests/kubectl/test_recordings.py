@@ -19,8 +19,7 @@ from inflight_kubectl.recordings import kind_of, parts_of
 from inflight_kubectl.resources import Service
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.recording import files
-from inflight_operator.recording.differences import differences
-from inflight_operator.recording.reader import Recording
+from inflight_operator.recording.reader import Recording, differences
 from inflight_operator.recording.recorder import DecisionRecorder
 from tests.kubectl.objects import body
 from tests.operator.reconcile.random_fleet import RandomFleet, Tick

@@ -9,7 +9,7 @@ import aiohttp
 from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.apply.engines import EngineTeller
 from inflight_operator.clock import Clock
-from inflight_operator.keys.gateway_key import GatewayKey
+from inflight_operator.keys.live_key import GatewayKey
 from inflight_operator.observe import gateway as gateway_module
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.gateway import GatewayReader

@@ -12,7 +12,7 @@ from typing import Protocol
 from inflight_base.kube.difference import needs_apply
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
-from inflight_operator.backoff import pause
+from inflight_operator.clock import pause
 
 Key = tuple[str, str]
 """Kind and name of a child."""

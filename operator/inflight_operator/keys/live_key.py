@@ -6,12 +6,16 @@ import asyncio
 import base64
 import binascii
 import logging
+import secrets
 from abc import abstractmethod
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar, Generic, Protocol, TypeVar
 
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.signing import derived, tenant_key
 
 logger = logging.getLogger(__name__)
 
@@ -117,3 +121,63 @@ def long_enough(key: bytes) -> bytes:
     if len(key) < KEY_BYTES:
         raise UnusableKeyError(f"data.key has {len(key)} bytes, at least {KEY_BYTES} are needed")
     return key
+
+
+KEY_SECRET_NAME = "inflight-operator-key"
+
+
+@dataclass(frozen=True, slots=True)
+class AdminKey:
+    """Attributes:
+    key: at least `KEY_BYTES` random bytes.
+    epoch: part of each token; a new epoch replaces all tokens.
+    """
+
+    key: bytes = field(repr=False)
+    epoch: str
+
+    def token(self, service_uid: str) -> str:
+        """The admin token of a service."""
+        return derived(self.key, f"{service_uid}/{self.epoch}")
+
+
+class LiveAdminKey(LiveKey[AdminKey]):
+    """The key in a Secret with the fields `key` and `epoch`. To rotate the tokens, change one of them in the Secret:
+    all tokens are derived again."""
+
+    what = "the operator's key"
+
+    def fresh(self) -> dict[str, bytes]:
+        return {"key": secrets.token_bytes(KEY_BYTES), "epoch": b"1"}
+
+    def read(self, fields: Mapping[str, bytes]) -> AdminKey:
+        key, epoch = long_enough(fields.get("key", b"")), fields.get("epoch", b"").decode().strip()
+        if not epoch:
+            raise UnusableKeyError("data.epoch is missing")
+        return AdminKey(key, epoch)
+
+
+GATEWAY_KEY_SECRET_NAME = "inflight-gateway-key"
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayKey:
+    key: bytes = field(repr=False)
+
+    def tenant_key(self, service: ServiceKey, uid: str) -> str:
+        """Of the service with this uid."""
+        return tenant_key(self.key, service, uid)
+
+
+class LiveGatewayKey(LiveKey[GatewayKey]):
+    """The key in a Secret with the field `key`, which the gateway's pods mount. Both sides strip white space around
+    it."""
+
+    what = "the gateway's key"
+
+    def fresh(self) -> dict[str, bytes]:
+        """Printable: random bytes may begin or end with white space."""
+        return {"key": secrets.token_urlsafe(KEY_BYTES).encode()}
+
+    def read(self, fields: Mapping[str, bytes]) -> GatewayKey:
+        return GatewayKey(long_enough(fields.get("key", b"").strip()))

@@ -7,8 +7,7 @@ import hmac
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_operator.keys.gateway_key import GatewayKey, LiveGatewayKey
-from inflight_operator.keys.live_key import UnusableKeyError
+from inflight_operator.keys.live_key import GatewayKey, LiveGatewayKey, UnusableKeyError
 from tests.operator.keys.test_admin_key import Secrets
 
 

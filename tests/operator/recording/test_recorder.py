@@ -12,8 +12,7 @@ import zstandard
 from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.recording import files
-from inflight_operator.recording.differences import differences
-from inflight_operator.recording.reader import Recording, RecordingError
+from inflight_operator.recording.reader import Recording, RecordingError, differences
 from inflight_operator.recording.recorder import PLACEHOLDER, DecisionRecorder
 from tests.operator.fakes import KEY, delete
 from tests.operator.reconcile.random_fleet import TOKEN, RandomFleet, Tick
