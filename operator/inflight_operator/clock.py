@@ -1,4 +1,5 @@
-"""The two clocks of the operator, in one place so that tests and simulations can set them."""
+"""The two clocks of the operator, in one place so that tests and simulations can set them; back-off of
+refused writes."""
 
 from __future__ import annotations
 

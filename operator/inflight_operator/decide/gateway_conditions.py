@@ -1,5 +1,5 @@
-"""Conditions of a service behind the gateway: GatewayReady; Idle and Waking of one that scales to zero; and what Ready
-says while no replica runs.
+"""Conditions of a service behind the gateway: GatewayReady; Idle and Waking of one that scales to zero; what Ready says
+while no replica runs; InferencePool: whether other gateways can use the service, and which ones do.
 
 Ready says whether requests to the service are answered. At zero they are: the gateway holds the first one and the
 operator starts a replica, so Ready is True with the reason Idle, and `kubectl wait --for=condition=Ready` returns for

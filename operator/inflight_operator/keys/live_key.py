@@ -1,4 +1,5 @@
-"""A key in a Secret that the operator creates if missing and reads periodically."""
+"""Keys in Secrets that the operator creates if missing and reads periodically: its own, from which the admin token of
+each service is derived, and the key that it shares with the gateway."""
 
 from __future__ import annotations
 
@@ -10,14 +11,18 @@ import secrets
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Generic, Protocol, TypeVar
+from typing import ClassVar, Generic, TypeVar
 
+from inflight_base.kube.client import KubeApi
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.signing import derived, tenant_key
 
 logger = logging.getLogger(__name__)
+
+KEY_SECRET_NAME = "inflight-operator-key"
+GATEWAY_KEY_SECRET_NAME = "inflight-gateway-key"
 
 KEY_BYTES = 32
 """Fewest bytes of a key: as many as SHA-256 has."""
@@ -31,12 +36,6 @@ class UnusableKeyError(Exception):
     """A Secret contains no valid key; the message says why."""
 
 
-class SecretApi(Protocol):
-    """The methods in use of `KubeApi`."""
-
-    async def get_or_create(self, manifest: Manifest) -> Manifest: ...
-
-
 class LiveKey(Generic[Key]):
     """A deleted Secret is created again with the key in use: derived keys stay valid.
 
@@ -46,7 +45,7 @@ class LiveKey(Generic[Key]):
     what: ClassVar[str]
     """The key in log lines."""
 
-    def __init__(self, api: SecretApi, namespace: str, name: str) -> None:
+    def __init__(self, api: KubeApi, namespace: str, name: str) -> None:
         self._api = api
         self._namespace = namespace
         self._name = name
@@ -123,14 +122,14 @@ def long_enough(key: bytes) -> bytes:
     return key
 
 
-KEY_SECRET_NAME = "inflight-operator-key"
-
-
 @dataclass(frozen=True, slots=True)
 class AdminKey:
-    """Attributes:
-    key: at least `KEY_BYTES` random bytes.
-    epoch: part of each token; a new epoch replaces all tokens.
+    """The operator's key. The admin token of each service is derived from it: the operator does not need to read the
+    Secrets of services, and one key rotates all tokens.
+
+    Attributes:
+        key: at least `KEY_BYTES` random bytes.
+        epoch: part of each token; a new epoch replaces all tokens.
     """
 
     key: bytes = field(repr=False)
@@ -157,11 +156,11 @@ class LiveAdminKey(LiveKey[AdminKey]):
         return AdminKey(key, epoch)
 
 
-GATEWAY_KEY_SECRET_NAME = "inflight-gateway-key"
-
-
 @dataclass(frozen=True, slots=True)
 class GatewayKey:
+    """The key of gateway and operator. The tenant key of each service is derived from it; the gateway signs the tenant
+    of a request with it, and the engine verifies it."""
+
     key: bytes = field(repr=False)
 
     def tenant_key(self, service: ServiceKey, uid: str) -> str:

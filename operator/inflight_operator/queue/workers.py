@@ -14,6 +14,11 @@ from inflight_base import logs
 from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.telemetry.metrics import OperatorMetrics
 
+logger = logging.getLogger(__name__)
+
+TICKS = 20
+"""Parts of an interval; the services of a part have their rounds together."""
+
 Key = TypeVar("Key", bound=Hashable)
 
 
@@ -47,12 +52,6 @@ class WorkQueue(Generic[Key]):
         self._working.discard(key)
         if key in self._waiting:
             self._order.put_nowait(key)
-
-
-logger = logging.getLogger(__name__)
-
-TICKS = 20
-"""Parts of an interval; the services of a part have their rounds together."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,31 +1,33 @@
-"""Writes status and events of a round to the API server: the status if due, then an event for each transition."""
+"""Writes status and events of a round to the API server: the status if due, then an event for each transition.
+
+A status is due at once when a state changes; measurements and wording are written periodically.
+"""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.units import parse_duration
 from inflight_operator.api.types import MAX_DECISIONS, Decision, InferenceServiceStatus, ServiceRecord
+from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock, pause
 from inflight_operator.decide.sentences import FOLLOW_TRAFFIC
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.reconcile.plan import Outcome, Plan
-from inflight_operator.reconcile.report import Event, EventType, build_status, events_of, recorded
+from inflight_operator.reconcile.report import Event, build_status, events_of, recorded
 from inflight_operator.reconcile.snapshot import Snapshot
 
 logger = logging.getLogger(__name__)
 
+NUMBERS_SECONDS = 60.0
+"""Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""
 
-class ReportApi(Protocol):
-    """The methods in use of `KubeApi`."""
-
-    async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> dict[str, Any] | None: ...
-
-    async def event(self, service: ServiceRecord, type: EventType, reason: str, message: str) -> None: ...
+MOVED_SHARE = 0.25
+"""A measurement within this share of the one last written has not moved."""
 
 
 @dataclass(slots=True)
@@ -46,7 +48,7 @@ class Reported:
 
 
 class Reporter:
-    def __init__(self, api: ReportApi, cache: ClusterCache, clock: Clock) -> None:
+    def __init__(self, api: OperatorApi, cache: ClusterCache, clock: Clock) -> None:
         self._clock = clock
         self._api = api
         self._cache = cache
@@ -89,13 +91,6 @@ class Reporter:
             await self._api.event(service, event.type, event.reason, event.message)
         except KubeApiError as error:
             logger.warning("%s: event %s was not taken: %s", key, event.reason, error)
-
-
-NUMBERS_SECONDS = 60.0
-"""Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""
-
-MOVED_SHARE = 0.25
-"""A measurement within this share of the one last written has not moved."""
 
 
 def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_written: float) -> bool:

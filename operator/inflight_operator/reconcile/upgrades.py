@@ -1,4 +1,5 @@
-"""Paced engine upgrades: a limited number of services at a time, each only after the last one is ready."""
+"""Rollout of pod template changes: user changes at once, none while the spec cannot be fully parsed, and engine
+upgrades paced: a limited number of services at a time, each only after the last one is ready."""
 
 from __future__ import annotations
 

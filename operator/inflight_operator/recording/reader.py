@@ -1,4 +1,4 @@
-"""Reads the rounds of a recording back."""
+"""Reads the rounds of a recording back, and compares two plans field by field."""
 
 from __future__ import annotations
 

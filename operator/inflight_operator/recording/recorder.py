@@ -1,4 +1,5 @@
-"""Writes inputs and outputs of each round's decision for replay: `inflight-simulate replay-decisions`."""
+"""Writes inputs and outputs of each round's decision for replay: `inflight-simulate replay-decisions`. Its files are
+bounded in number and size, and the oldest is deleted first."""
 
 from __future__ import annotations
 

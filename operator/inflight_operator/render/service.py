@@ -1,4 +1,4 @@
-"""The Service for clients: http://NAME.NAMESPACE.svc."""
+"""The Services: for clients, http://NAME.NAMESPACE.svc, and for the gateway in front of the engines."""
 
 from __future__ import annotations
 

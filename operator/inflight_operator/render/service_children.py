@@ -40,12 +40,17 @@ def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> li
     The same input gives the same bytes. Limits, replicas and token do not change the pod template, so neither tuning
     nor scaling ever restarts a pod.
     """
+    if behind_gateway(service, settings):
+        # The Service that the gateway finds engines by comes before the one that sends it requests.
+        services = [engines_service(service), gateway_alias(service, settings)]
+    else:
+        services = [cluster_service(service)]
     children = [
         admin_token_secret(service, plan.admin_token, plan.tenant_key),
         limits_config_map(service, plan.limits),
         network_policy(service, settings),
         deployment(service, plan.replicas, settings),
-        *_services(service, settings),
+        *services,
         pod_disruption_budget(service),
     ]
     if POD_MONITOR_API in settings.available_apis:
@@ -54,13 +59,6 @@ def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> li
         slices = picker_slices(service, plan.gateway_pods)
         children += [picker_service(service), *slices, inference_pool(service)]
     return children
-
-
-def _services(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """Behind the gateway, the Service that the gateway finds engines by comes before the one that sends it requests."""
-    if behind_gateway(service, settings):
-        return [engines_service(service), gateway_alias(service, settings)]
-    return [cluster_service(service)]
 
 
 def pod_disruption_budget(service: InferenceService) -> Manifest:

@@ -6,8 +6,9 @@ Series of one service have the labels `namespace` and `name`; they end when it i
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -17,7 +18,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
-from inflight_operator.limits import Knob, Limits
+from inflight_operator.limits import Limits
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.gateway_view import GatewayView
 
@@ -69,144 +70,117 @@ class Shown:
     asleep: bool | None = None
 
 
-def _sizing(name: str) -> Callable[[Shown], float | None]:
-    return lambda shown: None if shown.sizing is None else getattr(shown.sizing, name)
-
-
-def _modelled(knob: Knob) -> Callable[[Shown], float | None]:
-    return lambda shown: None if shown.modelled is None else shown.modelled.get(knob)
-
-
-def _gateway(name: str) -> Callable[[Shown], float | None]:
-    return lambda shown: None if shown.gateway is None else getattr(shown.gateway, name)
-
-
-GAUGES: tuple[tuple[str, str, Callable[[Shown], float | None]], ...] = (
+GAUGES = (
     (
         "inflight_operator_desired_replicas",
         "Replicas that the operator recommends. In scaling.mode External another scaler decides.",
-        lambda shown: shown.desired,
+        "desired",
     ),
-    ("inflight_operator_service_replicas", "Replicas ordered.", lambda shown: shown.replicas),
-    ("inflight_operator_service_ready_replicas", "Pods that take requests.", lambda shown: shown.ready),
-    (
-        "inflight_operator_service_unmeasured_replicas",
-        "Ready pods without recent metrics.",
-        lambda shown: shown.unmeasured,
-    ),
+    ("inflight_operator_service_replicas", "Replicas ordered.", "replicas"),
+    ("inflight_operator_service_ready_replicas", "Pods that take requests.", "ready"),
+    ("inflight_operator_service_unmeasured_replicas", "Ready pods without recent metrics.", "unmeasured"),
     (
         "inflight_operator_service_blocked_replicas",
         "Replicas that will not become ready without intervention.",
-        lambda shown: shown.blocked,
+        "blocked",
     ),
-    ("inflight_operator_service_waiting_requests", "Waiting requests, over all pods.", lambda shown: shown.waiting),
-    ("inflight_operator_service_running_requests", "Running requests, over all pods.", lambda shown: shown.running),
-    (
-        "inflight_operator_service_kv_utilization",
-        "KV cache in use, 0 to 1, mean of the pods.",
-        lambda shown: shown.kv_utilization,
-    ),
+    ("inflight_operator_service_waiting_requests", "Waiting requests, over all pods.", "waiting"),
+    ("inflight_operator_service_running_requests", "Running requests, over all pods.", "running"),
+    ("inflight_operator_service_kv_utilization", "KV cache in use, 0 to 1, mean of the pods.", "kv_utilization"),
     (
         "inflight_operator_service_preemptions_per_minute",
         "Preempted requests per minute, over all pods.",
-        lambda shown: shown.preemptions_per_minute,
+        "preemptions_per_minute",
     ),
     (
         "inflight_operator_service_max_num_seqs",
         "Limit in force: requests that an engine runs at once.",
-        lambda shown: shown.limits.max_num_seqs,
+        "limits.max_num_seqs",
     ),
     (
         "inflight_operator_service_max_num_batched_tokens",
         "Limit in force: tokens that an engine computes in one step.",
-        lambda shown: shown.limits.max_num_batched_tokens,
+        "limits.max_num_batched_tokens",
     ),
     (
         "inflight_operator_service_limits_overridden",
         "1 while limits set by hand (spec.tuning.override) are in force and tuning is paused.",
-        lambda shown: shown.overridden,
+        "overridden",
     ),
     (
         "inflight_operator_service_model_max_num_seqs",
         "The max_num_seqs that is best by the cost model, within the bounds of tuning.",
-        _modelled("max_num_seqs"),
+        "modelled.max_num_seqs",
     ),
     (
         "inflight_operator_service_model_max_num_batched_tokens",
         "The max_num_batched_tokens that is best by the cost model, within the bounds of tuning.",
-        _modelled("max_num_batched_tokens"),
+        "modelled.max_num_batched_tokens",
     ),
     (
         "inflight_operator_service_ttft_target_seconds",
         "Target of the 95th percentile of time to first token, for a prompt of the mean length.",
-        lambda shown: shown.ttft_target,
+        "ttft_target",
     ),
     (
         "inflight_operator_service_tpot_target_seconds",
         "Target of the 95th percentile of time per output token.",
-        lambda shown: shown.tpot_target,
+        "tpot_target",
     ),
     (
         "inflight_operator_service_demand_requests_per_second",
         "Requests per second expected when a replica ordered now is ready.",
-        _sizing("rate"),
+        "sizing.rate",
     ),
     (
         "inflight_operator_service_replica_requests_per_second",
         "Requests per second that one replica sustains by the cost model, within the targets if it can keep them.",
-        _sizing("each"),
+        "sizing.each",
     ),
     (
         "inflight_operator_service_needed_replicas",
         "Replicas that the expected demand needs, without margin.",
-        _sizing("need"),
+        "sizing.need",
     ),
     (
         "inflight_operator_service_held_requests",
         "Requests that wait at the gateway for a replica; with spec.gateway.enabled.",
-        _gateway("held"),
+        "gateway.held",
     ),
     (
         "inflight_operator_service_held_prompt_tokens",
         "Estimated prompt tokens of the requests that wait at the gateway.",
-        _gateway("held_prompt_tokens"),
+        "gateway.held_prompt_tokens",
     ),
     (
         "inflight_operator_service_oldest_held_seconds",
         "Seconds that the oldest request at the gateway has waited; 0 without any.",
-        _gateway("oldest_held_s"),
+        "gateway.oldest_held_s",
     ),
     (
         "inflight_operator_service_asleep",
         "1 while the service is scaled to zero; with spec.scaling.minReplicas 0.",
-        lambda shown: shown.asleep,
+        "asleep",
     ),
-    (
-        "inflight_operator_scrape_age_seconds",
-        "Seconds since the stalest ready pod was last scraped.",
-        lambda shown: shown.scrape_age,
-    ),
+    ("inflight_operator_scrape_age_seconds", "Seconds since the stalest ready pod was last scraped.", "scrape_age"),
 )
+"""Name, help text, and the value's path in `Shown`; no series where a part of the path is None."""
 
-COUNTERS: tuple[tuple[str, str, Callable[[Attainment], float]], ...] = (
-    ("inflight_operator_service_first_tokens", "First tokens of requests; with spec.slo.", lambda of: of.ttft.total),
+COUNTERS = (
+    ("inflight_operator_service_first_tokens", "First tokens of requests; with spec.slo.", "ttft.total"),
     (
         "inflight_operator_service_first_tokens_in_target",
         "First tokens within the TTFT target, interpolated from the engines' histograms.",
-        lambda of: of.ttft.within,
+        "ttft.within",
     ),
-    (
-        "inflight_operator_service_outputs",
-        "Finished requests of two tokens or more; with spec.slo.",
-        lambda of: of.tpot.total,
-    ),
+    ("inflight_operator_service_outputs", "Finished requests of two tokens or more; with spec.slo.", "tpot.total"),
     (
         "inflight_operator_service_outputs_in_target",
         "Finished requests within the TPOT target, interpolated from the engines' histograms.",
-        lambda of: of.tpot.within,
+        "tpot.within",
     ),
 )
-
+"""Name, help text, and the value's path in `Attainment`."""
 
 _LABELS = ("namespace", "name")
 
@@ -280,11 +254,10 @@ class ServiceMetrics(Collector):
         """All families; prometheus_client calls it from its own thread."""
         services = list(self._services.items())
         read = [(key, one, one.shown) for key, one in services if one.shown is not None]
-        for name, text, of in GAUGES:
-            yield _gauges(name, text, (), [(key, (), of(shown)) for key, _, shown in read])
-        for name, text, count in COUNTERS:
-            rows = [(key, (), count(one.attainment)) for key, one, _ in read if one.attainment is not None]
-            yield _counters(name, text, (), rows)
+        for name, text, path in GAUGES:
+            yield _gauges(name, text, (), [(key, (), _value(shown, path)) for key, _, shown in read])
+        for name, text, path in COUNTERS:
+            yield _counters(name, text, (), [(key, (), _value(one.attainment, path)) for key, one, _ in read])
         yield _counters(
             "inflight_operator_service_decisions",
             "Changes of replicas (Scaling) and of limits (Tuning).",
@@ -319,6 +292,13 @@ class ServiceMetrics(Collector):
             ("currency",),
             [(key, (shown.currency,), shown.cost_per_hour) for key, _, shown in read],
         )
+
+
+def _value(of: object, path: str) -> Any:
+    """None where a part of the path is."""
+    for name in path.split("."):
+        of = None if of is None else getattr(of, name)
+    return of
 
 
 _Rows = Iterable[tuple[ServiceKey, tuple[str, ...], float | None]]
