@@ -7,7 +7,7 @@ import hmac
 
 import pytest
 
-from inflight_operator.keys.live_key import AdminKey, LiveAdminKey, UnusableKeyError
+from inflight_operator.keys import AdminKey, LiveAdminKey, UnusableKeyError
 
 
 class Secrets:
