@@ -5,10 +5,10 @@ import hashlib
 import hmac
 
 import pytest
-from tests.operator.keys.test_admin_key import Secrets
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.keys import GatewayKey, LiveGatewayKey, UnusableKeyError
+from tests.operator.test_admin_key import Secrets
 
 
 def test_a_tenant_key_is_derived_from_namespace_name_and_uid():
