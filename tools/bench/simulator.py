@@ -23,8 +23,7 @@ from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import replay
 from inflight_engine.recording.survey import Survey
 from inflight_simulator.arrivals import Arrival, Scaling, scaled
-from inflight_simulator.calibrate import fit_cost
-from inflight_simulator.calibrate_command import fit_text
+from inflight_simulator.calibrate import fit_cost, fit_text
 from inflight_simulator.continuous import simulate_continuous
 from inflight_simulator.step_log import read_steps
 from inflight_simulator.trace_files import read_arrivals
