@@ -3,6 +3,8 @@ Language Models" (OSDI), for tenants and service classes."""
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 from inflight_policies.lazy_heap import LazyHeap
 
 PROMPT_TOKEN = 1
@@ -69,11 +71,14 @@ class ServiceCounters:
         units: of clients whose tokens do not count 1; `unit_of_weight` makes them.
         most_kept: clients that neither wait nor decode and are remembered though they are not above the level. Above
             0 for a user that does not say which clients decode: their tokens are charged later.
+        charged_rank: added to the rank of a waiting client whose service is not that of its lift alone. So lifted
+            clients come first among equal ones: one that floods does not precede an occasional one. More than any rank.
     """
 
-    def __init__(self, units: dict[str, int] | None = None, most_kept: int = 0) -> None:
+    def __init__(self, units: dict[str, int] | None = None, most_kept: int = 0, charged_rank: int = 0) -> None:
         self._units = units or {}
         self._most_kept = most_kept
+        self._charged_rank = charged_rank
         self._counters: dict[str, _Counter] = {}
         self._waiting: dict[int, LazyHeap[str]] = {}
         """By rate."""
@@ -105,10 +110,15 @@ class ServiceCounters:
     def start_waiting(self, client: str, rank: int, clock: int, unit: int | None = None) -> None:
         """The first of its requests waits. Args: rank: unlike that of any other client. unit: None: as before."""
         level = self.level(clock)
-        counter = self._counter(client, clock)
+        counter = self._counters.get(client)
+        if counter is None:
+            counter = self._counters[client] = _Counter(level, self._units.get(client, 1))
+        elif (lead := counter.at(clock) - level) >= 0:
+            rank += self._charged_rank
+        else:
+            counter.base -= lead
         if unit is not None:
             counter.set_unit(unit, clock)
-        counter.base += max(0, level - counter.at(clock))
         counter.rank = rank
         self._place(client, counter)
         self._forget(level)
@@ -123,12 +133,12 @@ class ServiceCounters:
         """A prefill will compute this many prompt tokens, and sample one."""
         self.charge(client, PROMPT_TOKEN * num_tokens + OUTPUT_TOKEN, clock)
 
-    def charge(self, client: str, service: int, clock: int, rank: int | None = None) -> None:
-        """Args: service: in units of `PROMPT_TOKEN`. rank: from now on, of a client that waits; None: as before."""
+    def charge(self, client: str, service: int, clock: int) -> None:
+        """Args: service: in units of `PROMPT_TOKEN`."""
         counter = self._counter(client, clock)
         counter.base += service * counter.unit
-        if rank is not None:
-            counter.rank = rank
+        if counter.rank is not None and counter.rank < self._charged_rank:
+            counter.rank += self._charged_rank
         self._place(client, counter)
 
     def decode_started(self, client: str, clock: int) -> None:
@@ -174,7 +184,7 @@ class ServiceCounters:
             after.push(client, (counter.base,))
         if before is not None and before is not after:
             before.remove(client)
-            if not before:
+            if not before and len(self._waiting) > 1:
                 self._waiting = {rate: heap for rate, heap in self._waiting.items() if heap}
         counter.heap = after
 
@@ -188,6 +198,7 @@ class ServiceCounters:
             del self._counters[client]
 
 
+@lru_cache(maxsize=1024)
 def unit_of_weight(weight: float) -> int:
     """What a unit of service counts for a client of this weight: 1 / weight in fixed point, rounded up.
 

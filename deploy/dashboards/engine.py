@@ -102,9 +102,7 @@ DASHBOARD = Dashboard(
                 Query("Whole step", mean(STEP, PODS), style.OUTPUT),
                 Query("Scheduler", mean("inflight_schedule_duration_seconds", PODS), style.WAITING),
             ),
-            "Step duration": lines(
-                "s", "Percentiles of the duration of a step.", *percentiles(STEP, PODS, 0.5, 0.95, 0.99)
-            ),
+            "Step duration": lines("s", "Percentiles of the duration of a step.", *percentiles(STEP, PODS)),
         },
         Row("Batches", 9, 8): {
             "Batch make-up": lines(

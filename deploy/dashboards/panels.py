@@ -77,9 +77,12 @@ def present(**entries: Any) -> Json:
     return {name: value for name, value in entries.items() if value is not None}
 
 
-def percentiles(histogram: str, selector: str, *shares: float) -> list[Query]:
-    """A query for each of 0.5, 0.95 and 0.99 that is asked for."""
-    return [Query(f"p{100 * one:.0f}", quantile(one, histogram, selector), style.PERCENTILES[one]) for one in shares]
+def percentiles(histogram: str, selector: str, *shares: float, named: str = "") -> list[Query]:
+    """Percentiles of a histogram, each in its colour. Args: named: before the name of each."""
+    return [
+        Query(f"{named}p{100 * share:.0f}", quantile(share, histogram, selector), style.PERCENTILES[share])
+        for share in shares or style.PERCENTILES
+    ]
 
 
 def lines(

@@ -10,7 +10,6 @@ from deploy.dashboards.queries import ONE_SERVICE_BEHIND_GATEWAY as BEHIND
 
 _TTFT = "vllm:time_to_first_token_seconds"
 _TPOT = "vllm:request_time_per_output_token_seconds"
-_QUEUE = "vllm:request_queue_time_seconds"
 _GATEWAY = "inflight_gateway"
 
 
@@ -65,7 +64,7 @@ def _against_target(description: str, histogram: str, target: str, selector: str
     return lines(
         "s",
         f"{description} The dashed line is the target of the 95th percentile.",
-        *percentiles(histogram, selector, 0.5, 0.95, 0.99),
+        *percentiles(histogram, selector),
         Query("Target of p95", value(target), style.TARGET, dashed=True),
     )
 
@@ -173,8 +172,7 @@ DASHBOARD = Dashboard(
                 "steps, in the pod with the longest queue. Measured: from arrival to a slot, of requests that got "
                 "one.",
                 Query("Predicted, longest", _PREDICTED_QUEUE, style.MODELLED),
-                Query("Measured p50", quantile(0.5, _QUEUE, ONE_SERVICE), style.MEDIAN),
-                Query("Measured p95", quantile(0.95, _QUEUE, ONE_SERVICE), style.P95),
+                *percentiles("vllm:request_queue_time_seconds", ONE_SERVICE, 0.5, 0.95, named="Measured "),
             ),
         },
         Row("Replicas and limits", 10, 8): {

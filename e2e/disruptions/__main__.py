@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 from e2e.disruptions import table
@@ -13,6 +14,7 @@ from e2e.disruptions.stage import REPLICAS, Stage
 from e2e.disruptions.verdict import ERROR_SECONDS, Outcome
 from tools.localcluster import ClusterError
 from tools.localcluster.progress import to_stdout
+from tools.measure.report import write_json
 from tools.signals import exit_on_signals
 from tools.testbed.install import install
 from tools.testbed.namespaces import temporary_namespace
@@ -80,8 +82,7 @@ def run(options: argparse.Namespace) -> list[Outcome]:
                 say("  " + table.summary(outcomes[-1]))
         finally:
             print("\n" + table.text(outcomes), flush=True)
-            if options.json:
-                table.write_json(outcomes, options.json)
+            write_json(options.json, [asdict(outcome) for outcome in outcomes])
     return outcomes
 
 

@@ -21,29 +21,29 @@ class NotRestoredError(Exception):
     """A phase could not bring the cluster back to its initial state; the message says why."""
 
 
-def run_phase(kind: type[Phase], stage: Stage, seconds: float) -> Outcome:
+def run_phase(phase: Phase, stage: Stage, seconds: float) -> Outcome:
     """The outcome of one phase with at least `seconds` of traffic.
 
     Raises:
         NotRestoredError: the cluster is not as it was.
         ClusterError: the traffic could not be sent.
     """
-    if kind.from_node and (problem := node_problem()):
-        return Outcome(kind.name, skipped=True, note=problem)
-    if kind.of_gateway and not stage.gateway:
-        return Outcome(kind.name, skipped=True, note="it needs --gateway: a service behind the gateway")
-    phase, trouble, state = kind(), "", "stopped"
+    if phase.from_node and (problem := node_problem()):
+        return Outcome(phase.name, skipped=True, note=problem)
+    if phase.of_gateway and not stage.gateway:
+        return Outcome(phase.name, skipped=True, note="it needs --gateway: a service behind the gateway")
+    steps, trouble, state = phase.run(stage), "", "stopped"
     stage.begin()
-    stage.say(f"{kind.name}: {kind.about}")
+    stage.say(f"{phase.name}: {phase.about}")
     with ExitStack() as way_back:
         way_back.callback(restore, phase, stage)
-        phase.set_up(stage)
+        next(steps)
         continued_before = stage.continued()
-        with traffic(stage.service, kind.name, stage.say, image=stage.image) as load:
+        with traffic(stage.service, phase.name, stage.say, image=stage.image) as load:
             began = time.monotonic()
             try:
                 time.sleep(LEAD_SECONDS)
-                phase.disturb(stage)
+                next(steps, None)
                 time.sleep(max(0.0, began + seconds - time.monotonic()))
                 state = stage.note or "through"
             except (ClusterError, TimeoutError, RuntimeError, LookupError) as error:
@@ -55,7 +55,7 @@ def run_phase(kind: type[Phase], stage: Stage, seconds: float) -> Outcome:
     # Counters of a gateway pod that was replaced begin anew.
     continued = max(0, stage.continued() - continued_before)
     seconds = time.monotonic() - began
-    return judge(kind.name, sent, seconds, blow=stage.blow, note=stage.note, trouble=trouble, continued=continued)
+    return judge(phase.name, sent, seconds, blow=stage.blow, note=stage.note, trouble=trouble, continued=continued)
 
 
 def restore(phase: Phase, stage: Stage) -> None:
@@ -66,7 +66,7 @@ def restore(phase: Phase, stage: Stage) -> None:
     """
     with _undisturbed():
         try:
-            phase.restore(stage)
+            stage.way_back.close()
             stage.settle()
         except (ClusterError, TimeoutError) as error:
             raise NotRestoredError(f"after {phase.name} the cluster is not as it was: {error}") from error

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from e2e.disruptions import processes
@@ -50,6 +51,7 @@ class Stage:
         gateway: the service is behind the gateway.
         blow: the kill of the running phase, if it has one that excuses lost requests.
         note: remark of the running phase, for its row.
+        way_back: undoes the changes of the running phase outside the service's spec.
     """
 
     def __init__(self, service: Service, image: str, say: Progress, *, gateway: bool = False) -> None:
@@ -59,10 +61,15 @@ class Stage:
         self.gateway = gateway
         self.blow: Blow | None = None
         self.note = ""
+        self.way_back = ExitStack()
 
     def begin(self) -> None:
         """Forget what an earlier phase left here."""
-        self.blow, self.note = None, ""
+        self.blow, self.note, self.way_back = None, "", ExitStack()
+
+    def on_way_back(self, undo: Callable[..., object], *arguments: object) -> None:
+        """Call `undo` once after the phase, whatever happens in it from now on."""
+        self.way_back.callback(undo, *arguments)
 
     def apply(self, **changes: Any) -> None:
         """Apply the service with top-level fields of its spec replaced; without any: as at the start."""
@@ -77,9 +84,9 @@ class Stage:
     def settle(self) -> None:
         """Bring service and operator to their start, and wait until they are there."""
         self.apply()
-        self.wait("the operator", lambda: is_available(OPERATOR))
+        self.wait_available(OPERATOR)
         if self.gateway:
-            self.wait("the gateway", lambda: is_available(GATEWAY))
+            self.wait_available(GATEWAY)
         self.wait(f"the service with {REPLICAS} ready pods and no other", self._is_at_start)
 
     def _is_at_start(self) -> bool:
@@ -88,17 +95,11 @@ class Stage:
 
     def rolled_out(self) -> bool:
         """Whether the operator has seen the spec as it is, and its Deployment has no other pods than the newest."""
-        service = self._get("inferenceservice")
-        deployment = self._get("deployment")
-        status, wanted = deployment.get("status", {}), deployment["spec"]["replicas"]
-        return bool(
-            service.get("status", {}).get("observedGeneration") == service["metadata"]["generation"]
-            and status.get("observedGeneration") == deployment["metadata"]["generation"]
-            and status.get("updatedReplicas") == status.get("replicas") == status.get("availableReplicas") == wanted
+        service = _get(self.service.namespace, "inferenceservice", self.service.name)
+        seen = service.get("status", {}).get("observedGeneration")
+        return bool(seen == service["metadata"]["generation"]) and is_available(
+            self.service.name, self.service.namespace
         )
-
-    def _get(self, kind: str) -> dict[str, Any]:
-        return dict(json.loads(kubectl("-n", self.service.namespace, "get", kind, self.service.name, "-o", "json")))
 
     def pods(self) -> list[Pod]:
         """All its pods, those that are being deleted included; by name."""
@@ -111,6 +112,17 @@ class Stage:
     def wait_ready(self, number: int) -> None:
         """Until exactly so many pods serve, and none is starting or leaving."""
         self.wait(f"{number} ready pods", lambda: len(self.ready_pods()) == len(self.pods()) == number)
+
+    def wait_available(self, program: str) -> None:
+        """Until the operator's or the gateway's Deployment is complete and all its pods are ready."""
+        self.wait(f"the {program.removeprefix('inflight-')}", lambda: is_available(program))
+
+    @contextmanager
+    def replaced(self, what: str, pods: Callable[[], list[Pod]]) -> Iterator[None]:
+        """After the block, wait until none of the `pods` from before it is left."""
+        before = {pod.uid for pod in pods()}
+        yield
+        self.wait(f"{what} replaced", lambda: not before & {pod.uid for pod in pods()})
 
     def victim(self) -> Pod:
         """The pod that a phase hurts."""
@@ -152,14 +164,18 @@ class Stage:
             time.sleep(0.5)
 
 
-def is_available(deployment: str) -> bool:
-    """Whether a Deployment of the release is complete and all its pods are ready."""
-    found = json.loads(kubectl("-n", OPERATOR_NAMESPACE, "get", "deployment", deployment, "-o", "json"))
+def is_available(deployment: str, namespace: str = OPERATOR_NAMESPACE) -> bool:
+    """Whether a Deployment has no other pods than the newest, and all of them are ready."""
+    found = _get(namespace, "deployment", deployment)
     status, wanted = found.get("status", {}), found["spec"]["replicas"]
     return bool(
         status.get("observedGeneration") == found["metadata"]["generation"]
         and status.get("updatedReplicas") == status.get("replicas") == status.get("availableReplicas") == wanted
     )
+
+
+def _get(namespace: str, kind: str, name: str) -> dict[str, Any]:
+    return dict(json.loads(kubectl("-n", namespace, "get", kind, name, "-o", "json")))
 
 
 def system_pods(program: str) -> list[Pod]:

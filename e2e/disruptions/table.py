@@ -1,13 +1,11 @@
-"""The table at the end, and the same as JSON."""
+"""The table at the end."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from dataclasses import asdict
-from pathlib import Path
 
 from e2e.disruptions.verdict import Outcome
+from tools.measure.report import table
 
 HEADER = (
     "phase",
@@ -27,8 +25,7 @@ HEADER = (
 def text(outcomes: Sequence[Outcome]) -> str:
     """The table, and below it lost requests by kind, problems and notes."""
     rows = [HEADER, *(_row(outcome) for outcome in outcomes)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(HEADER))]
-    lines = ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]) for row in rows]
+    lines = table(rows, "<>")
     for outcome in outcomes:
         said = [f"lost {count}: {kind}" for kind, count in outcome.lost.items()]
         said += [f"problem: {problem}" for problem in outcome.problems]
@@ -62,8 +59,3 @@ def _row(outcome: Outcome) -> tuple[str, ...]:
         f"{outcome.seconds:.0f}",
         "NO" if outcome.problems else "yes",
     )
-
-
-def write_json(outcomes: Sequence[Outcome], path: Path) -> None:
-    """All outcomes with every loss."""
-    path.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=2) + "\n")

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from pathlib import Path
 
 from e2e.disruptions import processes
 from e2e.disruptions.stage import GATEWAY, OPERATOR, system_pods
 from tools.localcluster import ClusterError, kubectl
+from tools.localcluster.progress import meanwhile
+from tools.measure.processes import process_memory
 
 LOOK_SECONDS = 0.5
 """From the end of a look to the next one. An order is noted later than it was made by at most this and the time of a
@@ -58,20 +58,13 @@ class Watch:
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
     """Looks again and again, beside what the caller does. A look that fails is left out."""
-    ended = threading.Event()
 
-    def follow() -> None:
-        while not ended.wait(LOOK_SECONDS):
-            with suppress(ClusterError, OSError, ValueError):
-                watch.look()
+    def look() -> None:
+        with suppress(ClusterError, OSError, ValueError):
+            watch.look()
 
-    follower = threading.Thread(target=follow, daemon=True)
-    follower.start()
-    try:
+    with meanwhile(look, LOOK_SECONDS):
         yield
-    finally:
-        ended.set()
-        follower.join()
 
 
 def ordered_services(listing: str) -> list[str]:
@@ -81,8 +74,6 @@ def ordered_services(listing: str) -> list[str]:
 
 def resident_bytes(pid: int) -> int:
     """Of a process, pages that it shares with others included; 0 when it has ended."""
-    with suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("VmRSS:"):
-                return int(line.split()[1]) * 1024
+    with suppress(OSError, KeyError):  # a process that is ending has no sizes any more
+        return process_memory(pid).now
     return 0

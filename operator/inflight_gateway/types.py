@@ -99,6 +99,10 @@ class ServiceConfig:
     default_limits: RateLimits = RateLimits()
     inference_pool: bool = False
 
+    def tenant(self, name: str) -> TenantConfig:
+        """Settings of a tenant, whether it is listed or not."""
+        return next((one for one in self.tenants if one.name == name), TenantConfig(name, limits=self.default_limits))
+
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:

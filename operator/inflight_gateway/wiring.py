@@ -10,10 +10,10 @@ from time import monotonic
 import aiohttp
 from aiohttp import web
 
-from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.page.scraper import metrics_session
 from inflight_gateway.discovery.addresses import any_address
-from inflight_gateway.discovery.catalog import Catalog, Change, SecretData, SecretRef
+from inflight_gateway.discovery.catalog import Catalog, Change, SecretData
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
 from inflight_gateway.ext_proc.exchange import Parts
@@ -203,7 +203,7 @@ class Gateway:
         return self._peers.live() if self._key is not None else {}
 
     def _secret(self, namespace: str, name: str) -> SecretData | None:
-        return self.catalog.secret(SecretRef(namespace, name))
+        return self.catalog.secret(ObjectKey(namespace, name))
 
     def _heard_from(self, gateway: str, sent: Mapping[str, SentLoad]) -> None:
         self._ledger.peer(gateway, sent, monotonic())

@@ -1,29 +1,23 @@
-"""API keys of a service behind the gateway: created here, verified by the gateway, stored as hashes in a Secret.
-
-An entry of the Secret is one key: its name is the key id, its value `{"tenant", "sha256", "expires"}`, as the gateway
-reads it (docs/guides/tenants.md).
-"""
+"""API keys of a service behind the gateway: created here, verified by the gateway, stored as hashes in a Secret."""
 
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import json
-import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Literal
 
+from inflight_base.manifest.api_keys import read_entry
 from inflight_kubectl.output import Problem, in_utc
 from inflight_kubectl.resources import Service
 
 DEFAULT_SECRET = "inflight-api-keys"
 """Name of a Secret with API keys that the gateway may read with the chart's defaults (`gateway.apiKeySecrets`)."""
 
-TENANT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
 PREFIX = "ifk_"
 _BYTES = 32
 
@@ -67,16 +61,10 @@ def stored_keys(data: Mapping[str, str], now: datetime) -> list[StoredKey]:
 
 def _stored(key_id: str, value: str, now: datetime) -> StoredKey:
     try:
-        entry = json.loads(base64.b64decode(value, validate=True))
-        tenant, digest = entry["tenant"], bytes.fromhex(entry["sha256"])
-        expires = datetime.fromisoformat(entry["expires"]) if entry.get("expires") is not None else None
-        if not TENANT_NAME.fullmatch(tenant) or len(digest) != hashlib.sha256().digest_size:
-            raise ValueError
-        over = expires is not None and expires <= now
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, binascii.Error):
-        # TypeError: also an expiry without a time zone, which the gateway rejects too.
+        tenant, _, expires = read_entry(base64.b64decode(value, validate=True))
+    except ValueError:
         return StoredKey(key_id, "", None, "malformed")
-    return StoredKey(key_id, tenant, expires, "expired" if over else "valid")
+    return StoredKey(key_id, tenant, expires, "expired" if expires is not None and expires <= now else "valid")
 
 
 def rfc3339(moment: datetime) -> str:

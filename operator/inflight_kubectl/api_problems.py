@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import re
 
 import urllib3
 
+from inflight_base.kube import errors
 from inflight_kubectl.output import Problem
 
 _ECHO = re.compile(r'Invalid value: "(?:[^"\\]|\\.)*": ')
@@ -41,15 +41,9 @@ def refusal(status: int, body: bytes, path: str, context: str) -> ApiProblem:
         path: of the request.
         context: of the kubeconfig; empty inside a pod.
     """
-    try:
-        content = json.loads(body)
-    except ValueError:
-        content = {}
-    if not isinstance(content, dict):
-        content = {}
-    message = " ".join(str(content.get("message") or body.decode(errors="replace")).split())
-    message = _ECHO.sub("Invalid value: ", message)[:500]
-    reason = str(content.get("reason") or "")
+    error = errors.refusal(path, status, body)
+    message = _ECHO.sub("Invalid value: ", " ".join(error.message.split()))[:500]
+    reason = error.reason
     if status == 401:
         whom = f" of context {context}" if context else ""
         return ApiProblem(
@@ -61,12 +55,12 @@ def refusal(status: int, body: bytes, path: str, context: str) -> ApiProblem:
     if status == 403:
         remedy = "Ask an administrator for this permission; `kubectl inflight doctor` lists all that the commands need"
         return ApiProblem(f"forbidden: {message.removesuffix('.')}", remedy, status, reason)
-    if status == 404 and not (content.get("details") or {}).get("name") and "/inflight.dev/" in path:
+    if status == 404 and not error.about_object and "/inflight.dev/" in path:
         remedy = "Install the chart: helm install inflight helm/inflight -n inflight-system --create-namespace"
         return ApiProblem(
             "this cluster has no InferenceService resource (inflight.dev/v1alpha1)", remedy, status, reason
         )
-    missing = status == 404 and bool((content.get("details") or {}).get("name"))
+    missing = status == 404 and error.about_object
     return ApiProblem(f"the API server answers {status}: {message or 'without a reason'}", "", status, reason, missing)
 
 

@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from inflight_base.manifest.names import API_VERSION, PLURAL, SERVICE_LABEL
+from inflight_base.kube.kinds import object_path
+from inflight_base.manifest.names import KIND, SERVICE_LABEL
 from inflight_kubectl.output import Problem
 from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Service
@@ -81,7 +82,7 @@ class Cluster:
         Raises:
             Problem: no CRD, forbidden, or no answer.
         """
-        items = self.list(services_path(self.scope))["items"]
+        items = self.list(object_path(KIND, self.scope))["items"]
         return sorted((Service.of(item) for item in items), key=lambda service: service.key)
 
     def service(self, name: str) -> Service:
@@ -90,10 +91,10 @@ class Cluster:
         Raises:
             Problem: not found, with similar names; or no CRD, forbidden, no response.
         """
-        found = self.get(f"{services_path(self.namespace)}/{name}")
+        found = self.get(object_path(KIND, self.namespace, name))
         if found is not None:
             return Service.of(found)
-        names = [item["metadata"]["name"] for item in self.list(services_path(self.namespace))["items"]]
+        names = [item["metadata"]["name"] for item in self.list(object_path(KIND, self.namespace))["items"]]
         raise Problem(f'no InferenceService "{name}" in namespace "{self.namespace}"', _other_names(name, names))
 
     def pods(self, service: Service) -> list[Pod]:
@@ -102,8 +103,9 @@ class Cluster:
         Raises:
             Problem: forbidden, or no answer.
         """
-        path = f"/api/v1/namespaces/{service.namespace}/pods"
-        items = self.list(path, labelSelector=f"{SERVICE_LABEL}={service.name}")["items"]
+        items = self.list(object_path("Pod", service.namespace), labelSelector=f"{SERVICE_LABEL}={service.name}")[
+            "items"
+        ]
         return sorted((Pod.of(item) for item in items), key=lambda pod: pod.name)
 
     def get(self, path: str) -> Json | None:
@@ -144,12 +146,6 @@ class Cluster:
             Problem: any other answer than 2xx.
         """
         return self.connection.request("PATCH", path, body=body, content_type=content_type)
-
-
-def services_path(namespace: str | None) -> str:
-    """Path of the InferenceServices of a namespace; of all namespaces for None."""
-    group = f"/apis/{API_VERSION}"
-    return f"{group}/namespaces/{namespace}/{PLURAL}" if namespace is not None else f"{group}/{PLURAL}"
 
 
 def _other_names(name: str, names: list[str]) -> str:

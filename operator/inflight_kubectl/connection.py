@@ -17,6 +17,8 @@ from kubernetes import client
 from kubernetes.stream import ws_client
 from websocket import WebSocket, WebSocketBadStatusException, WebSocketException
 
+from inflight_base.kube.changes import Event, event_of
+from inflight_base.kube.errors import json_object
 from inflight_kubectl.api_problems import UnreachableProblem, cause, refusal
 
 CONNECT_SECONDS = 4.0
@@ -62,37 +64,40 @@ class Connection:
             return self._object(response.data)
 
     @contextmanager
-    def stream(self, path: str, query: Mapping[str, str], seconds: float) -> Iterator[Iterator[Json]]:
-        """A watch: an iterator over the JSON objects of the lines as they arrive.
+    def watch(self, path: str, query: Mapping[str, str], seconds: float) -> Iterator[Iterator[Event]]:
+        """A watch: an iterator over the events as they arrive.
 
         Args:
             seconds: maximum time without data before the watch counts as lost.
 
         Raises:
             ApiProblem, UnreachableProblem: as `request`, also while reading.
+            KubeApiError: the API server ends the watch; while reading.
         """
         with self._open("GET", path, query, None, "", seconds, stream=True) as response:
-            yield self._lines(response)
+            yield self._events(path, response)
 
-    def _lines(self, response: urllib3.BaseHTTPResponse) -> Iterator[Json]:
+    def _events(self, path: str, response: urllib3.BaseHTTPResponse) -> Iterator[Event]:
         rest = b""
         try:
             for chunk in response.stream(1 << 16):
                 *lines, rest = (rest + chunk).split(b"\n")
-                yield from (self._object(line) for line in lines if line)
+                yield from (event_of(path, line) for line in lines if line)
         except (urllib3.exceptions.HTTPError, OSError) as error:
             raise self._unreachable(error) from error
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._no_api_server() from error
 
     def _object(self, text: bytes) -> Json:
-        try:
-            found = json.loads(text)
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise UnreachableProblem(
-                f"{self.host} answers, but not as a Kubernetes API server", "Correct the address in the kubeconfig"
-            )
+        found = json_object(text)
+        if found is None:
+            raise self._no_api_server()
         return found
+
+    def _no_api_server(self) -> UnreachableProblem:
+        return UnreachableProblem(
+            f"{self.host} answers, but not as a Kubernetes API server", "Correct the address in the kubeconfig"
+        )
 
     def websocket(self, path: str, protocol: str) -> WebSocket:
         """A websocket to a streaming subresource such as `portforward`.

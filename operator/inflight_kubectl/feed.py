@@ -7,9 +7,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from inflight_kubectl.cluster import services_path
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.kube.kinds import object_path
+from inflight_base.manifest.names import KIND
 from inflight_kubectl.output import Problem, described
 from inflight_kubectl.resources import Service
 
@@ -89,7 +91,7 @@ class ServiceFeed:
 
     def _list(self) -> str:
         """All services; returns the resourceVersion to watch from."""
-        found = self._cluster.list(services_path(self._cluster.scope))
+        found = self._cluster.list(object_path(KIND, self._cluster.scope))
         services = [Service.of(item) for item in found["items"]]
         self._known = {service.key: service for service in services}
         self._tell_known()
@@ -103,25 +105,25 @@ class ServiceFeed:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_SECONDS),
         }
-        path = services_path(self._cluster.scope)
-        with self._cluster.connection.stream(path, query, WATCH_SECONDS + SILENCE_SECONDS) as changes:
-            for change in changes:
-                if self._stopped.is_set():
-                    return None
-                body: dict[str, Any] = change["object"]
-                if change["type"] == "ERROR":
-                    if body.get("code") == _EXPIRED:
+        path = object_path(KIND, self._cluster.scope)
+        try:
+            with self._cluster.connection.watch(path, query, WATCH_SECONDS + SILENCE_SECONDS) as events:
+                for event in events:
+                    if self._stopped.is_set():
                         return None
-                    raise Problem(f"the API server ended the watch: {body.get('message', 'without a reason')}")
-                version = str(body["metadata"]["resourceVersion"])
-                if change["type"] == "BOOKMARK":
-                    continue
-                service = Service.of(body)
-                if change["type"] == "DELETED":
-                    self._known.pop(service.key, None)
-                else:
-                    self._known[service.key] = service
-                self._tell_known()
+                    version = event.version
+                    if event.type == "BOOKMARK":
+                        continue
+                    service = Service.of(event.object)
+                    if event.type == "DELETED":
+                        self._known.pop(service.key, None)
+                    else:
+                        self._known[service.key] = service
+                    self._tell_known()
+        except KubeApiError as error:
+            if error.status == _EXPIRED:
+                return None
+            raise Problem(f"the API server ended the watch: {error.message or 'without a reason'}") from error
         self._tell_known()
         return version
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from inflight_base.kube.kinds import object_path
 from inflight_base.manifest.names import GATEWAY_LABELS, GATEWAY_STATE_PORT, HTTP_PORT_NAME, selector_string
 from inflight_base.manifest.pods import condition
 from inflight_kubectl.api_problems import ApiProblem
@@ -43,9 +44,8 @@ def ready_gateways(cluster: Cluster, service: Service) -> list[GatewayPod]:
         Problem: forbidden, or no answer.
     """
     namespace = _namespace(cluster, service)
-    path = f"/api/v1/namespaces/{namespace}/pods" if namespace else "/api/v1/pods"
     try:
-        items = cluster.list(path, labelSelector=LABEL)["items"]
+        items = cluster.list(object_path("Pod", namespace), labelSelector=LABEL)["items"]
     except ApiProblem as problem:
         if problem.status != 403:
             raise
@@ -67,7 +67,7 @@ def no_gateway(service: Service) -> Problem:
 
 def _namespace(cluster: Cluster, service: Service) -> str | None:
     """The address of the gateway, from the service's own Service; None if it names none."""
-    found = cluster.get(f"/api/v1/namespaces/{service.namespace}/services/{service.name}")
+    found = cluster.get(object_path("Service", service.namespace, service.name))
     parts = str(((found or {}).get("spec") or {}).get("externalName") or "").split(".")
     return parts[1] if len(parts) > 2 and parts[2] == "svc" else None
 

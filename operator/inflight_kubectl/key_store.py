@@ -6,6 +6,7 @@ import base64
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
+from inflight_base.kube.kinds import object_path
 from inflight_kubectl.api_keys import NewKey, StoredKey, keys_secret, stored_keys
 from inflight_kubectl.api_problems import ApiProblem
 from inflight_kubectl.cluster import Cluster, Json
@@ -24,7 +25,7 @@ def add_key(cluster: Cluster, namespace: str, secret: str, made: NewKey) -> bool
         Problem: forbidden, or no answer.
     """
     data = {made.key_id: base64.b64encode(made.value.encode()).decode()}
-    if cluster.get(_path(namespace, secret)) is None:
+    if cluster.get(object_path("Secret", namespace, secret)) is None:
         body = {
             "apiVersion": "v1",
             "kind": "Secret",
@@ -33,13 +34,13 @@ def add_key(cluster: Cluster, namespace: str, secret: str, made: NewKey) -> bool
             "data": data,
         }
         try:
-            cluster.create(_path(namespace), body)
+            cluster.create(object_path("Secret", namespace), body)
         except ApiProblem as problem:
             if problem.status != _CONFLICT:
                 raise
         else:
             return True
-    cluster.patch(_path(namespace, secret), {"data": data})
+    cluster.patch(object_path("Secret", namespace, secret), {"data": data})
     return False
 
 
@@ -49,7 +50,7 @@ def remove_key(cluster: Cluster, namespace: str, secret: str, key_id: str) -> No
     Raises:
         Problem: forbidden, or no answer.
     """
-    cluster.patch(_path(namespace, secret), {"data": {key_id: None}})
+    cluster.patch(object_path("Secret", namespace, secret), {"data": {key_id: None}})
 
 
 def keys_by_secret(cluster: Cluster, services: list[Service]) -> Mapping[str, list[StoredKey]]:
@@ -59,12 +60,8 @@ def keys_by_secret(cluster: Cluster, services: list[Service]) -> Mapping[str, li
         Problem: forbidden, or no answer.
     """
     names = sorted({name for service in services if (name := keys_secret(service))})
-    return {name: _keys(cluster.get(_path(services[0].namespace, name))) for name in names}
+    return {name: _keys(cluster.get(object_path("Secret", services[0].namespace, name))) for name in names}
 
 
 def _keys(secret: Json | None) -> list[StoredKey]:
     return stored_keys((secret or {}).get("data") or {}, datetime.now(UTC))
-
-
-def _path(namespace: str, name: str = "") -> str:
-    return f"/api/v1/namespaces/{namespace}/secrets" + (f"/{name}" if name else "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from inflight_kubectl.cluster import Target, services_path
+from inflight_base.kube.kinds import object_path
+from inflight_base.manifest.names import KIND
+from inflight_kubectl.cluster import Target
 from inflight_kubectl.output import Problem
 
 SECONDS = 2.0
@@ -27,6 +29,6 @@ def _names(kind: str, target: Target) -> list[str]:
         from inflight_kubectl.key_store import keys_by_secret
 
         return [one.key_id for those in keys_by_secret(cluster, cluster.services()).values() for one in those]
-    path = "/api/v1/namespaces" if kind == "namespaces" else services_path(cluster.namespace)
+    path = "/api/v1/namespaces" if kind == "namespaces" else object_path(KIND, cluster.namespace)
     items = cluster.connection.request("GET", path, seconds=SECONDS)["items"]
     return sorted(item["metadata"]["name"] for item in items)

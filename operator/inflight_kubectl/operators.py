@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inflight_base.kube.kinds import object_path
 from inflight_base.manifest.names import OPERATOR_LABELS, selector_string
 from inflight_kubectl.cluster import Cluster, Json
 
@@ -14,7 +15,7 @@ def operators(cluster: Cluster) -> list[Json]:
     Raises:
         Problem: forbidden, or no answer.
     """
-    return list(cluster.list("/apis/apps/v1/deployments", labelSelector=OPERATOR_SELECTOR)["items"])
+    return list(cluster.list(object_path("Deployment"), labelSelector=OPERATOR_SELECTOR)["items"])
 
 
 def arguments(deployment: Json) -> list[str]:
@@ -29,7 +30,7 @@ def lease_path(deployment: Json) -> str | None:
     if elects[-1:] == ["--no-leader-elect"]:
         return None
     name = next((one.partition("=")[2] for one in given if one.startswith("--lease-name=")), "inflight-operator")
-    return f"/apis/coordination.k8s.io/v1/namespaces/{deployment['metadata']['namespace']}/leases/{name}"
+    return object_path("Lease", deployment["metadata"]["namespace"], name)
 
 
 def upgrade_command(installed: Json, *options: str) -> str:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from inflight_kubectl.cluster import services_path
+from inflight_base.kube.kinds import object_path
+from inflight_base.manifest.names import KIND
 from inflight_kubectl.output import Problem
 from inflight_kubectl.pods import moment
 from inflight_kubectl.resources import Service
@@ -122,7 +123,7 @@ def clear_override(cluster: Cluster, service: Service) -> Service:
 def _patch(cluster: Cluster, service: Service, override: dict[str, Any] | None) -> Service:
     from inflight_kubectl.api_problems import ApiProblem
 
-    path = f"{services_path(service.namespace)}/{service.name}"
+    path = object_path(KIND, service.namespace, service.name)
     query = {"fieldManager": FIELD_MANAGER, "fieldValidation": "Strict"}
     body = {"spec": {"tuning": {"override": override}}}
     try:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
+from inflight_base.kube.kinds import object_path
 from inflight_kubectl.output import Problem
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ def output_of(connection: Connection, namespace: str, pod: str, container: str, 
     query = urlencode(
         [("container", container), ("stdout", "true"), ("stderr", "true"), *(("command", one) for one in command)]
     )
-    socket = connection.websocket(f"/api/v1/namespaces/{namespace}/pods/{pod}/exec?{query}", PROTOCOL)
+    socket = connection.websocket(f"{object_path('Pod', namespace, pod, 'exec')}?{query}", PROTOCOL)
     complaint, status = b"", b""
     try:
         while True:

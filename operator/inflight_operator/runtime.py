@@ -6,24 +6,23 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
-from contextlib import suppress
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import kopf
 from kubernetes.aio import client
 
+from inflight_base.kube.changes import HistoryError
 from inflight_base.kube.client import KubeApi
 from inflight_base.kube.connect import load_configuration
 from inflight_base.kube.errors import KubeApiError
-from inflight_base.kube.kinds import Selection
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
-from inflight_base.manifest.names import API_VERSION, KIND
+from inflight_base.manifest.names import KIND
 from inflight_base.page.scraper import metrics_session
 from inflight_operator.apply.engines import EngineClient, EngineTeller
-from inflight_operator.apply.kube import OPTIONAL_KINDS, OperatorApi
+from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
 from inflight_operator.keys.admin_key import LiveAdminKey
 from inflight_operator.keys.live_key import UnusableKeyError
@@ -38,9 +37,8 @@ from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, De
 from inflight_operator.render import EngineObservability, Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.telemetry.web import Heartbeat, WebServer
-from inflight_operator.watch.available import AvailableApis
 from inflight_operator.watch.handlers import build_registry, kopf_connection
-from inflight_operator.watch.listing import Lister
+from inflight_operator.watch.watches import Watches, optional_kinds
 
 logger = logging.getLogger(__name__)
 
@@ -99,31 +97,24 @@ async def run_operator(options: Options) -> int:
         ConnectError: no usable configuration for the API server.
         OSError: the metrics port is in use, or the recording folder cannot be created.
     """
-    recorder = _recorder(options)
+    return_code, recorder = 0, _recorder(options)
     configuration = await load_configuration(options.kubeconfig)
     metrics, heartbeat, cache, working = OperatorMetrics(), Heartbeat(), ClusterCache(), asyncio.Event()
     web = WebServer(options.metrics_port, metrics.registry, heartbeat)
-    beating = asyncio.create_task(_beat(heartbeat, lambda: working.is_set() and bool(cache.services())))
+    own_namespace = _own_namespace(options)
     try:
         async with (
             client.ApiClient(configuration) as api_client,
-            client.ApiClient(configuration) as lease_client,  # of its own: renewals never wait for a free connection
             metrics_session(options.interval) as http,
+            asyncio.TaskGroup() as tasks,
         ):
-            own_namespace = _own_namespace(options)
             leadership = (
-                Leadership(KubeApi(lease_client), own_namespace, _identity(), options.lease_name)
+                Leadership(KubeApi(api_client), own_namespace, _identity(), options.lease_name)
                 if options.leader_elect
                 else None
             )
             api = OperatorApi(api_client, may_write=leadership.leads) if leadership else OperatorApi(api_client)
-            apis, admin_key = (
-                AvailableApis(api, optional_kinds(endpoint_picker=options.endpoint_picker)),
-                LiveAdminKey(api, own_namespace, options.key_secret),
-            )
-            lister = Lister(api, cache, apis, options.namespaces)
-            await _wait_for_crd(api, options.namespaces)
-            await _until_answered(apis.refresh)
+            admin_key = LiveAdminKey(api, own_namespace, options.key_secret)
             every, clock = RoundSettings(interval=options.interval), Clock()
             pool = ScrapePool(http, options.interval, span=every.span)
             metrics.count_scrapes(lambda: (pool.counts.done, pool.counts.failed))
@@ -131,7 +122,7 @@ async def run_operator(options: Options) -> int:
 
             async def wake(key: ServiceKey) -> None:
                 if rounds.is_down(key):
-                    await workers.look_at(key)
+                    workers.look_at(key)
 
             gateway = LiveGateway(http, api, options.gateway_service, wake) if options.gateway_service else None
             if gateway is not None:
@@ -142,7 +133,7 @@ async def run_operator(options: Options) -> int:
                 pool,
                 teller,
                 metrics,
-                lambda: _settings(options, apis.current),
+                lambda: _settings(options, watches.available),
                 lambda uid: admin_key.current.token(uid),
                 UpgradePace(options.upgrade, options.upgrades_at_once),
                 every,
@@ -157,93 +148,62 @@ async def run_operator(options: Options) -> int:
                 metrics,
                 WorkerSettings(interval=options.interval),
             )
+            optional = optional_kinds(endpoint_picker=options.endpoint_picker)
+            watches = Watches(api, cache, workers.look_at, options.namespaces, optional)
 
             async def act() -> None:
                 metrics.leader.set(1)
                 await _until_answered(admin_key.refresh)
                 if gateway is not None:
                     await _until_answered(gateway.read_key)
-                await _until_answered(lister.list_all)
+                await watches.listed()
+                await _until_answered(watches.catch_up)
                 logger.info("looking after %d services", len(cache.services()))
                 working.set()
                 try:
-                    async with asyncio.TaskGroup() as tasks:
+                    async with asyncio.TaskGroup() as acting:
                         if gateway is not None:
-                            tasks.create_task(gateway.run())
+                            acting.create_task(gateway.run())
                             await gateway.settled()
-                        for part in (workers.run(), lister.run(), apis.run(lister.ask), admin_key.run()):
-                            tasks.create_task(part)
+                        for part in (workers.run(), admin_key.run()):
+                            acting.create_task(part)
                 finally:
                     pool.close()
                     await teller.close()
 
-            actor = _Actor(leadership.lead(act) if leadership else act())
-            registry = build_registry(
-                cache, workers.look_at, lister.ask, lambda: kopf_connection(configuration), actor.stop
+            beating = _beat(heartbeat, lambda: working.is_set() and bool(cache.services()))
+            running = [tasks.create_task(part) for part in (beating, watches.run())]
+            await watches.listed([KIND])  # kopf looks for the kind once
+            running.append(tasks.create_task(leadership.lead(act) if leadership else act()))
+
+            async def stop() -> None:
+                for task in running:
+                    task.cancel()
+                await asyncio.wait(running)
+
+            registry = build_registry(cache, workers.look_at, lambda: kopf_connection(configuration), stop)
+            # Ends at a signal. If a task fails, the group cancels it.
+            await kopf.operator(
+                registry=registry,
+                standalone=True,
+                clusterwide=not options.namespaces,
+                namespaces=options.namespaces,
             )
-            watching = asyncio.create_task(
-                kopf.operator(
-                    registry=registry,
-                    standalone=True,
-                    clusterwide=not options.namespaces,
-                    namespaces=options.namespaces,
-                )
-            )
-            try:
-                await _first_to_end(watching, actor)
-            finally:
-                await actor.stop()  # also if a watch failed: the next leader does not wait for the Lease to expire
-            return actor.exit_code
+    except* (LeaseLostError, HistoryError) as errors:
+        logger.error("%s: this process ends", _first(errors))
+        return_code = 1
+    except* Exception as errors:
+        logger.error("acting failed", exc_info=errors)
+        return_code = 1
     finally:
-        beating.cancel()
         web.close()
         if recorder is not None:
             recorder.close()
+    return return_code
 
 
-class _Actor:
-    """The tasks besides the watches, from the election to the release of the Lease. If they end without being stopped,
-    the process ends."""
-
-    def __init__(self, acting: Coroutine[None, None, None]) -> None:
-        self.ended = asyncio.Event()
-        self.exit_code = 0
-        self._stopping = False
-        self._task = asyncio.create_task(acting)
-        self._task.add_done_callback(self._on_done)
-
-    def _on_done(self, task: asyncio.Task[None]) -> None:
-        if self._stopping:
-            return
-        self.exit_code = 1
-        error = None if task.cancelled() else task.exception()
-        if isinstance(error, LeaseLostError):
-            logger.error("%s: this process ends", error)
-        elif error is not None:
-            logger.error("acting failed", exc_info=error)
-        self.ended.set()
-
-    async def stop(self) -> None:
-        """Stops the tasks, then releases the Lease."""
-        self._stopping = True
-        self._task.cancel()
-        await asyncio.wait({self._task})
-
-
-async def _first_to_end(watching: asyncio.Task[None], actor: _Actor) -> None:
-    """Returns when kopf ended (a signal), or ends it when the loop or the election ended.
-
-    kopf's own stop flag leaves a task behind that kopf then waits for.
-    """
-    ended = asyncio.create_task(actor.ended.wait())
-    try:
-        await asyncio.wait({watching, ended}, return_when=asyncio.FIRST_COMPLETED)
-        if not watching.done():
-            watching.cancel()
-        with suppress(asyncio.CancelledError):
-            await watching
-    finally:
-        ended.cancel()
+def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:
+    return _first(inner) if isinstance(inner := errors.exceptions[0], BaseExceptionGroup) else inner
 
 
 async def _until_answered(call: Callable[[], Awaitable[object]]) -> None:
@@ -257,29 +217,10 @@ async def _until_answered(call: Callable[[], Awaitable[object]]) -> None:
             await asyncio.sleep(RETRY_SECONDS)
 
 
-async def _wait_for_crd(api: KubeApi, namespaces: tuple[str, ...]) -> None:
-    """Returns when the API server serves InferenceServices and permits listing them in every namespace."""
-    for namespace in namespaces or (None,):
-        while True:
-            try:
-                await anext(api.pages(Selection(KIND, namespace)))
-                break
-            except KubeApiError as error:
-                hint = f"{API_VERSION} is not installed" if error.status == 404 else str(error)
-                logger.warning("waiting for the API server: %s", hint)
-                await asyncio.sleep(RETRY_SECONDS)
-
-
 async def _beat(heartbeat: Heartbeat, rounds_due: Callable[[], bool]) -> None:
     while True:
         heartbeat.beat(rounds_due=rounds_due())
         await asyncio.sleep(1)
-
-
-def optional_kinds(*, endpoint_picker: bool) -> tuple[str, ...]:
-    """Optional kinds that the operator may use: the chart gives it rights to InferencePools only where the gateway's
-    pods serve other gateways."""
-    return tuple(kind for kind in OPTIONAL_KINDS if kind != "InferencePool" or endpoint_picker)
 
 
 def _settings(options: Options, available_apis: frozenset[str]) -> Settings:

@@ -5,20 +5,19 @@ import json
 import socket
 import sys
 from contextlib import asynccontextmanager
-from urllib.parse import urlsplit
 
 import aiohttp
 import pytest
-import yaml
 from kubernetes.aio import client
 
 from inflight_base.kube import reflector as reflector_module
 from inflight_base.kube.client import KubeApi
 from inflight_base.kube.connect import load_configuration
-from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.discovery.catalog import Catalog, SecretRef
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
+from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.discovery.kube import KubeDiscovery
 from inflight_gateway.types import Endpoint, HoldBounds, RateLimits, ServiceConfig, TenantConfig
+from tests.contract.cable import account_over_cable
 from tests.contract.manifests import service_manifest
 from tests.gateway.waiting import until
 
@@ -77,52 +76,6 @@ def secret(namespace, name, **data):
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data}
 
 
-class Cable:
-    """A TCP connection to the API server that a test can cut and mend."""
-
-    def __init__(self, host, port):
-        self._target, self._writers, self.port = (host, port), set(), 0
-
-    async def mend(self):
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", self.port)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def cut(self):
-        self._server.close()
-        for writer in self._writers:
-            writer.transport.abort()
-
-    async def _connect(self, reader, writer):
-        upstream_reader, upstream = await asyncio.open_connection(*self._target)
-        self._writers |= {writer, upstream}
-        await asyncio.gather(self._copy(reader, upstream), self._copy(upstream_reader, writer))
-
-    @staticmethod
-    async def _copy(reader, writer):
-        try:
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        except OSError:
-            pass
-        finally:
-            writer.close()
-
-
-async def account_over_cable(kubectl, namespace, tmp_path):
-    """A kubeconfig with the token of the namespace's account, and the cable that it goes over."""
-    config = yaml.safe_load(kubectl.kubeconfig.read_text())
-    token = kubectl.ok("create", "token", "default", "-n", namespace).strip()
-    server = urlsplit(config["clusters"][0]["cluster"]["server"])
-    cable = Cable(server.hostname, server.port)
-    await cable.mend()
-    config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{cable.port}"
-    config["users"][0]["user"] = {"token": token}
-    path = tmp_path / "gateway.kubeconfig"
-    path.write_text(yaml.safe_dump(config))
-    return path, cable
-
-
 @asynccontextmanager
 async def discovering(kubectl, namespace, tmp_path, *, namespaces=()):
     path, cable = await account_over_cable(kubectl, namespace, tmp_path)
@@ -142,7 +95,7 @@ async def in_thread(function, *arguments):
 
 
 async def test_services_engines_and_keys_with_the_least_rights(kubectl, namespace, tmp_path):
-    key, ref = ServiceKey(namespace, "chat"), SecretRef(namespace, "keys")
+    key, ref = ServiceKey(namespace, "chat"), ObjectKey(namespace, "keys")
     gateway = {
         "enabled": True,
         "hold": {"maxBytes": "1Mi"},

@@ -7,8 +7,8 @@ import yaml
 
 from deploy import manifest
 from inflight_base.kube.kinds import RESOURCES
-from inflight_operator import cli, runtime
-from inflight_operator.watch.handlers import WATCHED_KINDS
+from inflight_operator import cli
+from inflight_operator.watch.watches import WATCHED_KINDS, optional_kinds
 from tools import generated
 from tools.localcluster import ClusterError
 from tools.localcluster.kubectl_program import binary
@@ -70,7 +70,7 @@ def test_the_operator_of_the_overlay_with_the_gateway_may_list_what_it_lists():
     assert arguments.gateway_service
     lists = {
         (RESOURCES[kind][0].rpartition("/")[0], RESOURCES[kind][1])
-        for kind in (*WATCHED_KINDS, *runtime.optional_kinds(endpoint_picker=arguments.gateway_endpoint_picker))
+        for kind in (*WATCHED_KINDS, *optional_kinds(endpoint_picker=arguments.gateway_endpoint_picker))
     }
     may_list = {
         (group, resource)

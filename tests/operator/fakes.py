@@ -4,7 +4,8 @@ They are not Kubernetes and not engines; the same loop is run on real ones elsew
 import copy
 from dataclasses import dataclass, field, replace
 
-from inflight_base.manifest.keys import ServiceKey
+from inflight_base.kube.changes import Changes
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.manifest.names import FIELD_MANAGER
 from inflight_operator.apply.engines import EngineError
 from inflight_operator.apply.status import status_patch
@@ -24,6 +25,13 @@ def service_body(spec=None, status=None, generation=1, uid="service-uid"):
         "spec": {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}, **(spec or {})},
     }
     return body if status is None else {**body, "status": status}
+
+
+def delete(cache, kind, body):
+    """As the watch reports it. Returns the service that needs a round for it, if any."""
+    key = ObjectKey(body["metadata"]["namespace"], body["metadata"]["name"])
+    owners = cache.take(kind, None, Changes({key: None}, body["metadata"].get("resourceVersion", "")))
+    return next(iter(owners), None)
 
 
 def pod_body(name, *, ip="10.0.0.1", ready=True, uid=None, deleting=False, status=None, ports=PORTS):

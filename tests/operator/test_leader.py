@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from inflight_base.kube.errors import KubeApiError
 from inflight_operator.leader import LEASE_SECONDS, RENEW_DEADLINE_SECONDS, RETRY_SECONDS, Leadership, LeaseLostError
-from tests.operator.virtual_time import run
+from tests.base.virtual_time import run
 
 STOPPING = LEASE_SECONDS - RENEW_DEADLINE_SECONDS - 0.1
 """Seconds that an action takes to end in these tests: nearly all that it has."""

@@ -71,7 +71,7 @@ async def test_fifty_services_wake_at_one_line_in_fifty_rounds_without_delay(mon
 
         async def wake(key):
             if rounds.is_down(key):
-                await workers.look_at(key)
+                workers.look_at(key)
 
         async def one_round(key):
             outcome = await rounds.reconcile(key)

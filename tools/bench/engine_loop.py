@@ -292,10 +292,6 @@ def lines(facts: dict[str, str | int], rows: Sequence[Row]) -> Iterator[str]:
     yield textwrap.fill(PARTS_MEAN, 110)
 
 
-def positive(text: str) -> int:
-    return whole_number(1, os.cpu_count() or 1)(text)
-
-
 def main() -> None:
     if sys.argv[1:2] == ["--client"]:
         run_client(*map(int, sys.argv[2:]))
@@ -315,8 +311,9 @@ def main() -> None:
         help="decode steps to time at each size (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--threads", type=positive, default=None, metavar="N", help="threads that compute (default: the engine's own)"
-    )
+        "--threads", type=whole_number(1, os.cpu_count() or 1), metavar="N",
+        help="threads that compute (default: the engine's own)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     arguments = parser.parse_args()
     timer_cost = timer_cost_ns()

@@ -26,23 +26,34 @@ def to_stdout() -> Progress:
 
 
 @contextmanager
-def step(progress: Progress, what: str, detail: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Announce `what`, say every 15 s that it still runs (with `detail()`), and say how long it took."""
-    progress(what)
-    start = time.monotonic()
-    done = threading.Event()
+def meanwhile(call: Callable[[], object], seconds: float) -> Iterator[None]:
+    """Call `call` every `seconds` from another thread while the block runs."""
+    ended = threading.Event()
 
-    def beat() -> None:
-        while not done.wait(HEARTBEAT_SECONDS):
-            extra = detail()
-            progress(f"{what}: {time.monotonic() - start:.0f} s so far{', ' + extra if extra else ''}")
+    def repeat() -> None:
+        while not ended.wait(seconds):
+            call()
 
-    thread = threading.Thread(target=beat, daemon=True)
+    thread = threading.Thread(target=repeat, daemon=True)
     thread.start()
     try:
         yield
     finally:
-        done.set()
+        ended.set()
         thread.join()
+
+
+@contextmanager
+def step(progress: Progress, what: str, detail: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Announce `what`, say every 15 s that it still runs (with `detail()`), and say how long it took."""
+    progress(what)
+    start = time.monotonic()
+
+    def beat() -> None:
+        extra = detail()
+        progress(f"{what}: {time.monotonic() - start:.0f} s so far{', ' + extra if extra else ''}")
+
+    with meanwhile(beat, HEARTBEAT_SECONDS):
+        yield
     # Not reached when the block raised: the error says what happened.
     progress(f"{what}: done in {time.monotonic() - start:.1f} s")

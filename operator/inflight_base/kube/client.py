@@ -5,7 +5,6 @@ Lists and watches: https://kubernetes.io/docs/reference/using-api/api-concepts/#
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -13,6 +12,7 @@ from urllib.parse import urlencode
 
 import aiohttp
 
+from inflight_base.kube.changes import Event, event_of
 from inflight_base.kube.errors import KubeApiError, json_object, refusal
 from inflight_base.kube.kinds import RESOURCES, Selection, object_path
 from inflight_base.manifest import Manifest
@@ -45,19 +45,6 @@ class Page(NamedTuple):
     last: bool
     version: str
     items: list[Manifest]
-
-
-class Event(NamedTuple):
-    """Of a watch.
-
-    Attributes:
-        type: ADDED, MODIFIED, DELETED or BOOKMARK; OPEN, without an object, once the API server has accepted the watch.
-        version: to continue from.
-    """
-
-    type: str
-    object: Manifest
-    version: str
 
 
 class KubeApi:
@@ -143,7 +130,7 @@ class KubeApi:
                 async for chunk in answer.content.iter_any():
                     *lines, rest = (rest + chunk).split(b"\n")
                     for line in lines:
-                        yield _event(action, line)
+                        yield event_of(action, line)
                     if len(rest) > MAX_EVENT:
                         raise KubeApiError(action, 0, f"an event of more than {MAX_EVENT} bytes")
 
@@ -263,11 +250,3 @@ def _readable_errors(action: str) -> Iterator[None]:
     except (ValueError, KeyError, TypeError) as error:
         message = "the answer is not the Kubernetes API's: is a proxy in the way?"
         raise KubeApiError(action, 0, message) from error
-
-
-def _event(action: str, line: bytes) -> Event:
-    event = json.loads(line)
-    if event["type"] == "ERROR":
-        status = event["object"]
-        raise KubeApiError(action, int(status.get("code", 500)), str(status.get("message", "")))
-    return Event(event["type"], event["object"], event["object"]["metadata"]["resourceVersion"])

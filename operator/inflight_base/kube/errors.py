@@ -16,13 +16,25 @@ class KubeApiError(Exception):
         status: HTTP status; 0 without a response.
         message: from the API server.
         retry_after: seconds to wait before the next try, where the API server sends Retry-After (as with 429).
+        reason: of the Kubernetes Status, such as `Forbidden`; empty without one.
+        about_object: whether the refusal names an object: with status 404, the path is right and the object is missing.
     """
 
-    def __init__(self, action: str, status: int, message: str, retry_after: float | None = None) -> None:
+    def __init__(
+        self,
+        action: str,
+        status: int,
+        message: str,
+        retry_after: float | None = None,
+        reason: str = "",
+        about_object: bool = False,
+    ) -> None:
         super().__init__(f"{action}: {message}" + (f" (HTTP {status})" if status else ""))
         self.status = status
         self.message = message
         self.retry_after = retry_after
+        self.reason = reason
+        self.about_object = about_object
 
 
 def json_object(content: bytes) -> dict[str, Any] | None:
@@ -41,6 +53,8 @@ def refusal(action: str, status: int, content: bytes, retry_after: str | None = 
         content: body of the response: mostly a Kubernetes Status.
         retry_after: the header. The API server sends whole seconds; the date form of the header is not parsed.
     """
-    message = (json_object(content) or {}).get("message") or content[:LONGEST_MESSAGE].decode(errors="replace")
+    answer = json_object(content) or {}
+    message = str(answer.get("message") or content[:LONGEST_MESSAGE].decode(errors="replace"))
     seconds = float(retry_after) if retry_after and retry_after.isascii() and retry_after.isdigit() else None
-    return KubeApiError(action, status, str(message), seconds)
+    about_object = bool((answer.get("details") or {}).get("name"))
+    return KubeApiError(action, status, message, seconds, str(answer.get("reason") or ""), about_object)

@@ -1,7 +1,8 @@
 """Notifies a reader of all objects of a selection: lists them page by page, then watches.
 
-While the API server is unavailable, known objects are kept. A watch resumes where it ended; only if the API server
-cannot resume it (410 Gone, or any other error), everything is listed again. Changes arrive in the order of the API
+While the API server is unavailable, known objects are kept. A watch resumes where it ended. Everything is listed again
+if the API server cannot resume it (410 Gone, or any other error), and after a silence: an API server whose etcd was
+restored from a backup accepts a version that it never had, and reports nothing. Changes arrive in the order of the API
 server, each deletion included. Objects are passed on as they arrive; only their names are kept.
 """
 
@@ -10,14 +11,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import aclosing
-from typing import NamedTuple
 
+from inflight_base.kube.changes import Changes, HistoryError
 from inflight_base.kube.client import KubeApi
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import RESOURCES, Selection
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ObjectKey
 
 logger = logging.getLogger(__name__)
 
@@ -27,33 +29,15 @@ FIRST_BACK_OFF, LONGEST_BACK_OFF = 0.2, 5.0
 SHORTEST_WATCH = 1.0
 """Minimum seconds from one watch to the next."""
 
+SILENT_SECONDS = 90.0
+"""Longest time without an event or bookmark after which a watch resumes. The API server sends a bookmark before it ends
+a watch."""
+
 WARN_SECONDS = 60.0
 """Between two warnings about the same selection."""
 
 ABSENT_SECONDS = 60.0
 """Between two lists of an optional kind that the cluster does not have."""
-
-
-class HistoryError(Exception):
-    """The API server's resourceVersions went back, as when etcd is restored from a backup: known objects are invalid.
-    Raised by a reader of changes; ends its reflector."""
-
-
-class ObjectKey(NamedTuple):
-    namespace: str
-    name: str
-
-
-class Changes(NamedTuple):
-    """A page of a list, or one event.
-
-    Attributes:
-        objects: as they are now; None: deleted. Deletions during an interruption come with the last page of a list.
-        version: resourceVersion of the list or event; empty if the cluster no longer has the kind.
-    """
-
-    objects: Mapping[ObjectKey, Manifest | None]
-    version: str
 
 
 class Reflector:
@@ -82,6 +66,7 @@ class Reflector:
         self._optional = optional
         self._known: set[ObjectKey] = set()
         self._version = ""
+        self._heard = 0.0
         self._warned = float("-inf")
 
     @property
@@ -100,9 +85,9 @@ class Reflector:
         while True:
             began = loop.time()
             try:
-                if not self._version:
+                if not self._version or began - self._heard > SILENT_SECONDS:
                     await self._list()
-                    began = loop.time()
+                    self._heard = began = loop.time()
                 await self._watch()
                 failures = 0
                 # The API server ends watches after a minute; a proxy that ends them at once must not cause a storm.
@@ -142,7 +127,7 @@ class Reflector:
                 self._known.update(objects)
                 gone = dict.fromkeys(self._known - found) if page.last else {}
                 self._known.difference_update(gone)
-                self._on_changes(Changes({**gone, **objects}, page.version))
+                self._on_changes(Changes({**gone, **objects}, page.version, found if page.last else None))
         self._version = page.version
         self._answered()
         if not self.listed and self._optional:
@@ -154,7 +139,10 @@ class Reflector:
             async for event in events:
                 self._answered()
                 self._version = event.version
-                if event.type in ("OPEN", "BOOKMARK"):
+                if event.type == "OPEN":
+                    continue
+                self._heard = asyncio.get_running_loop().time()
+                if event.type == "BOOKMARK":
                     continue
                 key = _key(event.object)
                 if event.type == "DELETED":

@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import NamedTuple
 
 
-class ServiceKey(NamedTuple):
-    """Namespace and name of an InferenceService. `str` is `NAMESPACE/NAME`."""
+class ObjectKey(NamedTuple):
+    """Namespace and name of an object. `str` is `NAMESPACE/NAME`."""
 
     namespace: str
     name: str
 
     def __str__(self) -> str:
         return f"{self.namespace}/{self.name}"
+
+
+class ServiceKey(ObjectKey):
+    """The key of an InferenceService."""
+
+    __slots__ = ()

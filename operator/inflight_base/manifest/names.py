@@ -6,8 +6,7 @@ Selectors never change: a Deployment's selector is immutable.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 from zlib import crc32
 
 from inflight_base.manifest.keys import ServiceKey
@@ -56,8 +55,7 @@ GATEWAY_LABELS = {"app.kubernetes.io/name": "inflight-gateway"}
 """Labels that the chart gives the gateway's pods, whatever the release is called."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChildNames:
+class ChildNames(NamedTuple):
     """Names of a service's children; Deployment, Service, PodDisruptionBudget and others carry the service's own."""
 
     main: str

@@ -10,20 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import NamedTuple
 
-from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.types import Endpoint, Refusal, ServiceConfig
 
 logger = logging.getLogger(__name__)
-
-
-class SecretRef(NamedTuple):
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        return f"{self.namespace}/{self.name}"
 
 
 SecretData = Mapping[str, bytes]
@@ -36,7 +27,7 @@ class Change:
 
     services: frozenset[ServiceKey] = frozenset()
     endpoints: frozenset[ServiceKey] = frozenset()
-    secrets: frozenset[SecretRef] = frozenset()
+    secrets: frozenset[ObjectKey] = frozenset()
 
 
 Subscriber = Callable[[Change], None]
@@ -56,7 +47,7 @@ class Catalog:
         self._cluster_domain = cluster_domain.strip(".").lower()
         self._services: dict[ServiceKey, ServiceConfig] = {}
         self._endpoints: dict[ServiceKey, tuple[Endpoint, ...]] = {}
-        self._secrets: dict[SecretRef, SecretData] = {}
+        self._secrets: dict[ObjectKey, SecretData] = {}
         self._outside: set[ServiceKey] = set()
         self._by_name: dict[str, set[ServiceKey]] = defaultdict(set)
         self._by_model: dict[str, set[ServiceKey]] = defaultdict(set)
@@ -86,11 +77,11 @@ class Catalog:
         key = self._by_address.get(address)
         return key if key in self._services else None
 
-    def secret(self, ref: SecretRef) -> SecretData | None:
+    def secret(self, ref: ObjectKey) -> SecretData | None:
         """None: the Secret does not exist, or has not been read yet."""
         return self._secrets.get(ref)
 
-    def secret_refs(self) -> frozenset[SecretRef]:
+    def secret_refs(self) -> frozenset[ObjectKey]:
         """Of the known Secrets."""
         return frozenset(self._secrets)
 
@@ -104,7 +95,7 @@ class Catalog:
         *,
         services: Mapping[ServiceKey, ServiceConfig | None] = MappingProxyType({}),
         endpoints: Mapping[ServiceKey, Collection[Endpoint]] = MappingProxyType({}),
-        secrets: Mapping[SecretRef, SecretData | None] = MappingProxyType({}),
+        secrets: Mapping[ObjectKey, SecretData | None] = MappingProxyType({}),
         outside: Mapping[ServiceKey, bool] = MappingProxyType({}),
     ) -> Change:
         """Sets each of these, or removes it where the value is None or, for endpoints, empty.
@@ -206,7 +197,7 @@ class Catalog:
             self._endpoints.pop(key, None)
         return True
 
-    def _set_secret(self, ref: SecretRef, data: SecretData | None) -> bool:
+    def _set_secret(self, ref: ObjectKey, data: SecretData | None) -> bool:
         if data == self._secrets.get(ref):
             return False
         if data is None:

@@ -8,13 +8,14 @@ from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
+from inflight_base.kube.changes import Changes
 from inflight_base.kube.client import KubeApi
 from inflight_base.kube.kinds import Selection
-from inflight_base.kube.reflector import Changes, ObjectKey, Reflector
+from inflight_base.kube.reflector import Reflector
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.manifest.names import SERVICE_LABEL, SLICE_OF_LABEL
-from inflight_gateway.discovery.catalog import Catalog, Change, SecretData, SecretRef
+from inflight_gateway.discovery.catalog import Catalog, Change, SecretData
 from inflight_gateway.discovery.service_config import ServiceConfigError, read_service
 from inflight_gateway.discovery.slices import Slices, all_addresses
 from inflight_gateway.types import ServiceConfig
@@ -62,7 +63,7 @@ class KubeDiscovery:
         self._catalog = catalog
         self._slices = Slices()
         self._notes: dict[ObjectKey, tuple[str, ...]] = {}
-        self._secrets: dict[SecretRef, tuple[Reflector, asyncio.Task[None]]] = {}
+        self._secrets: dict[ObjectKey, tuple[Reflector, asyncio.Task[None]]] = {}
         self._pods = pods
         self._on_peers = on_peers
         self._peers: dict[ObjectKey, set[str]] = {}
@@ -106,9 +107,7 @@ class KubeDiscovery:
 
     def _services_changed(self, changes: Changes) -> None:
         services = {ServiceKey(*key): self._read(key, manifest) for key, manifest in changes.objects.items()}
-        outside = {
-            key: config is None and changes.objects[ObjectKey(*key)] is not None for key, config in services.items()
-        }
+        outside = {key: config is None and changes.objects[key] is not None for key, config in services.items()}
         self._catalog.update(services=services, outside=outside)
 
     def _read(self, key: ObjectKey, manifest: Manifest | None) -> ServiceConfig | None:
@@ -133,7 +132,7 @@ class KubeDiscovery:
         if not change.services:
             return
         named = {
-            SecretRef(key.namespace, config.api_keys_secret)
+            ObjectKey(key.namespace, config.api_keys_secret)
             for key, config in self._catalog.services.items()
             if config.api_keys_secret is not None
         }
@@ -148,9 +147,7 @@ class KubeDiscovery:
 
     def _secret_changed(self, changes: Changes) -> None:
         self._catalog.update(
-            secrets={
-                SecretRef(*key): None if secret is None else _data(secret) for key, secret in changes.objects.items()
-            }
+            secrets={key: None if secret is None else _data(secret) for key, secret in changes.objects.items()}
         )
 
     def _peer_reflectors(self) -> Iterable[Reflector]:

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from inflight_base.kube.reflector import ObjectKey
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.manifest.names import HTTP_PORT_NAME, SERVICE_LABEL, SLICE_OF_LABEL, child_names
 from inflight_base.manifest.slices import address_of, endpoints
 from inflight_gateway.types import Endpoint

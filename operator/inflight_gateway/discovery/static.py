@@ -23,8 +23,8 @@ from typing import Any, TypeVar
 import msgspec
 import yaml
 
-from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.discovery.catalog import Catalog, SecretData, SecretRef
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
+from inflight_gateway.discovery.catalog import Catalog, SecretData
 from inflight_gateway.types import Endpoint, ServiceConfig
 
 T = TypeVar("T")
@@ -99,7 +99,7 @@ class StaticFile(msgspec.Struct, frozen=True):
 
     services: dict[ServiceKey, ServiceConfig]
     endpoints: dict[ServiceKey, tuple[Endpoint, ...]]
-    secrets: dict[SecretRef, SecretData]
+    secrets: dict[ObjectKey, SecretData]
     peers: tuple[str, ...] = ()
 
 
@@ -135,7 +135,7 @@ def _parse(content: Any) -> StaticFile:
     for position, entry in enumerate(_list(top.get("secrets"), "secrets")):
         where = f"secrets[{position}]"
         secret = _convert(_object(entry, where), _Secret, where)
-        file.secrets[SecretRef(secret.namespace, secret.name)] = {
+        file.secrets[ObjectKey(secret.namespace, secret.name)] = {
             name: value.encode() for name, value in secret.data.items()
         }
     return file

@@ -6,21 +6,19 @@ from inflight_policies.service_counter import MAX_DEBTORS, ServiceCounters, unit
 
 _UNIT = unit_of_weight(1.0)
 _CHARGED = 1 << 62
-"""Added to the rank of a client that was charged: more than clients ever start waiting."""
+"""More than clients ever start waiting."""
 
 
 class VirtualCounters:
-    """Tokens served to each client, divided by its weight: the engine's `ServiceCounters`, where decodes are charged
-    when they are reported.
+    """Tokens served to each client, divided by its weight: the engine's `ServiceCounters`, but answers are charged when
+    they are reported.
 
-    Of clients with equal counters, those come first whose counter comes from the lift to the least one on arrival, and
-    not from tokens: a flooding client does not precede an occasional one. Then the one with the longest wait.
+    Of clients with equal counters, those that were lifted and not charged come first, then the one with the longest
+    wait.
     """
 
     def __init__(self) -> None:
-        self._counters = ServiceCounters(most_kept=MAX_DEBTORS)
-        self._waiting: dict[str, int] = {}
-        """Number of the start of each wait."""
+        self._counters = ServiceCounters(most_kept=MAX_DEBTORS, charged_rank=_CHARGED)
         self._starts = 0
 
     def least(self) -> str | None:
@@ -29,25 +27,19 @@ class VirtualCounters:
 
     def lead(self, client: str) -> float:
         """Of a waiting client: how far its counter is ahead of the least one, in tokens by weight."""
-        least = self.least()
-        return 0.0 if least is None else (self._counters.service(client, 0) - self._counters.service(least, 0)) / _UNIT
+        return (self._counters.service(client, 0) - self._counters.level(0)) / _UNIT
 
     def start_waiting(self, client: str, weight: float) -> None:
         """The client starts waiting."""
         self._starts += 1
-        self._waiting[client] = self._starts
-        charged = client in self._counters and self._counters.service(client, 0) >= self._counters.level(0)
-        self._counters.start_waiting(client, self._starts + charged * _CHARGED, 0, unit_of_weight(weight))
+        self._counters.start_waiting(client, self._starts, 0, unit_of_weight(weight))
 
     def stop_waiting(self, client: str) -> None:
         """The client has no waiting request any more."""
-        del self._waiting[client]
         self._counters.stop_waiting(client)
 
     def charge(self, client: str, tokens: int) -> None:
         """Charges computed tokens to a client, in units of `PROMPT_TOKEN`. A client without a counter was not ahead of
         the others and is not charged."""
-        if not tokens or client not in self._counters:
-            return
-        start = self._waiting.get(client)
-        self._counters.charge(client, tokens, 0, None if start is None else start + _CHARGED)
+        if tokens and client in self._counters:
+            self._counters.charge(client, tokens, 0)

@@ -81,7 +81,7 @@ class ServiceQueue:
         tenant = queue.tenants.get(request.tenant)
         if tenant is None:
             tenant = queue.tenants[request.tenant] = DeadlineQueue()
-            queue.counters.start_waiting(request.tenant, self._tenant_weight(request.tenant))
+            queue.counters.start_waiting(request.tenant, self.config.tenant(request.tenant).weight)
         place = aged(request.arrived, request.priority, self.config.priority_aging_s)
         tenant.push(held, (place, held.sequence), held.latest_start)
         self._held[held.sequence] = held
@@ -159,9 +159,6 @@ class ServiceQueue:
 
     def _class_weight(self, name: str) -> float:
         return next((each.weight for each in self.config.classes if each.name == name), 1.0)
-
-    def _tenant_weight(self, name: str) -> float:
-        return next((each.weight for each in self.config.tenants if each.name == name), 1.0)
 
 
 def _head(tenant: DeadlineQueue[Held], start: float) -> Held | None:

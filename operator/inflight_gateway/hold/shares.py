@@ -104,7 +104,7 @@ class TenantShares:
         """A request arrived, and may have to wait."""
         service = self._services.setdefault(request.service, _Service())
         tenant = service.tenants.pop(request.tenant, None) or _Tenant(0.0, now)
-        weight = next((each.weight for each in config.tenants if each.name == request.tenant), 1.0)
+        weight = config.tenant(request.tenant).weight
         service.weight += weight - tenant.weight
         tenant.weight, tenant.arrived = weight, now
         service.tenants[request.tenant] = tenant

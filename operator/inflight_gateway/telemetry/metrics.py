@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TypeVar
 
@@ -39,85 +39,73 @@ class Metrics:
         # Finding a child by its labels takes longer than counting.
         self._child = cache(_child)
         self.registry = registry = CollectorRegistry()
-        self._requests = Counter(
+        self._of_services: list[Counter | Histogram] = []
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            metric = Counter(name, text, (*_SERVICE, *labels), registry=registry)
+            self._of_services.append(metric)
+            return metric
+
+        def histogram(name: str, text: str, buckets: Sequence[float]) -> Histogram:
+            metric = Histogram(name, text, _SERVICE, buckets=buckets, registry=registry)
+            self._of_services.append(metric)
+            return metric
+
+        self._requests = counter(
             "inflight_gateway_requests",
             "Requests that ended, by the status that the client got; 0: the client left before one; unknown: no relay"
             " reported it.",
-            (*_SERVICE, "status"),
-            registry=registry,
+            "status",
         )
-        self._first_token = Histogram(
+        self._first_token = histogram(
             "inflight_gateway_time_to_first_token_seconds",
             "From a request's arrival at the relay to the first token that the client got, waiting and tries included.",
-            _SERVICE,
-            buckets=_FIRST_TOKEN,
-            registry=registry,
+            _FIRST_TOKEN,
         )
-        self._duration = Histogram(
+        self._duration = histogram(
             "inflight_gateway_request_duration_seconds",
             "From a request's arrival at the relay to the end of its answer.",
-            _SERVICE,
-            buckets=_DURATION,
-            registry=registry,
+            _DURATION,
         )
-        self._gap = Histogram(
+        self._gap = histogram(
             "inflight_gateway_longest_gap_seconds",
             "Longest time between two writes of a stream to its client, after the first token.",
-            _SERVICE,
-            buckets=_DURATION,
-            registry=registry,
+            _DURATION,
         )
-        self._attempts = Counter(
+        self._attempts = counter(
             "inflight_gateway_attempts",
             "Replicas that requests were sent to, one for each try; requests that ended.",
-            _SERVICE,
-            registry=registry,
         )
-        self._continuations = Counter(
+        self._continuations = counter(
             "inflight_gateway_continuations",
             "Times that an answer went on at another replica after tokens had been sent.",
-            _SERVICE,
-            registry=registry,
         )
-        self._held = Histogram(
+        self._held = histogram(
             "inflight_gateway_held_seconds",
             "Time that requests waited at the gateway before they were sent to a replica.",
-            _SERVICE,
-            buckets=_HELD,
-            registry=registry,
+            _HELD,
         )
-        self._picks = Counter(
-            "inflight_gateway_picks", "Picks of a replica, by reason.", (*_SERVICE, "reason"), registry=registry
-        )
-        self._prompt_tokens = Counter(
+        self._picks = counter("inflight_gateway_picks", "Picks of a replica, by reason.", "reason")
+        self._prompt_tokens = counter(
             "inflight_gateway_prompt_tokens",
             "Prompt tokens of requests that ended, as engines counted them.",
-            _SERVICE,
-            registry=registry,
         )
-        self._cached_predicted = Counter(
+        self._cached_predicted = counter(
             "inflight_gateway_cached_tokens_predicted",
             "Prompt tokens that the picked replica's prefix cache should have held; estimated from characters.",
-            _SERVICE,
-            registry=registry,
         )
-        self._cached_found = Counter(
+        self._cached_found = counter(
             "inflight_gateway_cached_tokens_found",
             "Prompt tokens that engines found in their prefix caches.",
-            _SERVICE,
-            registry=registry,
         )
-        self._engines_died = Counter(
+        self._engines_died = counter(
             "inflight_gateway_suspect_requests",
             "Requests that were not tried again because two engines died before the first token of an attempt.",
-            _SERVICE,
-            registry=registry,
         )
-        self._refusals = Counter(
+        self._refusals = counter(
             "inflight_gateway_refusals",
             "Answers of the gateway itself, by the code of the error; without a service: it was not found.",
-            (*_SERVICE, "code"),
-            registry=registry,
+            "code",
         )
         self._config_refused = Counter(
             "inflight_gateway_envoy_config_rejections",
@@ -130,12 +118,6 @@ class Metrics:
             "Time of the picker for a request's key, limits and pick, waiting not included.",
             buckets=_DECISION,
             registry=registry,
-        )
-
-        self._of_services: tuple[Counter | Histogram, ...] = (
-            *(self._requests, self._first_token, self._duration, self._gap, self._attempts, self._continuations),
-            *(self._held, self._picks, self._prompt_tokens, self._cached_predicted, self._cached_found),
-            *(self._refusals, self._engines_died),
         )
 
     def page(self) -> bytes:

@@ -24,7 +24,7 @@ from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.sharing import Grant, SharedLimits
 from inflight_gateway.tenants.usage import Counts, Usage
 from inflight_gateway.timers import Timers
-from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig
+from inflight_gateway.types import Finished, Refusal, RequestView, ServiceConfig
 
 REPORT_WAIT_S = 30.0
 """Maximum wait for a request's report after its last attempt. Without one (a relay that died, or Envoy's way
@@ -126,7 +126,7 @@ class Gate:
         known = self._admitted.get(request.request_id)
         if known is not None:
             return self._again(known)
-        limits = limits_of(config, request.tenant)
+        limits = config.tenant(request.tenant).limits
         key = TenantKey(request.service, request.tenant)
         label = self._label(config, request.tenant)
         grant = await self._limits.admit(key, limits, self._estimates.tokens(request), now)
@@ -221,8 +221,3 @@ def presented_key(headers: Mapping[str, str]) -> str:
     if scheme.lower() == "bearer" and credentials.strip():
         return credentials.strip()
     return headers.get("api-key", "").strip()
-
-
-def limits_of(config: ServiceConfig, tenant: str) -> RateLimits:
-    """Limits of a tenant: its entry in the spec, else the default limits."""
-    return next((one.limits for one in config.tenants if one.name == tenant), config.default_limits)

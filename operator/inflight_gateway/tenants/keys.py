@@ -1,28 +1,18 @@
-"""API keys of a service, as its Secret has them.
-
-Each entry of the Secret is one key: the entry's name is the key id, its value a JSON object
-`{"tenant": "acme", "sha256": "HEX of the key", "expires": "RFC 3339"}`, `expires` optional. Keys are 32 random bytes,
-so an unsalted hash is not weaker than a salted one: there is no dictionary to try (NIST SP 800-63B, section 5.1.1.2,
-asks for salt because people choose passwords).
-"""
+"""API keys of a service, as its Secret has them."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from datetime import datetime
+
+from inflight_base.manifest.api_keys import read_entry
 
 log = logging.getLogger(__name__)
 
 MAX_KEY_CHARACTERS = 512
 """Longer values are no keys: they are refused unhashed, so that a wrong key costs the same whatever its length."""
-
-TENANT_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,47 +55,15 @@ def parse(data: Mapping[str, bytes]) -> KeyTable:
     malformed: dict[str, str] = {}
     for key_id in sorted(data):
         try:
-            digest, key = _entry(key_id, data[key_id])
+            tenant, digest, expires = read_entry(data[key_id])
         except ValueError as error:
             malformed[key_id] = str(error)
             continue
         if digest in by_digest:
             malformed[key_id] = f"has the same key as entry {by_digest[digest].key_id}"
             continue
-        by_digest[digest] = key
+        by_digest[digest] = ApiKey(key_id, tenant, None if expires is None else expires.timestamp())
     return KeyTable(by_digest, frozenset(one.tenant for one in by_digest.values()), malformed)
-
-
-def _entry(key_id: str, value: bytes) -> tuple[bytes, ApiKey]:
-    """
-    Raises:
-        ValueError: with the reason, which never repeats the value.
-    """
-    try:
-        body = json.loads(value)
-    except (ValueError, RecursionError):
-        raise ValueError("is no JSON") from None
-    if not isinstance(body, dict):
-        raise ValueError("is no JSON object")
-    tenant, digest = body.get("tenant"), body.get("sha256")
-    if not isinstance(tenant, str) or not TENANT_NAME.fullmatch(tenant):
-        raise ValueError("`tenant` is no name of at most 63 letters, digits, `.`, `_` and `-`")
-    if not isinstance(digest, str) or not _DIGEST.fullmatch(digest):
-        raise ValueError("`sha256` is not 64 hexadecimal digits")
-    return bytes.fromhex(digest), ApiKey(key_id, tenant, _expires(body.get("expires")))
-
-
-def _expires(text: object) -> float | None:
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text) if isinstance(text, str) else None
-    except ValueError:
-        moment = None
-    # A key with an unreadable expiry must not be valid forever, and local time would depend on the gateway's node.
-    if moment is None or moment.tzinfo is None:
-        raise ValueError("`expires` is no RFC 3339 time with a time zone")
-    return moment.timestamp()
 
 
 class KeyTables:

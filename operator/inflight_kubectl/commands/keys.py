@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from inflight_kubectl.api_keys import TENANT_NAME, StoredKey, cautions, keys_secret, named_secret, new_key, rfc3339
+from inflight_base.manifest.api_keys import TENANT_NAME
+from inflight_kubectl.api_keys import StoredKey, cautions, keys_secret, named_secret, new_key, rfc3339
 from inflight_kubectl.cluster import Target, cluster_options, completing, service_argument
 from inflight_kubectl.flag_types import DurationType
 from inflight_kubectl.output import Problem, console, json_option, plain_table, print_json

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from inflight_base.kube.kinds import object_path
 from inflight_base.manifest.names import ENGINE_CONTAINER
 from inflight_base.recording import compressor, packed
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
@@ -154,7 +155,7 @@ def _leader(cluster: Cluster, deployment: Json) -> str:
         if not holder:
             raise Problem("no pod of the operator leads now", "Run `kubectl inflight doctor`")
         return str(holder)
-    pods = cluster.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector=OPERATOR_SELECTOR)["items"]
+    pods = cluster.list(object_path("Pod", namespace), labelSelector=OPERATOR_SELECTOR)["items"]
     running = [one["metadata"]["name"] for one in pods if one.get("status", {}).get("phase") == "Running"]
     if not running:
         raise Problem("no pod of the operator runs", "Run `kubectl inflight doctor`")

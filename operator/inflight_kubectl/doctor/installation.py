@@ -8,9 +8,10 @@ from datetime import UTC, datetime, timedelta
 from importlib.metadata import version as package_version
 from typing import Any
 
-from inflight_base.manifest.names import GROUP, PLURAL
+from inflight_base.kube.kinds import object_path
+from inflight_base.manifest.names import GROUP, KIND, PLURAL
 from inflight_kubectl.api_problems import ApiProblem
-from inflight_kubectl.cluster import Cluster, Json, services_path
+from inflight_kubectl.cluster import Cluster, Json
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
 from inflight_kubectl.operators import OPERATOR_SELECTOR, lease_path, operators, upgrade_command
 from inflight_kubectl.pods import moment
@@ -45,7 +46,7 @@ def check_crd(cluster: Cluster) -> Iterator[Result]:
     except ApiProblem as problem:
         if problem.status != 403:
             raise
-        cluster.list(services_path(cluster.namespace), limit="1")
+        cluster.list(object_path(KIND, cluster.namespace), limit="1")
         yield ok("crd", f"InferenceServices are served ({GROUP}/v1alpha1); you may not read the definition itself")
         return
     if crd is None:
@@ -103,7 +104,7 @@ def _running(deployment: Json) -> Result:
 
 def _pods(cluster: Cluster, deployment: Json) -> Iterator[Result]:
     namespace = deployment["metadata"]["namespace"]
-    pods = cluster.list(f"/api/v1/namespaces/{namespace}/pods", labelSelector=OPERATOR_SELECTOR)["items"]
+    pods = cluster.list(object_path("Pod", namespace), labelSelector=OPERATOR_SELECTOR)["items"]
     for pod in pods:
         for container in pod.get("status", {}).get("containerStatuses", []):
             ended: dict[str, Any] = container.get("lastState", {}).get("terminated") or {}

@@ -91,32 +91,32 @@ async def drive(
         probe: path; any response to it shows that a connection was established.
     """
     async with AsyncExitStack() as stack:
-        clients = _Clients(forward, headers, shape.concurrency, stack)
+        clients = _Clients(forward.url, forward.headers | headers, asyncio.Semaphore(shape.concurrency), stack)
         first = min(shape.concurrency, shape.requests or shape.concurrency)
         await clients.warm(min(first, WARM if shape.rate is None else WARM_AT_RATE), probe)
         return await _Driver(clients, forward, shape, options, stop, progress).run()
 
 
+@dataclass(slots=True)
 class _Clients:
     """Clients with one connection each, created on demand. The last one that was released is reused first: the fewest
     connections stay in use, as making one takes several round trips to the cluster."""
 
-    def __init__(self, forward: PortForward, headers: dict[str, str], most: int, stack: AsyncExitStack) -> None:
-        self._forward = forward
-        self._headers = headers
-        self._free = asyncio.Semaphore(most)
-        self._idle: list[Client] = []
-        self._stack = stack
+    url: str
+    headers: dict[str, str]
+    free: asyncio.Semaphore
+    stack: AsyncExitStack
+    idle: list[Client] = field(default_factory=list)
 
     async def take(self) -> Client:
         """Waits for a free client."""
-        await self._free.acquire()
-        return self._idle.pop() if self._idle else await self._made()
+        await self.free.acquire()
+        return self.idle.pop() if self.idle else await self.stack.enter_async_context(Client(self.url, self.headers))
 
     def give(self, client: Client) -> None:
         """Releases a client."""
-        self._idle.append(client)
-        self._free.release()
+        self.idle.append(client)
+        self.free.release()
 
     async def warm(self, number: int, probe: str) -> None:
         """Opens that many connections. A failure shows when a request needs the connection."""
@@ -125,42 +125,31 @@ class _Clients:
         for client in clients:
             self.give(client)
 
-    async def _made(self) -> Client:
-        return await self._stack.enter_async_context(Client(self._forward.url, self._forward.headers | self._headers))
-
 
 async def _connected(client: Client, probe: str) -> None:
     async with client.http.get(probe) as response:
         await response.read()
 
 
+@dataclass(slots=True)
 class _Driver:
-    def __init__(
-        self,
-        clients: _Clients,
-        forward: PortForward,
-        shape: Shape,
-        options: dict[str, Any],
-        stop: asyncio.Event,
-        progress: Callable[[Load], None],
-    ) -> None:
-        self._clients = clients
-        self._forward = forward
-        self._shape = shape
-        self._options = options
-        self._stop = stop
-        self._progress = progress
-        self._load = Load()
-        self._started = 0.0
+    clients: _Clients
+    forward: PortForward
+    shape: Shape
+    options: dict[str, Any]
+    stop: asyncio.Event
+    progress: Callable[[Load], None]
+    load: Load = field(default_factory=Load)
+    started: float = 0.0
 
     async def run(self) -> Load:
-        self._started, cpu = time.monotonic(), time.process_time()
-        sending, stopped = asyncio.create_task(self._send()), asyncio.create_task(self._stop.wait())
+        self.started, cpu = time.monotonic(), time.process_time()
+        sending, stopped = asyncio.create_task(self._send()), asyncio.create_task(self.stop.wait())
         watch = asyncio.create_task(self._watch())
         ends: list[asyncio.Task[Any]] = [sending, stopped]
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            self._load.stopped = not sending.done()
+            self.load.stopped = not sending.done()
         finally:
             for task in (*ends, watch):
                 task.cancel()
@@ -168,44 +157,44 @@ class _Driver:
         for one in ended:
             if isinstance(one, BaseException) and not isinstance(one, asyncio.CancelledError):
                 raise one
-        self._load.seconds = self._now()
-        self._load.cpu = time.process_time() - cpu
-        return self._load
+        self.load.seconds = self._now()
+        self.load.cpu = time.process_time() - cpu
+        return self.load
 
     def _now(self) -> float:
-        return time.monotonic() - self._started
+        return time.monotonic() - self.started
 
     async def _send(self) -> None:
         """Sends each request when it is due, or when a client is free for it."""
         async with asyncio.TaskGroup() as under_way:
-            for draw in draws(self._shape):
-                if self._shape.rate is not None:
+            for draw in draws(self.shape):
+                if self.shape.rate is not None:
                     await asyncio.sleep(max(0.0, draw.due - self._now()))
-                client = await self._clients.take()
-                seconds = self._shape.seconds
-                if self._shape.rate is None and seconds is not None and self._now() >= seconds:
+                client = await self.clients.take()
+                seconds = self.shape.seconds
+                if self.shape.rate is None and seconds is not None and self._now() >= seconds:
                     return
                 under_way.create_task(self._serve(client, draw))
 
     async def _serve(self, client: Client, draw: Draw) -> None:
-        self._load.in_flight += 1
+        self.load.in_flight += 1
         try:
             result = await self._request(client, draw)
         finally:
-            self._load.in_flight -= 1
-        self._load.results.append(result)
-        if result.error and self._shape.rate is None:
+            self.load.in_flight -= 1
+        self.load.results.append(result)
+        if result.error and self.shape.rate is None:
             await asyncio.sleep(PAUSE_SECONDS)
-        self._clients.give(client)
+        self.clients.give(client)
 
     async def _request(self, client: Client, draw: Draw) -> Result:
         sent = self._now()
-        due = draw.due if self._shape.rate is not None else sent
-        answer, error = Answer(self._started + due), ""
+        due = draw.due if self.shape.rate is not None else sent
+        answer, error = Answer(self.started + due), ""
         try:
-            await client.ask(draw.body(self._options), answer)
+            await client.ask(draw.body(self.options), answer)
         except DisconnectedError as problem:
-            error = (self._forward.problem or problem).what
+            error = (self.forward.problem or problem).what
         except AnswerError as problem:
             error = problem.what
         failed = bool(error)
@@ -227,8 +216,8 @@ class _Driver:
         while True:
             before = time.monotonic()
             await asyncio.sleep(_TICK)
-            self._load.lags.append(time.monotonic() - before - _TICK)
+            self.load.lags.append(time.monotonic() - before - _TICK)
             number += 1
             if number % 5 == 0:
-                self._load.seconds = self._now()
-                self._progress(self._load)
+                self.load.seconds = self._now()
+                self.progress(self.load)

@@ -11,6 +11,7 @@ from textual.message import Message
 from inflight_kubectl.feed import View
 from inflight_kubectl.top.services_screen import ServicesScreen
 from inflight_kubectl.top.source import Source
+from inflight_kubectl.top.widgets import LiveScreen
 
 
 class TopApp(App[None]):
@@ -71,18 +72,11 @@ class TopApp(App[None]):
         self._feed.stop()
 
     def on_top_app_changed(self, message: Changed) -> None:
-        """Passes the view to the active screen; other screens update when activated."""
+        """Passes the view to the screens; a table below another screen is drawn when that is closed."""
         self.view = message.view
         for screen in self.screen_stack:
-            if isinstance(screen, ServicesScreen):
+            if isinstance(screen, LiveScreen):
                 screen.view_changed()
-        self.call_later(self._tell_front)
-
-    def _tell_front(self) -> None:
-        from inflight_kubectl.top.service_screen import ServiceScreen
-
-        if isinstance(self.screen, ServiceScreen):
-            self.screen.view_changed()
 
     def action_help(self) -> None:
         """All keys."""

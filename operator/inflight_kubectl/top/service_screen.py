@@ -5,17 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar
 
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.message import Message
-from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from inflight_kubectl.engine_metrics import Figures
@@ -23,14 +21,13 @@ from inflight_kubectl.output import age, described
 from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Service
 from inflight_kubectl.top.rows import against, pod_cells, pod_columns, replicas, share
-from inflight_kubectl.top.widgets import STYLES, Banner, Grid, away, clock, title_line
+from inflight_kubectl.top.widgets import STYLES, Banner, Grid, LiveScreen, away, clock, title_line
 
 if TYPE_CHECKING:
-    from inflight_kubectl.top.app import TopApp
     from inflight_kubectl.top.rows import Cell
 
 
-class ServiceScreen(Screen[None]):
+class ServiceScreen(LiveScreen):
     """Keeps the last known state when its service is deleted.
 
     Args:
@@ -41,7 +38,6 @@ class ServiceScreen(Screen[None]):
         Binding("escape", "app.pop_screen", "Back", key_display="Esc"),
         Binding("tab", "app.focus_next", "Pods/decisions", key_display="Tab"),
         Binding("w", "why", "Why"),
-        Binding("ctrl+r", "retry", show=False),
     ]
     CSS = """
     ServiceScreen .head { height: auto; max-height: 7; padding: 0 1; }
@@ -66,11 +62,6 @@ class ServiceScreen(Screen[None]):
         self._problem: str | None = None
         self._done = threading.Event()
 
-    @property
-    def top(self) -> TopApp:
-        """The application, with its own type."""
-        return cast("TopApp", self.app)
-
     def compose(self) -> ComposeResult:
         """Title, banner, facts, pods, decisions, keys."""
         yield Static(classes="title")
@@ -91,10 +82,6 @@ class ServiceScreen(Screen[None]):
     def on_unmount(self) -> None:
         """Stops reading; a read in flight completes."""
         self._done.set()
-
-    def on_resize(self, event: events.Resize) -> None:
-        """Chooses the columns that fit."""
-        self.call_after_refresh(self.draw)
 
     def _read(self) -> None:
         reader = self.top.source.reader()
@@ -128,10 +115,6 @@ class ServiceScreen(Screen[None]):
             self._gone = view.at
         self.draw()
 
-    def on_screen_resume(self) -> None:
-        """Applies changes from while another screen was active."""
-        self.view_changed()
-
     def draw(self) -> None:
         """Draws all parts."""
         if not self.is_mounted or self.size.width == 0:
@@ -158,10 +141,6 @@ class ServiceScreen(Screen[None]):
         from inflight_kubectl.top.why_screen import WhyScreen
 
         self.app.push_screen(WhyScreen(self._service))
-
-    def action_retry(self) -> None:
-        """Retries an unreachable API server."""
-        self.top.retry()
 
 
 def head(service: Service, figures: Mapping[str, Figures], now: datetime) -> Text:

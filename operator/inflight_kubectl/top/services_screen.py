@@ -3,26 +3,21 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, ClassVar, cast
+from typing import ClassVar
 
 from rich.text import Text
-from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
-from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Input, Static
 
 from inflight_kubectl.output import age, latency
 from inflight_kubectl.resources import Service
 from inflight_kubectl.top.rows import SORTS, arranged, columns, decision_text, is_wide, service_cells
 from inflight_kubectl.top.summary import counts
-from inflight_kubectl.top.widgets import Banner, Grid, ServiceGrid, away, clock, title_line
-
-if TYPE_CHECKING:
-    from inflight_kubectl.top.app import TopApp
+from inflight_kubectl.top.widgets import Banner, Grid, LiveScreen, ServiceGrid, away, clock, title_line
 
 
-class ServicesScreen(Screen[None]):
+class ServicesScreen(LiveScreen):
     """A row for each service, and below them the last decision for the one under the cursor."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -31,7 +26,6 @@ class ServicesScreen(Screen[None]):
         Binding("r", "reverse", "Reverse"),
         Binding("w", "why", "Why"),
         Binding("escape", "clear_filter", show=False),
-        Binding("ctrl+r", "retry", show=False),
     ]
 
     def __init__(self) -> None:
@@ -39,11 +33,6 @@ class ServicesScreen(Screen[None]):
         self._sort = 0
         self._reverse = False
         self._services: dict[str, Service] = {}
-
-    @property
-    def top(self) -> TopApp:
-        """The application, with its own type."""
-        return cast("TopApp", self.app)
 
     def compose(self) -> ComposeResult:
         """Title, banner, table or a sentence instead of it, detail, filter, keys."""
@@ -60,10 +49,6 @@ class ServicesScreen(Screen[None]):
         self.set_interval(self.top.interval, self.view_changed)
         self.query_one(Grid).focus()
         self.view_changed()
-
-    def on_resize(self, event: events.Resize) -> None:
-        """Chooses the columns that fit."""
-        self.call_after_refresh(self.view_changed)
 
     def view_changed(self) -> None:
         """Draws the application's current view."""
@@ -141,10 +126,6 @@ class ServicesScreen(Screen[None]):
         self.query_one(Input).display = bool(event.value.strip())
         self.query_one(Grid).focus()
 
-    def on_screen_resume(self) -> None:
-        """Draws changes from while another screen was active."""
-        self.view_changed()
-
     def action_open(self) -> None:
         """Shows the service under the cursor with its pods."""
         from inflight_kubectl.top.service_screen import ServiceScreen
@@ -182,10 +163,6 @@ class ServicesScreen(Screen[None]):
         """Reverses the order."""
         self._reverse = not self._reverse
         self.view_changed()
-
-    def action_retry(self) -> None:
-        """Retries an unreachable API server."""
-        self.top.retry()
 
 
 def detail_lines(service: Service, now: datetime) -> Text:

@@ -1,22 +1,54 @@
-"""Parts that both screens use: title line, banner, and a table that keeps its cursor."""
+"""Parts that both screens use: what draws them, title line, banner, and a table that keeps its cursor."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from rich.text import Text
+from textual import events
 from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
+from textual.screen import Screen
 from textual.widgets import DataTable, Static
 
 from inflight_kubectl.feed import View
 from inflight_kubectl.output import age
 from inflight_kubectl.top.rows import Cell, Column
 
+if TYPE_CHECKING:
+    from inflight_kubectl.top.app import TopApp
+
 STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
 """Rich style of a tone."""
+
+
+class LiveScreen(Screen[None]):
+    """A screen that is drawn again when the application's view, the interval or its own size changes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [Binding("ctrl+r", "retry", show=False)]
+
+    @property
+    def top(self) -> TopApp:
+        """The application, with its own type."""
+        return cast("TopApp", self.app)
+
+    def view_changed(self) -> None:
+        """Draws the application's current view."""
+        raise NotImplementedError
+
+    def on_resize(self, event: events.Resize) -> None:
+        """Chooses the columns that fit."""
+        self.call_after_refresh(self.view_changed)
+
+    def on_screen_resume(self) -> None:
+        """Draws changes from while another screen was active."""
+        self.view_changed()
+
+    def action_retry(self) -> None:
+        """Retries an unreachable API server."""
+        self.top.retry()
 
 
 class Grid(DataTable[Text]):

@@ -38,6 +38,11 @@ def rule(expression: str, message: str, **more: Any) -> dict[str, Any]:
     return {"rule": expression, "message": message, **more}
 
 
+def validation(expression: str, message: str) -> dict[str, Any]:
+    """JSON schema keys that attach one CEL rule to a field or an object."""
+    return validations(rule(expression, message))
+
+
 def validations(*rules: dict[str, Any]) -> dict[str, Any]:
     """JSON schema keys that attach CEL rules to a field or an object."""
     return {"x-kubernetes-validations": list(rules)}

@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.base import SpecModel, validation
 from inflight_operator.api.template import INT_OR_STRING, readable_quantity
 
 _BOUNDS = (
@@ -22,8 +22,8 @@ class Cost(SpecModel):
         str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)
     ] = Field(
         description="Price of one pod for an hour, all its accelerators together, such as '2.50' (in quotes).",
-        json_schema_extra=validations(
-            rule(_BOUNDS, "cost.pricePerReplicaHour must be a number above zero and at most 1000000, such as '2.50'")
+        json_schema_extra=validation(
+            _BOUNDS, "cost.pricePerReplicaHour must be a number above zero and at most 1000000, such as '2.50'"
         ),
     )
     currency: str | None = Field(

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, ConfigDict, Field
 
 from inflight_base.manifest import defaults
-from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.base import SpecModel, rule, validation, validations
 from inflight_operator.api.duration import Duration, duration_field
 from inflight_operator.api.observability import Logs, Tracing
 from inflight_operator.api.scheduling import Scheduling
@@ -106,11 +106,9 @@ class Model(SpecModel):
             default=None,
             description="Most disk space that the download of an hf:// model may take in each pod, such as 100Gi; a pod"
             " that needs more is evicted. Default: 256Gi for each accelerator, 64Gi on CPU.",
-            json_schema_extra=validations(
-                rule(
-                    "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
-                    "model.storage must be a quantity above zero, such as 100Gi",
-                )
+            json_schema_extra=validation(
+                "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
+                "model.storage must be a quantity above zero, such as 100Gi",
             ),
         )
     )
@@ -130,11 +128,9 @@ class KVCache(SpecModel):
             default=None,
             description="Size of the KV cache, such as 4Gi. Default: a share of what the device has left after"
             " the weights.",
-            json_schema_extra=validations(
-                rule(
-                    "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
-                    "engine.kvCache.memory must be a quantity above zero, such as 4Gi",
-                )
+            json_schema_extra=validation(
+                "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
+                "engine.kvCache.memory must be a quantity above zero, such as 4Gi",
             ),
         )
     )
@@ -164,12 +160,10 @@ class KVCache(SpecModel):
         " template.resources sets memory, leave room for it there.",
         json_schema_extra={
             **INT_OR_STRING,
-            **validations(
-                rule(
-                    "type(self) == int ? (self == 0 || self >= 1048576) : (isQuantity(self) &&"
-                    " (quantity(self).compareTo(quantity('0')) == 0 || !quantity(self).isLessThan(quantity('1Mi'))))",
-                    "engine.kvCache.swap must be 0 or a quantity of at least 1Mi, such as 4Gi",
-                )
+            **validation(
+                "type(self) == int ? (self == 0 || self >= 1048576) : (isQuantity(self) &&"
+                " (quantity(self).compareTo(quantity('0')) == 0 || !quantity(self).isLessThan(quantity('1Mi'))))",
+                "engine.kvCache.swap must be 0 or a quantity of at least 1Mi, such as 4Gi",
             ),
         },
     )
@@ -184,12 +178,10 @@ class Engine(SpecModel):
     """How each engine is started. A change here rolls out new pods."""
 
     model_config = ConfigDict(
-        json_schema_extra=validations(
-            rule(
-                "!has(self.extraArgs) || !has(self.kvCache) || !has(self.kvCache.memory)"
-                " || !self.extraArgs.exists(a, a.matches('^--num-kv-blocks(=.*)?$'))",
-                "engine.kvCache.memory and --num-kv-blocks in engine.extraArgs exclude each other: keep one",
-            )
+        json_schema_extra=validation(
+            "!has(self.extraArgs) || !has(self.kvCache) || !has(self.kvCache.memory)"
+            " || !self.extraArgs.exists(a, a.matches('^--num-kv-blocks(=.*)?$'))",
+            "engine.kvCache.memory and --num-kv-blocks in engine.extraArgs exclude each other: keep one",
         )
     )
 
@@ -256,12 +248,10 @@ class Engine(SpecModel):
         default_factory=list,
         max_length=64,
         description="Further flags for `inflight-engine serve`, one argument an entry, such as --block-size=32.",
-        json_schema_extra=validations(
-            rule(
-                f"!self.exists(a, a.matches('^--({'|'.join(OWN_FLAGS)})(=.*)?$'))",
-                "engine.extraArgs cannot repeat a flag that the operator sets"
-                " (" + ", ".join(f"--{flag}" for flag in OWN_FLAGS) + "): use the spec's own field",
-            )
+        json_schema_extra=validation(
+            f"!self.exists(a, a.matches('^--({'|'.join(OWN_FLAGS)})(=.*)?$'))",
+            "engine.extraArgs cannot repeat a flag that the operator sets"
+            " (" + ", ".join(f"--{flag}" for flag in OWN_FLAGS) + "): use the spec's own field",
         ),
     )
 
@@ -281,7 +271,7 @@ class Accelerator(SpecModel):
         min_length=1,
         max_length=317,
         description="Name of the node resource that stands for one accelerator.",
-        json_schema_extra=validations(
-            rule("self.matches('^[^/]+/[^/]+$')", "accelerator.resource must be a resource name such as nvidia.com/gpu")
+        json_schema_extra=validation(
+            "self.matches('^[^/]+/[^/]+$')", "accelerator.resource must be a resource name such as nvidia.com/gpu"
         ),
     )

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 
 from inflight_base.manifest import defaults
-from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.base import SpecModel, validation
 from inflight_operator.api.duration import Duration, duration_field
 from inflight_operator.api.template import INT_OR_STRING, readable_quantity
 
@@ -32,9 +32,7 @@ class Hold(SpecModel):
     max_bytes: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] = Field(
         default=defaults.HOLD_MAX_BYTES,
         description="Most bytes that the bodies of waiting requests have together, from 1Mi to 16Gi.",
-        json_schema_extra=validations(
-            rule(_BYTES, "gateway.hold.maxBytes must be a quantity from 1Mi to 16Gi, such as 64Mi")
-        ),
+        json_schema_extra=validation(_BYTES, "gateway.hold.maxBytes must be a quantity from 1Mi to 16Gi, such as 64Mi"),
     )
     max_wait: Duration = duration_field(
         "gateway.hold.maxWait",
@@ -53,11 +51,9 @@ class Auth(SpecModel):
         max_length=253,
         description="Name of a Secret of this namespace with the hashes of API keys; `kubectl inflight keys` writes it."
         " Requests without a valid key are answered 401, and engines take requests from the gateway's pods only.",
-        json_schema_extra=validations(
-            rule(
-                "self.matches('^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$')",
-                "gateway.auth.apiKeysSecret must be the name of a Secret, such as inflight-api-keys",
-            )
+        json_schema_extra=validation(
+            "self.matches('^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$')",
+            "gateway.auth.apiKeysSecret must be the name of a Secret, such as inflight-api-keys",
         ),
     )
 
@@ -82,12 +78,10 @@ class Tenant(TenantLimits):
         min_length=1,
         max_length=63,
         description="Name of the tenant, as in the entries of gateway.auth.apiKeysSecret.",
-        json_schema_extra=validations(
-            rule(
-                f"self.matches('{_TENANT}')",
-                "gateway.tenants.name must be at most 63 letters, digits, '-', '_' and '.', and begin and end with a"
-                " letter or digit, such as acme",
-            )
+        json_schema_extra=validation(
+            f"self.matches('{_TENANT}')",
+            "gateway.tenants.name must be at most 63 letters, digits, '-', '_' and '.', and begin and end with a"
+            " letter or digit, such as acme",
         ),
     )
     weight: float = Field(
@@ -95,8 +89,8 @@ class Tenant(TenantLimits):
         le=1000000,
         description="The tenant's share of tokens while several tenants have requests waiting, relative to the weights"
         " of the others. Above 0.",
-        json_schema_extra=validations(
-            rule("self > 0.0", "gateway.tenants.weight must be above 0, such as 2: a tenant of 0 would starve")
+        json_schema_extra=validation(
+            "self > 0.0", "gateway.tenants.weight must be above 0, such as 2: a tenant of 0 would starve"
         ),
     )
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.base import SpecModel, validation
 
 _GROUP = "[0-9a-fA-F]{1,4}"
 _GROUPS = f"({_GROUP}(:{_GROUP}){{0,6}})?"
@@ -28,11 +28,9 @@ class Tracing(SpecModel):
         description="URL of an OpenTelemetry collector that takes OTLP over HTTP, such as"
         " http://collector.observability.svc:4318; a URL without a path gets /v1/traces. Default: that of the chart's"
         " value engine.tracing.endpoint; where that is empty too, engines send no traces.",
-        json_schema_extra=validations(
-            rule(
-                _IS_ENDPOINT,
-                "engine.tracing.endpoint must be a URL such as http://collector.observability.svc:4318",
-            )
+        json_schema_extra=validation(
+            _IS_ENDPOINT,
+            "engine.tracing.endpoint must be a URL such as http://collector.observability.svc:4318",
         ),
     )
     sampling_ratio: float | None = Field(

@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from inflight_base.manifest import defaults
-from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.base import SpecModel, validation
 from inflight_operator.api.duration import Duration, duration_field
 
 
@@ -28,10 +28,8 @@ class Targets(SpecModel):
         default=None,
         description="Share of the KV cache in use, above 0 and at most 1. Until engines export step costs, 0.8 applies"
         " if unset.",
-        json_schema_extra=validations(
-            rule(
-                "self > 0.0 && self <= 1.0", "scaling.targets.kvUtilization must be above 0 and at most 1, such as 0.8"
-            )
+        json_schema_extra=validation(
+            "self > 0.0 && self <= 1.0", "scaling.targets.kvUtilization must be above 0 and at most 1, such as 0.8"
         ),
     )
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.base import SpecModel, validation
 from inflight_operator.api.duration import Duration, duration_field, optional_duration_field
 
 BOUNDS = ("1ms", "240h")
@@ -36,12 +36,10 @@ class ServiceClass(SpecModel):
     name: str = Field(
         max_length=63,
         description="What requests put in `class`: at most 63 characters of a-z, 0-9 and -.",
-        json_schema_extra=validations(
-            rule(
-                "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
-                "engine.scheduling.classes.name must be at most 63 characters of a-z, 0-9 and -, and begin and end with"
-                " a letter or digit, such as interactive",
-            )
+        json_schema_extra=validation(
+            "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
+            "engine.scheduling.classes.name must be at most 63 characters of a-z, 0-9 and -, and begin and end with"
+            " a letter or digit, such as interactive",
         ),
     )
     weight: float = Field(
@@ -49,8 +47,8 @@ class ServiceClass(SpecModel):
         le=1000000,
         description="The class's share of prompt and output tokens while several classes have requests waiting,"
         " relative to the weights of the others: with 4 and 1, four tokens to one. Above 0.",
-        json_schema_extra=validations(
-            rule("self > 0.0", "engine.scheduling.classes.weight must be above 0, such as 4: a class of 0 would starve")
+        json_schema_extra=validation(
+            "self > 0.0", "engine.scheduling.classes.weight must be above 0, such as 4: a class of 0 would starve"
         ),
     )
     priority: int = Field(

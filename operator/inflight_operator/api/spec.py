@@ -7,7 +7,7 @@ from typing import Any, Literal
 from pydantic import ConfigDict, Field
 
 from inflight_base.manifest import defaults
-from inflight_operator.api.base import SpecModel, Timestamp, rule, validations
+from inflight_operator.api.base import SpecModel, Timestamp, rule, validation, validations
 from inflight_operator.api.cost import Cost
 from inflight_operator.api.duration import Duration, duration_field, duration_or_zero_field
 from inflight_operator.api.engine import Accelerator, Engine, Model
@@ -75,11 +75,9 @@ class Override(SpecModel):
     them return."""
 
     model_config = ConfigDict(
-        json_schema_extra=validations(
-            rule(
-                "has(self.maxNumSeqs) || has(self.maxNumBatchedTokens)",
-                "tuning.override needs a limit to set: maxNumSeqs, maxNumBatchedTokens, or both",
-            )
+        json_schema_extra=validation(
+            "has(self.maxNumSeqs) || has(self.maxNumBatchedTokens)",
+            "tuning.override needs a limit to set: maxNumSeqs, maxNumBatchedTokens, or both",
         )
     )
 
@@ -99,11 +97,9 @@ class Override(SpecModel):
         description="When the override ends, such as 2030-01-31T12:00:00Z. An override that has ended has no effect.",
         json_schema_extra={
             "maxLength": 40,
-            **validations(
-                rule(
-                    "self >= timestamp('2000-01-01T00:00:00Z') && self < timestamp('9000-01-01T00:00:00Z')",
-                    "tuning.override.until must be a time from 2000 to 8999",
-                )
+            **validation(
+                "self >= timestamp('2000-01-01T00:00:00Z') && self < timestamp('9000-01-01T00:00:00Z')",
+                "tuning.override.until must be a time from 2000 to 8999",
             ),
         },
     )

@@ -7,29 +7,25 @@ from typing import Annotated, Literal
 
 from pydantic import ConfigDict, Field
 
-from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.base import SpecModel, validation
 
 
 class TopologySpreadConstraint(SpecModel):
     """One rule of how the service's pods are spread, as in `core/v1` TopologySpreadConstraint."""
 
     model_config = ConfigDict(
-        json_schema_extra=validations(
-            rule(
-                "!has(self.minDomains) || self.whenUnsatisfiable == 'DoNotSchedule'",
-                "template.topologySpreadConstraints.minDomains needs whenUnsatisfiable DoNotSchedule",
-            )
+        json_schema_extra=validation(
+            "!has(self.minDomains) || self.whenUnsatisfiable == 'DoNotSchedule'",
+            "template.topologySpreadConstraints.minDomains needs whenUnsatisfiable DoNotSchedule",
         )
     )
 
     topology_key: Annotated[str, Field(min_length=1, max_length=317)] = Field(
         description="Label of nodes whose values are the parts to spread over, such as topology.kubernetes.io/zone.",
-        json_schema_extra=validations(
-            rule(
-                r"self.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
-                "template.topologySpreadConstraints.topologyKey must be the key of a label, such as"
-                " topology.kubernetes.io/zone",
-            )
+        json_schema_extra=validation(
+            r"self.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
+            "template.topologySpreadConstraints.topologyKey must be the key of a label, such as"
+            " topology.kubernetes.io/zone",
         ),
     )
     max_skew: int = Field(

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, ConfigDict, Field
 from pydantic.alias_generators import to_camel
 
 from inflight_base.manifest.units import parse_quantity
-from inflight_operator.api.base import SpecModel, rule, validations
+from inflight_operator.api.base import SpecModel, validation
 from inflight_operator.api.spread import TopologySpreadConstraint
 
 Name = Annotated[str, Field(min_length=1, max_length=253)]
@@ -89,11 +89,9 @@ class EnvSource(SpecModel):
     """Where the value of an environment variable comes from; exactly one."""
 
     model_config = ConfigDict(
-        json_schema_extra=validations(
-            rule(
-                "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(x, x).size() == 1",
-                "valueFrom needs exactly one of secretKeyRef, configMapKeyRef and fieldRef",
-            )
+        json_schema_extra=validation(
+            "[has(self.secretKeyRef), has(self.configMapKeyRef), has(self.fieldRef)].filter(x, x).size() == 1",
+            "valueFrom needs exactly one of secretKeyRef, configMapKeyRef and fieldRef",
         )
     )
 
@@ -106,11 +104,9 @@ class EnvVar(SpecModel):
     """An environment variable of the engine container."""
 
     model_config = ConfigDict(
-        json_schema_extra=validations(
-            rule(
-                "!has(self.value) || !has(self.valueFrom)",
-                "an environment variable has a value or a valueFrom, not both",
-            )
+        json_schema_extra=validation(
+            "!has(self.value) || !has(self.valueFrom)",
+            "an environment variable has a value or a valueFrom, not both",
         )
     )
 
@@ -130,11 +126,9 @@ class EnvFrom(SpecModel):
     """All keys of a Secret or ConfigMap as environment variables; exactly one of the two."""
 
     model_config = ConfigDict(
-        json_schema_extra=validations(
-            rule(
-                "has(self.secretRef) != has(self.configMapRef)",
-                "envFrom needs exactly one of secretRef and configMapRef",
-            )
+        json_schema_extra=validation(
+            "has(self.secretRef) != has(self.configMapRef)",
+            "envFrom needs exactly one of secretRef and configMapRef",
         )
     )
 
@@ -179,13 +173,11 @@ class PodTemplate(SpecModel):
         default_factory=dict,
         max_length=64,
         description="Labels added to the pods.",
-        json_schema_extra=validations(
-            rule(
-                "self.all(k, !k.startsWith('inflight.dev/') && !(k in ['app.kubernetes.io/name',"
-                " 'app.kubernetes.io/instance', 'app.kubernetes.io/managed-by']))",
-                "template.labels cannot set inflight.dev/... or app.kubernetes.io/name, instance and managed-by:"
-                " the Service finds its pods by them",
-            )
+        json_schema_extra=validation(
+            "self.all(k, !k.startsWith('inflight.dev/') && !(k in ['app.kubernetes.io/name',"
+            " 'app.kubernetes.io/instance', 'app.kubernetes.io/managed-by']))",
+            "template.labels cannot set inflight.dev/... or app.kubernetes.io/name, instance and managed-by:"
+            " the Service finds its pods by them",
         ),
     )
     annotations: dict[str, Annotated[str, Field(max_length=16384)]] = Field(
@@ -210,11 +202,9 @@ class PodTemplate(SpecModel):
         default_factory=list,
         max_length=64,
         description="Environment variables of the engine container, such as HF_TOKEN from a Secret.",
-        json_schema_extra=validations(
-            rule(
-                f"self.all(e, !(e.name in {list(OWN_ENV)}))",
-                f"template.env cannot set {', '.join(OWN_ENV)}: the operator sets them",
-            )
+        json_schema_extra=validation(
+            f"self.all(e, !(e.name in {list(OWN_ENV)}))",
+            f"template.env cannot set {', '.join(OWN_ENV)}: the operator sets them",
         ),
     )
     env_from: list[EnvFrom] = Field(
@@ -224,22 +214,18 @@ class PodTemplate(SpecModel):
         default_factory=list,
         max_length=32,
         description="Volumes added to the pods.",
-        json_schema_extra=validations(
-            rule(
-                f"self.all(v, !v.name.startsWith('{OWN_PREFIX}'))",
-                f"template.volumes cannot have a name that begins with {OWN_PREFIX}: those are the operator's",
-            )
+        json_schema_extra=validation(
+            f"self.all(v, !v.name.startsWith('{OWN_PREFIX}'))",
+            f"template.volumes cannot have a name that begins with {OWN_PREFIX}: those are the operator's",
         ),
     )
     volume_mounts: list[VolumeMount] = Field(
         default_factory=list,
         max_length=32,
         description="Volumes mounted into the engine container.",
-        json_schema_extra=validations(
-            rule(
-                f"self.all(m, !(m.mountPath in {list(OWN_MOUNTS)}) && !m.mountPath.startsWith('/etc/inflight/'))",
-                "template.volumeMounts cannot use " + ", ".join(OWN_MOUNTS) + ": the operator mounts them",
-            )
+        json_schema_extra=validation(
+            f"self.all(m, !(m.mountPath in {list(OWN_MOUNTS)}) && !m.mountPath.startsWith('/etc/inflight/'))",
+            "template.volumeMounts cannot use " + ", ".join(OWN_MOUNTS) + ": the operator mounts them",
         ),
     )
     service_account_name: Name | None = Field(
@@ -253,23 +239,19 @@ class PodTemplate(SpecModel):
         default_factory=list,
         max_length=8,
         description="How the pods are spread over zones, nodes or other parts of the cluster.",
-        json_schema_extra=validations(
-            rule(
-                "self.all(a, self.exists_one(b, a.topologyKey == b.topologyKey"
-                " && a.whenUnsatisfiable == b.whenUnsatisfiable))",
-                "template.topologySpreadConstraints has two entries of one topologyKey and whenUnsatisfiable: remove"
-                " one of them",
-            )
+        json_schema_extra=validation(
+            "self.all(a, self.exists_one(b, a.topologyKey == b.topologyKey"
+            " && a.whenUnsatisfiable == b.whenUnsatisfiable))",
+            "template.topologySpreadConstraints has two entries of one topologyKey and whenUnsatisfiable: remove"
+            " one of them",
         ),
     )
     runtime_class_name: Name | None = Field(
         default=None,
         description="RuntimeClass of the pods, such as nvidia; it must exist in the cluster.",
-        json_schema_extra=validations(
-            rule(
-                "self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')",
-                "template.runtimeClassName must be the name of a RuntimeClass, such as nvidia",
-            )
+        json_schema_extra=validation(
+            "self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$')",
+            "template.runtimeClassName must be the name of a RuntimeClass, such as nvidia",
         ),
     )
     scheduler_name: Name | None = Field(

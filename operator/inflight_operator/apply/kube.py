@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
 import socket
 from collections.abc import Callable
@@ -19,20 +18,13 @@ from inflight_operator.apply.status import status_patch
 if TYPE_CHECKING:
     from inflight_operator.api.types import ServiceRecord
 
-OPTIONAL_KINDS = ("PodMonitor", "InferencePool")
-"""Kinds a cluster may not have."""
-
 REPORTING_CONTROLLER = "inflight.dev/operator"
 MAX_NOTE = 1024
 """Longest `note` of an Event (events.k8s.io/v1), in bytes."""
 
 
 class OperatorApi(KubeApi):
-    """The API server. All methods raise KubeApiError when a call fails.
-
-    Attributes:
-        kind_missing: set when the API server no longer knew an optional kind that was to be written.
-    """
+    """The API server. All methods raise KubeApiError when a call fails."""
 
     def __init__(
         self, api_client: Any, *, instance: str | None = None, may_write: Callable[[], bool] = lambda: True
@@ -44,29 +36,6 @@ class OperatorApi(KubeApi):
         """
         super().__init__(api_client, field_manager=FIELD_MANAGER, may_write=may_write)
         self._instance = instance or socket.gethostname()
-        self.kind_missing = asyncio.Event()
-
-    async def apply(self, manifest: Manifest, *, dry_run: bool = False, force: bool = True) -> Manifest:
-        """See `KubeApi.apply`."""
-        try:
-            return await super().apply(manifest, dry_run=dry_run, force=force)
-        except KubeApiError as error:
-            if error.status == 404 and manifest["kind"] in OPTIONAL_KINDS:
-                self.kind_missing.set()
-            raise
-
-    async def available_apis(self) -> frozenset[str]:
-        """Which optional APIs the cluster has, as `GROUP/VERSION/KIND`, for `render.Settings`."""
-        found = set()
-        for group_version in sorted({RESOURCES[kind][0] for kind in OPTIONAL_KINDS}):
-            try:
-                resources = (await self._call("GET", f"/apis/{group_version}"))["resources"]
-            except KubeApiError as error:
-                if error.status != 404:
-                    raise
-                continue
-            found |= {f"{group_version}/{resource['kind']}" for resource in resources if "/" not in resource["name"]}
-        return frozenset(found)
 
     async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> Manifest | None:
         """Makes the service's status equal to `status`; returns the live service, or None where no write was needed.

@@ -106,7 +106,7 @@ _DURING = {
     "SpecNotUnderstood": "while parts of the spec cannot be read",
 }
 
-_SENTENCES: dict[str, Callable[[_Numbers], str]] = {
+_TRAFFIC: dict[str, Callable[[_Numbers], str]] = {
     # Replicas: recommendations of targets.
     "WaitingRequests": lambda n: f"{_wait(n['waiting'])}, {n['target']:g} per replica is the target",
     "NoRequestsWait": lambda n: f"no request waits, {n['target']:g} per replica is the target",
@@ -115,11 +115,9 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
         f"p95 TTFT {_seconds(n['ttft'])} over target {_seconds(n['ttft_target'])}"
         + (f" while {_wait(n['waiting'])}" if "waiting" in n else f", {_room(n)}")
     ),
-    "TtftWithinTarget": lambda n: f"p95 TTFT keeps the target {_seconds(n['ttft_target'])}",
     "TpotBeyondLimits": lambda n: (
         f"p95 TPOT {_seconds(n['tpot'])} over target {_seconds(n['tpot_target'])}, and no limit can be lowered further"
     ),
-    "TpotWithinTarget": lambda n: f"p95 TPOT keeps the target {_seconds(n['tpot_target'])}",
     "Concurrency": lambda n: f"{n['concurrency']:.1f} requests in each replica, {n['target']:g} is the target",
     "Demand": lambda n: (
         f"{count(n['replicas'], 'replica')}: {_rate(n['rate'])} of {n['prompt']:,.0f} + {n['output']:,.0f} tokens need"
@@ -134,6 +132,54 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     ),
     "NoDemand": lambda n: "no request has arrived since the operator started",
     "DemandNotKnown": lambda n: "not enough requests have been observed yet: not scaling down",
+    # Scaling to zero and back.
+    "InUse": lambda n: f"{_held(n)}, {count(n['in_flight'], 'request')} in flight",
+    "LatelyUsed": lambda n: (
+        f"scales to zero after {_seconds(n['timeout'])} without a request (scaling.idleTimeout), in"
+        f" {_seconds(n['seconds'])} at the earliest"
+    ),
+    "EnginesBusy": lambda n: f"engines still work on {count(n['requests'], 'request')}: not scaling to zero",
+    # Replicas: reasons for no change.
+    "AsDesired": lambda n: f"{count(n['replicas'], 'replica')} {'is' if n['replicas'] == 1 else 'are'} sufficient",
+    "MinReplicas": lambda n: f"minReplicas is {n['bound']}",
+    # Limits: steps.
+    "Preemptions": lambda n: f"{n['preemptions']:.0f} preemptions/min, KV cache {n['kv']:.0%} full",
+    "TpotOverTarget": lambda n: (
+        f"{_tpot(n)} over target {_seconds(n['tpot_target'])}" + (", prefill fills the steps" if n["prefill"] else "")
+    ),
+    "RequestsWait": lambda n: f"{n['waiting']:.0f} requests wait, {_room(n)}",
+    "TakenBack": lambda n: f"reverted, {_since(n)}",
+    "ByCostModel": lambda n: (
+        f"{_full_step(n)}; {n['rate']:.3g} requests/s under overload, {n['rate_now']:.3g} with the limits in force"
+    ),
+    "Canary": lambda n: f"on pod {n['pod']} first, to be compared with the others",
+    "CanaryHeld": lambda n: f"all pods follow {n['pod']}, {_kept(n)} on the others",
+    "CanaryLost": lambda n: f"pod {n['pod']} returns to the previous limits: {_kept(n)} on the others{_tokens(n)}",
+    "CanaryEnded": lambda n: f"pod {n['pod']} returns to the previous limits: no other pod is left to compare with",
+    "MoveTakenBack": lambda n: f"reverted: {_kept(n)} before{_tokens(n)}",
+    "IntoBounds": lambda n: "moved into the bounds of spec.tuning and the capacity",
+    # Limits: reasons for no change.
+    "Draining": lambda n: (
+        f"waiting until requests fall below max_num_seqs: {n['running']} still run, {n['limit']} is the limit"
+    ),
+    "NoTraffic": lambda n: "no traffic: limits stay as they are",
+    "InDeadBand": lambda n: (
+        f"p95 TPOT {_seconds(n['tpot'])}, target {_seconds(n['tpot_target'])}: no change would help"
+        if "tpot" in n
+        else f"{n['running']:.0f} requests run, {n['waiting']:.0f} wait: no limit binds"
+    ),
+    "AsModelled": lambda n: f"the limits are right: {_full_step(n)}",
+    "BracketClosed": lambda n: f"nearby limits performed worse: {_full_step(n)}",
+    "Kept": lambda n: f"the last change is kept: {_kept(n)} before",
+    "NoWayBack": lambda n: f"{_since(n)}, but the bounds do not allow the previous limits",
+    "Recommending": lambda n: f"would change {n['knob']} {n['from']} -> {n['to']}",
+}
+"""Reasons that come and go with the traffic; what they led to is a decision."""
+
+_STATE: dict[str, Callable[[_Numbers], str]] = {
+    # Replicas: recommendations of targets.
+    "TtftWithinTarget": lambda n: f"p95 TTFT keeps the target {_seconds(n['ttft_target'])}",
+    "TpotWithinTarget": lambda n: f"p95 TPOT keeps the target {_seconds(n['tpot_target'])}",
     "BelowMinReplicas": lambda n: f"minReplicas is {n['bound']}",
     "AboveMaxReplicas": lambda n: f"maxReplicas is {n['bound']}",
     "Cost": lambda n: (
@@ -149,12 +195,6 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     ),
     "WakingPods": lambda n: f"{_held(n)} until a replica is ready" + (f"; {n['said']}" if n["said"] else ""),
     "Awake": lambda n: "replicas take requests",
-    "InUse": lambda n: f"{_held(n)}, {count(n['in_flight'], 'request')} in flight",
-    "LatelyUsed": lambda n: (
-        f"scales to zero after {_seconds(n['timeout'])} without a request (scaling.idleTimeout), in"
-        f" {_seconds(n['seconds'])} at the earliest"
-    ),
-    "EnginesBusy": lambda n: f"engines still work on {count(n['requests'], 'request')}: not scaling to zero",
     "AwakeDuring": lambda n: f"not scaling to zero {_DURING[str(n['what'])]}",
     # The gateway.
     "NoGateway": lambda n: (
@@ -184,14 +224,12 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
         if n["stale"] != n["ready"]
         else f"none of {count(n['ready'], 'ready pod')} has recent metrics: replicas stay as they are"
     ),
-    "AsDesired": lambda n: f"{count(n['replicas'], 'replica')} {'is' if n['replicas'] == 1 else 'are'} sufficient",
     "Settling": lambda n: "measuring the effect of the last change",
     "ScaleUpWindow": lambda n: f"held by the scale-up window for {n['seconds']} s more",
     "ScaleDownWindow": lambda n: f"held by the scale-down window for {n['seconds']} s more",
     "ScalingDisabled": lambda n: f"behavior.{n['direction']}.selectPolicy is Disabled",
     "RateLimited": lambda n: f"{n['wanted']} are needed, behavior.{n['direction']}.policies allow {n['allowed']} now",
     "MaxReplicas": lambda n: f"maxReplicas {n['bound']} is reached",
-    "MinReplicas": lambda n: f"minReplicas is {n['bound']}",
     "Blocked": lambda n: f"{_pods_blocked(n)} ({n['cause']}) and not counted as capacity",
     "BlockedNoMore": lambda n: (
         f"{_pods_blocked(n)} ({n['cause']}): no further replica is ordered until then, {n['wanted']} are needed"
@@ -207,21 +245,6 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
         f" operator recommends {n['replicas']}"
     ),
     # Limits: steps.
-    "Preemptions": lambda n: f"{n['preemptions']:.0f} preemptions/min, KV cache {n['kv']:.0%} full",
-    "TpotOverTarget": lambda n: (
-        f"{_tpot(n)} over target {_seconds(n['tpot_target'])}" + (", prefill fills the steps" if n["prefill"] else "")
-    ),
-    "RequestsWait": lambda n: f"{n['waiting']:.0f} requests wait, {_room(n)}",
-    "TakenBack": lambda n: f"reverted, {_since(n)}",
-    "ByCostModel": lambda n: (
-        f"{_full_step(n)}; {n['rate']:.3g} requests/s under overload, {n['rate_now']:.3g} with the limits in force"
-    ),
-    "Canary": lambda n: f"on pod {n['pod']} first, to be compared with the others",
-    "CanaryHeld": lambda n: f"all pods follow {n['pod']}, {_kept(n)} on the others",
-    "CanaryLost": lambda n: f"pod {n['pod']} returns to the previous limits: {_kept(n)} on the others{_tokens(n)}",
-    "CanaryEnded": lambda n: f"pod {n['pod']} returns to the previous limits: no other pod is left to compare with",
-    "MoveTakenBack": lambda n: f"reverted: {_kept(n)} before{_tokens(n)}",
-    "IntoBounds": lambda n: "moved into the bounds of spec.tuning and the capacity",
     "ByHand": lambda n: f"set by hand in spec.tuning.override until {n['until']}",
     "OverrideEnded": lambda n: f"the override ended at {n['until']}: the limits before it return",
     "OverrideRemoved": lambda n: "the override was removed: the limits before it return",
@@ -233,20 +256,6 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
     "OverrideExpired": lambda n: f"spec.tuning.override ended at {n['until']} and has no effect: it can be removed",
     "Off": lambda n: "tuning.mode is Off: engines run at their capacities",
     "Measuring": lambda n: f"measuring the limits in force for {n['seconds']} s more",
-    "Draining": lambda n: (
-        f"waiting until requests fall below max_num_seqs: {n['running']} still run, {n['limit']} is the limit"
-    ),
-    "NoTraffic": lambda n: "no traffic: limits stay as they are",
-    "InDeadBand": lambda n: (
-        f"p95 TPOT {_seconds(n['tpot'])}, target {_seconds(n['tpot_target'])}: no change would help"
-        if "tpot" in n
-        else f"{n['running']:.0f} requests run, {n['waiting']:.0f} wait: no limit binds"
-    ),
-    "AsModelled": lambda n: f"the limits are right: {_full_step(n)}",
-    "BracketClosed": lambda n: f"nearby limits performed worse: {_full_step(n)}",
-    "Kept": lambda n: f"the last change is kept: {_kept(n)} before",
-    "NoWayBack": lambda n: f"{_since(n)}, but the bounds do not allow the previous limits",
-    "Recommending": lambda n: f"would change {n['knob']} {n['from']} -> {n['to']}",
     "NoLimits": lambda n: "no ready engine reports its limits",
     "NoReadyEngines": lambda n: "no engine is ready for tuning",
     "NoAdminPort": lambda n: "engines of an earlier release keep their limits until their release is upgraded",
@@ -261,3 +270,9 @@ _SENTENCES: dict[str, Callable[[_Numbers], str]] = {
         "a newer engine release waits for its turn" + (f", after {n['holder']}" if n["holder"] else "")
     ),
 }
+"""All other reasons."""
+
+_SENTENCES = _TRAFFIC | _STATE
+
+FOLLOW_TRAFFIC = frozenset(_TRAFFIC) | {"ScaleUpHeld", "ScaleDownHeld"}
+"""Reasons of conditions that come and go with the traffic; these two are the reason of a change that is held back."""

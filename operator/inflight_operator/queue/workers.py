@@ -56,9 +56,9 @@ class Workers:
         self._settings = settings
         self._queue: WorkQueue[ServiceKey] = WorkQueue()
 
-    async def look_at(self, key: ServiceKey) -> None:
+    def look_at(self, key: ServiceKey) -> None:
         """Requests a round for this service soon, after a change."""
-        await self._queue.add(key)
+        self._queue.add(key)
 
     async def run(self) -> None:
         """Runs until cancelled."""
@@ -70,7 +70,7 @@ class Workers:
     async def _resync(self) -> None:
         """All services at once, then each at its own offset in the interval, to spread the rounds."""
         for key in self._services():
-            await self._queue.add(key)
+            self._queue.add(key)
         tick, began = 0, monotonic()
         while True:
             tick += 1
@@ -79,7 +79,7 @@ class Workers:
             self._metrics.services.set(len(services))
             for key in services:
                 if crc32(f"{key}".encode()) % TICKS == tick % TICKS:
-                    await self._queue.add(key)
+                    self._queue.add(key)
 
     async def _work(self) -> None:
         while True:
@@ -96,4 +96,4 @@ class Workers:
             finally:
                 self._metrics.reconcile_seconds.observe(monotonic() - started)
                 self._round_done()
-                await self._queue.done(key)
+                self._queue.done(key)

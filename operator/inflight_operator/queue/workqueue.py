@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Hashable
 from typing import Generic, TypeVar
 
@@ -15,35 +14,28 @@ class WorkQueue(Generic[Key]):
     key is not added twice."""
 
     def __init__(self) -> None:
-        self._order: deque[Key] = deque()
+        self._order: asyncio.Queue[Key] = asyncio.Queue()
         self._waiting: set[Key] = set()
         self._working: set[Key] = set()
-        self._added = asyncio.Condition()
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    async def add(self, key: Key) -> None:
-        async with self._added:
-            if key in self._waiting:
-                return
-            self._waiting.add(key)
-            if key not in self._working:
-                self._order.append(key)
-                self._added.notify()
+    def add(self, key: Key) -> None:
+        if key in self._waiting:
+            return
+        self._waiting.add(key)
+        if key not in self._working:
+            self._order.put_nowait(key)
 
     async def take(self) -> Key:
         """The key that has waited longest; `done` must follow."""
-        async with self._added:
-            await self._added.wait_for(lambda: bool(self._order))
-            key = self._order.popleft()
-            self._waiting.discard(key)
-            self._working.add(key)
-            return key
+        key = await self._order.get()
+        self._waiting.discard(key)
+        self._working.add(key)
+        return key
 
-    async def done(self, key: Key) -> None:
-        async with self._added:
-            self._working.discard(key)
-            if key in self._waiting:
-                self._order.append(key)
-                self._added.notify()
+    def done(self, key: Key) -> None:
+        self._working.discard(key)
+        if key in self._waiting:
+            self._order.put_nowait(key)

@@ -8,7 +8,7 @@ import pytest
 
 from e2e.disruptions import metrics_page
 from e2e.disruptions.connections import parse
-from e2e.disruptions.phases.metrics import redirect
+from e2e.disruptions.faulty_page import redirect
 from tools.localcluster import host, machine, packages
 
 ENTRIES = """\

@@ -51,22 +51,19 @@ def stage(monkeypatch):
     return stage
 
 
-def phase_that(happens):
-    class Given(Phase):
-        name, about = "given", "whatever the test gives"
-
-        def set_up(self, stage):
-            stage.done.append("set up")
-
-        def disturb(self, stage):
-            stage.done.append("disturb")
-            happens()
-
-        def restore(self, stage):
+def phase_that(happens, **kind):
+    def phase(stage):
+        def restore():
             stage.done.append("restore")
             assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
 
-    return Given
+        stage.on_way_back(restore)
+        stage.done.append("set up")
+        yield
+        stage.done.append("disturb")
+        happens()
+
+    return Phase("given", "whatever the test gives", phase, **kind)
 
 
 def test_the_way_back_is_under_traffic_too(stage):
@@ -101,10 +98,7 @@ def test_what_cannot_be_restored_ends_the_run(stage):
 
 
 def test_a_phase_of_the_gateway_is_skipped_where_the_service_is_not_behind_it(stage):
-    class Given(phase_that(lambda: None)):
-        of_gateway = True
-
-    outcome = run_phase(Given, stage, seconds=0)
+    outcome = run_phase(phase_that(lambda: None, of_gateway=True), stage, seconds=0)
     assert outcome.skipped
     assert "--gateway" in outcome.note
     assert stage.done == []
@@ -137,10 +131,10 @@ def test_a_service_behind_the_gateway_stays_there_whatever_a_phase_changes(monke
 
 
 def test_a_set_up_that_fails_is_restored(stage):
-    class Given(phase_that(lambda: None)):
-        def set_up(self, stage):
-            raise ClusterError("no image")
+    def phase(stage):
+        stage.on_way_back(stage.done.append, "restore")
+        yield fail(ClusterError("no image"))
 
     with pytest.raises(ClusterError, match="no image"):
-        run_phase(Given, stage, seconds=0)
+        run_phase(Phase("given", "whatever the test gives", phase), stage, seconds=0)
     assert stage.done == ["restore", "settle"]

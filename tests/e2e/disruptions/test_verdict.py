@@ -1,6 +1,7 @@
 """Which lost requests a kill excuses, and which none does."""
 
 import json
+from dataclasses import asdict
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -9,6 +10,7 @@ from e2e.disruptions import table
 from e2e.disruptions.load import Traffic
 from e2e.disruptions.verdict import ERROR_SECONDS, Blow, Outcome, judge
 from tools.load.driver import Loss
+from tools.measure.report import write_json
 
 VICTIM, OTHER = "10.0.0.5", "10.0.0.6"
 KILL = Blow(at=100.0, pod="chat-a", address=VICTIM, whole=True)
@@ -80,5 +82,5 @@ def test_the_table_has_a_row_for_each_phase_and_says_what_broke_the_rule(tmp_pat
     assert shown[1].split() == ["phase", "11", "10", "1", "0", "0", "0", "1.0", "s", "0.2", "s", "20", "NO"]
     assert shown[2].split()[-1] == "skipped"
     assert "phase: problem: lost: HTTP 500" in shown
-    table.write_json(outcomes, tmp_path / "outcome.json")
+    write_json(tmp_path / "outcome.json", [asdict(outcome) for outcome in outcomes])
     assert json.loads((tmp_path / "outcome.json").read_text())[0]["losses"][0]["kind"] == "HTTP 500"

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.discovery.catalog import Catalog, Change, SecretRef
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
+from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.types import Endpoint, Refusal, ServiceConfig
 
 A_CHAT, B_CHAT, A_CODE = ServiceKey("a", "chat"), ServiceKey("b", "chat"), ServiceKey("a", "code")
@@ -105,11 +105,11 @@ def test_subscribers_hear_once_of_what_really_changed():
     update = {
         "services": {A_CHAT: config(A_CHAT), A_CODE: None},
         "endpoints": {A_CHAT: [endpoint]},
-        "secrets": {SecretRef("a", "keys"): {"id": b"{}"}},
+        "secrets": {ObjectKey("a", "keys"): {"id": b"{}"}},
     }
     known.update(**update)
     known.update(**update)
-    assert heard == [Change(frozenset({A_CHAT}), frozenset({A_CHAT}), frozenset({SecretRef("a", "keys")}))]
+    assert heard == [Change(frozenset({A_CHAT}), frozenset({A_CHAT}), frozenset({ObjectKey("a", "keys")}))]
     known.update(endpoints={A_CHAT: []})
     assert heard[1:] == [Change(endpoints=frozenset({A_CHAT}))]
     unsubscribe()

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from inflight_base.kube import reflector as reflector_module
-from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery import kube as kube_module
-from inflight_gateway.discovery.catalog import Catalog, SecretRef
+from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.discovery.kube import GatewayPods, KubeDiscovery
 from inflight_gateway.discovery.service_config import read_service
 from inflight_gateway.types import Endpoint
@@ -20,7 +20,7 @@ SERVICES = "/apis/inflight.dev/v1alpha1/inferenceservices"
 SLICES = "/apis/discovery.k8s.io/v1/endpointslices"
 SECRETS = "/api/v1/secrets"
 CHAT = ServiceKey("team", "chat")
-KEYS = SecretRef("team", "keys")
+KEYS = ObjectKey("team", "keys")
 
 
 def service(name="chat", enabled=True, namespace="team", **gateway):
@@ -176,7 +176,7 @@ async def test_only_secrets_that_services_name_are_watched(fake):
         await fake.put(SECRETS, secret(c="3"))
         await until(lambda: catalog.secret(KEYS) == {"c": b"3"})
         await fake.put(SERVICES, service(auth={"apiKeysSecret": "other"}))
-        await until(lambda: catalog.secret(SecretRef("team", "other")) == {"a": b"1"})
+        await until(lambda: catalog.secret(ObjectKey("team", "other")) == {"a": b"1"})
         assert catalog.secret(KEYS) is None
         asked = [query for path, query in fake.requests if "secrets" in path]
         assert {query["fieldSelector"] for query in asked} == {"metadata.name=keys", "metadata.name=other"}

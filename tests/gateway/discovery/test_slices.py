@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_base.kube.reflector import ObjectKey
-from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery.slices import Slices, all_addresses, ready_endpoints
 from inflight_gateway.types import Endpoint
 

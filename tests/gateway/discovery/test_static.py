@@ -5,9 +5,9 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery import static
-from inflight_gateway.discovery.catalog import Catalog, SecretRef
+from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.discovery.static import StaticDiscovery, StaticFileError, read_file
 from inflight_gateway.types import Endpoint, HoldBounds, RateLimits, ServiceClass, ServiceConfig, TenantConfig
 from tests.gateway.waiting import until
@@ -50,7 +50,7 @@ def test_every_part_of_a_file(tmp_path):
         ServiceKey("team", "code"): ServiceConfig(ServiceKey("team", "code"), "team/code", "code"),
     }
     assert file.endpoints[CHAT] == (Endpoint("127.0.0.1:8000", ""), Endpoint("[::1]:8001", "second"))
-    assert file.secrets == {SecretRef("default", "keys"): {"id-1": b'{"tenant": "acme"}'}}
+    assert file.secrets == {ObjectKey("default", "keys"): {"id-1": b'{"tenant": "acme"}'}}
 
 
 @pytest.mark.parametrize(
@@ -114,4 +114,4 @@ async def test_a_changed_file_takes_effect_and_one_with_errors_changes_nothing(t
         await until(lambda: catalog.endpoints_of(CHAT) == (Endpoint("127.0.0.1:9", ""),))
         await until(lambda: not discovery.problems())
         assert set(catalog.services) == {CHAT}
-        assert catalog.secret(SecretRef("default", "keys")) is None
+        assert catalog.secret(ObjectKey("default", "keys")) is None

@@ -10,8 +10,8 @@ import pytest
 from envoy.config.core.v3.base_pb2 import HeaderMap, HeaderValue
 from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, ProcessingRequest
 
-from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.discovery.catalog import Catalog, SecretRef
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
+from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
 from inflight_gateway.ext_proc.exchange import Exchange, Parts
@@ -61,13 +61,13 @@ class World:
         self.catalog.update(
             services={config.key: config for config in configs},
             endpoints={config.key: [Endpoint(each, "p") for each in ADDRESSES] for config in configs},
-            secrets={SecretRef("ns", "keys"): secret(acme="ifk_1"), SecretRef("ns", "more"): secret(b="ifk_2")},
+            secrets={ObjectKey("ns", "keys"): secret(acme="ifk_1"), ObjectKey("ns", "more"): secret(b="ifk_2")},
         )
         estimates = Estimates()
         self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None, estimates)
         dispatcher = Dispatcher(self.catalog, Picker(), HoldQueue(), self.ledger, lambda: self.now, lambda: None)
         limits = SharedLimits("gw", lambda: {}, None)
-        self.gate = Gate(lambda namespace, name: self.catalog.secret(SecretRef(namespace, name)), limits, estimates)
+        self.gate = Gate(lambda namespace, name: self.catalog.secret(ObjectKey(namespace, name)), limits, estimates)
         self.courses = Courses()
         self.refused = []
         self.parts = Parts(
@@ -180,7 +180,7 @@ def test_where_one_service_needs_no_key_a_body_without_one_may_be_for_it():
 
 def test_other_refusals_are_left_to_the_request_itself_and_counted_once():
     world = World(KEYED)
-    world.catalog.update(secrets={SecretRef("ns", "keys"): None})
+    world.catalog.update(secrets={ObjectKey("ns", "keys"): None})
     assert checked(world, "chat.ns", "ifk_1") == 200
     assert checked(World(), "chat.ns", "ifk_1") == 200
     assert world.courses.refusals == []

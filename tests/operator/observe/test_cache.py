@@ -1,13 +1,12 @@
 """The cache of the cluster: the newest version of each object wins, whatever arrives when."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from inflight_operator.observe import cache as cache_module
+from inflight_base.kube.changes import Changes, HistoryError
+from inflight_base.manifest.keys import ObjectKey
 from inflight_operator.observe.cache import ClusterCache
-from tests.operator.fakes import KEY, service_body
-from tests.operator.observe.cluster_history import History, manifest
+from tests.operator.fakes import KEY, delete, service_body
+from tests.operator.observe.cluster_history import manifest
 
 
 def child(kind, version, *, name="chat", uid="u", **more):
@@ -39,10 +38,10 @@ def endpoint_slice(name, version, *uids, not_ready=(), of="chat"):
 
 
 def take_list(cache, kind, version, bodies, namespace=None):
-    listing = cache.listing(kind, namespace, str(version))
-    listing.add(bodies)
-    listing.end()
-    return listing
+    """A list as a reflector reports it: what it knew and did not find is deleted."""
+    found = {ObjectKey(one["metadata"]["namespace"], one["metadata"]["name"]): one for one in bodies}
+    gone = {key: None for key in cache._held[kind] if namespace in (None, key.namespace) and key not in found}
+    return cache.take(kind, namespace, Changes({**gone, **found}, str(version), found.keys()))
 
 
 def test_a_changed_spec_asks_for_a_look_and_a_changed_status_does_not():
@@ -60,7 +59,7 @@ def test_a_pod_asks_for_a_look_when_what_we_see_of_it_changed():
     assert cache.put("Pod", pod("chat-1", 2)) is None
     assert cache.put("Pod", pod("chat-1", 3, ready=False)) == KEY
     assert [one.ready for one in cache.pods(KEY)] == [False]
-    assert cache.remove("Pod", pod("chat-1", 4)) == KEY
+    assert delete(cache, "Pod", pod("chat-1", 4)) == KEY
     assert cache.pods(KEY) == []
 
 
@@ -82,7 +81,7 @@ def test_children_are_found_by_kind_and_name():
     assert cache.child(KEY, "Deployment", "chat")["kind"] == "Deployment"
     assert cache.child(KEY, "ConfigMap", "chat") is None
     assert len(cache.children(KEY)) == 2
-    cache.remove("Service", child("Service", 3))
+    delete(cache, "Service", child("Service", 3))
     assert len(cache.children(KEY)) == 1
 
 
@@ -101,11 +100,10 @@ def test_a_late_event_does_not_undo_an_applied_child():
     assert cache.child(KEY, "Deployment", "chat")["spec"] == {"replicas": 3}
 
 
-@pytest.mark.parametrize("version", ["9", "", "not a number"])
-def test_the_end_of_an_old_object_does_not_hide_a_new_one_of_its_name(version):
+def test_the_end_of_an_old_object_does_not_hide_a_new_one_of_its_name():
     cache = ClusterCache()
-    cache.put("Deployment", child("Deployment", 10, uid="new"))
-    assert cache.remove("Deployment", child("Deployment", version, uid="old")) is None
+    cache.put("Deployment", child("Deployment", 10, uid="new"))  # the answer to a write
+    assert delete(cache, "Deployment", child("Deployment", 9, uid="old")) is None
     assert cache.child(KEY, "Deployment", "chat")["metadata"]["uid"] == "new"
 
 
@@ -118,16 +116,13 @@ def test_a_version_that_cannot_be_read_is_taken_as_it_comes():
     assert cache.children(KEY) == []
 
 
-def test_a_deleted_object_is_not_brought_back_by_a_late_event_nor_by_an_older_list():
+def test_a_deleted_object_is_not_brought_back_by_a_late_answer_to_a_write():
     cache = ClusterCache()
     cache.put("Pod", pod("chat-1", 1))
-    cache.remove("Pod", pod("chat-1", 5))
-    cache.put("Pod", pod("chat-1", 4))
-    take_list(cache, "Pod", 4, [pod("chat-1", 4)])
+    delete(cache, "Pod", pod("chat-1", 5))
+    assert cache.put("Pod", pod("chat-1", 4)) is None
     assert cache.pods(KEY) == []
-    take_list(cache, "Pod", 6, [])
-    cache.put("Pod", pod("chat-1", 3))  # no tombstone any more: the list itself is newer
-    assert cache.pods(KEY) == []
+    assert cache.put("Pod", pod("chat-1", 6)) == KEY
 
 
 def test_a_copy_of_a_pod_without_its_owner_is_no_replica():
@@ -182,21 +177,20 @@ def test_a_list_of_one_namespace_says_nothing_about_another():
     assert cache.services() == []
 
 
-def test_what_events_told_during_a_list_stays():
+def test_an_answer_to_a_write_that_is_newer_than_the_list_stays():
     cache = ClusterCache()
-    cache.put("Pod", pod("old", 1))
-    listing = cache.listing("Pod", None, "10")
-    cache.put("Pod", pod("new", 11))
-    cache.remove("Pod", pod("gone", 12))
-    listing.add([pod("old", 1), pod("gone", 2)])
-    listing.end()
-    assert [one.name for one in cache.pods(KEY)] == ["new", "old"]
+    cache.put("Deployment", child("Deployment", 11))
+    take_list(cache, "Deployment", 10, [])
+    assert len(cache.children(KEY)) == 1
+    take_list(cache, "Deployment", 12, [])
+    assert cache.children(KEY) == []
 
 
-def test_an_older_list_is_ignored():
+def test_a_history_that_goes_back_is_an_error():
     cache = ClusterCache()
-    take_list(cache, "Pod", 10, [pod("chat-2", 9)])
-    assert take_list(cache, "Pod", 5, [pod("chat-1", 4)]).outdated
+    cache.take("Pod", None, Changes({ObjectKey("team", "chat-2"): pod("chat-2", 9)}, "9"))
+    with pytest.raises(HistoryError, match="older than what came before: 8 after 9"):
+        take_list(cache, "Pod", 8, [pod("chat-1", 4)])
     assert [one.name for one in cache.pods(KEY)] == ["chat-2"]
 
 
@@ -220,8 +214,8 @@ def test_a_slice_asks_for_a_look_only_when_the_ready_pods_changed():
     cache.put("EndpointSlice", endpoint_slice("a", 1, "one"))
     assert cache.put("EndpointSlice", endpoint_slice("a", 2, "one", not_ready=("two",))) is None
     assert cache.put("EndpointSlice", endpoint_slice("b", 3, "one")) is None  # moves between slices
-    assert cache.remove("EndpointSlice", endpoint_slice("a", 4)) is None
-    assert cache.remove("EndpointSlice", endpoint_slice("b", 5)) == KEY
+    assert delete(cache, "EndpointSlice", endpoint_slice("a", 4)) is None
+    assert delete(cache, "EndpointSlice", endpoint_slice("b", 5)) == KEY
     assert cache.endpoints(KEY) == frozenset()
 
 
@@ -248,9 +242,9 @@ def test_managed_fields_are_kept_only_where_they_are_read():
 def test_a_kind_that_is_gone_is_forgotten_and_may_come_back():
     cache = ClusterCache()
     take_list(cache, "PodMonitor", 10, [child("PodMonitor", 9)])
-    cache.forget_kind("PodMonitor")
+    take_list(cache, "PodMonitor", "", [])
     assert cache.children(KEY) == []
-    assert cache.put("PodMonitor", child("PodMonitor", 8)) == KEY
+    assert take_list(cache, "PodMonitor", 12, [child("PodMonitor", 11)]) == {KEY}
 
 
 def test_an_object_that_changes_its_service_leaves_the_old_one():
@@ -258,74 +252,3 @@ def test_an_object_that_changes_its_service_leaves_the_old_one():
     cache.put("Service", child("Service", 1))
     assert cache.put("Service", child("Service", 2, service="other")) == ("team", "other")
     assert cache.children(KEY) == []
-
-
-def test_tombstones_are_bounded_and_go_with_a_list(monkeypatch):
-    monkeypatch.setattr(cache_module, "MOST_TOMBSTONES", 5)
-    cache = ClusterCache()
-    for version in range(1, 100):
-        cache.remove("Pod", pod(f"chat-{version}", version))
-    assert len(cache._tombstones["Pod"]) == 5
-    take_list(cache, "Pod", 98, [])
-    assert list(cache._tombstones["Pod"].values()) == [99]
-
-
-@st.composite
-def deliveries(draw):
-    """A history of three names, and what of it reaches the cache in which order. Either every event is delivered, or a
-    list of the end is, at any point. Answers to writes are the same objects as events, so they need no case of their
-    own."""
-    history = History(draw(st.sampled_from(["InferenceService", "Deployment", "Pod"])))
-    lists = []
-    for what in draw(st.lists(st.sampled_from(["write", "write", "delete", "list"]), max_size=25)):
-        if what == "list":
-            lists.append(history.listed())
-        else:
-            getattr(history, what)(draw(st.sampled_from("abc")))
-    events = history.events
-    if draw(st.booleans()):
-        events = [one for one in events if draw(st.booleans())]
-        lists.append(history.listed())
-    again = [one for one in events if draw(st.booleans())]
-    return history, draw(st.permutations([*events, *again, *lists]))
-
-
-@given(deliveries())
-def test_whatever_arrives_late_twice_or_out_of_order_the_cache_ends_at_the_truth(case):
-    history, order = case
-    cache = ClusterCache()
-    for what, *rest in order:
-        if what == "LIST":
-            take_list(cache, history.kind, *rest)
-        elif what == "DELETED":
-            cache.remove(history.kind, *rest)
-        else:
-            cache.put(history.kind, *rest)
-    held = {name: (one.uid, one.version) for (_, name), one in cache._held[history.kind].items()}
-    assert held == {
-        name: (one["metadata"]["uid"], int(one["metadata"]["resourceVersion"])) for name, one in history.now.items()
-    }
-    if history.kind == "Pod":
-        assert [one.name for one in cache.pods(KEY)] == sorted(history.now)
-    elif history.kind == "Deployment":
-        assert {one["metadata"]["name"] for one in cache.children(KEY)} == set(history.now)
-
-
-@given(deliveries(), st.integers(0, 24), st.integers(0, 24))
-def test_pages_of_a_list_may_have_events_between_them(case, begun, ended):
-    history, order = case
-    events = [one for one in order if one[0] != "LIST"]
-    begun, ended = sorted((min(begun, len(events)), min(ended, len(events))))
-    cache, listing = ClusterCache(), None
-    for position, (what, body) in enumerate([*events, ("END", None)]):
-        if position == begun:
-            listing = cache.listing(history.kind, None, str(history.version))
-            listing.add(list(history.now.values())[:1])
-        if position == ended:
-            listing.add(list(history.now.values())[1:])
-            listing.end()
-        if what == "DELETED":
-            cache.remove(history.kind, body)
-        elif what != "END":
-            cache.put(history.kind, body)
-    assert {name for _, name in cache._held[history.kind]} == set(history.now)

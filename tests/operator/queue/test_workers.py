@@ -87,7 +87,7 @@ async def test_an_event_does_not_wait_for_the_resync():
     workers = Workers(round_for, set, nothing, OperatorMetrics(), WorkerSettings(interval=60.0))
     running = asyncio.create_task(workers.run())
     await asyncio.sleep(0.05)
-    await workers.look_at(GOOD)
+    workers.look_at(GOOD)
     async with asyncio.timeout(1):
         await looked.wait()
     running.cancel()

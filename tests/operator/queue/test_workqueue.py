@@ -15,28 +15,28 @@ async def nothing_to_take(queue):
 
 async def test_a_key_that_waits_is_not_added_twice():
     queue = WorkQueue()
-    await queue.add("a")
-    await queue.add("a")
+    queue.add("a")
+    queue.add("a")
     assert len(queue) == 1
     assert await queue.take() == "a"
-    await queue.done("a")
+    queue.done("a")
     await nothing_to_take(queue)
 
 
 async def test_a_key_added_while_it_is_worked_on_comes_again_afterwards():
     queue = WorkQueue()
-    await queue.add("a")
+    queue.add("a")
     await queue.take()
-    await queue.add("a")
+    queue.add("a")
     await nothing_to_take(queue)
-    await queue.done("a")
+    queue.done("a")
     assert await queue.take() == "a"
 
 
 async def test_first_come_first_served():
     queue = WorkQueue()
     for key in "abc":
-        await queue.add(key)
+        queue.add(key)
     assert [await queue.take() for _ in range(3)] == ["a", "b", "c"]
 
 
@@ -51,11 +51,11 @@ async def test_workers_never_share_a_key_and_lose_none():
             await asyncio.sleep(0)
             at_work.discard(key)
             worked.append(key)
-            await queue.done(key)
+            queue.done(key)
 
     workers = [asyncio.create_task(work()) for _ in range(4)]
     for number in range(200):
-        await queue.add(number % 7)
+        queue.add(number % 7)
         if number % 3 == 0:
             await asyncio.sleep(0)
     await asyncio.sleep(0.2)

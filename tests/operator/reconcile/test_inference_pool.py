@@ -7,7 +7,7 @@ import pytest
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API
-from tests.operator.fakes import KEY
+from tests.operator.fakes import KEY, delete
 
 POOL = {"gateway": {"enabled": True, "inferencePool": {"enabled": True}}}
 CHILDREN = {("InferencePool", "chat"), ("Service", "chat-picker"), ("EndpointSlice", "chat-picker-ipv4")}
@@ -68,7 +68,9 @@ async def test_without_the_rights_to_pools_and_endpoints_both_are_left_and_only_
     world.settings = replace(world.settings, **off)
     world.gateway = world.gateway if world.settings.gateway_service else None
     world.restart()
-    world.cache.forget_kind("InferencePool")  # the operator does not list them now
+    delete(
+        world.cache, "InferencePool", world.cache.child(KEY, "InferencePool", "chat")
+    )  # the operator does not list them now
     await world.round()
     deleted = {call[1:] for call in world.api.of("delete")}
     assert ("Service", "chat-picker") in deleted

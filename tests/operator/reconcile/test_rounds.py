@@ -3,7 +3,7 @@
 from prometheus_client import generate_latest
 
 from inflight_operator.limits import Limits
-from tests.operator.fakes import KEY, service_body
+from tests.operator.fakes import KEY, delete, service_body
 from tests.operator.reconcile.world import SMALL
 
 
@@ -136,7 +136,7 @@ async def test_a_status_that_cannot_be_read_is_written_anew(world):
 async def test_a_deleted_service_is_forgotten_without_a_call(world):
     world.service()
     await world.round()
-    world.cache.remove("InferenceService", service_body())
+    delete(world.cache, "InferenceService", service_body())
     await world.round()
     assert world.api.calls == []
     assert "inflight_operator_desired_replicas{" not in exposition_of(world.metrics)
@@ -147,8 +147,8 @@ async def test_a_service_of_the_same_name_starts_anew(world):
     await world.round()
     assert world.replicas() == 5
     for child in world.cache.children(KEY):
-        world.cache.remove(child["kind"], child)
-    world.cache.remove("InferenceService", service_body())
+        delete(world.cache, child["kind"], child)
+    delete(world.cache, "InferenceService", service_body())
     world.service(spec=SMALL, uid="another")
     await world.round()
     assert world.replicas() == 1

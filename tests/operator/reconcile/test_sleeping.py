@@ -4,7 +4,7 @@ import base64
 
 import pytest
 
-from tests.operator.fakes import KEY
+from tests.operator.fakes import KEY, delete
 from tests.operator.reconcile.world import GATEWAY
 
 SLEEPER = {"gateway": {"enabled": True}, "scaling": {"minReplicas": 0, "idleTimeout": "60s"}}
@@ -42,7 +42,7 @@ async def asleep(world):
 def leave(world):
     """Kubernetes has deleted all pods."""
     for pod in list(world.cache.pods(KEY)):
-        world.cache.remove("Pod", {"metadata": {"name": pod.name, "namespace": KEY.namespace, "uid": pod.uid}})
+        delete(world.cache, "Pod", {"metadata": {"name": pod.name, "namespace": KEY.namespace, "uid": pod.uid}})
     world.listed.clear()
     world.route()
     world.rolled_out()

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from inflight_operator.render import EngineObservability
-from tests.operator.fakes import KEY, service_body
+from tests.operator.fakes import KEY, delete, service_body
 from tests.operator.reconcile.world import OTHER, SMALL
 
 
@@ -186,7 +186,7 @@ async def test_pods_that_someone_deleted_are_made_again_from_what_can_be_read(wo
     for _ in range(3):
         await world.round()
     world.service(spec=UNKNOWN, generation=2, status=world.status)
-    world.cache.remove("Deployment", world.cache.child(KEY, "Deployment", "chat"))
+    delete(world.cache, "Deployment", world.cache.child(KEY, "Deployment", "chat"))
     await world.round()
     assert world.replicas() == 1
 

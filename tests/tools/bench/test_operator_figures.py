@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.api.types import InferenceService
 from tools.bench.operator import fleet, options
 from tools.bench.operator.figures import Delays, Failover, Machine, Report, SetUp, lines, phase_figures
@@ -144,7 +145,7 @@ def test_services_are_valid_and_spread_over_namespaces():
 def test_a_pod_is_read_at_every_stage_of_its_start(status, address, ready):
     labels = {"inflight.dev/service": "model-0001"}
     pod = fleet.pod({"metadata": {"uid": "u", "namespace": "team-000", "labels": labels}, "status": status})
-    assert pod == fleet.Pod("u", fleet.Key("team-000", "model-0001"), address, ready)
+    assert pod == fleet.Pod("u", ServiceKey("team-000", "model-0001"), address, ready)
 
 
 def test_there_are_nodes_for_twice_the_pods():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import sys
 import tempfile
@@ -14,12 +13,8 @@ from inflight_operator.apply.engines import EngineError
 from tools.bench.autopilot import options, report
 from tools.bench.autopilot.measure import Bench, measure
 from tools.measure.machine import cpu_model
+from tools.measure.report import say, write_json
 from tools.signals import exit_on_signals
-
-
-def say(line: str) -> None:
-    """Progress, so that standard output has the report alone."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def main() -> int:
@@ -43,8 +38,7 @@ def main() -> int:
         print("stopped", file=sys.stderr)
         return 1
     print(f"{machine}\n{report.text(found)}")
-    if flags.json:
-        flags.json.write_text(json.dumps({"machine": machine, **report.as_json(found)}, indent=2) + "\n")
+    write_json(flags.json, {"machine": machine, **report.as_json(found)})
     say(f"{time.monotonic() - began:.0f} s; the engines' logs are in {logs}")
     return 0
 

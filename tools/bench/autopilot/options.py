@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from inflight_engine.flag_types import number
 from inflight_operator.limits import Limits
 from tools.bench.autopilot.figures import Targets
 
 SEQS, TOKENS = (4, 12, 32, 96), (96, 384, 2048)
 QUICK_SEQS, QUICK_TOKENS = (4, 32), (128, 2048)
+
+_above_zero = number(float, 0.001)
 
 _EPILOG = """\
 parts:
@@ -60,10 +63,10 @@ def parse(argv: Sequence[str] | None) -> Options:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--ttft", type=_positive, default=1.0, metavar="SECONDS", help="target (default: 1)")
-    parser.add_argument("--tpot", type=_positive, default=0.06, metavar="SECONDS", help="target (default: 0.06)")
+    parser.add_argument("--ttft", type=_above_zero, default=1.0, metavar="SECONDS", help="target (default: 1)")
+    parser.add_argument("--tpot", type=_above_zero, default=0.06, metavar="SECONDS", help="target (default: 0.06)")
     parser.add_argument(
-        "--load", type=_positive, default=0.75, metavar="SHARE",
+        "--load", type=_above_zero, default=0.75, metavar="SHARE",
         help="requests a second, of what the engine does when all come at once (default: 0.75)",
     )  # fmt: skip
     parser.add_argument("--threads", type=int, metavar="N", help="of the engine (default: all cores)")
@@ -89,13 +92,3 @@ def parse(argv: Sequence[str] | None) -> Options:
         json=flags.json,
         logs=flags.logs,
     )
-
-
-def _positive(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value

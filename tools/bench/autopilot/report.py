@@ -10,6 +10,7 @@ from inflight_operator.limits import Limits
 from tools.bench.autopilot.figures import NEAR, Targets, goodput, latencies, seconds_until_near
 from tools.bench.autopilot.pilot import Change
 from tools.bench.autopilot.traffic import Answer, Slice
+from tools.measure.report import table
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,7 @@ def _fixed(report: Report) -> list[str]:
         row += [f"{figure:.2f}" + ("*" if figure == report.best(n) else " ") for n, figure in enumerate(one.goodputs)]
         row += [_share(report.whole(run), one.goodputs[run.traffic]) for run in report.runs]
         rows.append(row)
-    return [*_table(header, rows), "* the best"]
+    return [*table([header, *rows], ">"), "* the best"]
 
 
 def _runs(report: Report) -> list[str]:
@@ -130,7 +131,7 @@ def _runs(report: Report) -> list[str]:
                 _seconds(tpot),
             ]
         )
-    return _table(header, rows)
+    return table([header, *rows], ">")
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -159,11 +160,6 @@ def as_json(report: Report) -> dict[str, Any]:
             for run in report.runs
         ],
     }  # fmt: skip
-
-
-def _table(header: list[str], rows: list[list[str]]) -> list[str]:
-    widths = [max(len(row[column]) for row in (header, *rows)) for column in range(len(header))]
-    return ["  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *rows)]
 
 
 def _share(figure: float, of: float) -> str:

@@ -17,6 +17,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +29,13 @@ from tools.bench.engine.loop import loop
 from tools.bench.engine.model import Model, exported
 from tools.bench.engine.peers import InstallError, Peer, driver_environment, installed
 from tools.bench.engine.process import EngineError, EngineProcess, started
-from tools.bench.engine.report import Report, Result, as_json, markdown, text
+from tools.bench.engine.report import Report, Result, markdown, text
 from tools.bench.engine.roofline import Ceilings, Costs, limit
 from tools.bench.engine.rows import Row
 from tools.bench.engine.servers import OURS, http, ready
 from tools.localcluster.layout import REPOSITORY, current
 from tools.measure.machine import cpu_model
+from tools.measure.report import say, write_json
 from tools.signals import exit_on_signals
 
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "bf16")
@@ -48,11 +50,6 @@ _HTTP_RUNS = 3
 _ONE_CORE_RUNS = 2
 """Of each row, which takes twice the time there."""
 _LOOP_STEPS, _QUICK_LOOP_STEPS = 1000, 100
-
-
-def say(line: str) -> None:
-    """Progress, so that standard output has the report alone."""
-    print(line, file=sys.stderr, flush=True)
 
 
 def machine_lines(cpus: int, ceilings: Ceilings) -> tuple[str, ...]:
@@ -264,8 +261,7 @@ def main() -> int:
     logs = Path(tempfile.mkdtemp(prefix="inflight-bench-"))
     report = Bench(flags, wanted, logs).run()
     print(markdown(report) if flags.markdown else text(report))
-    if flags.json:
-        flags.json.write_text(json.dumps(as_json(report), indent=2) + "\n")
+    write_json(flags.json, asdict(report))
     say(f"{time.monotonic() - began:.0f} s; the engines' logs are in {logs}")
     figures = [figure for result in report.results for figure in (result.ours, result.one_core)]
     return int(any(isinstance(figure, Failure) for figure in figures))

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from tools.bench.engine.figures import Cell, Failure, Figure, number, ratio
+from tools.measure import report as measure
 
 _WIDTH = 118
 
@@ -101,11 +100,7 @@ _EXPLANATIONS = (
 def text(report: Report) -> str:
     """For a terminal."""
     header, rows, notes = cells(report)
-    widths = [max(len(row[index]) for row in (header, *rows)) for index in range(len(header))]
-    lines = [*report.machine, *report.engines, ""]
-    for row in (header, *rows):
-        lines.append("  ".join(each.ljust(width) for each, width in zip(row, widths, strict=True)).rstrip())
-    lines.append("")
+    lines = [*report.machine, *report.engines, "", *measure.table([header, *rows]), ""]
     for line in (*(f"[{index}] {note}" for index, note in enumerate(notes, 1)), *_EXPLANATIONS):
         lines += textwrap.wrap(line, _WIDTH)
     return "\n".join(lines)
@@ -114,20 +109,7 @@ def text(report: Report) -> str:
 def markdown(report: Report) -> str:
     """A section to paste into a document."""
     header, rows, notes = cells(report)
-    lines = [*_bullets((*report.machine, *report.engines)), ""]
-    lines += [_markdown_row(header), _markdown_row(["---"] * len(header)), *map(_markdown_row, rows), ""]
+    lines = [*(f"- {line}" for line in (*report.machine, *report.engines)), ""]
+    lines += [*measure.markdown([header, *rows]), ""]
     lines += [f"{index}. {note}" for index, note in enumerate(notes, 1)]
     return "\n".join([*lines, *([""] if notes else []), *_EXPLANATIONS])
-
-
-def as_json(report: Report) -> dict[str, Any]:
-    """All figures, with failures as `{"reason": ...}`."""
-    return asdict(report)
-
-
-def _bullets(lines: Sequence[str]) -> Iterator[str]:
-    return (f"- {line}" for line in lines)
-
-
-def _markdown_row(row: Sequence[str]) -> str:
-    return f"| {' | '.join(row)} |"

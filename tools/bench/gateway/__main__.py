@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from tools.bench.gateway.overhead import Overhead
 from tools.bench.gateway.routing import POLICIES, Routed
 from tools.bench.gateway.simulated import Simulated
 from tools.measure.machine import cpu_model
+from tools.measure.report import say, write_json
 from tools.standin.stream import EVENT_SECONDS
 
 DESCRIPTION = """overhead: the gateway (Envoy, relay, picker) beside a direct connection. The engine is a stand-in that
@@ -83,7 +83,7 @@ def main() -> int:
                 load = turns(arguments.load_seconds, VOCAB_SIZE)
                 (folder / "routing").mkdir()
                 routed = routing.measure(
-                    folder / "routing", load, arguments.replicas, policies, _say, cores=arguments.replica_cores
+                    folder / "routing", load, arguments.replicas, policies, say, cores=arguments.replica_cores
                 )
                 found["routing"] = [asdict(row) for row in routed.rows]
                 print("\n".join(routing_table(routed.rows)), flush=True)
@@ -92,16 +92,13 @@ def main() -> int:
                 found["simulated"] = {"replica": asdict(replica), "rows": [asdict(row) for row in again]}
                 print("\n".join(agreement_table(routed.rows, again)), flush=True)
             if "tenants" in parts:
-                tenancy = tenants.measure(
-                    folder / "tenants", arguments.minutes, arguments.isolation_seconds, arms, _say
-                )
+                tenancy = tenants.measure(folder / "tenants", arguments.minutes, arguments.isolation_seconds, arms, say)
                 found["tenants"] = asdict(tenancy)
                 print("\n".join(tenants.table(tenancy)))
         except RuntimeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
-    if arguments.json is not None:
-        arguments.json.write_text(json.dumps(found, indent=2) + "\n")
+    write_json(arguments.json, found)
     return 0
 
 
@@ -148,10 +145,6 @@ def agreement_table(found: Sequence[Routed], again: Sequence[Simulated]) -> list
                 f"{row.policy:<15} {real.ttft_p95:>7.2f} {spread:>31} {real.hit_rate:>7.1%} {row.hit_rate:>10.1%}"
             )
     return lines
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from tools.bench.gpu import report
 from tools.bench.gpu.correctness import Checks
 from tools.bench.gpu.part import ENGINES, SIZES
 from tools.bench.gpu.reference import FULL, SMALL
+from tools.measure.report import markdown, table, write_json
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 STAGE_SECONDS = 580
@@ -38,7 +39,7 @@ def correctness(device: str, size: str, folder: Path) -> tuple[list[list[str]], 
     """Rows for the report, the same as data, and whether nothing was wrong."""
     checks = []
     for check in Checks(folder, device, SMALL if size == "small" else FULL).run():
-        print(report.text(report.check_rows([check])[1:]), flush=True)
+        print(*table(report.check_rows([check])[1:]), flush=True)
         checks.append(check)
     return (
         report.check_rows(checks),
@@ -94,11 +95,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         good &= held
         tables.append(rows)
         where = machine(flags.device)
-        (flags.out / f"{stage}.json").write_text(json.dumps({"machine": where, "results": data}, indent=2) + "\n")
-        (flags.out / f"{stage}.md").write_text(f"{where}\n\n{report.markdown(rows)}\n")
+        write_json(flags.out / f"{stage}.json", {"machine": where, "results": data})
+        (flags.out / f"{stage}.md").write_text("\n".join([where, "", *markdown(rows), ""]))
     print(f"\n{machine(flags.device)}")
     for rows in tables:
-        print(f"\n{report.text(rows)}")
+        print("\n".join(["", *table(rows)]))
     print(f"\n{'Everything held.' if good else 'NOT everything held.'} Results are in {flags.out}.")
     return 0 if good else 1
 

@@ -54,13 +54,3 @@ def _our_rows(ours: Mapping[str, Any]) -> Iterator[list[str]]:
     yield ["prefill", f"{number(ours['prefill'])} tokens/s", f"{ours['prefill_matrix']:.0%} of matrix peak"]
     if "decode_busy" in ours:
         yield ["GPU idle between kernels, decoding", f"{1 - ours['decode_busy']:.1%}", "of the time, by the profiler"]
-
-
-def text(rows: Sequence[Sequence[str]]) -> str:
-    widths = [max(len(row[index]) for row in rows) for index in range(2)]
-    return "\n".join(f"{row[0]:{widths[0]}}  {row[1]:{widths[1]}}  {row[2]}".rstrip() for row in rows)
-
-
-def markdown(rows: Sequence[Sequence[str]]) -> str:
-    lines = [f"| {' | '.join(row)} |" for row in rows]
-    return "\n".join([lines[0], "|---|---|---|", *lines[1:]])

@@ -25,9 +25,9 @@ class EngineProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    async def pods(self, pods: Sequence[tuple[str, str, str | None]]) -> None:
+    def pods(self, pods: Sequence[tuple[str, str, str | None]]) -> None:
         """Names pods by address, uid and admin token; a new uid at an address is a new engine."""
-        await self._send({"pods": pods})
+        self._write({"pods": pods})
 
     async def waiting(self, requests: int, addresses: Collection[str]) -> None:
         """From now on so many requests wait in each of these engines."""
@@ -44,9 +44,12 @@ class EngineProcess:
             return Counts(**json.loads(await self._process.stdout.readline()))
 
     async def _send(self, command: dict[str, Any]) -> None:
+        await self._write(command).drain()
+
+    def _write(self, command: dict[str, Any]) -> asyncio.StreamWriter:
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(command).encode() + b"\n")
-        await self._process.stdin.drain()
+        return self._process.stdin
 
 
 @asynccontextmanager

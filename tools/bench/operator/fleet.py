@@ -5,47 +5,43 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from time import monotonic
 from typing import Any, NamedTuple
 
-import yaml
-
+from inflight_base.kube.changes import Changes
+from inflight_base.kube.client import KubeApi
+from inflight_base.kube.kinds import Selection
+from inflight_base.kube.reflector import Reflector
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import API_VERSION, KIND, PLURAL, SERVICE_LABEL, child_names
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
+from inflight_base.manifest.names import API_VERSION, KIND, SERVICE_LABEL, child_names
 from inflight_operator.render.admin_token import TOKEN_KEY
-from tools.bench.operator.client import Client
 from tools.bench.operator.engines import EngineProcess
 from tools.localcluster.layout import REPOSITORY
 from tools.standin.page_text import CAPACITY
 
 CRD_FILE = REPOSITORY / "crds" / "inflight.dev_inferenceservices.yaml"
-SERVICES_PATH = f"/apis/{API_VERSION}/{PLURAL}"
 SERVICES_PER_NAMESPACE = 50
 GROWTH = 2
 """maxReplicas over minReplicas."""
 
 
-class Key(NamedTuple):
-    """A service."""
-
-    namespace: str
-    name: str
-
-
 class Pod(NamedTuple):
     uid: str
-    service: Key
+    service: ServiceKey
     address: str
     ready: bool
 
 
-def keys(services: int) -> list[Key]:
+def keys(services: int) -> list[ServiceKey]:
     """Names of so many services, spread over namespaces."""
-    return [Key(f"team-{number // SERVICES_PER_NAMESPACE:03}", f"model-{number:04}") for number in range(services)]
+    return [
+        ServiceKey(f"team-{number // SERVICES_PER_NAMESPACE:03}", f"model-{number:04}") for number in range(services)
+    ]
 
 
-def service(key: Key, pods: int) -> Manifest:
+def service(key: ServiceKey, pods: int) -> Manifest:
     """Everything the operator does is on: it scales, tunes, and holds targets that a fake engine at rest keeps."""
     return {
         "apiVersion": API_VERSION,
@@ -69,54 +65,50 @@ def service(key: Key, pods: int) -> Manifest:
     }
 
 
-def with_namespaces(services: list[Key]) -> Iterator[Manifest]:
+def with_namespaces(services: list[ServiceKey]) -> Iterator[Manifest]:
     """The namespaces that the services are in."""
     for name in sorted({key.namespace for key in services}):
         yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
 
-def crd() -> Manifest:
-    """The CustomResourceDefinition of the services."""
-    read: Manifest = yaml.safe_load(CRD_FILE.read_text())
-    return read
+async def create_all(api: KubeApi, services: Sequence[ServiceKey], pods: int, rate: float) -> None:
+    """Creates the services, at most `rate` a second.
+
+    Raises:
+        ExceptionGroup: of KubeApiErrors.
+    """
+    start = monotonic()
+    async with asyncio.TaskGroup() as tasks:
+        for number, key in enumerate(services):
+            await asyncio.sleep(max(0.0, start + number / rate - monotonic()))
+            tasks.create_task(api.create(service(key, pods)))
 
 
-async def install_crd(client: Client) -> None:
-    """Creates the CRD and waits until its API is served."""
-    body = crd()
-    path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-    await client.call("POST", path, body)
-    while True:
-        live = await client.call("GET", f"{path}/{body['metadata']['name']}")
-        if _is_true(live, "Established"):
-            return
-        await asyncio.sleep(0.2)
-
-
-async def count_ready(client: Client) -> int:
+async def count_ready(api: KubeApi) -> int:
     """Services whose condition Ready is True."""
-    services, _ = await client.list(SERVICES_PATH)
-    return sum(_is_true(each, "Ready") for each in services)
+    return sum(_is_true(each, "Ready") for each in await api.list(Selection(KIND)))
 
 
 class Fleet:
     """All pods and Deployments of the services as last seen; `watch` also tells the fake engines who they are."""
 
-    def __init__(self, client: Client, engines: EngineProcess) -> None:
-        self._client = client
+    def __init__(self, api: KubeApi, engines: EngineProcess) -> None:
         self._engines = engines
-        self._pods: dict[str, Pod] = {}
-        self._by_service: dict[Key, set[str]] = defaultdict(set)
-        self._tokens: dict[Key, str] = {}
-        self._replicas: dict[Key, int] = {}
-        self._awaited: dict[Key, asyncio.Future[float]] = {}
+        self._pods: dict[ObjectKey, Pod] = {}
+        self._by_service: dict[ServiceKey, set[ObjectKey]] = defaultdict(set)
+        self._tokens: dict[ServiceKey, str] = {}
+        self._replicas: dict[ObjectKey, int] = {}
+        self._awaited: dict[ServiceKey, asyncio.Future[float]] = {}
+        watched = {"Secret": self._tokens_changed, "Pod": self._pods_changed, "Deployment": self._replicas_changed}
+        self._reflectors = [
+            Reflector(api, Selection(kind, labels=SERVICE_LABEL), changed) for kind, changed in watched.items()
+        ]
 
     async def watch(self) -> None:
         """Runs until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._watch_tokens())
-            tasks.create_task(self._watch_pods())
-            tasks.create_task(self._watch_replicas())
+            for reflector in self._reflectors:
+                tasks.create_task(reflector.run())
 
     @property
     def deployments(self) -> int:
@@ -126,57 +118,58 @@ class Fleet:
     def ready_pods(self) -> int:
         return sum(pod.ready for pod in self._pods.values())
 
-    def addresses(self, key: Key | None = None) -> list[str]:
+    def addresses(self, key: ServiceKey | None = None) -> list[str]:
         """Of all pods, or of those of one service, that have one."""
-        uids = self._pods if key is None else self._by_service[key]
-        return [self._pods[uid].address for uid in uids if self._pods[uid].address]
+        chosen = self._pods if key is None else self._by_service[key]
+        return [self._pods[pod].address for pod in chosen if self._pods[pod].address]
 
-    def next_scale_up(self, key: Key) -> asyncio.Future[float]:
+    def next_scale_up(self, key: ServiceKey) -> asyncio.Future[float]:
         """The steady time at which the watch shows more replicas ordered for `key` than now."""
         awaited: asyncio.Future[float] = asyncio.get_running_loop().create_future()
         self._awaited[key] = awaited
         return awaited
 
-    async def _watch_replicas(self) -> None:
-        async for event, deployment in self._client.follow("/apis/apps/v1/deployments", labelSelector=SERVICE_LABEL):
-            key, replicas = _service_of(deployment), deployment["spec"].get("replicas", 1)
-            before = self._replicas.get(key)
-            if event == "DELETED":
+    def _replicas_changed(self, changes: Changes) -> None:
+        for key, deployment in changes.objects.items():
+            if deployment is None:
                 self._replicas.pop(key, None)
                 continue
+            before, replicas = self._replicas.get(key), deployment["spec"].get("replicas", 1)
             self._replicas[key] = replicas
-            if before is not None and replicas > before and (awaited := self._awaited.pop(key, None)):
-                awaited.set_result(monotonic())
+            awaited = _service_of(deployment)
+            if before is not None and replicas > before and awaited in self._awaited:
+                self._awaited.pop(awaited).set_result(monotonic())
 
-    async def _watch_pods(self) -> None:
-        async for event, body in self._client.follow("/api/v1/pods", labelSelector=SERVICE_LABEL):
-            seen = pod(body)
-            if event == "DELETED":
-                self._pods.pop(seen.uid, None)
-                self._by_service[seen.service].discard(seen.uid)
+    def _pods_changed(self, changes: Changes) -> None:
+        named = []
+        for key, body in changes.objects.items():
+            before = self._pods.pop(key, None)
+            if body is None:
+                if before is not None:
+                    self._by_service[before.service].discard(key)
                 continue
-            before = self._pods.get(seen.uid)
-            self._pods[seen.uid] = seen
-            self._by_service[seen.service].add(seen.uid)
-            if seen.address and (before is None or seen.address != before.address):
-                await self._name([seen])
+            seen = self._pods[key] = pod(body)
+            self._by_service[seen.service].add(key)
+            if seen.address and (before is None or (seen.uid, seen.address) != (before.uid, before.address)):
+                named.append(seen)
+        self._name(named)
 
-    async def _watch_tokens(self) -> None:
-        async for event, secret in self._client.follow("/api/v1/secrets", labelSelector=SERVICE_LABEL):
+    def _tokens_changed(self, changes: Changes) -> None:
+        for secret in changes.objects.values():
+            if secret is None or secret["metadata"]["name"] != child_names(_service_of(secret).name).admin_token:
+                continue
             key = _service_of(secret)
-            if event == "DELETED" or secret["metadata"]["name"] != child_names(key.name).admin_token:
-                continue
             self._tokens[key] = base64.b64decode(secret["data"][TOKEN_KEY]).decode()
-            await self._name([self._pods[uid] for uid in self._by_service[key] if self._pods[uid].address])
+            self._name([self._pods[pod] for pod in self._by_service[key] if self._pods[pod].address])
 
-    async def _name(self, pods: list[Pod]) -> None:
+    def _name(self, pods: list[Pod]) -> None:
         if pods:
-            await self._engines.pods([(pod.address, pod.uid, self._tokens.get(pod.service)) for pod in pods])
+            self._engines.pods([(pod.address, pod.uid, self._tokens.get(pod.service)) for pod in pods])
 
 
-def _service_of(body: dict[str, Any]) -> Key:
+def _service_of(body: dict[str, Any]) -> ServiceKey:
     metadata = body["metadata"]
-    return Key(metadata["namespace"], metadata["labels"][SERVICE_LABEL])
+    return ServiceKey(metadata["namespace"], metadata["labels"][SERVICE_LABEL])
 
 
 def pod(body: dict[str, Any]) -> Pod:

@@ -17,9 +17,13 @@ from pathlib import Path
 from time import monotonic
 
 import aiohttp
+from kubernetes.aio import client
 
+from inflight_base.kube.client import KubeApi
+from inflight_base.kube.connect import load_configuration
+from inflight_base.kube.errors import KubeApiError
+from inflight_base.manifest.keys import ServiceKey
 from tools.bench.operator import fleet, options
-from tools.bench.operator.client import ApiError, Client
 from tools.bench.operator.engines import engine_process
 from tools.bench.operator.figures import Failover, Machine, PhaseFigures, Report, SetUp, lines
 from tools.bench.operator.fleet import Fleet
@@ -28,9 +32,10 @@ from tools.bench.operator.options import Options
 from tools.bench.operator.phases import QUIET_SECONDS, Bench
 from tools.bench.operator.plane import OPERATOR_USER, Plane, nodes, plane
 from tools.bench.operator.readings import AuditLog
-from tools.localcluster import ClusterError
+from tools.localcluster import ClusterError, kubectl_program
 from tools.localcluster.progress import Progress, to_stdout
 from tools.measure.machine import cpu_model
+from tools.measure.report import write_json
 
 CREATION_PATIENCE = 1800.0
 SHOWN_EVERY = 10.0
@@ -42,14 +47,15 @@ CONTROL_PLANE = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-sche
 async def measure(chosen: Options, running: Plane, progress: Progress) -> Report:
     """Creates the fleet with an operator at work, then goes through the phases."""
     operators = Operators(running.processes, running.operator_kubeconfig, chosen.interval)
+    _prepare(running.admin_kubeconfig, chosen)
     async with (
-        Client(running.server, running.pki) as client,
+        client.ApiClient(await load_configuration(str(running.admin_kubeconfig))) as connection,
         engine_process(running.processes.log("engines")) as engines,
         aiohttp.ClientSession() as http,
     ):
+        api = KubeApi(connection, timeout_seconds=60)
         services = fleet.keys(chosen.services)
-        await _prepare(client, chosen)
-        seen = Fleet(client, engines)
+        seen = Fleet(api, engines)
         async with _in_background(seen):
             with ExitStack() as stack:
                 for number in (LEADER, STANDBY):
@@ -65,7 +71,7 @@ async def measure(chosen: Options, running: Plane, progress: Progress) -> Report
                     {name: record.pid for name in CONTROL_PLANE if (record := running.processes.running(name))},
                     progress,
                 )
-                operator, set_up = await _create(bench, client)
+                operator, set_up = await _create(bench, api)
                 phases, failover, failure = await _phases(bench, operator)
     machine = Machine(cpu_model(), os.cpu_count() or 0, platform.python_version())
     return Report(machine, chosen.services, chosen.pods, chosen.interval, set_up, phases, failover, failure)
@@ -92,10 +98,8 @@ async def _phases(bench: Bench, operator: Operator) -> tuple[list[PhaseFigures],
     return done, failover, ""
 
 
-async def _prepare(client: Client, chosen: Options) -> None:
-    await fleet.install_crd(client)
-    namespaces = fleet.with_namespaces([*fleet.keys(chosen.services), fleet.Key(NAMESPACE, "")])
-    await client.create_all((("/api/v1/namespaces", body) for body in namespaces), rate=100)
+def _prepare(kubeconfig: Path, chosen: Options) -> None:
+    """The CRD, the namespaces, the operator's rights and the nodes. Raises ClusterError."""
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
         "kind": "ClusterRoleBinding",
@@ -103,12 +107,14 @@ async def _prepare(client: Client, chosen: Options) -> None:
         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "cluster-admin"},
         "subjects": [{"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": OPERATOR_USER}],
     }
-    await client.call("POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", binding)
-    for node in nodes(chosen.pods):
-        await client.call("POST", "/api/v1/nodes", node)
+    namespaces = fleet.with_namespaces([*fleet.keys(chosen.services), ServiceKey(NAMESPACE, "")])
+    items = {"apiVersion": "v1", "kind": "List", "items": [*namespaces, binding, *nodes(chosen.pods)]}
+    kubectl_program.run(kubeconfig, ("create", "-f", str(fleet.CRD_FILE)))
+    kubectl_program.run(kubeconfig, ("create", "-f", "-"), json.dumps(items))
+    kubectl_program.run(kubeconfig, ("wait", "--for=condition=Established", "-f", str(fleet.CRD_FILE)))
 
 
-async def _create(bench: Bench, client: Client) -> tuple[Operator, SetUp]:
+async def _create(bench: Bench, api: KubeApi) -> tuple[Operator, SetUp]:
     """Creates the services with an operator at work and waits until all pods are Ready and the operator is quiet. An
     operator that ends, as one that loses its Lease does, is started again as its Deployment would.
 
@@ -119,8 +125,7 @@ async def _create(bench: Bench, client: Client) -> tuple[Operator, SetUp]:
     chosen, progress, operators = bench.options, bench.progress, bench.operators
     operator, restarts, start = operators.start(LEADER), 0, monotonic()
     progress(f"creating {chosen.services} services")
-    bodies = ((_path(key), fleet.service(key, chosen.pods_per_service)) for key in bench.services)
-    await client.create_all(bodies, chosen.rate)
+    await fleet.create_all(api, bench.services, chosen.pods_per_service, chosen.rate)
     created = monotonic() - start
     progress(f"{chosen.services} services created")
     shown = monotonic()
@@ -140,14 +145,9 @@ async def _create(bench: Bench, client: Client) -> tuple[Operator, SetUp]:
     pods_ready = monotonic() - start
     progress(f"{chosen.pods} pods Ready; waiting until the operator is quiet")
     settled = await bench.settled(max(chosen.seconds, 2 * QUIET_SECONDS))
-    ready = await fleet.count_ready(client)
+    ready = await fleet.count_ready(api)
     progress(f"{ready} services Ready, operator {'still writes' if settled is None else 'quiet'}")
     return operator, SetUp(created, pods_ready, None if settled is None else settled - start, ready, restarts)
-
-
-def _path(key: fleet.Key) -> str:
-    group, _, plural = fleet.SERVICES_PATH.rpartition("/")
-    return f"{group}/namespaces/{key.namespace}/{plural}"
 
 
 @asynccontextmanager
@@ -186,15 +186,14 @@ def main() -> int:
     try:
         with _state_folder(chosen.state) as folder, plane(folder, progress) as running:
             report = asyncio.run(measure(chosen, running, progress))
-    except (ClusterError, ApiError, RuntimeError) as error:
+    except (ClusterError, KubeApiError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
         print("stopped", file=sys.stderr)
         return 130
     print("\n" + "\n".join(lines(report)))
-    if chosen.json is not None:
-        chosen.json.write_text(json.dumps(asdict(report), indent=2) + "\n")
+    write_json(chosen.json, asdict(report))
     if report.failure:
         print(f"error: {report.failure}", file=sys.stderr)
         return 1

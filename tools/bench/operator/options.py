@@ -7,7 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from inflight_engine.flag_types import number
+
 PHASES = ("rest", "load", "hung", "leader")
+
+_above_zero = number(float, 0.001)
 
 _EPILOG = """\
 phases:
@@ -57,9 +61,9 @@ def parse(argv: Sequence[str] | None) -> Options:
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--services", type=_positive, default=1000, metavar="N", help="services (default: 1000)")
+    parser.add_argument("--services", type=number(int, 1), default=1000, metavar="N", help="services (default: 1000)")
     parser.add_argument(
-        "--pods-per-service", type=_positive, default=5, metavar="N", help="pods of each service (default: 5)"
+        "--pods-per-service", type=number(int, 1), default=5, metavar="N", help="pods of each service (default: 5)"
     )
     parser.add_argument(
         "--phases",
@@ -69,13 +73,17 @@ def parse(argv: Sequence[str] | None) -> Options:
         help=f"some of {','.join(PHASES)}, separated by commas (default: all)",
     )
     parser.add_argument(
-        "--seconds", type=_seconds, default=90.0, metavar="SECONDS", help="length of a phase (default: 90)"
+        "--seconds", type=_above_zero, default=90.0, metavar="SECONDS", help="length of a phase (default: 90)"
     )
     parser.add_argument(
-        "--interval", type=_seconds, default=5.0, metavar="SECONDS", help="between two scrapes of a pod (default: 5)"
+        "--interval",
+        type=_above_zero,
+        default=5.0,
+        metavar="SECONDS",
+        help="between two scrapes of a pod (default: 5)",
     )
     parser.add_argument(
-        "--rate", type=_seconds, default=10.0, metavar="N", help="services created per second (default: 10)"
+        "--rate", type=_above_zero, default=10.0, metavar="N", help="services created per second (default: 10)"
     )
     parser.add_argument("--seed", type=int, default=1, help="of the services and pods chosen at random (default: 1)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as JSON")
@@ -83,22 +91,6 @@ def parse(argv: Sequence[str] | None) -> Options:
         "--state", type=Path, metavar="FOLDER", help="keep logs and data there; default: a temporary folder"
     )
     return Options(**vars(parser.parse_args(argv)))
-
-
-def _positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 on")
-    return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
 
 
 def _phases(text: str) -> tuple[str, ...]:

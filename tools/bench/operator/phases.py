@@ -13,9 +13,10 @@ from time import monotonic
 
 import aiohttp
 
+from inflight_base.manifest.keys import ServiceKey
 from tools.bench.operator.engines import EngineProcess
 from tools.bench.operator.figures import Delays, Failover, PhaseFigures, phase_figures
-from tools.bench.operator.fleet import Fleet, Key
+from tools.bench.operator.fleet import Fleet
 from tools.bench.operator.operators import Operator, Operators
 from tools.bench.operator.options import Options
 from tools.bench.operator.readings import AuditLog, Reading, Values, operator_values, writes_by_kind
@@ -42,7 +43,7 @@ class Bench:
     """
 
     options: Options
-    services: Sequence[Key]
+    services: Sequence[ServiceKey]
     fleet: Fleet
     engines: EngineProcess
     operators: Operators
@@ -156,17 +157,17 @@ class Bench:
     async def _nothing(self) -> None:
         await asyncio.sleep(self.options.seconds)
 
-    def _next_services(self) -> list[Key]:
+    def _next_services(self) -> list[ServiceKey]:
         """One service in ten, of those whose queue has not jumped yet."""
         count = max(1, min(len(self.services) // 4, max(5, len(self.services) // 10)))
         chosen, self._unused = self._unused[:count], self._unused[count:]
         return chosen
 
-    async def _jumps(self, chosen: Sequence[Key]) -> Delays:
+    async def _jumps(self, chosen: Sequence[ServiceKey]) -> Delays:
         """Each queue jumps at a moment of its own, early enough to be seen before the phase ends."""
         start, span = monotonic(), max(1.0, self.options.seconds - 3 * self.options.interval)
 
-        async def jump(key: Key, after: float) -> float | None:
+        async def jump(key: ServiceKey, after: float) -> float | None:
             await asyncio.sleep(after)
             written, begin = self.fleet.next_scale_up(key), monotonic()
             await self.engines.waiting(JUMP_REQUESTS, self.fleet.addresses(key))

@@ -41,15 +41,12 @@ class Plane:
     """What runs.
 
     Attributes:
-        server: URL of the API server.
-        pki: folder of keys and certificates.
         operator_kubeconfig: of the operator's own user, whose requests alone are in the audit log.
         audit_log: one JSON object a line, see https://kubernetes.io/docs/tasks/debug/debug-cluster/audit/.
         processes: also for what else is to be started and stopped.
     """
 
-    server: str
-    pki: Path
+    admin_kubeconfig: Path
     operator_kubeconfig: Path
     audit_log: Path
     processes: Processes
@@ -86,7 +83,7 @@ def plane(folder: Path, progress: Progress) -> Iterator[Plane]:
     certificates.ensure(api.pki, _LEAVES)
     policy, audit_log = folder / "audit-policy.json", folder / "audit.log"
     policy.write_text(json.dumps(audit_policy()))
-    for user in ("controller-manager", "scheduler", "kwok", "operator"):
+    for user in ("admin", "controller-manager", "scheduler", "kwok", "operator"):
         kubeconfig.write(api.pki, user, api.server)
     processes = Processes(replace(cache, root=folder))
     audited = (
@@ -123,7 +120,7 @@ def plane(folder: Path, progress: Progress) -> Iterator[Plane]:
             for program in programs:
                 started.append(program.name)
                 processes.ensure(program)
-        yield Plane(api.server, api.pki, api.pki / "operator.kubeconfig", audit_log, processes)
+        yield Plane(api.pki / "admin.kubeconfig", api.pki / "operator.kubeconfig", audit_log, processes)
     finally:
         for name in reversed(started):
             processes.stop(name, grace_seconds=2)

@@ -1,0 +1,346 @@
+"""All disruptions: a function for each, and the table of them in the order in which they run."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+from e2e.disruptions import processes
+from e2e.disruptions.faulty_page import faulty_page
+from e2e.disruptions.stage import GATEWAY, OPERATOR, REPLICAS, WAIT_SECONDS, Stage, replicas, system_pods
+from tools.localcluster import ClusterError, build_image, kubectl, layout
+from tools.localcluster.node import OwnNode
+from tools.testbed.helm import CHART, OPERATOR_NAMESPACE, RELEASE, helm
+from tools.testbed.pods import Pod
+
+CHANGES = 20
+CHANGE_SECONDS = 1.0
+AWAY_SECONDS = 60
+DRAIN_SECONDS = 20
+HANG_SECONDS = 75
+"""Longer than the clients' patience, so that requests to a pod that hangs are counted as lost."""
+
+
+@dataclass(frozen=True)
+class Phase:
+    """One disruption.
+
+    Attributes:
+        name: as `--phases` takes it.
+        about: what happens, in a line.
+        run: prepares, yields once for the traffic to begin, disturbs, and returns when the service has recovered. It
+            registers what undoes its changes outside the service's spec with `stage.on_way_back`, before each change;
+            requests are sent through the way back too.
+        from_node: it is made from the node, which has to be this machine.
+        of_gateway: it disrupts the gateway, and needs a service behind it.
+    """
+
+    name: str
+    about: str
+    run: Callable[[Stage], Iterator[None]]
+    from_node: bool = False
+    of_gateway: bool = False
+
+
+def steady(stage: Stage) -> Iterator[None]:
+    """The traffic goes on for as long as `--seconds` says."""
+    yield
+
+
+def scale_out(stage: Stage) -> Iterator[None]:
+    yield
+    stage.apply(scaling=replicas(REPLICAS + 1))
+    stage.wait_ready(REPLICAS + 1)
+
+
+def scale_in(stage: Stage) -> Iterator[None]:
+    stage.apply(scaling=replicas(REPLICAS + 1))
+    stage.wait_ready(REPLICAS + 1)
+    yield
+    stage.apply()
+    stage.wait_ready(REPLICAS)
+
+
+def rollout(strategy: str, stage: Stage) -> Iterator[None]:
+    stage.apply(rollout={"strategy": strategy})
+    yield
+    with stage.replaced("all pods", stage.pods):
+        stage.apply(rollout={"strategy": strategy}, template={"labels": {"disruption": "rollout"}})
+    stage.wait_ready(REPLICAS)
+
+
+def operator_upgraded(stage: Stage) -> Iterator[None]:
+    """The other image is built from the same sources with another version in its labels: another digest and tag."""
+    version = f"disruption-{time.time():.0f}"
+    repository, _, tag = build_image(
+        "operator", stage.say, tag="disruption", arguments={"VERSION": version}
+    ).rpartition(":")
+    yield
+    in_place = ("--namespace", OPERATOR_NAMESPACE, "--wait", "--timeout", "3m")
+    with stage.replaced("the operator's pods", partial(system_pods, OPERATOR)):
+        stage.on_way_back(helm, "rollback", RELEASE, *in_place)
+        image = ("--set", f"image.repository={repository}", "--set", f"image.tag={tag}")
+        helm("upgrade", RELEASE, str(CHART), *in_place, "--reuse-values", *image)
+
+
+def operator_killed(stage: Stage) -> Iterator[None]:
+    yield
+    before = {pod.uid: pod.restarts for pod in system_pods(OPERATOR)}
+    processes.send([pid for uid in before for pid in processes.of_containers(uid)], signal.SIGKILL)
+    stage.wait(
+        "the operator restarted", lambda: all(pod.restarts > before.get(pod.uid, -1) for pod in system_pods(OPERATOR))
+    )
+    stage.wait_available(OPERATOR)
+
+
+def api_server_stopped(stage: Stage) -> Iterator[None]:
+    yield
+    node = OwnNode(layout.current(), stage.say)
+    stage.on_way_back(node.start_api_server)
+    node.stop_api_server()
+    time.sleep(AWAY_SECONDS)
+
+
+def node_drained(stage: Stage) -> Iterator[None]:
+    return _drained(stage, f"inflight.dev/service={stage.service.name}", stage.ready_pods)
+
+
+def gateway_drained(stage: Stage) -> Iterator[None]:
+    def serving() -> list[Pod]:
+        return [pod for pod in system_pods(GATEWAY) if pod.ready]
+
+    return _drained(stage, f"app.kubernetes.io/name={GATEWAY}", serving)
+
+
+def _drained(stage: Stage, selector: str, serving: Callable[[], list[Pod]]) -> Iterator[None]:
+    """`kubectl drain` of some pods on the node of one of them.
+
+    With a single node the replacement of the first evicted pod finds no place, so the disruption budget protects the
+    second until the drain's time is over; on uncordon the first comes back.
+
+    Args:
+        selector: label selector of the pods.
+        serving: those of them that serve and are not being deleted.
+    """
+    yield
+    before = {pod.uid: pod for pod in serving()}
+    node = next(iter(before.values())).node
+    stage.on_way_back(kubectl, "uncordon", node)
+    try:
+        kubectl(
+            "drain", node, f"--pod-selector={selector}", "--delete-emptydir-data",
+            "--ignore-daemonsets", f"--timeout={DRAIN_SECONDS}s",
+        )  # fmt: skip
+        ended = "the drain ended"
+    except ClusterError as error:
+        if "disruption budget" not in str(error) and "did not complete" not in str(error):
+            raise
+        ended = f"the budget held the drain for {DRAIN_SECONDS} s"
+    kept = before.keys() & {pod.uid for pod in serving()}
+    stage.note = f"{len(before) - len(kept)} of {len(before)} pods evicted, {ended}"
+    if len(kept) == len(before):
+        raise RuntimeError("the drain evicted no pod")
+    kubectl("uncordon", node)
+    stage.wait("as many pods as before", lambda: len(serving()) == len(before))
+
+
+def limits_changed(stage: Stage) -> Iterator[None]:
+    """The bounds of `spec.tuning`, both ends at one value: the operator moves the limits in force there at once."""
+
+    def tuning(seqs: int) -> dict[str, object]:
+        return {"mode": "Auto", "maxNumSeqs": {"min": seqs, "max": seqs}}
+
+    stage.apply(tuning=tuning(16))
+    yield
+    pod = stage.victim().name
+    before = stage.service.runtime_config(pod)["revision"]
+    started = time.monotonic()
+    for number in range(CHANGES):
+        patch = {"spec": {"tuning": tuning(8 if number % 2 else 16)}}
+        kubectl(
+            "-n", stage.service.namespace, "patch", "inferenceservice", stage.service.name,
+            "--type=merge", "-p", json.dumps(patch),
+        )  # fmt: skip
+        time.sleep(max(0.0, started + (number + 1) * CHANGE_SECONDS - time.monotonic()))
+    after = stage.service.runtime_config(pod)["revision"]
+    stage.note = f"{CHANGES} patches of the bounds, {after - before} changes of the limits in force"
+    if after == before:
+        raise RuntimeError("the patches of spec.tuning changed no limit in force")
+
+
+def pod_deleted(stage: Stage) -> Iterator[None]:
+    yield
+    victim = stage.victim()
+    kubectl("-n", stage.service.namespace, "delete", "pod", victim.name, "--wait=false")
+    stage.wait("the pod gone", lambda: victim.uid not in {pod.uid for pod in stage.pods()})
+    stage.wait_ready(REPLICAS)
+
+
+def engine_killed(stage: Stage) -> Iterator[None]:
+    yield
+    victim = stage.victim()
+    _strike(stage, victim, [processes.engine_process(victim.uid)], signal.SIGKILL, whole=False)
+    stage.wait_ready(REPLICAS)
+
+
+def pod_killed(stage: Stage) -> Iterator[None]:
+    yield
+    victim = stage.victim()
+    _strike(stage, victim, processes.of_pod(victim.uid), signal.SIGKILL, whole=True)
+    stage.wait_ready(REPLICAS)
+
+
+def pod_hung(stage: Stage) -> Iterator[None]:
+    """Ends when the engine process was replaced, or after 75 s."""
+    yield
+    victim = stage.victim()
+    stopped = processes.of_pod(victim.uid)
+    stage.on_way_back(processes.send, stopped, signal.SIGCONT)
+    began = time.monotonic()
+    _strike(stage, victim, stopped, signal.SIGSTOP, whole=True, seconds=HANG_SECONDS)
+    stage.note = f"the engine was replaced {time.monotonic() - began:.0f} s after it hung"
+    stage.wait_ready(REPLICAS)
+
+
+def _strike(
+    stage: Stage,
+    victim: Pod,
+    pids: Sequence[int],
+    sent: signal.Signals,
+    *,
+    whole: bool,
+    seconds: float = WAIT_SECONDS,
+) -> None:
+    """Send a signal to processes of an engine's pod, and wait for an engine process that is none of them."""
+
+    def replaced() -> bool:
+        with suppress(LookupError):
+            return processes.engine_process(victim.uid) not in pids
+        return False
+
+    stage.strike(victim, pids, sent, whole=whole)
+    stage.wait("another engine process", replaced, seconds)
+
+
+def gateway_deleted(stage: Stage) -> Iterator[None]:
+    yield
+    victim = system_pods(GATEWAY)[0]
+    kubectl("-n", OPERATOR_NAMESPACE, "delete", "pod", victim.name, "--wait=false")
+    stage.wait("another pod", lambda: victim.uid not in {pod.uid for pod in system_pods(GATEWAY)})
+    stage.wait_available(GATEWAY)
+
+
+def gateway_rolled(stage: Stage) -> Iterator[None]:
+    yield
+    with stage.replaced("the gateway's pods", partial(system_pods, GATEWAY)):
+        kubectl("-n", OPERATOR_NAMESPACE, "rollout", "restart", f"deployment/{GATEWAY}")
+    stage.wait_available(GATEWAY)
+
+
+def picker_killed(stage: Stage) -> Iterator[None]:
+    """Envoy and relay of the pod go on without it: running streams are not touched. As the pod is not ready meanwhile,
+    new connections go to the other pod."""
+    yield
+    victim = system_pods(GATEWAY)[0]
+    pickers = processes.with_argument(victim.uid, "picker")
+    if not pickers:
+        raise RuntimeError("no picker was found")
+    processes.send(pickers, signal.SIGKILL)
+    _wait_gateway_restarted(stage, "the picker restarted", victim)
+
+
+def gateway_killed(stage: Stage) -> Iterator[None]:
+    """Streams on the killed pod fail: nothing else knows what their clients have. New requests go to the other pod."""
+    yield
+    victim, *others = system_pods(GATEWAY)
+    if not others:
+        raise RuntimeError("the gateway has one pod only")
+    stage.strike_gateway(victim, processes.of_pod(victim.uid), signal.SIGKILL)
+    _wait_gateway_restarted(stage, "the pod's containers restarted", victim)
+
+
+def _wait_gateway_restarted(stage: Stage, what: str, victim: Pod) -> None:
+    def restarted() -> bool:
+        return any(pod.uid == victim.uid and pod.restarts > victim.restarts for pod in system_pods(GATEWAY))
+
+    stage.wait(what, restarted)
+    stage.wait_available(GATEWAY)
+
+
+_ORDER = (
+    Phase("steady", "nothing happens", steady),
+    Phase("scale-out", f"{REPLICAS} -> {REPLICAS + 1} replicas", scale_out),
+    Phase("scale-in", f"{REPLICAS + 1} -> {REPLICAS} replicas", scale_in),
+    Phase(
+        "rollout-surge-first",
+        "a change of the pod template, a new pod before an old one goes",
+        partial(rollout, "SurgeFirst"),
+    ),
+    Phase(
+        "rollout-release-first",
+        "a change of the pod template, an old pod goes first",
+        partial(rollout, "ReleaseFirst"),
+    ),
+    Phase("operator-upgraded", "helm upgrade to another operator image, and back", operator_upgraded),
+    Phase(
+        "operator-killed",
+        "kill -9 of the operator's processes, all its pods at once",
+        operator_killed,
+        from_node=True,
+    ),
+    Phase("api-server-stopped", f"the API server is away for {AWAY_SECONDS} s", api_server_stopped, from_node=True),
+    Phase("node-drained", "kubectl drain against the disruption budget, then uncordon", node_drained),
+    Phase("limits-changed", f"tuning bounds patched every second, {CHANGES} times", limits_changed),
+    Phase("pod-deleted", "kubectl delete of one pod", pod_deleted),
+    Phase("engine-killed", "kill -9 of the engine process of one pod", engine_killed, from_node=True),
+    Phase("pod-killed", "kill -9 of every process of one pod", pod_killed, from_node=True),
+    Phase("pod-hung", "SIGSTOP to every process of one pod", pod_hung, from_node=True),
+    Phase(
+        "metrics-page-hangs",
+        "one pod accepts the operator's question for metrics and never answers",
+        partial(faulty_page, "hang"),
+        from_node=True,
+    ),
+    Phase(
+        "metrics-page-huge",
+        "one pod answers the operator's question for metrics with 100 MB",
+        partial(faulty_page, "huge"),
+        from_node=True,
+    ),
+    Phase("gateway-deleted", "kubectl delete of one gateway pod", gateway_deleted, of_gateway=True),
+    Phase("gateway-rolled", "kubectl rollout restart of the gateway", gateway_rolled, of_gateway=True),
+    Phase(
+        "gateway-drained",
+        "kubectl drain of the gateway's pods against their disruption budget, then uncordon",
+        gateway_drained,
+        of_gateway=True,
+    ),
+    Phase(
+        "picker-killed",
+        "kill -9 of the picker of one gateway pod",
+        picker_killed,
+        from_node=True,
+        of_gateway=True,
+    ),
+    Phase(
+        "gateway-killed",
+        "kill -9 of every process of one gateway pod",
+        gateway_killed,
+        from_node=True,
+        of_gateway=True,
+    ),
+)
+
+PHASES = {phase.name: phase for phase in _ORDER}
+"""By name, in the order in which they run."""
+
+IN_MAKE_TEST = ("operator-killed", "pod-deleted", "engine-killed", "pod-hung")
+"""Those that `make test` runs: the most telling ones within 4 minutes. Scenarios have a rollout under traffic."""
+
+IN_MAKE_TEST_WITH_GATEWAY = ("gateway-rolled", "gateway-killed")
+"""Those that `make test` runs against a service behind the gateway. Its scenarios kill and hang engines."""
