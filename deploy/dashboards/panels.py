@@ -1,4 +1,4 @@
-"""Kinds of panels, as the JSON of Grafana: those that `deploy/dashboards/draw` supports."""
+"""Kinds of panels, as the JSON of Grafana."""
 
 from __future__ import annotations
 

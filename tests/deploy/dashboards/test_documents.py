@@ -11,7 +11,7 @@ from deploy.dashboards.__main__ import FOLDER, documents
 from tests.deploy.dashboards.checked import DASHBOARDS, NAMES, panels
 
 DRAWN = {"stat", "timeseries", "bargauge", "table"}
-"""Panel types that `make dashboards` can draw."""
+"""Panel types of the dashboards."""
 
 
 def test_the_chart_has_what_the_code_makes():
