@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/*)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway dashboards picture-top contract e2e e2e-disruptions e2e-storm venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-disruptions e2e-storm venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -74,9 +74,6 @@ bench-autopilot: .venv/kernels.stamp ## Goodput of a real engine: fixed limits, 
 bench-gateway: .venv/kernels.stamp ## The gateway: overhead beside a direct connection, routing on four replicas, limits and isolation of tenants; 50 minutes. ARGS=--help
 	@$(PY) -m tools.bench.gateway $(ARGS)
 
-dashboards: .venv/tools.stamp ## Pictures of the Grafana dashboards in docs/img, from real services under traffic; a quarter of an hour. ARGS=--help
-	@$(PY) -m deploy.dashboards.draw $(ARGS)
-
 contract: .venv/kernels.stamp ## Tests against a real kube-apiserver
 	$(PY) -m pytest -m contract tests/chart tests/tools/localcluster tests/contract
 
@@ -125,8 +122,11 @@ docs: .venv/kernels.stamp docs/js/mermaid.min.js ## The documentation site, in b
 	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --quiet
 
 docs/js/mermaid.min.js: # draws the diagrams of the site, which loads nothing from other servers
+	@command -v npm >/dev/null || { echo "error: npm fetches Mermaid for the site; on Debian: apt-get install npm" >&2; exit 1; }
 	mkdir -p $(@D)
-	curl -fsSL https://registry.npmjs.org/mermaid/-/mermaid-11.17.2.tgz | tar -xzO package/dist/mermaid.min.js > $@.part
+	npm pack --silent --pack-destination $(@D) mermaid@11.17.2 >/dev/null
+	tar -xzOf $(@D)/mermaid-11.17.2.tgz package/dist/mermaid.min.js > $@.part
+	rm $(@D)/mermaid-11.17.2.tgz
 	echo "581ed7d74bd9048d0e3a91363927d72ef22942d7722546b27f7cc29e35390eb8  $@.part" | sha256sum -c --quiet
 	mv $@.part $@
 

@@ -1,9 +1,10 @@
-"""Signals as exceptions: `finally` blocks run, so that what a program started ends with it."""
+"""The end of a program: signals as exceptions, so that what it started ends with it, and its exit code."""
 
 from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Callable
 
 
 def exit_on_signals() -> None:
@@ -14,3 +15,20 @@ def exit_on_signals() -> None:
     """
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def exit_code(run: Callable[[], int], *errors: type[Exception], stopped: str = "stopped") -> int:
+    """The exit code of a program.
+
+    Args:
+        run: the program; returns its exit code.
+        errors: end the program with 1 and their message as a line on standard error.
+        stopped: the line after Ctrl-C.
+    """
+    try:
+        return run()
+    except errors as error:
+        print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print(stopped, file=sys.stderr)
+    return 1

@@ -6,8 +6,6 @@ import fcntl
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 from tools.localcluster import ClusterError, packages
@@ -17,36 +15,22 @@ _LINES_SHOWN = 15
 
 
 def install(folder: Path) -> Path:
-    """Install the packages of `folder`, where its package-lock.json changed; their folder.
+    """Install the packages of `folder`, where its package-lock.json changed; their folder. One process at a time.
 
     Raises:
         ClusterError: npm is missing, or it failed; the message has its lines.
     """
-    modules, lock = folder / "node_modules", folder / "package-lock.json"
-    with unless_done(folder, modules / ".installed", [lock]) as todo:
-        if todo:
-            # Peers are not installed: Grafana's packages name some in ranges that npm cannot satisfy together.
-            options = ("--ignore-scripts", "--legacy-peer-deps", "--no-audit", "--no-fund", "--no-update-notifier")
-            npm(folder, "ci", *options)
-    return modules
-
-
-@contextmanager
-def unless_done(folder: Path, stamp: Path, files: Sequence[Path]) -> Iterator[bool]:
-    """True where `stamp` was written for other contents of `files`; writes it when the block succeeds.
-
-    One process at a time does this in `folder`.
-    """
+    modules = folder / "node_modules"
+    stamp, digest = modules / ".installed", hashlib.sha256((folder / "package-lock.json").read_bytes()).hexdigest()
     opened = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(opened, fcntl.LOCK_EX)
-        digest = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()
-        todo = not stamp.exists() or stamp.read_text() != digest
-        yield todo
-        if todo:
+        if not stamp.exists() or stamp.read_text() != digest:
+            npm(folder, "ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier")
             write_whole(stamp, digest)
     finally:
         os.close(opened)
+    return modules
 
 
 def npm(folder: Path, *arguments: str) -> None:

@@ -15,7 +15,7 @@ from e2e.disruptions.verdict import ERROR_SECONDS, Outcome
 from tools.localcluster import ClusterError
 from tools.localcluster.progress import to_stdout
 from tools.measure.report import write_json
-from tools.signals import exit_on_signals
+from tools.signals import exit_code, exit_on_signals
 from tools.testbed.install import install
 from tools.testbed.namespaces import temporary_namespace
 from tools.testbed.service import Service
@@ -68,8 +68,8 @@ def chosen(options: argparse.Namespace) -> tuple[str, ...]:
     return fitting if options.phases is None else tuple(options.phases)
 
 
-def run(options: argparse.Namespace) -> list[Outcome]:
-    """All chosen phases; their table is printed and written also when the run ends early."""
+def run(options: argparse.Namespace) -> int:
+    """All chosen phases; their table is printed and written also when the run ends early. Exit code 0 if all held."""
     say = to_stdout()
     image = install(say)
     outcomes: list[Outcome] = []
@@ -83,22 +83,15 @@ def run(options: argparse.Namespace) -> list[Outcome]:
         finally:
             print("\n" + table.text(outcomes), flush=True)
             write_json(options.json, [asdict(outcome) for outcome in outcomes])
-    return outcomes
+    return 1 if any(outcome.problems for outcome in outcomes) else 0
 
 
 def main() -> int:
     """Exit 0 when every phase held, 1 when one did not or could not be run."""
     options = parser().parse_args()
     exit_on_signals()
-    try:
-        outcomes = run(options)
-    except (ClusterError, TimeoutError, NotRestoredError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped; the cluster is as it was", file=sys.stderr)
-        return 1
-    return 1 if any(outcome.problems for outcome in outcomes) else 0
+    errors = (ClusterError, TimeoutError, NotRestoredError)
+    return exit_code(lambda: run(options), *errors, stopped="stopped; the cluster is as it was")
 
 
 if __name__ == "__main__":

@@ -73,13 +73,7 @@ class Stage:
 
     def apply(self, **changes: Any) -> None:
         """Apply the service with top-level fields of its spec replaced; without any: as at the start."""
-        manifest = {
-            "apiVersion": "inflight.dev/v1alpha1",
-            "kind": "InferenceService",
-            "metadata": {"name": self.service.name, "namespace": self.service.namespace},
-            "spec": specification(**({"gateway": {"enabled": True}} if self.gateway else {}), **changes),
-        }
-        kubectl("apply", "-f", "-", input=json.dumps(manifest))
+        self.service.apply(specification(**({"gateway": {"enabled": True}} if self.gateway else {}), **changes))
 
     def settle(self) -> None:
         """Bring service and operator to their start, and wait until they are there."""

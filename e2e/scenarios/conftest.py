@@ -1,4 +1,3 @@
-import json
 import sys
 
 import pytest
@@ -33,15 +32,11 @@ def namespace(request):
 
 def manifest(name, namespace, **spec):
     """An InferenceService on the CPU; `spec` replaces top-level fields."""
-    return {
-        "apiVersion": "inflight.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": name, "namespace": namespace},
-        "spec": CPU | spec,
-    }
+    return Service(name, namespace).manifest(CPU | spec)
 
 
 def apply(name, namespace, **spec):
     """Apply it and return a handle."""
-    kubectl("apply", "-f", "-", input=json.dumps(manifest(name, namespace, **spec)))
-    return Service(name, namespace)
+    service = Service(name, namespace)
+    service.apply(CPU | spec)
+    return service

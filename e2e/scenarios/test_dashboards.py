@@ -6,12 +6,33 @@ from contextlib import ExitStack
 import pytest
 
 from e2e.scenarios.conftest import apply
-from tools.prometheus import stage
 from tools.prometheus.answers import ask, load
 from tools.prometheus.grafana import Window
 from tools.prometheus.monitors import watching
 from tools.testbed.load_pod import driver_pod
 
+# A small KV cache with swap, and a short queue: requests are preempted, swapped and rejected under load.
+BUSY = {
+    "model": {"source": "builtin://smollm2"},
+    "accelerator": {"count": 0},
+    "engine": {
+        "quantization": "int8",
+        "maxModelLen": 1024,
+        "kvCache": {"memory": "40Mi", "swap": "64Mi"},
+        "maxQueuedRequests": 24,
+    },
+    "slo": {"ttftP95": "1s", "tpotP95": "100ms"},
+    "scaling": {"maxReplicas": 2, "behavior": {"scaleDown": {"stabilizationWindowSeconds": 60}}},
+    "cost": {"pricePerReplicaHour": "0.80", "currency": "USD"},
+}
+STEADY = {
+    "model": {"source": "builtin://smollm2"},
+    "accelerator": {"count": 0},
+    "engine": {"quantization": "int8", "maxNumSeqs": 32},
+    "slo": {"ttftP95": "3s", "tpotP95": "200ms"},
+    "scaling": {"maxReplicas": 1},
+    "cost": {"pricePerReplicaHour": "0.80", "currency": "USD"},
+}
 SCRAPE_SECONDS = 1.0
 LONGEST_SECONDS = 200
 LIGHT = ("--clients=8", "--rate=2", "--requests=100000", "--seconds=300", "--prompt-words=30", "--max-tokens=16")
@@ -29,8 +50,8 @@ def problems(namespace, client_image):
     The panels of the gateway are those of a second service, which is behind it: there, requests wait at the gateway and
     are not rejected by engines.
     """
-    service = apply("seen", namespace, **stage.BUSY)
-    behind = apply("behind", namespace, **stage.STEADY, gateway={"enabled": True})
+    service = apply("seen", namespace, **BUSY)
+    behind = apply("behind", namespace, **STEADY, gateway={"enabled": True})
     for one in (service, behind):
         one.wait("Ready", lambda view: view.ready, seconds=180)
     with ExitStack() as running:

@@ -15,10 +15,12 @@ from e2e.storm.account import Storm, storm_of
 from e2e.storm.watch import Watch, watching
 from tools.localcluster import ClusterError, kubectl
 from tools.localcluster.progress import Progress, to_stdout
-from tools.signals import exit_on_signals
+from tools.measure.report import write_json
+from tools.signals import exit_code, exit_on_signals
 from tools.testbed.install import install
 from tools.testbed.load_pod import program_pod
 from tools.testbed.namespaces import temporary_namespace
+from tools.testbed.service import Service
 
 NAMESPACE = "e2e-storm"
 
@@ -66,29 +68,25 @@ def manifest(number: int, options: argparse.Namespace, *, asleep: bool) -> dict[
     replicas: dict[str, Any] = {"replicas": 0}
     if asleep:
         scaling, replicas = {"minReplicas": 0, "maxReplicas": 1, "idleTimeout": "10s"}, {}
-    return {
-        "apiVersion": "inflight.dev/v1alpha1",
-        "kind": "InferenceService",
-        "metadata": {"name": name_of(number), "namespace": NAMESPACE},
-        "spec": {
-            "model": {"source": "builtin://smollm2"},
-            "accelerator": {"count": 0},
-            "engine": {
-                "quantization": "int8",
-                "maxModelLen": 2048,
-                "maxNumSeqs": 8,
-                "maxNumBatchedTokens": 1024,
-                "kvCache": {"memory": "64Mi"},
-            },
-            "gateway": {"enabled": True, "hold": {"maxWait": f"{options.max_wait}s"}},
-            "rollout": {"startupTimeout": "30m"},
-            "scaling": scaling,
-            "tuning": {"mode": "Off"},
-            # The CPU request is small: memory decides how many engines run, however slowly they start.
-            "template": {"resources": {"requests": {"cpu": "10m", "memory": options.engine_memory}}},
-            **replicas,
+    spec = {
+        "model": {"source": "builtin://smollm2"},
+        "accelerator": {"count": 0},
+        "engine": {
+            "quantization": "int8",
+            "maxModelLen": 2048,
+            "maxNumSeqs": 8,
+            "maxNumBatchedTokens": 1024,
+            "kvCache": {"memory": "64Mi"},
         },
+        "gateway": {"enabled": True, "hold": {"maxWait": f"{options.max_wait}s"}},
+        "rollout": {"startupTimeout": "30m"},
+        "scaling": scaling,
+        "tuning": {"mode": "Off"},
+        # The CPU request is small: memory decides how many engines run, however slowly they start.
+        "template": {"resources": {"requests": {"cpu": "10m", "memory": options.engine_memory}}},
+        **replicas,
     }
+    return Service(name_of(number), NAMESPACE).manifest(spec)
 
 
 def name_of(number: int) -> str:
@@ -178,17 +176,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Exit 0 when every request was answered or refused cleanly, else 1."""
     options = parser().parse_args(arguments)
     exit_on_signals()
-    try:
-        result = run(options)
-    except (ClusterError, TimeoutError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 1
+    return exit_code(lambda: show(run(options), options.json), ClusterError, TimeoutError, ValueError)
+
+
+def show(result: Storm, file: Path | None) -> int:
+    """Print the figures and write them where a file was asked for; the exit code."""
     print("\n" + result.text(), flush=True)
-    if options.json is not None:
-        options.json.write_text(json.dumps(result.as_json(), indent=2) + "\n")
+    write_json(file, result.as_json())
     return 1 if result.problems else 0
 
 

@@ -7,18 +7,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from tools.demo.burst import Watch, run_burst, slo_of, verdict
 from tools.localcluster import ClusterError, choose, kubeconfig_path, kubectl
+from tools.localcluster.layout import REPOSITORY
+from tools.signals import exit_code
 from tools.testbed.install import install
 from tools.testbed.load_pod import ask_pod
 from tools.testbed.pods import Pod
 from tools.testbed.service import Service
 
-ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "chat.yaml"
+EXAMPLE = REPOSITORY / "examples" / "chat.yaml"
 CHAT = Service("chat")
 QUESTION = "What is the capital of France? Answer in one sentence."
 BURST = ["--clients=64", "--rate=4.5", "--requests=1000", "--max-tokens=32", "--prompt-words=60", "--seconds=90"]
@@ -110,7 +110,7 @@ def show_same_process(before: Pod, config_before: dict[str, Any]) -> None:
         print(f"   {key:22}  {config_before[key]} -> {config[key]}")
 
 
-def demo() -> None:
+def demo() -> int:
     """The whole demo."""
     started = time.monotonic()
     with section(1, "A Kubernetes on this machine, the two images, the operator"):
@@ -136,27 +136,21 @@ def demo() -> None:
         show_same_process(pod, config)
     print(f"\nDone in {time.monotonic() - started:.0f} s. To look further:\n")
     print(f"   export KUBECONFIG={kubeconfig_path()}")
-    print(f"   export PATH={ROOT / '.venv/bin'}:$PATH")
+    print(f"   export PATH={REPOSITORY / '.venv/bin'}:$PATH")
     print("   kubectl get ifsvc chat -o wide          # and -o yaml: status.decisions, status.conditions")
     print("   kubectl port-forward svc/chat 8080:80   # then: curl localhost:8080/metrics, localhost:8080/v1/models")
     print("   kubectl -n inflight-system logs deploy/inflight-operator")
     print("\nTo remove all of it: make demo-down. Built programs and images stay, so that the next start is short;")
     print("`.venv/bin/python -m tools.localcluster down --purge` deletes these too.")
+    return 0
 
 
 def main() -> int:
     """Exit 0 when all of it worked, 1 with a sentence when something did not."""
     parser = argparse.ArgumentParser(prog="python -m tools.demo", description=demo.__doc__)
     parser.parse_args()
-    try:
-        demo()
-    except (ClusterError, RuntimeError, TimeoutError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("\nstopped; `make demo` goes on where it was, `make demo-down` removes everything", file=sys.stderr)
-        return 1
-    return 0
+    stopped = "\nstopped; `make demo` goes on where it was, `make demo-down` removes everything"
+    return exit_code(demo, ClusterError, RuntimeError, TimeoutError, stopped=stopped)
 
 
 if __name__ == "__main__":

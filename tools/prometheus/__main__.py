@@ -12,6 +12,7 @@ from tools.prometheus.answers import ask, load
 from tools.prometheus.grafana import Window
 from tools.prometheus.monitors import watching
 from tools.prometheus.prometheus import PrometheusError
+from tools.signals import exit_code
 
 DESCRIPTION = """Starts a Prometheus on loopback that scrapes the operator and the engines of the running cluster, with
 the labels and the rules of the chart. After --after seconds it asks every query of every panel of
@@ -59,14 +60,8 @@ def check(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit 0 when every query has data, 1 when one has none or something failed."""
-    try:
-        return check(parser().parse_args(arguments))
-    except (ClusterError, PrometheusError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped", file=sys.stderr)
-        return 1
+    options = parser().parse_args(arguments)
+    return exit_code(lambda: check(options), ClusterError, PrometheusError, ValueError)
 
 
 if __name__ == "__main__":

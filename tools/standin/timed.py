@@ -78,12 +78,12 @@ class _Request:
 
     def _frame(self) -> bytes:
         """As docs/engine.md says of progress frames, or server-sent events without them."""
-        choice = {"index": 0, "text": "x", "finish_reason": None}
+        last = self.done == self.output_tokens
+        choice = {"index": 0, "text": "x", "finish_reason": "length" if last else None}
         data = b"data: " + json.dumps({"object": "text_completion", "choices": [choice]}).encode() + b"\n\n"
         if not self.progress:
             return data
         usage = {"prompt_tokens": self.prompt_tokens, "cached_tokens": 0, "completion_tokens": self.output_tokens}
-        last = self.done == self.output_tokens
         ended = b":f 0 length\n:u %s\n" % json.dumps(usage).encode() if last else b""
         return b":t 0 7\n" + ended + data
 

@@ -12,6 +12,7 @@ import sys
 from tools.localcluster import ClusterError, ensure_up, inference_pool_crd, inference_pools, kubeconfig_path, kubectl
 from tools.localcluster.layout import REPOSITORY
 from tools.localcluster.progress import Progress, step, to_stdout
+from tools.signals import exit_code
 from tools.testbed.helm import CHART, OPERATOR_NAMESPACE, RELEASE, helm
 
 SHARED_SOURCES = ("pyproject.toml", "constraints.txt", ".dockerignore")
@@ -112,14 +113,11 @@ def roll_engines(source: str, progress: Progress) -> None:
 def main() -> int:
     """Exit 0 when the cluster is ready for `kubectl apply`, 1 with a sentence when not."""
     argparse.ArgumentParser(prog="python -m tools.testbed.install", description=__doc__).parse_args()
-    try:
-        install(to_stdout())
-    except ClusterError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("stopped; the same command goes on where it was", file=sys.stderr)
-        return 1
+    return exit_code(_install, ClusterError, stopped="stopped; the same command goes on where it was")
+
+
+def _install() -> int:
+    install(to_stdout())
     print(f"Ready: export KUBECONFIG={kubeconfig_path()} and kubectl apply -f examples/chat.yaml")
     return 0
 

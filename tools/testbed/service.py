@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import API_VERSION, KIND
 from tools.localcluster import kubectl
 from tools.testbed.pods import Pod, pods
 
@@ -50,6 +52,19 @@ class Service:
     def url(self) -> str:
         """Its address inside the cluster."""
         return f"http://{self.name}.{self.namespace}.svc"
+
+    def manifest(self, spec: Mapping[str, Any]) -> Manifest:
+        """The InferenceService."""
+        return {
+            "apiVersion": API_VERSION,
+            "kind": KIND,
+            "metadata": {"name": self.name, "namespace": self.namespace},
+            "spec": dict(spec),
+        }
+
+    def apply(self, spec: Mapping[str, Any]) -> None:
+        """Create or change it. Raises ClusterError where the cluster rejects it."""
+        kubectl("apply", "-f", "-", input=json.dumps(self.manifest(spec)))
 
     def view(self) -> ServiceView:
         """Its status now."""

@@ -123,7 +123,7 @@ def test_behind_the_gateway_no_kill_of_an_engine_excuses_a_loss(gateway):
 
 def test_a_service_behind_the_gateway_stays_there_whatever_a_phase_changes(monkeypatch):
     applied = []
-    monkeypatch.setattr("e2e.disruptions.stage.kubectl", lambda *args, input: applied.append(json.loads(input)))
+    monkeypatch.setattr("tools.testbed.service.kubectl", lambda *args, input: applied.append(json.loads(input)))
     stage = Stage(Service("chat"), "image", lambda line: None, gateway=True)
     stage.apply(tuning={"mode": "Auto"})
     assert applied[0]["spec"]["gateway"] == {"enabled": True}

@@ -6,10 +6,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tools.load.driver import parse
 from tools.localcluster import ClusterError
 from tools.prometheus.monitors import access
-from tools.prometheus.stage import parts
 
 
 def kubeconfig(folder, user, **cluster):
@@ -50,10 +48,3 @@ def test_files_and_tokens_of_a_kubeconfig_are_used_as_they_are(tmp_path):
 def test_a_user_without_certificate_and_token_is_an_error(tmp_path):
     with pytest.raises(ClusterError, match="neither a client certificate nor a token"):
         access(kubeconfig(tmp_path, {"exec": {"command": "login"}}), tmp_path)
-
-
-def test_the_traffic_of_every_service_ends_with_the_stage():
-    for part in parts(100):
-        for load in part.loads:
-            options = parse(["--url", "http://u", "--model", part.name, *load.arguments])
-            assert load.after + options.seconds <= 100.5

@@ -1,31 +1,34 @@
 """Clients of the overhead benchmark: closed-loop requests over kept connections, and open streams.
 
-They are not the client of other loads, `inflight_kubectl.load.client`: with 8 connections that takes 80 us of CPU for a
-request, these 11 us, and the gateway whose overhead is measured runs on the same cores.
+The closed loop does not use the client of other loads, `inflight_kubectl.load.client`: with 8 connections that takes
+80 us of CPU for a request, this one 11 us, and the gateway whose overhead is measured runs on the same cores.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from typing import Any
+
+from inflight_kubectl.answers import Answer
+from inflight_kubectl.load.client import Client
 
 Address = tuple[str, int]
 
 
-def _request(body: bytes) -> bytes:
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: bench.default\r\ncontent-type: application/json\r\n"
-    return head + b"content-length: %d\r\n\r\n%s" % (len(body), body)
-
-
-def prompt_body(characters: int, *, stream: bool) -> bytes:
+def prompt_body(characters: int) -> dict[str, Any]:
     """A completion request whose prompt has so many characters."""
     text = ("the quick brown fox jumps over the lazy dog " * (characters // 44 + 1))[:characters]
-    return b'{"model":"bench","prompt":"%s","max_tokens":1,"stream":%s}' % (
-        text.encode(),
-        b"true" if stream else b"false",
-    )
+    return {"model": "bench", "prompt": text, "max_tokens": 1, "stream": False}
+
+
+def _request(body: Mapping[str, Any]) -> bytes:
+    content = json.dumps(body).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: bench.default\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n%s" % (len(content), content)
 
 
 async def _one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> None:
@@ -43,7 +46,7 @@ async def _one(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, reque
         raise RuntimeError(f"status {status.decode()}: {body[:300].decode(errors='replace')}")
 
 
-async def closed_loop(address: Address, connections: int, seconds: float, body: bytes) -> Sequence[float]:
+async def closed_loop(address: Address, connections: int, seconds: float, body: Mapping[str, Any]) -> Sequence[float]:
     """Seconds of each request, on so many connections that send one request after the other.
 
     Raises:
@@ -64,24 +67,20 @@ async def closed_loop(address: Address, connections: int, seconds: float, body: 
 
 
 @asynccontextmanager
-async def open_streams(address: Address, streams: int, body: bytes) -> AsyncIterator[list[float]]:
+async def open_streams(address: Address, streams: int, body: Mapping[str, Any]) -> AsyncIterator[list[float]]:
     """So many open streams, whose events are read. Yields the time of each stream's newest event; every stream has had
     one when the block begins."""
-    request, newest = _request(body), [0.0] * streams
+    newest = [0.0] * streams
     begun = asyncio.Semaphore(64)
 
     async def read(index: int, first: asyncio.Event) -> None:
-        reader, writer = await asyncio.open_connection(*address)
-        try:
-            writer.write(request)
-            head = await reader.readuntil(b"\r\n\r\n")
-            if head.split(b" ", 2)[1] != b"200":
-                raise RuntimeError(f"{head.decode()}{(await reader.read(300)).decode(errors='replace')}")
-            while await reader.read(65536):
-                newest[index] = time.perf_counter()
-                first.set()
-        finally:
-            writer.close()
+        def seen(_: str) -> None:
+            newest[index] = time.perf_counter()
+            first.set()
+
+        await client.ask(
+            {**body, "stream": True}, Answer(time.monotonic()), headers={"host": "bench.default"}, show=seen
+        )
 
     tasks: list[asyncio.Task[None]] = []
 
@@ -96,10 +95,11 @@ async def open_streams(address: Address, streams: int, body: bytes) -> AsyncIter
                 begins.cancel()
                 raise RuntimeError(f"a stream ended at once: {task.exception() or 'without an event'}")
 
-    try:
-        await asyncio.gather(*(begin(index) for index in range(streams)))
-        yield newest
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+    async with Client(f"http://{address[0]}:{address[1]}") as client:
+        try:
+            await asyncio.gather(*(begin(index) for index in range(streams)))
+            yield newest
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

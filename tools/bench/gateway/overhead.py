@@ -71,7 +71,7 @@ def measure(folder: Path, *, seconds: float, rounds: int, streams: int) -> Overh
 
 def _latencies(port: int, running: Gateway, seconds: float, rounds: int) -> tuple[list[Latency], dict[str, float]]:
     paths = {"direct": port, "gateway": running.port}
-    body = prompt_body(PROMPT_CHARACTERS, stream=False)
+    body = prompt_body(PROMPT_CHARACTERS)
     for each in paths.values():
         asyncio.run(closed_loop(("127.0.0.1", each), 2, _WARM_UP_SECONDS, body))
     found: list[Latency] = []
@@ -102,7 +102,7 @@ def _median(rows: Sequence[Latency]) -> Latency:
 
 async def _streams(running: Gateway, streams: int) -> tuple[dict[str, float], dict[str, float], float]:
     before = running.memory()
-    body = prompt_body(PROMPT_CHARACTERS, stream=True)
+    body = prompt_body(PROMPT_CHARACTERS)
     async with open_streams(("127.0.0.1", running.port), streams, body) as newest:
         longest, until = 0.0, time.perf_counter() + _SETTLE_SECONDS
         while (now := time.perf_counter()) < until:
