@@ -8,10 +8,10 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tools.localcluster.components.buildkit import BUILD_CGROUP
 from tools.localcluster.errors import ClusterError
 
 HIERARCHY = Path("/sys/fs/cgroup")
+BUILD_CGROUP = "inflight-build"
 NAMES = ("kubepods", BUILD_CGROUP)
 """Groups below the root that the kubelet makes for pods and containerd for build steps."""
 

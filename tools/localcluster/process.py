@@ -27,6 +27,15 @@ class Program:
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
 
+    @staticmethod
+    def of(binary: Path, *flags: str, **environment: str) -> Program:
+        """The program in the file `binary`, under the file's name."""
+        return Program(binary.name, (str(binary), *flags), environment)
+
+    def plus(self, *flags: str) -> Program:
+        """The same with further flags, which win over earlier ones."""
+        return replace(self, argv=(*self.argv, *flags))
+
 
 @dataclass(frozen=True)
 class Record:
