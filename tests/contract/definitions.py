@@ -3,6 +3,9 @@
 import asyncio
 from time import monotonic, sleep
 
+from inflight_operator.observe.cache import ClusterCache
+from inflight_operator.watch.watches import OPTIONAL_KINDS, Watches
+
 SECONDS = 30
 
 
@@ -21,9 +24,14 @@ def established(kubectl, crd):
 
 
 async def apis_become(api, expected):
-    """The operator's lookup, once it finds exactly these: discovery follows a CRD after a moment."""
+    """What the operator's watches find, once it is exactly this: the API server serves a CRD after a moment."""
     deadline = monotonic() + SECONDS
-    while (found := await api.available_apis()) != expected:
-        assert monotonic() < deadline, found
+    while True:
+        watches = Watches(api, ClusterCache(), lambda key: None)
+        watching = asyncio.create_task(watches.run())
+        await watches.listed(OPTIONAL_KINDS)
+        watching.cancel()
+        if watches.available == expected:
+            return watches.available
+        assert monotonic() < deadline, watches.available
         await asyncio.sleep(0.1)
-    return found

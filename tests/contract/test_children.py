@@ -8,6 +8,7 @@ from time import monotonic
 import pytest
 
 from inflight_base.kube.difference import needs_apply
+from inflight_base.kube.kinds import Selection
 from inflight_base.manifest.names import child_names, pod_labels, selector_string
 from inflight_operator.api import InferenceService
 from inflight_operator.api.types import Gateway
@@ -139,7 +140,7 @@ class Operator:
 
     async def live(self):
         selector, namespace = selector_string(pod_labels(self.service.metadata.name)), self.service.metadata.namespace
-        return [child for kind in READ_KINDS for child in await self.api.list(kind, namespace, selector)]
+        return [child for kind in READ_KINDS for child in await self.api.list(Selection(kind, namespace, selector))]
 
     async def sync(self, wanted):
         return await sync_children(self.api, wanted, await self.live(), self.state, monotonic)

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from inflight_base.kube.difference import needs_apply
+from inflight_base.kube.kinds import Selection
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
 from inflight_base.manifest.slices import GatewayAddress
@@ -51,7 +52,7 @@ def test_a_cluster_that_has_the_api_keeps_its_own_version(kubectl):
 
 
 async def live_of(api, namespace):
-    return [one for kind in KINDS for one in await api.list(kind, namespace, "inflight.dev/service=chat")]
+    return [one for kind in KINDS for one in await api.list(Selection(kind, namespace, "inflight.dev/service=chat"))]
 
 
 async def test_the_pool_is_taken_by_the_api_server_and_deleted_when_turned_off(api, make):
@@ -137,7 +138,7 @@ async def test_the_gateways_that_report_on_a_pool_are_read_from_its_status(kubec
     namespace = service.metadata.namespace
     api_server.create(inference_pool(service))
     report(kubectl, namespace, parent("front", Accepted="True", ResolvedRefs="True"), parent("back", Accepted="False"))
-    (pool,) = await api.list("InferencePool", namespace)
+    (pool,) = await api.list(Selection("InferencePool", namespace))
     assert pool_parents(pool) == (
         PoolParent(f"Gateway {namespace}/front"),
         PoolParent(f"Gateway {namespace}/back", "NotSupportedByParent: no such pools"),

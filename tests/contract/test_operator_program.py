@@ -166,6 +166,16 @@ def test_children_and_status_come_and_a_restart_rewrites_nothing(kubectl, namesp
     assert holder(kubectl, namespace) is None
 
 
+def test_a_program_that_loses_its_lease_ends(kubectl, namespace, start):
+    program = start()
+    eventually(30, lambda: "looking after" in program.log.read_text())
+    patch = '{"spec": {"holderIdentity": "someone-else", "leaseDurationSeconds": 3600}}'
+    kubectl.ok("patch", "lease", LEASE_NAME, "-n", namespace, "--type=merge", "-p", patch)
+    assert program.process.wait(timeout=20) == 1
+    assert "is held by another process: this process ends" in program.log.read_text()
+    assert holder(kubectl, namespace) == "someone-else"
+
+
 def test_it_looks_after_every_namespace_it_is_given_and_no_other(kubectl, namespace, start):
     others = [f"{namespace}-also", f"{namespace}-not"]
     for name in others:

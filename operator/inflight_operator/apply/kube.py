@@ -26,16 +26,9 @@ MAX_NOTE = 1024
 class OperatorApi(KubeApi):
     """The API server. All methods raise KubeApiError when a call fails."""
 
-    def __init__(
-        self, api_client: Any, *, instance: str | None = None, may_write: Callable[[], bool] = lambda: True
-    ) -> None:
-        """
-        Args:
-            api_client, may_write: see `KubeApi`.
-            instance: name of this operator in events; the host's name by default.
-        """
+    def __init__(self, api_client: Any, may_write: Callable[[], bool] = lambda: True) -> None:
+        """See `KubeApi`."""
         super().__init__(api_client, field_manager=FIELD_MANAGER, may_write=may_write)
-        self._instance = instance or socket.gethostname()
 
     async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> Manifest | None:
         """Makes the service's status equal to `status`; returns the live service, or None where no write was needed.
@@ -74,7 +67,7 @@ class OperatorApi(KubeApi):
                 "metadata": {"name": f"{metadata.name}.{secrets.token_hex(8)}", "namespace": metadata.namespace},
                 "eventTime": datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z"),
                 "reportingController": REPORTING_CONTROLLER,
-                "reportingInstance": self._instance[:128],
+                "reportingInstance": socket.gethostname()[:128],
                 "action": "Reconcile",
                 "type": type,
                 "reason": reason,
