@@ -2,21 +2,25 @@
 
 The SDK's models validate little: an enumeration accepts any word, and panel options are not checked. Grafana publishes
 the types of its dashboards and panels for TypeScript, so each dashboard is written as a TypeScript literal, and `tsc`
-reads it. The npm packages of `deploy/dashboards/schema` are installed at first, which takes two seconds.
+reads it. The npm packages of `tests/deploy/dashboards/schema` are installed at first, which takes two seconds.
 """
 
 from __future__ import annotations
 
 import copy
+import fcntl
+import hashlib
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.dashboards import npm
 from deploy.dashboards.decisions import OF_PROMETHEUS
+from tools.localcluster import ClusterError, packages
+from tools.localcluster.files import write_whole
 
 FOLDER = Path(__file__).with_name("schema")
 
@@ -96,13 +100,47 @@ def problems(dashboards: Mapping[str, Mapping[str, Any]]) -> str:
     Raises:
         ClusterError: npm is missing, or the packages cannot be installed.
     """
-    packages = npm.install(FOLDER)
+    modules = install()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "node_modules").symlink_to(packages.resolve())
+        (folder / "node_modules").symlink_to(modules.resolve())
         (folder / "tsconfig.json").write_text(json.dumps(_CONFIGURATION))
         for title, dashboard in dashboards.items():
             (folder / f"{title}.ts").write_text(typescript(dashboard))
-        compiler = packages / ".bin" / "tsc"
+        compiler = modules / ".bin" / "tsc"
         done = subprocess.run([compiler, "-p", folder], cwd=folder, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def install() -> Path:
+    """Install the packages where package-lock.json changed; their folder. One process at a time.
+
+    Raises:
+        ClusterError: npm is missing, or it failed; the message has its lines.
+    """
+    modules = FOLDER / "node_modules"
+    stamp, digest = modules / ".installed", hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
+    opened = os.open(FOLDER, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        if not stamp.exists() or stamp.read_text() != digest:
+            npm("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier")
+            write_whole(stamp, digest)
+    finally:
+        os.close(opened)
+    return modules
+
+
+def npm(*arguments: str) -> None:
+    """Run npm in `FOLDER`. Raises ClusterError."""
+    done = subprocess.run(
+        [packages.require("npm"), *arguments],
+        cwd=FOLDER,
+        env={**os.environ, "NO_COLOR": "1"},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise ClusterError(f"`npm {' '.join(arguments)}` failed in {FOLDER}:\n{done.stdout + done.stderr}")
