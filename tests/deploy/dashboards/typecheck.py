@@ -1,8 +1,8 @@
 """Type checks of the dashboards against `@grafana/schema`.
 
-The SDK's models validate little: an enumeration accepts any word, and panel options are not checked. Grafana publishes
-the types of its dashboards and panels for TypeScript, so each dashboard is written as a TypeScript literal, and `tsc`
-reads it. The npm packages of `tests/deploy/dashboards/schema` are installed at first, which takes two seconds.
+Grafana publishes the types of its dashboards and panels for TypeScript, so each dashboard is written as a TypeScript
+literal, and `tsc` reads it. The npm packages of `tests/deploy/dashboards/schema` are installed at first, which takes
+two seconds.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.dashboards.decisions import OF_PROMETHEUS
+from deploy.dashboards.dashboard import OF_PROMETHEUS
 from tools.localcluster import ClusterError, packages
 from tools.localcluster.files import write_whole
 
@@ -31,10 +31,10 @@ _FIELDS = ("timeseries", "table")
 """Panel types with options of their own for fields."""
 
 _OF_INTERVALS = ("auto", "auto_min", "auto_count")
-"""Fields of interval variables, which the SDK writes for every variable; later schemas do not have them there."""
+"""Fields that Grafana 11 writes for every variable; later schemas have them in interval variables only."""
 
 _OF_OLDER_TABLES = ("footer",)
-"""Options that the SDK writes for every table; later Grafanas take no notice of them."""
+"""Options of tables in Grafana 11; later versions ignore them."""
 
 _HEAD = """\
 import type { Dashboard, Panel } from '@grafana/schema';
