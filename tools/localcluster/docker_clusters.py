@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from tools.localcluster import choose, images, kubectl_program
+from tools.localcluster.commands import output
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.files import remove_tree
-from tools.localcluster.gotoolchain import last_line
 from tools.localcluster.images import Image
 from tools.localcluster.layout import REPOSITORY, Layout
 from tools.localcluster.progress import Progress, step
@@ -51,9 +50,7 @@ def kind_load_command(reference: str) -> list[str]:
 
 def _run(command: Sequence[str], what: str, progress: Progress) -> None:
     with step(progress, what):
-        done = subprocess.run(list(command), capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ClusterError(f"{what} failed ({last_line(done.stderr)}); `{' '.join(command)}` shows more")
+        output(command, f"{what} failed ({{last}}); `{{command}}` shows more")
 
 
 class NamedCluster:
@@ -111,8 +108,7 @@ class KindCluster:
         self.progress = progress
 
     def _exists(self) -> bool:
-        shown = subprocess.run(["kind", "get", "clusters"], capture_output=True, text=True, check=False)
-        return KIND_CLUSTER in shown.stdout.split()
+        return KIND_CLUSTER in output(["kind", "get", "clusters"], check=False).split()
 
     def up(self, image_names: Sequence[str] = ()) -> dict[str, str]:
         """Create the cluster unless it is there; build and load the images asked for; their references by name."""

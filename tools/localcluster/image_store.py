@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from tools.localcluster import gobuild, goparts, oci_archive, packages, probe
+from tools.localcluster.commands import output
 from tools.localcluster.components import buildkit, cni, containerd
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.files import write_json, write_whole
@@ -70,10 +71,8 @@ class ImageStore:
 
     def ctr(self, *arguments: str) -> str:
         """Output of `ctr`; raises ClusterError with its complaint."""
-        done = subprocess.run(self.ctr_command(*arguments), capture_output=True, text=True, check=False)
-        if done.returncode:
-            raise ClusterError(f"containerd refused `ctr {' '.join(arguments)}`: {done.stderr.strip()}")
-        return done.stdout
+        failure = f"containerd refused `ctr {' '.join(arguments)}`: {{complaint}}"
+        return output(self.ctr_command(*arguments), failure)
 
     def image_names(self) -> set[str]:
         return set(self.ctr("images", "list", "--quiet").split())

@@ -47,12 +47,6 @@ from tools.localcluster.process import Processes, tail
 from tools.localcluster.progress import Progress, step
 from tools.localcluster.settings import NODE_NAME, Settings
 
-LANES = (
-    (goparts.CONTAINERD, goparts.CNI, goparts.BUILDKIT, goparts.COREDNS),
-    (goparts.PAUSE, goparts.ETCD, goparts.APISERVER, goparts.NODE),
-)
-"""Parts that image builds need come first: images are built while Kubernetes still compiles."""
-
 STOP_ORDER = (
     "kubelet",
     "kube-proxy",
@@ -87,7 +81,7 @@ class OwnNode:
         with exclusive(self.lock, "bringing the cluster up or down", self.progress):
             started = time.monotonic()
             preflight.check(self.layout, node_runs=bool(self.processes.running("kubelet")))
-            plan = BuildPlan(LANES, self.layout, self.progress)
+            plan = BuildPlan(goparts.NODE_PARTS, self.layout, self.progress)
             try:
                 references = self._assemble(plan, image_names)
             finally:

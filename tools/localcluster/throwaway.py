@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
 from tools.localcluster import addresses, certificates, gobuild, goparts, layout
@@ -31,7 +30,7 @@ def apiserver_only(state_dir: Path, progress: Progress | None = None) -> Iterato
     folder = state_dir.absolute()
     plane = ApiPlane(folder, addresses.free_ports(), "127.0.0.1", SERVICES, with_node=False)
     certificates.ensure(plane.pki, certificates.control_plane_leaves(["127.0.0.1"]))
-    processes = Processes(replace(cache, root=folder))
+    processes = Processes(layout.Layout(folder))
     try:
         plane.start_etcd(processes, etcd_folder / "etcd")
         yield plane.start_apiserver(processes, apiserver_folder / "kube-apiserver")

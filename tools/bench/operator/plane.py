@@ -85,7 +85,7 @@ def plane(folder: Path, progress: Progress) -> Iterator[Plane]:
     policy.write_text(json.dumps(audit_policy()))
     for user in ("admin", "controller-manager", "scheduler", "kwok", "operator"):
         kubeconfig.write(api.pki, user, api.server)
-    processes = Processes(replace(cache, root=folder))
+    processes = Processes(layout.Layout(folder))
     audited = (
         f"--audit-policy-file={policy}",
         f"--audit-log-path={audit_log}",
