@@ -1,8 +1,8 @@
 """Type checks of the dashboards against `@grafana/schema`.
 
 Grafana publishes the types of its dashboards and panels for TypeScript, so each dashboard is written as a TypeScript
-literal, and `tsc` reads it. The npm packages of `tests/deploy/dashboards/schema` are installed at first, which takes
-two seconds.
+literal, and `tsc` reads it. The npm packages of `schema` are installed at first, which takes two
+seconds.
 """
 
 from __future__ import annotations
@@ -94,13 +94,35 @@ def _constant(name: str, kind: str, value: object) -> str:
     return f"export const {name}: Literal<{kind}> = {json.dumps(value, indent=1)};"
 
 
+def packages_installed() -> Path:
+    """The folder of the npm packages that package-lock.json pins; one process at a time installs them after a change.
+
+    Raises:
+        ClusterError: npm is missing, or it failed; the message has its output.
+    """
+    modules = FOLDER / "node_modules"
+    stamp, digest = modules / ".installed", hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
+    opened = os.open(FOLDER, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        if not stamp.exists() or stamp.read_text() != digest:
+            command = [packages.require("npm"), "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+            done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise ClusterError(f"`npm ci` failed in {FOLDER}:\n{done.stdout}{done.stderr}")
+            write_whole(stamp, digest)
+    finally:
+        os.close(opened)
+    return modules
+
+
 def problems(dashboards: Mapping[str, Mapping[str, Any]]) -> str:
     """Errors of `tsc`; empty without errors.
 
     Raises:
         ClusterError: npm is missing, or the packages cannot be installed.
     """
-    modules = install()
+    modules = packages_installed()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "node_modules").symlink_to(modules.resolve())
@@ -110,37 +132,3 @@ def problems(dashboards: Mapping[str, Mapping[str, Any]]) -> str:
         compiler = modules / ".bin" / "tsc"
         done = subprocess.run([compiler, "-p", folder], cwd=folder, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
-
-
-def install() -> Path:
-    """Install the packages where package-lock.json changed; their folder. One process at a time.
-
-    Raises:
-        ClusterError: npm is missing, or it failed; the message has its lines.
-    """
-    modules = FOLDER / "node_modules"
-    stamp, digest = modules / ".installed", hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
-    opened = os.open(FOLDER, os.O_RDONLY)
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX)
-        if not stamp.exists() or stamp.read_text() != digest:
-            npm("ci", "--ignore-scripts", "--no-audit", "--no-fund", "--no-update-notifier")
-            write_whole(stamp, digest)
-    finally:
-        os.close(opened)
-    return modules
-
-
-def npm(*arguments: str) -> None:
-    """Run npm in `FOLDER`. Raises ClusterError."""
-    done = subprocess.run(
-        [packages.require("npm"), *arguments],
-        cwd=FOLDER,
-        env={**os.environ, "NO_COLOR": "1"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise ClusterError(f"`npm {' '.join(arguments)}` failed in {FOLDER}:\n{done.stdout + done.stderr}")
