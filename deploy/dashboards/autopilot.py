@@ -113,10 +113,7 @@ DASHBOARD = Dashboard(
                 widths={"Knob": 200, "Time": 180},
             ),
         },
-        Row("Limits", 10, 12): {
-            "max_num_seqs": MAX_NUM_SEQS,
-            "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
-        },
+        Row("Limits", 10, 12): {"max_num_seqs": MAX_NUM_SEQS, "max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS},
         Row("Cost of steps", 9, 8): {
             "Predicted and measured step": lines(
                 "s",

@@ -186,8 +186,7 @@ DASHBOARD = Dashboard(
                 "Resident memory of the API process and of the engine's processes, by pod. At the pod's memory limit "
                 "the kernel kills the engine.",
                 Query(
-                    "{{pod}} {{process}}",
-                    f"max by (pod, process) (inflight_process_resident_memory_bytes{{{PODS}}})",
+                    "{{pod}} {{process}}", f"max by (pod, process) (inflight_process_resident_memory_bytes{{{PODS}}})"
                 ),
             ),
             "Steps per second": lines(

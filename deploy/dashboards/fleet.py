@@ -171,7 +171,7 @@ DASHBOARD = Dashboard(
                     )
                 },
                 by_text={"State": style.STATES},
-            ),
+            )
         },
         Row("Targets", 9, 12): {
             "First tokens in target, by service": _least("Share of requests whose time to first token", "first_tokens"),
@@ -222,11 +222,7 @@ DASHBOARD = Dashboard(
                 decimals=0,
             ),
             "Cost per hour by service": _most(
-                "none",
-                "Cost of the pods for an hour, by `spec.cost`.",
-                _COST,
-                f"{_NAME} {{{{currency}}}}",
-                decimals=2,
+                "none", "Cost of the pods for an hour, by `spec.cost`.", _COST, f"{_NAME} {{{{currency}}}}", decimals=2
             ),
         },
         Row("Operator", 8, 8): {

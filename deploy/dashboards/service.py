@@ -293,7 +293,7 @@ DASHBOARD = Dashboard(
                         "&var-pod=${__data.fields.Pod}&${__url_time_range}",
                     )
                 },
-            ),
+            )
         },
     },
     decisions=True,
