@@ -1,6 +1,6 @@
-"""A service's live numbers, from the operator's own metrics page.
+"""A service's live numbers, from the metrics pages of the operator and the gateway.
 
-The status has conditions and decisions; plain numbers reach it at most once a minute. The page is read through the API
+The status has conditions and decisions; plain numbers reach it at most once a minute. Pages are read through the API
 server's proxy, so that no port has to be forwarded.
 """
 
@@ -17,7 +17,8 @@ from tools.testbed.service import Service
 
 PREFIX = "inflight_operator_service_"
 SELECTOR = "app.kubernetes.io/name=inflight-operator"
-METRICS_PORT = 8080
+METRICS_PORT, GATEWAY_PORT = 8080, 9003
+CONTINUATIONS = "inflight_gateway_continuations_total"
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,7 @@ class Numbers:
 def numbers(service: Service) -> Numbers:
     """The numbers now. Only the operator pod that leads has them on its page."""
     for pod in pods(OPERATOR_NAMESPACE, SELECTOR):
-        path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod.name}:{METRICS_PORT}/proxy/metrics"
-        # Not checked: a pod that starts or ends does not answer, and is not the one that leads.
-        found = numbers_on(kubectl("get", "--raw", path, check=False), service)
+        found = numbers_on(_page(pod.name, METRICS_PORT), service)
         if found != Numbers():
             return found
     return Numbers()
@@ -73,3 +72,27 @@ def numbers_on(page: str, service: Service) -> Numbers:
         max_num_seqs=whole("max_num_seqs"),
         max_num_batched_tokens=whole("max_num_batched_tokens"),
     )
+
+
+def continuations(pod: str, service: Service) -> int:
+    """Answers of a service that a gateway pod continued at another engine; 0 if the pod does not answer."""
+    return counted(_page(pod, GATEWAY_PORT), CONTINUATIONS, service)
+
+
+def counted(page: str, metric: str, service: Service) -> int:
+    """The sum of a counter's series of one service on a page in Prometheus' text format."""
+    return int(
+        sum(
+            sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+            if sample.name == metric
+            and (sample.labels.get("namespace"), sample.labels.get("service")) == (service.namespace, service.name)
+        )
+    )
+
+
+def _page(pod: str, port: int) -> str:
+    """The metrics page of a pod of the release; empty where it does not answer, as a pod that starts or ends."""
+    path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod}:{port}/proxy/metrics"
+    return kubectl("get", "--raw", path, check=False)
