@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from tools.localcluster import choose, images, inference_pools, kubectl_program, layout, preflight, promtool_program
 from tools.localcluster.choose import Choice
 from tools.localcluster.docker_clusters import KindCluster, NamedCluster
 from tools.localcluster.errors import ClusterError
-from tools.localcluster.images import IMAGES, Image
+from tools.localcluster.images import IMAGES
 from tools.localcluster.node import OwnNode
 from tools.localcluster.plane import apiserver_only
 from tools.localcluster.progress import Progress, to_stdout
@@ -31,22 +30,7 @@ __all__ = [
 IMAGE_NAMES = tuple(IMAGES)
 
 
-class Cluster(Protocol):
-    """Operations of each of the three kinds of cluster."""
-
-    @property
-    def kubeconfig(self) -> Path: ...
-
-    def up(self, image_names: Sequence[str] = ()) -> dict[str, str]: ...
-
-    def build(self, image: Image) -> str: ...
-
-    def down(self, *, purge: bool = False) -> None: ...
-
-    def status(self) -> list[str]: ...
-
-
-def chosen(progress: Progress) -> Cluster:
+def chosen(progress: Progress) -> NamedCluster | KindCluster | OwnNode:
     """The cluster that this machine and environment give, in the order of `choose`."""
     kind = choose.current()
     if kind is Choice.NAMED:
