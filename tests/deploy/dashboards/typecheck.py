@@ -1,22 +1,26 @@
 """Type checks of the dashboards against `@grafana/schema`.
 
-The SDK's models validate little: an enumeration accepts any word, and panel options are not checked. Grafana publishes
-the types of its dashboards and panels for TypeScript, so each dashboard is written as a TypeScript literal, and `tsc`
-reads it. The npm packages of `deploy/dashboards/schema` are installed at first, which takes two seconds.
+Grafana publishes the types of its dashboards and panels for TypeScript, so each dashboard is written as a TypeScript
+literal, and `tsc` reads it. The npm packages of `schema` are installed at first, which takes two
+seconds.
 """
 
 from __future__ import annotations
 
 import copy
+import fcntl
+import hashlib
 import json
+import os
 import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from deploy.dashboards import npm
-from deploy.dashboards.decisions import OF_PROMETHEUS
+from deploy.dashboards.dashboard import OF_PROMETHEUS
+from tools.localcluster import ClusterError, packages
+from tools.localcluster.files import write_whole
 
 FOLDER = Path(__file__).with_name("schema")
 
@@ -27,10 +31,10 @@ _FIELDS = ("timeseries", "table")
 """Panel types with options of their own for fields."""
 
 _OF_INTERVALS = ("auto", "auto_min", "auto_count")
-"""Fields of interval variables, which the SDK writes for every variable; later schemas do not have them there."""
+"""Fields that Grafana 11 writes for every variable; later schemas have them in interval variables only."""
 
 _OF_OLDER_TABLES = ("footer",)
-"""Options that the SDK writes for every table; later Grafanas take no notice of them."""
+"""Options of tables in Grafana 11; later versions ignore them."""
 
 _HEAD = """\
 import type { Dashboard, Panel } from '@grafana/schema';
@@ -90,19 +94,41 @@ def _constant(name: str, kind: str, value: object) -> str:
     return f"export const {name}: Literal<{kind}> = {json.dumps(value, indent=1)};"
 
 
+def packages_installed() -> Path:
+    """The folder of the npm packages that package-lock.json pins; one process at a time installs them after a change.
+
+    Raises:
+        ClusterError: npm is missing, or it failed; the message has its output.
+    """
+    modules = FOLDER / "node_modules"
+    stamp, digest = modules / ".installed", hashlib.sha256((FOLDER / "package-lock.json").read_bytes()).hexdigest()
+    opened = os.open(FOLDER, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        if not stamp.exists() or stamp.read_text() != digest:
+            command = [packages.require("npm"), "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+            done = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise ClusterError(f"`npm ci` failed in {FOLDER}:\n{done.stdout}{done.stderr}")
+            write_whole(stamp, digest)
+    finally:
+        os.close(opened)
+    return modules
+
+
 def problems(dashboards: Mapping[str, Mapping[str, Any]]) -> str:
     """Errors of `tsc`; empty without errors.
 
     Raises:
         ClusterError: npm is missing, or the packages cannot be installed.
     """
-    packages = npm.install(FOLDER)
+    modules = packages_installed()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "node_modules").symlink_to(packages.resolve())
+        (folder / "node_modules").symlink_to(modules.resolve())
         (folder / "tsconfig.json").write_text(json.dumps(_CONFIGURATION))
         for title, dashboard in dashboards.items():
             (folder / f"{title}.ts").write_text(typescript(dashboard))
-        compiler = packages / ".bin" / "tsc"
+        compiler = modules / ".bin" / "tsc"
         done = subprocess.run([compiler, "-p", folder], cwd=folder, capture_output=True, text=True, check=False)
     return "" if done.returncode == 0 else done.stdout + done.stderr
