@@ -66,14 +66,10 @@ ENGINES = {
 
 
 class ScanError(Exception):
-    """checkov did not run; the message has its error."""
+    """No report of checkov; the message has its error."""
 
 
-class NotInstalledError(ScanError):
-    """checkov could not be installed."""
-
-
-class OfflineError(NotInstalledError):
+class OfflineError(ScanError):
     """checkov could not be installed without a network."""
 
 
@@ -147,8 +143,7 @@ def scan(parts: dict[str, list[Manifest]]) -> Report:
 
     Raises:
         OfflineError: checkov is not installed, and there is no network.
-        NotInstalledError: checkov could not be installed.
-        ScanError: it ran and gave no report.
+        ScanError: it could not be installed, or gave no report.
     """
     with tempfile.TemporaryDirectory() as folder:
         for name, objects in parts.items():
@@ -161,9 +156,7 @@ def scan(parts: dict[str, list[Manifest]]) -> Report:
             report = json.loads(done.stdout)
         except ValueError as error:
             said = done.stderr.strip()[-2000:]
-            if checkov("--version").returncode == 0:
-                raise ScanError(said) from error
-            raise (OfflineError if _NO_CONNECTION in said else NotInstalledError)(said) from error
+            raise (OfflineError if _NO_CONNECTION in said else ScanError)(said) from error
     if report["summary"]["parsing_errors"]:
         raise ScanError(f"checkov could not read {', '.join(report['results']['parsing_errors'])}")
     return Report(

@@ -9,6 +9,9 @@ import json
 import re
 import sys
 from dataclasses import dataclass
+from functools import reduce
+from itertools import accumulate
+from operator import getitem
 from typing import Any
 
 import yaml
@@ -56,14 +59,6 @@ def descriptions() -> dict[str, str]:
     return found
 
 
-def default(path: str, defaults: dict[str, Any]) -> Any:
-    """The default of a value in values.yaml."""
-    node: Any = defaults
-    for name in path.split("."):
-        node = node[name]
-    return node
-
-
 def load_schema() -> dict[str, Any]:
     """values.schema.json."""
     schema: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
@@ -83,13 +78,9 @@ def schema_of(path: str, schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _resolved(node: dict[str, Any], schema: dict[str, Any]) -> dict[str, Any]:
-    reference = node.get("$ref")
-    if reference is None:
+    if "$ref" not in node:
         return node
-    target: Any = schema
-    for name in reference.removeprefix("#/").split("/"):
-        target = target[name]
-    return {**target, **node}
+    return {**reduce(getitem, node["$ref"].removeprefix("#/").split("/"), schema), **node}
 
 
 def type_in_words(node: dict[str, Any], schema: dict[str, Any]) -> str:
@@ -120,18 +111,21 @@ def values() -> list[Value]:
         if path in groups:
             found.append(Value(path, text, None, "group"))
         else:
-            found.append(Value(path, text, default(path, defaults), type_in_words(schema_of(path, schema), schema)))
+            found.append(
+                Value(
+                    path,
+                    text,
+                    reduce(getitem, path.split("."), defaults),
+                    type_in_words(schema_of(path, schema), schema),
+                )
+            )
     return found
 
 
 def _in_a_map(path: str, schema: dict[str, Any]) -> bool:
     """Whether it is an entry of a value that is a map, such as a label."""
-    parent = path.rpartition(".")[0]
-    while parent:
-        if _in_a_map(parent, schema) or "properties" not in schema_of(parent, schema):
-            return True
-        parent = parent.rpartition(".")[0]
-    return False
+    parents = accumulate(path.split(".")[:-1], "{}.{}".format)
+    return any("properties" not in schema_of(parent, schema) for parent in parents)
 
 
 def table() -> str:

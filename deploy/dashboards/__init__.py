@@ -1,1 +1,1 @@
-"""The Grafana dashboards of Inflight, as code: `python -m dashboards --write` makes the JSON in the chart."""
+"""The Grafana dashboards of Inflight, as code: `python -m deploy.dashboards --write` makes the JSON in the chart."""

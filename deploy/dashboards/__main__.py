@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
-from deploy.dashboards.documents import FOLDER, documents
+from deploy.dashboards import autopilot, engine, fleet, service
 from tools import generated
+from tools.testbed.helm import CHART
+
+FOLDER = CHART / "dashboards"
+
+
+def documents() -> dict[Path, str]:
+    """The JSON of each dashboard, by its file."""
+    every = (fleet.DASHBOARD, service.DASHBOARD, engine.DASHBOARD, autopilot.DASHBOARD)
+    return {FOLDER / f"{one.name}.json": one.text() for one in every}
+
 
 if __name__ == "__main__":
-    files = {FOLDER / f"{name}.json": text for name, text in documents().items()}
-    sys.exit(generated.run("deploy.dashboards", __doc__, files))
+    sys.exit(generated.run("deploy.dashboards", __doc__, documents()))

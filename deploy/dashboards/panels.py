@@ -1,24 +1,25 @@
-"""Panels: every one has a title, a description, a unit and queries."""
+"""Kinds of panels, as the JSON of Grafana."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from string import ascii_uppercase
-from typing import TypeAlias, TypeVar
-
-from grafana_foundation_sdk.builders import bargauge, common, prometheus, stat, table, timeseries
-from grafana_foundation_sdk.builders.dashboard import FieldColor
-from grafana_foundation_sdk.models import common as look
-from grafana_foundation_sdk.models import dashboard as model
+from typing import Any, Literal, TypeVar
 
 from deploy.dashboards import style
 from deploy.dashboards.queries import quantile
 
-DATASOURCE = model.DataSourceRef(type_val="prometheus", uid="${datasource}")
+T = TypeVar("T")
+Json = dict[str, Any]
 
-Panel: TypeAlias = timeseries.Panel | stat.Panel | bargauge.Panel | table.Panel
-_Begun = TypeVar("_Begun", timeseries.Panel, stat.Panel, bargauge.Panel)
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+
+_LATEST: Json = {"calcs": ["lastNotNull"]}
+_HEADERS = {"mean": "Mean", "min": "Min", "sum": "Total", "lastNotNull": "Last *"}
+"""Columns of a legend, by the calculation."""
+_COLUMN_WIDTH = 70
+"""Pixels that a column has at least: more, and a table of all numbers of a service is wider than a screen."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,186 +32,298 @@ class Query:
         dashed: a target or a bound: a dashed line without area, outside a stack.
     """
 
-    expr: str
     legend: str
+    expr: str
     color: str | None = None
     dashed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """A panel without its title and place.
+
+    Attributes:
+        defaults: of all fields; `overrides` are for some of them.
+    """
+
+    kind: str
+    description: str
+    targets: Sequence[Json]
+    options: Json
+    defaults: Json
+    overrides: Sequence[Json]
+    transformations: Sequence[Json] | None = None
+
+    def json(self, number: int, title: str, place: Json) -> Json:
+        """The panel on a dashboard."""
+        return present(
+            type=self.kind,
+            id=number,
+            targets=self.targets,
+            title=title,
+            description=self.description,
+            transparent=False,
+            datasource=DATASOURCE,
+            gridPos=place,
+            repeatDirection="h",
+            transformations=self.transformations,
+            options=self.options,
+            fieldConfig={"defaults": self.defaults, "overrides": self.overrides},
+        )
+
+
+def present(**entries: Any) -> Json:
+    """The entries that have a value."""
+    return {name: value for name, value in entries.items() if value is not None}
 
 
 def percentiles(histogram: str, selector: str, *shares: float, named: str = "") -> list[Query]:
     """Percentiles of a histogram, each in its colour. Args: named: before the name of each."""
     return [
-        Query(quantile(share, histogram, selector), f"{named}p{100 * share:.0f}", style.PERCENTILES[share])
+        Query(f"{named}p{100 * share:.0f}", quantile(share, histogram, selector), style.PERCENTILES[share])
         for share in shares or style.PERCENTILES
     ]
 
 
-_HEADERS = {"mean": "Mean", "min": "Min", "max": "Max", "sum": "Total", "lastNotNull": "Last *"}
-"""Columns of a legend, by the calculation."""
-
-
 def lines(
-    title: str,
-    description: str,
     unit: str,
-    queries: Sequence[Query],
-    *,
+    description: str,
+    *queries: Query,
     stacked: bool = False,
     bars: bool = False,
     top: float | None = None,
     least_top: float | None = None,
-    line: tuple[float, str] | None = None,
+    line: float | None = None,
     colors: Mapping[str, str] | None = None,
     otherwise: str | None = None,
     calcs: Sequence[str] = ("mean", "max", "lastNotNull"),
     decimals: int | None = None,
-) -> timeseries.Panel:
+) -> Panel:
     """Values over time, from 0 on.
 
     Args:
+        bars: of a stack.
         top: end of the axis.
         least_top: end of the axis while all values are below it.
-        line: a dashed line at this value, in this colour.
+        line: a dashed line at this value.
         colors: of series by their names.
         otherwise: colour of all other series, in shades.
         calcs: columns of the legend; series of a label are in the order of the first one, the most remarkable first.
     """
-    panel = (
-        _begun(timeseries.Panel(), title, description, unit)
-        .min(0)
-        .draw_style(look.GraphDrawStyle.BARS if bars else look.GraphDrawStyle.LINE)
-        .line_width(0 if stacked else 1 if bars else 2)
-        .fill_opacity(70 if bars else 45 if stacked else 8)
-        .show_points(look.VisibilityMode.NEVER)
-        .tooltip(common.VizTooltipOptions().mode(look.TooltipDisplayMode.MULTI).sort(look.SortOrder.DESCENDING))
+    several = any("{{" in query.legend for query in queries)
+    legend = present(
+        displayMode="table",
+        placement="bottom",
+        showLegend=True,
+        calcs=calcs,
+        sortBy=_HEADERS[calcs[0]] if several else None,
+        sortDesc=calcs[0] != "min" if several else None,
     )
-    legend = (
-        common.VizLegendOptions()
-        .display_mode(look.LegendDisplayMode.TABLE)
-        .placement(look.LegendPlacement.BOTTOM)
-        .show_legend(True)
-        .calcs(list(calcs))
+    custom = present(
+        drawStyle="bars" if bars else "line",
+        thresholdsStyle=None if line is None else {"mode": "dashed"},
+        lineWidth=0 if stacked else 2,
+        fillOpacity=70 if bars else 45 if stacked else 8,
+        showPoints="never",
+        axisSoftMax=least_top,
+        stacking={"mode": "normal", "group": "A"} if stacked else None,
     )
-    if any("{{" in query.legend for query in queries):
-        legend.sort_by(_HEADERS[calcs[0]]).sort_desc(calcs[0] != "min")
-    panel.legend(legend)
-    if stacked:
-        panel.stacking(common.StackingConfig().mode(look.StackingMode.NORMAL).group("A"))
-    if top is not None:
-        panel.max(top)
-    if least_top is not None:
-        panel.axis_soft_max(least_top)
-    if decimals is not None:
-        panel.decimals(decimals)
-    if line is not None:
-        panel.thresholds(style.thresholds(((None, "transparent"), line)))
-        panel.thresholds_style(common.GraphThresholdsStyleConfig().mode(look.GraphThresholdsStyleMode.DASHED))
-    for query, letter in zip(queries, ascii_uppercase, strict=False):
-        panel.with_target(_target(query, letter).range())
-        if properties := _properties(query):
-            panel.override_by_query(letter, properties)
-    if otherwise is not None:
-        panel.color_scheme(FieldColor().mode(model.FieldColorModeId.SHADES).fixed_color(otherwise))
-    for name, color in (colors or {}).items():
-        panel.override_by_name(name, [field_property("color", style.fixed(color))])
-    return panel
+    defaults = present(
+        unit=unit,
+        decimals=decimals,
+        min=0,
+        max=top,
+        thresholds=None if line is None else _thresholds(((None, "transparent"), (line, style.TARGET))),
+        color=None if otherwise is None else {"mode": "shades", "fixedColor": otherwise},
+        custom=custom,
+    )
+    return Panel(
+        "timeseries",
+        description,
+        [_target(query.expr, letter, legendFormat=query.legend) for letter, query in _lettered(queries)],
+        {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}},
+        defaults,
+        [*_of_queries(queries), *_colored(colors or {})],
+    )
 
 
 def number(
-    title: str,
-    description: str,
     unit: str,
-    queries: Sequence[Query],
+    description: str,
+    query: Query,
     *,
     steps: style.Steps = style.PLAIN,
     decimals: int | None = None,
     names: Mapping[str, str] | None = None,
-    named: bool = False,
-    labelled: bool = False,
+    shows: Literal["auto", "name", "value_and_name"] = "auto",
     none: str | None = None,
-) -> stat.Panel:
+) -> Panel:
     """The current value, large: an instant query, so that it is not from before the traffic stopped.
 
     Args:
         names: text instead of a value.
-        named: shows the names of series instead of values; colours go by `style.STATES`, any other name is bad.
-        labelled: shows the name of the series beside its value.
+        shows: `name`, of the series: colours go by `style.STATES`, any other name is bad.
         none: text without a value.
     """
-    text = look.BigValueTextMode.VALUE_AND_NAME if labelled else look.BigValueTextMode.AUTO
-    text = look.BigValueTextMode.NAME if named else text
-    panel = (
-        _begun(stat.Panel(), title, description, unit)
-        .thresholds(style.thresholds(((None, style.BAD),) if named else steps))
-        .color_mode(look.BigValueColorMode.VALUE)
-        .graph_mode(look.BigValueGraphMode.NONE)
-        .text_mode(text)
-        .justify_mode(look.BigValueJustifyMode.AUTO)
-        .orientation(look.VizOrientation.AUTO)
-        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    named = shows == "name"
+    defaults = present(
+        unit=unit,
+        decimals=decimals,
+        mappings=names and [{"type": "value", "options": {value: {"text": text} for value, text in names.items()}}],
+        thresholds=_thresholds(((None, style.BAD),) if named else steps),
+        noValue=none,
     )
-    if decimals is not None:
-        panel.decimals(decimals)
-    if none is not None:
-        panel.no_value(none)
-    if names is not None:
-        panel.mappings([mapping(names)])
-    _show_now(panel, queries)
-    if named:
-        for state, color in style.STATES.items():
-            panel.override_by_name(state, [field_property("color", style.fixed(color))])
-    return panel
+    options = {
+        "graphMode": "none",
+        "colorMode": "value",
+        "justifyMode": "auto",
+        "textMode": shows,
+        "wideLayout": True,
+        "showPercentChange": False,
+        "reduceOptions": _LATEST,
+        "percentChangeColorMode": "standard",
+        "orientation": "auto",
+    }
+    target = _target(query.expr, "A", instant=True, legendFormat=query.legend)
+    return Panel("stat", description, [target], options, defaults, _colored(style.STATES if named else {}))
 
 
-def bars(
-    title: str, description: str, unit: str, queries: Sequence[Query], *, steps: style.Steps = style.PLAIN
-) -> bargauge.Panel:
+def bars(unit: str, description: str, *queries: Query) -> Panel:
     """The latest values as bars, one below the other."""
-    panel = (
-        _begun(bargauge.Panel(), title, description, unit)
-        .min(0)
-        .thresholds(style.thresholds(steps))
-        .orientation(look.VizOrientation.HORIZONTAL)
-        .display_mode(look.BarGaugeDisplayMode.GRADIENT)
-        .reduce_options(common.ReduceDataOptions().calcs(["lastNotNull"]))
+    options = {
+        "displayMode": "gradient",
+        "valueMode": "color",
+        "namePlacement": "auto",
+        "showUnfilled": True,
+        "sizing": "auto",
+        "minVizWidth": 8,
+        "minVizHeight": 16,
+        "legend": {"displayMode": "list", "placement": "bottom", "showLegend": False, "calcs": []},
+        "reduceOptions": _LATEST,
+        "maxVizHeight": 300,
+        "orientation": "horizontal",
+    }
+    targets = [
+        _target(query.expr, letter, instant=True, legendFormat=query.legend) for letter, query in _lettered(queries)
+    ]
+    defaults = {"unit": unit, "min": 0, "thresholds": _thresholds(style.PLAIN)}
+    return Panel("bargauge", description, targets, options, defaults, _of_queries(queries))
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of a table: the value of an instant query, joined to the other columns by their common labels.
+
+    Attributes:
+        steps: colours of the text.
+    """
+
+    header: str
+    unit: str
+    expr: str
+    decimals: int | None = None
+    steps: style.Steps = style.PLAIN
+
+
+def table(
+    description: str,
+    labels: Mapping[str, str],
+    *columns: Column,
+    sort: tuple[str, bool],
+    links: Mapping[str, tuple[str, str]] | None = None,
+    by_text: Mapping[str, Mapping[str, str]] | None = None,
+    widths: Mapping[str, int] | None = None,
+) -> Panel:
+    """A row for each set of labels, with current values.
+
+    Args:
+        labels: names of labels, in the order of their columns, and headers.
+        sort: header of a column, and whether from the largest value.
+        links: title and address, by the header of the column that carries them.
+        by_text: colours of texts, by the header of their column; any other text there is bad.
+        widths: of columns in pixels, by their headers; the others share the rest.
+    """
+    overrides = [_override("byName", column.header, _cells(column)) for column in columns]
+    for header, (title, address) in (links or {}).items():
+        overrides.append(_override("byName", header, {"links": [{"title": title, "url": address}]}))
+    for header, texts in (by_text or {}).items():
+        mappings = [
+            {"type": "value", "options": {text: {"color": color} for text, color in texts.items()}},
+            {"type": "regex", "options": {"pattern": ".+", "result": {"color": style.BAD}}},
+        ]
+        overrides.append(_override("byName", header, {"mappings": mappings, **_COLORED_TEXT}))
+    for header, width in (widths or {}).items():
+        overrides.append(_override("byName", header, {"custom.width": width}))
+    several = len(columns) > 1
+    headers = {f"Value #{letter}" if several else "Value": column.header for letter, column in _lettered(columns)}
+    organize = {
+        "excludeByName": {"Time": True},
+        "indexByName": {name: index for index, name in enumerate((*labels, *headers))},
+        "renameByName": {**labels, **headers},
+    }
+    return Panel(
+        "table",
+        description,
+        [_target(column.expr, letter, instant=True, format="table") for letter, column in _lettered(columns)],
+        {
+            "frameIndex": 0,
+            "showHeader": True,
+            "showTypeIcons": False,
+            "sortBy": [{"displayName": sort[0], "desc": sort[1]}],
+            "footer": {"show": False, "reducer": [], "countRows": False},
+            "cellHeight": "sm",
+        },
+        {"custom": {"align": "auto", "inspect": False, "minWidth": _COLUMN_WIDTH, "filterable": False}},
+        overrides,
+        [*([{"id": "merge", "options": {}}] if several else []), {"id": "organize", "options": organize}],
     )
-    _show_now(panel, queries)
-    return panel
 
 
-def mapping(names: Mapping[str, str]) -> model.ValueMap:
-    """Mappings from values to texts."""
-    results = {value: model.ValueMappingResult(text=text) for value, text in names.items()}
-    return model.ValueMap(options=results)
+_COLORED_TEXT = {"custom.cellOptions": {"type": "color-text"}}
 
 
-def _properties(query: Query) -> list[model.DynamicConfigValue]:
-    properties = []
-    if query.color is not None:
-        properties.append(field_property("color", style.fixed(query.color)))
-    if query.dashed:
-        properties.append(field_property("custom.lineStyle", {"fill": "dash", "dash": [10, 10]}))
-        properties.append(field_property("custom.lineWidth", 2))
-        properties.append(field_property("custom.fillOpacity", 0))
-        properties.append(field_property("custom.stacking", {"group": "A", "mode": "none"}))
+def _cells(column: Column) -> Json:
+    properties = present(unit=column.unit, decimals=column.decimals)
+    if column.steps is not style.PLAIN:
+        properties |= {"thresholds": _thresholds(column.steps), **_COLORED_TEXT}
     return properties
 
 
-def field_property(name: str, value: object) -> model.DynamicConfigValue:
-    """One property of an override."""
-    return model.DynamicConfigValue(id_val=name, value=value)
+def _lettered(queries: Sequence[T]) -> Iterator[tuple[str, T]]:
+    """Each with the name of its query."""
+    return zip(ascii_uppercase, queries, strict=False)
 
 
-def _begun(panel: _Begun, title: str, description: str, unit: str) -> _Begun:
-    return panel.title(title).description(description).datasource(DATASOURCE).unit(unit)
+def _target(expr: str, letter: str, *, instant: bool = False, **more: str) -> Json:
+    return {"expr": expr, "refId": letter, "instant": instant, "range": not instant, **more}
 
 
-def _show_now(panel: stat.Panel | bargauge.Panel, queries: Sequence[Query]) -> None:
-    for query, letter in zip(queries, ascii_uppercase, strict=False):
-        panel.with_target(_target(query, letter).instant())
-        if query.color is not None:
-            panel.override_by_query(letter, [field_property("color", style.fixed(query.color))])
+def _thresholds(steps: style.Steps) -> Json:
+    return {"mode": "absolute", "steps": [{"value": value, "color": color} for value, color in steps]}
 
 
-def _target(query: Query, letter: str) -> prometheus.Dataquery:
-    return prometheus.Dataquery().expr(query.expr).legend_format(query.legend).ref_id(letter)
+def _override(by: str, which: str, properties: Json) -> Json:
+    listed = [{"id": name, "value": value} for name, value in properties.items()]
+    return {"matcher": {"id": by, "options": which}, "properties": listed}
+
+
+def _colored(names: Mapping[str, str]) -> list[Json]:
+    return [_override("byName", name, {"color": _fixed(color)}) for name, color in names.items()]
+
+
+def _of_queries(queries: Sequence[Query]) -> list[Json]:
+    dashes = {
+        "custom.lineStyle": {"fill": "dash", "dash": [10, 10]},
+        "custom.lineWidth": 2,
+        "custom.fillOpacity": 0,
+        "custom.stacking": {"group": "A", "mode": "none"},
+    }
+    return [
+        _override("byFrameRefID", letter, properties)
+        for letter, query in _lettered(queries)
+        if (properties := present(color=_fixed(query.color)) | (dashes if query.dashed else {}))
+    ]
+
+
+def _fixed(color: str | None) -> Json | None:
+    return {"mode": "fixed", "fixedColor": color} if color else None

@@ -34,6 +34,18 @@ def known(metric: str, selector: str, labels: tuple[str, ...] = SERVICE) -> str:
     return f"max{per(labels)} (inflight_operator_{metric}{{{selector}}})"
 
 
+def value(name: str) -> str:
+    """A gauge of the operator about the one service."""
+    return known(f"service_{name}", ONE_SERVICE, ())
+
+
+def last_decisions(selector: str) -> str:
+    """Milliseconds since 1970 of the last decision about each knob."""
+    return (
+        f"{known('service_last_decision_timestamp_seconds', selector, ('kind', 'knob', 'from', 'to', 'reason'))} * 1000"
+    )
+
+
 def added(expr: str, labels: tuple[str, ...] = ()) -> str:
     """The sum of what `expr` gives for each service."""
     return f"sum{per(labels)} ({expr})"

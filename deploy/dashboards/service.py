@@ -2,262 +2,299 @@
 
 from __future__ import annotations
 
-from grafana_foundation_sdk.builders.dashboard import Dashboard
+from deploy.dashboards import style
+from deploy.dashboards.dashboard import Dashboard, Row
+from deploy.dashboards.panels import Column, Panel, Query, lines, number, percentiles, table
+from deploy.dashboards.queries import ONE_SERVICE, added, in_target, known, quantile, rate, ratio, value
+from deploy.dashboards.queries import ONE_SERVICE_BEHIND_GATEWAY as BEHIND
 
-from deploy.dashboards import decisions, gateway, style
-from deploy.dashboards.frame import Row, assemble, service_variables, uid
-from deploy.dashboards.panels import Panel, Query, lines, number, percentiles
-from deploy.dashboards.queries import ONE_SERVICE, in_target, known, quantile, rate, ratio
-from deploy.dashboards.scaling import limits_panel, replicas_panel, value
-from deploy.dashboards.tables import Column, rows
-
-TTFT = "vllm:time_to_first_token_seconds"
-TPOT = "vllm:request_time_per_output_token_seconds"
-GATEWAY_ROW = "Gateway (services with spec.gateway.enabled)"
+_TTFT = "vllm:time_to_first_token_seconds"
+_TPOT = "vllm:request_time_per_output_token_seconds"
+_GATEWAY = "inflight_gateway"
 
 
-def dashboard() -> Dashboard:
-    made = assemble(
-        "service",
-        "Inflight / Service",
-        "One InferenceService: latency against its targets, load, KV cache, replicas and limits, with the operator's "
-        "decisions as marks.",
-        service_variables(several=False),
-        [
-            Row("Is it fine", 4, [(3, one) for one in _overview()]),
-            Row("Latency", 11, [(8, one) for one in _latency()]),
-            Row("Load", 9, [(12, one) for one in _load()]),
-            Row("Replicas and limits", 10, [(8, one) for one in _scale()]),
-            Row("Memory and rejections", 12, [(8, one) for one in _memory()]),
-            Row(GATEWAY_ROW, 9, [(8, one) for one in gateway.panels()]),
-            Row("Pods", 7, [(24, _pods())]),
-        ],
-    )
-    return made.annotation(decisions.SCALING).annotation(decisions.TUNING)
-
-
-def _overview() -> list[Panel]:
-    def of_target(title: str, percentile: str, histogram: str, target: str) -> Panel:
-        return number(
-            title,
-            f"95th percentile of {percentile} in the last five minutes, as a share of its target. Above 100%, the "
-            "target is missed.",
-            "percentunit",
-            [Query(f"{quantile(0.95, histogram, ONE_SERVICE, (), '5m')} / {value(target)}", "p95 / target")],
-            steps=style.OF_TARGET,
-            decimals=0,
-            none="No requests or no target",
-        )
-
-    return [
-        number(
-            "State",
-            "Reason of the condition Ready. `kubectl describe ifsvc` has the sentence that goes with it.",
-            "none",
-            [Query(f"{known('service_state', ONE_SERVICE, ('state',))} == 1", "{{state}}")],
-            named=True,
-        ),
-        number(
-            "Ready",
-            "Pods that take requests, as a share of the replicas ordered.",
-            "percentunit",
-            [Query(ratio(value("ready_replicas"), value("replicas")), "Ready / ordered")],
-            steps=((None, style.BAD), (0.5, style.WARNING), (1, style.GOOD)),
-            decimals=0,
-            none="None ordered",
-        ),
-        of_target("TTFT / target", "time to first token", TTFT, "ttft_target_seconds"),
-        of_target("TPOT / target", "time per output token", TPOT, "tpot_target_seconds"),
-        number(
-            "Waiting",
-            "Requests without a slot, over all pods.",
-            "short",
-            [Query(value("waiting_requests"), "Waiting")],
-        ),
-        number(
-            "Queue ahead",
-            "Seconds until all prompt tokens that wait now are computed, by the measured cost of steps: the pod with "
-            "the longest queue.",
-            "s",
-            [Query(f"max(inflight_predicted_queue_seconds{{{ONE_SERVICE}}})", "Longest")],
-        ),
-        number(
-            "KV cache",
-            "Share of the KV cache in use, the mean of the pods.",
-            "percentunit",
-            [Query(value("kv_utilization"), "In use")],
-            steps=style.KV_USE,
-            decimals=0,
-        ),
-        number(
-            "Cost/hour",
-            "Cost of the pods for an hour, by `spec.cost`.",
-            "none",
-            [Query(known("service_cost_per_hour", ONE_SERVICE, ("currency",)), "{{currency}}")],
-            decimals=2,
-            labelled=True,
-            none="No price",
-        ),
-    ]
-
-
-def _percentiles(title: str, description: str, histogram: str, target: str) -> Panel:
+def replicas(*more: Query) -> Panel:
+    """Replicas of the service; decisions mark it. `more`: further lines."""
     return lines(
-        title,
-        f"{description} The dashed line is the target of the 95th percentile.",
+        "none",
+        "Replicas ordered, pods that take requests, the operator's recommendation, and replicas that will not become "
+        "ready without intervention. Marks are decisions with their reasons.",
+        Query("Ready", value("ready_replicas"), style.READY),
+        Query("Ordered", value("replicas"), style.ORDERED),
+        Query("Recommended", known("desired_replicas", ONE_SERVICE, ()), style.WANTED, dashed=True),
+        Query("Blocked", value("blocked_replicas"), style.BLOCKED),
+        *more,
+        decimals=None if more else 0,
+        calcs=("min", "max", "lastNotNull"),
+    )
+
+
+def limit(name: str, description: str) -> Panel:
+    """A limit of engines: in force, best by the cost model, and the engines' capacity."""
+    capacity = f"min(inflight_{name}_capacity{{{ONE_SERVICE}}})"
+    return lines(
+        "short",
+        f"{description} In force: the limit set by the operator. Best by cost model: the limit at which the targets "
+        "are kept with the most requests per second; the operator approaches it step by step, and a limit that served "
+        "worse is taken back. Capacity: the most that the engines accept.",
+        Query("In force", value(name), style.IN_FORCE),
+        Query("Best by cost model", value(f"model_{name}"), style.MODELLED, dashed=True),
+        Query("Capacity of the engines", capacity, style.TARGET, dashed=True),
+        calcs=("min", "max", "lastNotNull"),
+    )
+
+
+MAX_NUM_SEQS = limit("max_num_seqs", "Requests that one engine runs at once.")
+MAX_NUM_BATCHED_TOKENS = limit("max_num_batched_tokens", "Tokens that one engine computes in a step.")
+
+
+def _of_target(percentile: str, histogram: str, target: str) -> Panel:
+    return number(
+        "percentunit",
+        f"95th percentile of {percentile} in the last five minutes, as a share of its target. Above 100%, the target "
+        "is missed.",
+        Query("p95 / target", f"{quantile(0.95, histogram, ONE_SERVICE, (), '5m')} / {value(target)}"),
+        steps=style.OF_TARGET,
+        decimals=0,
+        none="No requests or no target",
+    )
+
+
+def _against_target(description: str, histogram: str, target: str, selector: str = ONE_SERVICE) -> Panel:
+    return lines(
         "s",
-        [
-            *percentiles(histogram, ONE_SERVICE),
-            Query(value(target), "Target of p95", style.TARGET, dashed=True),
-        ],
+        f"{description} The dashed line is the target of the 95th percentile.",
+        *percentiles(histogram, selector),
+        Query("Target of p95", value(target), style.TARGET, dashed=True),
     )
 
 
-def _latency() -> list[Panel]:
-    return [
-        _percentiles(
-            "Time to first token",
-            "From the arrival of a request to its first token. The target is that of a prompt of the mean length.",
-            TTFT,
-            "ttft_target_seconds",
-        ),
-        _percentiles(
-            "Time per output token",
-            "Mean time per token after the first, of finished requests.",
-            TPOT,
-            "tpot_target_seconds",
-        ),
-        lines(
-            "Requests in target",
-            "Share of first tokens and of finished requests within the targets of `spec.slo`. The dashed line is the "
-            "promise: 95%.",
-            "percentunit",
-            [
-                Query(in_target("first_tokens", ONE_SERVICE, ()), "First tokens (TTFT)", style.PROMPT),
-                Query(in_target("outputs", ONE_SERVICE, ()), "Outputs (TPOT)", style.OUTPUT),
-            ],
-            top=1,
-            line=(0.95, style.TARGET),
-            calcs=("min", "mean", "lastNotNull"),
-        ),
-    ]
+def _share(part: str, whole: str) -> str:
+    return ratio(rate(f"{_GATEWAY}_{part}_total", BEHIND), rate(f"{_GATEWAY}_{whole}_total", BEHIND))
 
 
-def _load() -> list[Panel]:
-    queue = "vllm:request_queue_time_seconds"
-    return [
-        lines(
-            "Requests",
-            "Requests that engines accepted, and requests that were answered to the end, per second.",
-            "reqps",
-            [
-                Query(rate("inflight_arrived_requests_total", ONE_SERVICE), "Arriving", style.WAITING),
-                Query(rate("vllm:request_success_total", ONE_SERVICE), "Finished", style.READY),
-            ],
-        ),
-        lines(
-            "Tokens",
-            "Prompt tokens of requests whose prefill ended, and generated tokens, per second.",
-            "short",
-            [
-                Query(rate("vllm:prompt_tokens_total", ONE_SERVICE), "Prompt tokens/s", style.PROMPT),
-                Query(rate("vllm:generation_tokens_total", ONE_SERVICE), "Output tokens/s", style.OUTPUT),
-            ],
-        ),
-        lines(
-            "Requests running and waiting",
-            "Requests with a slot, and requests that wait for one, over all pods.",
-            "short",
-            [
-                Query(value("running_requests"), "Running", style.RUNNING),
-                Query(value("waiting_requests"), "Waiting", style.WAITING),
-            ],
-            stacked=True,
-        ),
-        lines(
-            "Queue time",
-            "Predicted: seconds until all prompt tokens that wait now are computed, by the measured cost of steps, in "
-            "the pod with the longest queue. Measured: from arrival to a slot, of requests that got one.",
-            "s",
-            [
-                Query(f"max(inflight_predicted_queue_seconds{{{ONE_SERVICE}}})", "Predicted, longest", style.MODELLED),
-                *percentiles(queue, ONE_SERVICE, 0.5, 0.95, named="Measured "),
-            ],
-        ),
-    ]
+def _by_pod(metric: str) -> str:
+    return f"max by (pod) ({metric}{{{ONE_SERVICE}}})"
 
 
-def _scale() -> list[Panel]:
-    return [
-        replicas_panel(),
-        limits_panel(
-            "max_num_seqs",
-            "Requests that run at once: max_num_seqs",
-            "Requests that one engine runs at once.",
-        ),
-        limits_panel(
-            "max_num_batched_tokens",
-            "Tokens of a step: max_num_batched_tokens",
-            "Tokens that one engine computes in a step.",
-        ),
-    ]
+_PREDICTED_QUEUE = f"max(inflight_predicted_queue_seconds{{{ONE_SERVICE}}})"
 
-
-def _memory() -> list[Panel]:
-    return [
-        lines(
-            "KV cache by pod",
-            "Share of the KV cache in use. Near 100%, requests are preempted.",
-            "percentunit",
-            [Query(f"max by (pod) (vllm:kv_cache_usage_perc{{{ONE_SERVICE}}})", "{{pod}}")],
-            top=1,
-        ),
-        lines(
-            "Preemptions by pod",
-            "Requests per second that lost their slot because the KV cache was full. They are computed again or "
-            "swapped, which costs throughput.",
-            "ops",
-            [Query(rate("vllm:num_preemptions_total", ONE_SERVICE, ("pod",)), "{{pod}}")],
-            least_top=style.FEW_PER_SECOND,
-        ),
-        lines(
-            "Rejected requests",
-            "Requests per second that engines refused, by reason. Clients got 503, or 400 where the request can never "
-            "fit.",
-            "reqps",
-            [Query(rate("inflight_admission_rejections_total", ONE_SERVICE, ("reason",)), "{{reason}}")],
-            stacked=True,
-            least_top=style.FEW_PER_SECOND,
-        ),
-    ]
-
-
-def _pods() -> Panel:
-    recent, labels = "5m", ("pod",)
-    address = (
-        f"/d/{uid('engine')}?${{datasource:queryparam}}&${{namespace:queryparam}}&${{service:queryparam}}"
-        "&var-pod=${__data.fields.Pod}&${__url_time_range}"
-    )
-
-    def now(metric: str) -> str:
-        return f"max by (pod) ({metric}{{{ONE_SERVICE}}})"
-
-    return rows(
-        "Pods",
-        "One row for each engine pod. A click on a pod opens its engine. Rates and percentiles are those of the last "
-        "five minutes.",
-        {"pod": "Pod"},
-        [
-            Column("Running", now("vllm:num_requests_running"), "none"),
-            Column("Waiting", now("vllm:num_requests_waiting"), "none"),
-            Column("Predicted queue", now("inflight_predicted_queue_seconds"), "s"),
-            Column("KV cache", now("vllm:kv_cache_usage_perc"), "percentunit", 0, style.KV_USE),
-            Column("Requests/s", rate("inflight_arrived_requests_total", ONE_SERVICE, labels, recent), "none", 1),
-            Column("Tokens/s", rate("vllm:generation_tokens_total", ONE_SERVICE, labels, recent), "short", 0),
-            Column("TTFT p95", quantile(0.95, TTFT, ONE_SERVICE, labels, recent), "s"),
-            Column("TPOT p95", quantile(0.95, TPOT, ONE_SERVICE, labels, recent), "s"),
-            Column("Restarts", now("inflight_engine_restarts_total"), "none", steps=style.FAULTS),
-        ],
-        sort=("TTFT p95", True),
-        links={"Pod": ("Open the engine", address)},
-    )
+DASHBOARD = Dashboard(
+    "service",
+    "One InferenceService: latency against its targets, load, KV cache, replicas and limits, with the operator's "
+    "decisions as marks.",
+    {
+        Row("Is it fine", 4, 3): {
+            "State": number(
+                "none",
+                "Reason of the condition Ready. `kubectl describe ifsvc` has the sentence that goes with it.",
+                Query("{{state}}", f"{known('service_state', ONE_SERVICE, ('state',))} == 1"),
+                shows="name",
+            ),
+            "Ready": number(
+                "percentunit",
+                "Pods that take requests, as a share of the replicas ordered.",
+                Query("Ready / ordered", ratio(value("ready_replicas"), value("replicas"))),
+                steps=((None, style.BAD), (0.5, style.WARNING), (1, style.GOOD)),
+                decimals=0,
+                none="None ordered",
+            ),
+            "TTFT / target": _of_target("time to first token", _TTFT, "ttft_target_seconds"),
+            "TPOT / target": _of_target("time per output token", _TPOT, "tpot_target_seconds"),
+            "Waiting": number(
+                "short", "Requests without a slot, over all pods.", Query("Waiting", value("waiting_requests"))
+            ),
+            "Queue ahead": number(
+                "s",
+                "Seconds until all prompt tokens that wait now are computed, by the measured cost of steps: the pod "
+                "with the longest queue.",
+                Query("Longest", _PREDICTED_QUEUE),
+            ),
+            "KV cache": number(
+                "percentunit",
+                "Share of the KV cache in use, the mean of the pods.",
+                Query("In use", value("kv_utilization")),
+                steps=style.KV_USE,
+                decimals=0,
+            ),
+            "Cost/hour": number(
+                "none",
+                "Cost of the pods for an hour, by `spec.cost`.",
+                Query("{{currency}}", known("service_cost_per_hour", ONE_SERVICE, ("currency",))),
+                decimals=2,
+                shows="value_and_name",
+                none="No price",
+            ),
+        },
+        Row("Latency", 11, 8): {
+            "Time to first token": _against_target(
+                "From the arrival of a request to its first token. The target is that of a prompt of the mean length.",
+                _TTFT,
+                "ttft_target_seconds",
+            ),
+            "Time per output token": _against_target(
+                "Mean time per token after the first, of finished requests.", _TPOT, "tpot_target_seconds"
+            ),
+            "Requests in target": lines(
+                "percentunit",
+                "Share of first tokens and of finished requests within the targets of `spec.slo`. The dashed line is "
+                "the promise: 95%.",
+                Query("First tokens (TTFT)", in_target("first_tokens", ONE_SERVICE, ()), style.PROMPT),
+                Query("Outputs (TPOT)", in_target("outputs", ONE_SERVICE, ()), style.OUTPUT),
+                top=1,
+                line=0.95,
+                calcs=("min", "mean", "lastNotNull"),
+            ),
+        },
+        Row("Load", 9, 12): {
+            "Requests": lines(
+                "reqps",
+                "Requests that engines accepted, and requests that were answered to the end, per second.",
+                Query("Arriving", rate("inflight_arrived_requests_total", ONE_SERVICE), style.WAITING),
+                Query("Finished", rate("vllm:request_success_total", ONE_SERVICE), style.READY),
+            ),
+            "Tokens": lines(
+                "short",
+                "Prompt tokens of requests whose prefill ended, and generated tokens, per second.",
+                Query("Prompt tokens/s", rate("vllm:prompt_tokens_total", ONE_SERVICE), style.PROMPT),
+                Query("Output tokens/s", rate("vllm:generation_tokens_total", ONE_SERVICE), style.OUTPUT),
+            ),
+            "Requests running and waiting": lines(
+                "short",
+                "Requests with a slot, and requests that wait for one, over all pods.",
+                Query("Running", value("running_requests"), style.RUNNING),
+                Query("Waiting", value("waiting_requests"), style.WAITING),
+                stacked=True,
+            ),
+            "Queue time": lines(
+                "s",
+                "Predicted: seconds until all prompt tokens that wait now are computed, by the measured cost of "
+                "steps, in the pod with the longest queue. Measured: from arrival to a slot, of requests that got "
+                "one.",
+                Query("Predicted, longest", _PREDICTED_QUEUE, style.MODELLED),
+                *percentiles("vllm:request_queue_time_seconds", ONE_SERVICE, 0.5, 0.95, named="Measured "),
+            ),
+        },
+        Row("Replicas and limits", 10, 8): {
+            "Replicas": replicas(),
+            "Requests that run at once: max_num_seqs": MAX_NUM_SEQS,
+            "Tokens of a step: max_num_batched_tokens": MAX_NUM_BATCHED_TOKENS,
+        },
+        Row("Memory and rejections", 12, 8): {
+            "KV cache by pod": lines(
+                "percentunit",
+                "Share of the KV cache in use. Near 100%, requests are preempted.",
+                Query("{{pod}}", _by_pod("vllm:kv_cache_usage_perc")),
+                top=1,
+            ),
+            "Preemptions by pod": lines(
+                "ops",
+                "Requests per second that lost their slot because the KV cache was full. They are computed again or "
+                "swapped, which costs throughput.",
+                Query("{{pod}}", rate("vllm:num_preemptions_total", ONE_SERVICE, ("pod",))),
+                least_top=style.FEW_PER_SECOND,
+            ),
+            "Rejected requests": lines(
+                "reqps",
+                "Requests per second that engines refused, by reason. Clients got 503, or 400 where the request can "
+                "never fit.",
+                Query("{{reason}}", rate("inflight_admission_rejections_total", ONE_SERVICE, ("reason",))),
+                stacked=True,
+                least_top=style.FEW_PER_SECOND,
+            ),
+        },
+        Row("Gateway (services with spec.gateway.enabled)", 9, 8): {
+            "Requests at the gateway by status": lines(
+                "reqps",
+                "Requests per second that ended, by the HTTP status that the client got. 0: the client left before "
+                "one.",
+                Query("{{status}}", rate(f"{_GATEWAY}_requests_total", BEHIND, ("status",))),
+                stacked=True,
+                colors={"200": style.GOOD, "429": style.WARNING, "502": style.BAD, "503": style.BAD, "504": style.BAD},
+            ),
+            "Time to first token at the gateway": _against_target(
+                "As clients see it: from the arrival of a request at the gateway to its first token, with the time "
+                "that it waited there and all attempts.",
+                f"{_GATEWAY}_time_to_first_token_seconds",
+                "ttft_target_seconds",
+                BEHIND,
+            ),
+            "Requests held and in flight": lines(
+                "short",
+                "Held: requests that wait at the gateway for an engine that can start them. In flight: requests that "
+                "the gateway sent to engines.",
+                Query("In flight", added(f"{_GATEWAY}_requests_in_flight{{{BEHIND}}}"), style.RUNNING),
+                Query("Held", added(f"{_GATEWAY}_held_requests{{{BEHIND}}}"), style.WAITING),
+                stacked=True,
+            ),
+            "Time held": lines(
+                "s",
+                "How long requests waited at the gateway before they were sent to an engine, and how long the oldest "
+                "request has waited now.",
+                *percentiles(f"{_GATEWAY}_held_seconds", BEHIND, 0.5, 0.95),
+                Query("Oldest now", f"max({_GATEWAY}_oldest_held_seconds{{{BEHIND}}})", style.WAITING),
+            ),
+            "Attempts and continuations": lines(
+                "short",
+                "Attempts: engines that a request was sent to, the mean; 1 without a failure. Continuations: answers "
+                "per request that went on at another engine after the client had some of them.",
+                Query("Attempts/request", _share("attempts", "requests"), style.MEASURED),
+                Query("Continuations/request", _share("continuations", "requests"), style.WARNING),
+                decimals=2,
+            ),
+            "Longest gap in a stream": lines(
+                "s",
+                "The longest time between two pieces of the same stream: a stream that goes on at another engine has "
+                "a gap.",
+                *percentiles(f"{_GATEWAY}_longest_gap_seconds", BEHIND, 0.5, 0.99),
+            ),
+            "Picks by reason": lines(
+                "ops",
+                "Engines chosen per second, by what decided the choice.",
+                Query("{{reason}}", rate(f"{_GATEWAY}_picks_total", BEHIND, ("reason",))),
+                stacked=True,
+            ),
+            "Prefix cache hits": lines(
+                "percentunit",
+                "Share of prompt tokens that the chosen engine's prefix cache held: as the gateway predicted, and as "
+                "engines counted. Predictions are estimated from characters.",
+                Query("Predicted", _share("cached_tokens_predicted", "prompt_tokens"), style.MODELLED),
+                Query("Found", _share("cached_tokens_found", "prompt_tokens"), style.MEASURED),
+            ),
+            "Tokens by tenant": lines(
+                "short",
+                "Prompt and output tokens per second of each tenant. `anonymous`: requests without an API key.",
+                Query(
+                    "{{tenant}}",
+                    rate(f"{_GATEWAY}_tenant_tokens_total", f'{BEHIND}, kind=~"prompt|completion"', ("tenant",)),
+                ),
+                stacked=True,
+            ),
+        },
+        Row("Pods", 7, 24): {
+            "Pods": table(
+                "One row for each engine pod. A click on a pod opens its engine. Rates and percentiles are those of "
+                "the last five minutes.",
+                {"pod": "Pod"},
+                Column("Running", "none", _by_pod("vllm:num_requests_running")),
+                Column("Waiting", "none", _by_pod("vllm:num_requests_waiting")),
+                Column("Predicted queue", "s", _by_pod("inflight_predicted_queue_seconds")),
+                Column("KV cache", "percentunit", _by_pod("vllm:kv_cache_usage_perc"), 0, style.KV_USE),
+                Column("Requests/s", "none", rate("inflight_arrived_requests_total", ONE_SERVICE, ("pod",), "5m"), 1),
+                Column("Tokens/s", "short", rate("vllm:generation_tokens_total", ONE_SERVICE, ("pod",), "5m"), 0),
+                Column("TTFT p95", "s", quantile(0.95, _TTFT, ONE_SERVICE, ("pod",), "5m")),
+                Column("TPOT p95", "s", quantile(0.95, _TPOT, ONE_SERVICE, ("pod",), "5m")),
+                Column("Restarts", "none", _by_pod("inflight_engine_restarts_total"), steps=style.FAULTS),
+                sort=("TTFT p95", True),
+                links={
+                    "Pod": (
+                        "Open the engine",
+                        "/d/inflight-engine?${datasource:queryparam}&${namespace:queryparam}&${service:queryparam}"
+                        "&var-pod=${__data.fields.Pod}&${__url_time_range}",
+                    )
+                },
+            )
+        },
+    },
+    decisions=True,
+)

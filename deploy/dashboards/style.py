@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from grafana_foundation_sdk.builders import dashboard as build
-from grafana_foundation_sdk.models import dashboard as model
-
 GOOD, WARNING, BAD, NEUTRAL = "green", "orange", "red", "text"
 TARGET = "red"
 """Lines of targets and hard bounds; dashed."""
@@ -46,14 +43,3 @@ OF_TARGET: Steps = ((None, GOOD), (0.8, WARNING), (1.0, BAD))
 FAULTS: Steps = ((None, GOOD), (1, BAD))
 KV_USE: Steps = ((None, GOOD), (0.8, WARNING), (0.9, BAD))
 PLAIN: Steps = ((None, NEUTRAL),)
-
-
-def thresholds(steps: Steps) -> build.ThresholdsConfig:
-    """In the units of the field."""
-    made = [model.Threshold(value=value, color=color) for value, color in steps]
-    return build.ThresholdsConfig().mode(model.ThresholdsMode.ABSOLUTE).steps(made)
-
-
-def fixed(color: str) -> dict[str, object]:
-    """The value of the property `color` of a field."""
-    return {"mode": "fixed", "fixedColor": color}

@@ -14,26 +14,6 @@ from docs.generate.parsers import PARSERS, kubectl_inflight, subcommands
 _HEADER = ("flag", "meaning")
 
 
-def engine_page() -> str:
-    """`inflight-engine`."""
-    return _argparse_page("inflight-engine")
-
-
-def gateway_page() -> str:
-    """`inflight-gateway`."""
-    return _argparse_page("inflight-gateway")
-
-
-def operator_page() -> str:
-    """`inflight-operator`."""
-    return _argparse_page("inflight-operator")
-
-
-def simulator_page() -> str:
-    """`inflight-simulate`."""
-    return _argparse_page("inflight-simulate")
-
-
 def kubectl_page() -> str:
     """`kubectl inflight`."""
     top = GENERATED + "# kubectl inflight\n"
@@ -42,7 +22,8 @@ def kubectl_page() -> str:
     )
 
 
-def _argparse_page(program: str) -> str:
+def page(program: str) -> str:
+    """One of `PARSERS`."""
     return GENERATED + f"# {program}\n" + "".join(_argparse_sections(PARSERS[program](), top=True))
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from e2e.disruptions import processes
 from e2e.disruptions.stage import OPERATOR, Stage, system_pods
-from tools.localcluster import host, packages
+from tools.localcluster import packages
+from tools.localcluster.commands import output
 from tools.testbed.pods import Pod
 
 RESPONDER = Path(__file__).resolve().with_name("metrics_page.py")
@@ -92,5 +93,5 @@ def _replace_page(page: str, stage: Stage, victim: Pod, operators: list[Pod]) ->
     stage.on_way_back(responder.terminate)
     if responder.stdout is None or responder.stdout.readline() != "ready\n":
         raise RuntimeError(f"the responder did not start: exit code {responder.wait()}")
-    host.run([*nft, "-f", "-"], redirect(TABLE, [pod.address for pod in operators], victim.address))
+    output([*nft, "-f", "-"], text=redirect(TABLE, [pod.address for pod in operators], victim.address))
     return responder

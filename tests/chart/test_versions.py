@@ -24,7 +24,7 @@ def test_images_are_built_with_the_version_unless_another_is_given():
 
 
 def test_the_local_cluster_runs_the_envoy_that_the_chart_names():
-    dockerfile = (PROJECT / "e2e" / "cluster" / "envoy" / "Dockerfile").read_text()
+    dockerfile = (PROJECT / "tools" / "localcluster" / "envoy" / "Dockerfile").read_text()
     version = re.search(rf"^ARG ENVOY_VERSION=({RELEASE})$", dockerfile, re.MULTILINE)[1]
     values = yaml.safe_load((PROJECT / "helm" / "inflight" / "values.yaml").read_text())
     assert values["gateway"]["envoy"]["image"]["tag"] == f"v{version}"

@@ -63,23 +63,23 @@ def test_kustomize_with_the_gateway_builds_what_the_chart_renders_with_it():
         assert objects[identity] == one, identity
 
 
-def test_the_operator_of_the_overlay_with_the_gateway_may_list_what_it_lists():
+def test_the_operator_of_the_overlay_with_the_gateway_may_list_and_watch_what_it_watches():
     objects = built(KUSTOMIZE / "gateway")
     deployment = objects["Deployment", "inflight-operator"]
     arguments = cli.build_parser().parse_args(deployment["spec"]["template"]["spec"]["containers"][0]["args"])
     assert arguments.gateway_service
-    lists = {
+    watches = {
         (RESOURCES[kind][0].rpartition("/")[0], RESOURCES[kind][1])
         for kind in (*WATCHED_KINDS, *optional_kinds(endpoint_picker=arguments.gateway_endpoint_picker))
     }
-    may_list = {
+    may_watch = {
         (group, resource)
         for rule in objects["ClusterRole", "inflight-operator"]["rules"]
         for group in rule["apiGroups"]
         for resource in rule["resources"]
-        if "list" in rule["verbs"]
+        if {"list", "watch"} <= set(rule["verbs"])
     }
-    assert lists <= may_list
+    assert watches <= may_watch
 
 
 def test_the_overlay_sets_both_images_and_the_replicas():

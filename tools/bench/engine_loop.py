@@ -179,33 +179,16 @@ def write_model(folder: Path) -> None:
     import torch
     from safetensors.torch import save_file
 
-    generator = torch.Generator().manual_seed(0)
-    hidden, intermediate, vocab = MODEL["hidden_size"], MODEL["intermediate_size"], MODEL["vocab_size"]
-    queries = MODEL["num_attention_heads"] * MODEL["head_dim"]
-    keys = MODEL["num_key_value_heads"] * MODEL["head_dim"]
+    from tools.bench.gpu.shapes import parameter_shapes
 
-    def random(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator).mul(hidden**-0.5).bfloat16()
-
-    output = random(vocab, hidden)
-    output[STOP_TOKEN_ID] = 0
-    ones = torch.ones(hidden, dtype=torch.bfloat16)
-    tensors = {"model.embed_tokens.weight": random(vocab, hidden), "model.norm.weight": ones, "lm_head.weight": output}
-    for layer in range(MODEL["num_hidden_layers"]):
-        tensors |= {
-            f"model.layers.{layer}.{name}.weight": tensor
-            for name, tensor in {
-                "self_attn.q_proj": random(queries, hidden),
-                "self_attn.k_proj": random(keys, hidden),
-                "self_attn.v_proj": random(keys, hidden),
-                "self_attn.o_proj": random(hidden, queries),
-                "mlp.gate_proj": random(intermediate, hidden),
-                "mlp.up_proj": random(intermediate, hidden),
-                "mlp.down_proj": random(hidden, intermediate),
-                "input_layernorm": ones.clone(),
-                "post_attention_layernorm": ones.clone(),
-            }.items()
-        }
+    generator, deviation = torch.Generator().manual_seed(0), MODEL["hidden_size"] ** -0.5
+    tensors = {
+        name: torch.randn(shape, generator=generator).mul(deviation).bfloat16()
+        if len(shape) == 2
+        else torch.ones(shape, dtype=torch.bfloat16)
+        for name, shape in parameter_shapes(MODEL).items()
+    }
+    tensors["lm_head.weight"][STOP_TOKEN_ID] = 0
     save_file(tensors, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(MODEL))
 

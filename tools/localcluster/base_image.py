@@ -11,14 +11,13 @@ import hashlib
 import json
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 
 from tools.localcluster import oci_archive, packages
+from tools.localcluster.commands import output
 from tools.localcluster.errors import ClusterError
-from tools.localcluster.gotoolchain import last_line
 from tools.localcluster.image_store import ImageStore
 from tools.localcluster.layout import Layout
 from tools.localcluster.oci_archive import ImageConfig
@@ -120,11 +119,10 @@ def ensure_root_file_system(layout: Layout, progress: Progress) -> Path:
         str(partial),
     ]
     with step(progress, f"making the base image's file system (Debian {SUITE} with Python)"):
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(
-            f"mmdebstrap could not make the base image ({last_line(done.stderr)}); "
-            "check that Debian's package mirror can be reached and run this again"
+        output(
+            command,
+            "mmdebstrap could not make the base image ({last}); "
+            "check that Debian's package mirror can be reached and run this again",
         )
     partial.rename(target)
     return target
@@ -132,10 +130,8 @@ def ensure_root_file_system(layout: Layout, progress: Progress) -> Path:
 
 def settings_files(environment: Mapping[str, str]) -> dict[str, tuple[bytes, int]]:
     """The files on top of Debian: this machine's authorities and index settings; name -> (content, mode)."""
-    listing = subprocess.run(
-        [sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=False, env=environment
-    )
-    pip = parse_pip_settings(listing.stdout)
+    listing = output([sys.executable, "-m", "pip", "config", "list"], env=environment, check=False)
+    pip = parse_pip_settings(listing)
     return {
         AUTHORITIES_IN_IMAGE: (authorities(environment), 0o644),
         "/etc/pip.conf": (pip_configuration(pip).encode(), 0o644),

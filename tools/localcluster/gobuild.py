@@ -6,11 +6,12 @@ import os
 import shutil
 import subprocess
 from collections.abc import Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tools.localcluster import goparts, gotoolchain, machine
+from tools.localcluster.commands import followed
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.files import remove_tree
 from tools.localcluster.goparts import Part
@@ -109,19 +110,7 @@ def _build(
     environment = gotoolchain.build_environment(os.environ, layout, machine.available_memory())
     counter = _Counter()
     with step(progress, f"building {part.name}{label}", counter.text):
-        process = subprocess.Popen(
-            command, cwd=part.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        running.add(process)
-        try:
-            assert process.stdout is not None
-            for line in process.stdout:
-                counter.read(line.rstrip())
-            code = process.wait()
-        finally:
-            process.terminate()
-            process.wait()
-            running.discard(process)
+        code = followed(command, counter.read, running, cwd=part.folder, env=environment)
     if code:
         raise ClusterError(
             f"{part.name} could not be built ({counter.complaint or f'go build ended with {code}'}); "
@@ -137,46 +126,30 @@ def _build(
 
 
 class BuildPlan:
-    """Builds parts in the background, in lanes that run side by side; each part's folder can be waited for.
+    """Builds parts in the background, two at a time and in this order; each part's folder can be waited for.
 
-    Lanes fill each other's gaps: while one fetches modules or links (one core), the other compiles.
+    Two fill each other's gaps: while one fetches modules or links (one core), the other compiles.
     """
 
-    def __init__(self, lanes: Sequence[Sequence[Part]], layout: Layout, progress: Progress) -> None:
-        self._layout = layout
-        self._progress = progress
-        missing = [part for lane in lanes for part in lane if not is_built(part, layout)]
-        self._labels = {part.name: f" ({index} of {len(missing)})" for index, part in enumerate(missing, 1)}
-        self._futures: dict[str, Future[Path]] = {part.name: Future() for lane in lanes for part in lane}
-        self._running: set[subprocess.Popen[str]] = set()
-        self._closed = False
+    def __init__(self, parts: Sequence[Part], layout: Layout, progress: Progress) -> None:
+        missing = [part for part in parts if not is_built(part, layout)]
+        labels = {part.name: f" ({index} of {len(missing)})" for index, part in enumerate(missing, 1)}
         if missing:
             gotoolchain.find_go(layout, progress)
-        self._pool = ThreadPoolExecutor(max_workers=len(lanes))
-        for lane in lanes:
-            self._pool.submit(self._run_lane, lane)
-
-    def _run_lane(self, lane: Sequence[Part]) -> None:
-        for index, part in enumerate(lane):
-            try:
-                if self._closed:
-                    raise ClusterError(f"{part.name} was not built because something else failed")
-                label = self._labels.get(part.name, "")
-                folder = ensure_part(part, self._layout, self._progress, label, self._running)
-            except BaseException as error:
-                # All that wait for this part or a later one of the lane get the error.
-                for waiting in lane[index:]:
-                    self._futures[waiting.name].set_exception(error)
-                return
-            self._futures[part.name].set_result(folder)
+        self._running: set[subprocess.Popen[str]] = set()
+        self._pool = ThreadPoolExecutor(max_workers=2)
+        self._futures = {
+            part.name: self._pool.submit(ensure_part, part, layout, progress, labels.get(part.name, ""), self._running)
+            for part in parts
+        }
 
     def folder(self, part: Part) -> Path:
         """Wait until `part` is built; its folder. Raises ClusterError when the build failed."""
         return self._futures[part.name].result()
 
     def close(self) -> None:
-        """End what still builds (a later build goes on from there) and wait for the lanes."""
-        self._closed = True
+        """End what still builds (a later build goes on from there); those that wait for a part get an error."""
+        self._pool.shutdown(wait=False, cancel_futures=True)
         for process in tuple(self._running):
             process.terminate()
         self._pool.shutdown()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,72 +14,57 @@ BUILD_FLAGS = ("-trimpath", "-buildvcs=false")
 
 @dataclass(frozen=True)
 class Part:
-    """One `go build`: `packages` of the module folder `module` become `binaries`.
-
-    Attributes:
-        version_of: the required module whose version is stamped into a Kubernetes binary.
-        tags: build tags.
-    """
+    """One `go build`: `packages` of the module folder `module`, with the build tags `tags`."""
 
     name: str
     module: str
     packages: tuple[str, ...]
-    binaries: tuple[str, ...]
-    version_of: str | None = None
     tags: tuple[str, ...] = ()
 
     @property
     def folder(self) -> Path:
         return GO_MODULES / self.module
 
-
-_KUBERNETES = "k8s.io/kubernetes/cmd"
-_CONTAINERD = "github.com/containerd/containerd/v2/cmd"
-_CNI = "github.com/containernetworking/plugins/plugins"
-_BUILDKIT = "github.com/moby/buildkit/cmd"
-
-
-def _part(
-    name: str,
-    module: str,
-    prefix: str,
-    packages: tuple[str, ...],
-    *,
-    version_of: str | None = None,
-    tags: tuple[str, ...] = (),
-) -> Part:
-    return Part(
-        name=name,
-        module=module,
-        packages=tuple(f"{prefix}/{package}" for package in packages),
-        binaries=tuple(package.rsplit("/", 1)[-1] for package in packages),
-        version_of=version_of,
-        tags=tags,
-    )
+    @property
+    def binaries(self) -> tuple[str, ...]:
+        """Names of the programs: those of the packages, of a single one that of the part."""
+        return (self.name,) if len(self.packages) == 1 else tuple(each.rsplit("/", 1)[-1] for each in self.packages)
 
 
-ETCD = Part("etcd", "etcd", ("go.etcd.io/etcd/server/v3",), ("etcd",))
+def _below(prefix: str, *packages: str) -> tuple[str, ...]:
+    return tuple(f"{prefix}/{package}" for package in packages)
+
+
+KUBERNETES = "k8s.io/kubernetes"
+ETCD = Part("etcd", "etcd", ("go.etcd.io/etcd/server/v3",))
 # On its own, so that tests which need only an API server wait for nothing else.
-APISERVER = _part("kube-apiserver", "kubernetes", _KUBERNETES, ("kube-apiserver",), version_of="k8s.io/kubernetes")
-NODE = _part(
+APISERVER = Part("kube-apiserver", "kubernetes", (f"{KUBERNETES}/cmd/kube-apiserver",))
+NODE = Part(
     "kubernetes-node",
     "kubernetes",
-    _KUBERNETES,
-    ("kubelet", "kube-proxy", "kube-scheduler", "kube-controller-manager"),
-    version_of="k8s.io/kubernetes",
+    _below(f"{KUBERNETES}/cmd", "kubelet", "kube-proxy", "kube-scheduler", "kube-controller-manager"),
 )
-CONTAINERD = _part("containerd", "containerd", _CONTAINERD, ("containerd", "containerd-shim-runc-v2", "ctr"))
-CNI = _part("cni", "cni", _CNI, ("main/ptp", "main/loopback", "ipam/host-local"))
-BUILDKIT = _part("buildkit", "buildkit", _BUILDKIT, ("buildkitd", "buildctl"))
-COREDNS = Part("coredns", "coredns", (".",), ("coredns",))
-PAUSE = Part("pause", "pause", (".",), ("pause",))
+CONTAINERD = Part(
+    "containerd",
+    "containerd",
+    _below("github.com/containerd/containerd/v2/cmd", "containerd", "containerd-shim-runc-v2", "ctr"),
+)
+CNI = Part(
+    "cni",
+    "cni",
+    _below("github.com/containernetworking/plugins/plugins", "main/ptp", "main/loopback", "ipam/host-local"),
+)
+BUILDKIT = Part("buildkit", "buildkit", _below("github.com/moby/buildkit/cmd", "buildkitd", "buildctl"))
+COREDNS = Part("coredns", "coredns", (".",))
+PAUSE = Part("pause", "pause", (".",))
 # Without the clients of thirty clouds: what checks metrics and rules discovers no targets.
-PROMTOOL = _part("promtool", "promtool", "github.com/prometheus/prometheus/cmd", ("promtool",), tags=("remove_all_sd",))
+PROMTOOL = Part("promtool", "promtool", ("github.com/prometheus/prometheus/cmd/promtool",), tags=("remove_all_sd",))
 # Fake nodes and pods, for the operator's benchmark alone.
-KWOK = _part("kwok", "kwok", "sigs.k8s.io/kwok/cmd", ("kwok",))
+KWOK = Part("kwok", "kwok", ("sigs.k8s.io/kwok/cmd/kwok",))
 
-NODE_PARTS = (ETCD, APISERVER, NODE, CONTAINERD, CNI, BUILDKIT, COREDNS, PAUSE)
-"""Parts of the own node."""
+NODE_PARTS = (CONTAINERD, PAUSE, CNI, ETCD, BUILDKIT, APISERVER, COREDNS, NODE)
+"""Parts of the own node, in the order in which they are built: those that image builds need come first, so that images
+are built while Kubernetes still compiles."""
 
 
 def required_version(go_mod: str, module: str) -> str:
@@ -94,8 +78,8 @@ def required_version(go_mod: str, module: str) -> str:
 def linker_flags(part: Part, go_mod: str) -> str:
     """Value of `-ldflags`: no symbol table, and for Kubernetes the version that `kubectl version` shows."""
     flags = ["-s", "-w"]
-    if part.version_of:
-        version = required_version(go_mod, part.version_of)
+    if part.module == "kubernetes":
+        version = required_version(go_mod, KUBERNETES)
         major, minor, _ = version.lstrip("v").split(".", 2)
         stamp = {"gitVersion": version, "gitMajor": major, "gitMinor": minor}
         flags += [f"-X k8s.io/component-base/version.{key}={value}" for key, value in stamp.items()]
@@ -124,12 +108,3 @@ def fingerprint(part: Part) -> str:
     flags = (*BUILD_FLAGS, *_tag_flags(part))
     digest.update(repr((part.packages, flags, linker_flags(part, go_mod))).encode())
     return digest.hexdigest()[:12]
-
-
-def minimum_go(go_mods: Iterable[str]) -> tuple[int, int, int]:
-    """The newest `go` line among the texts of go.mod files, as (1, 26, 8)."""
-    versions = [(1, 0, 0)]
-    for text in go_mods:
-        if found := re.search(r"^go (\d+)\.(\d+)(?:\.(\d+))?", text, re.MULTILINE):
-            versions.append((int(found.group(1)), int(found.group(2)), int(found.group(3) or 0)))
-    return max(versions)

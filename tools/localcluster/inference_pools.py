@@ -8,12 +8,11 @@ docs/guides/gateway.md.
 from __future__ import annotations
 
 import os
-import subprocess
 import tempfile
 from pathlib import Path
 
 from tools.localcluster import goparts, gotoolchain
-from tools.localcluster.errors import ClusterError
+from tools.localcluster.commands import output
 from tools.localcluster.files import write_whole
 from tools.localcluster.layout import GO_MODULES, Layout
 from tools.localcluster.locking import exclusive
@@ -50,17 +49,11 @@ def _download(layout: Layout, progress: Progress) -> str:
         # Go's own cache may be deleted at any time by the end of a build. `-modcacherw`: its files are read-only
         # otherwise, and this folder could not be deleted.
         own_cache = {"GOMODCACHE": modules, "GOFLAGS": "-modcacherw"}
-        done = subprocess.run(
+        output(
             [str(go), "mod", "download", MODULE],
+            f"the Go module {MODULE} could not be downloaded ({{complaint}}); "
+            "check that Go modules can be fetched, and run this again",
             cwd=FOLDER,
             env=gotoolchain.build_environment(os.environ, layout, 0) | own_cache,
-            capture_output=True,
-            text=True,
-            check=False,
         )
-        if done.returncode:
-            raise ClusterError(
-                f"the Go module {MODULE} could not be downloaded ({done.stderr.strip() or 'no message'}); "
-                "check that Go modules can be fetched, and run this again"
-            )
         return Path(modules, f"{MODULE}@{version()}", FILE).read_text()

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
+from tools.localcluster.commands import installed, output
 from tools.localcluster.errors import ClusterError
-from tools.localcluster.installed import installed
 
 
 def binary() -> str:
@@ -32,17 +31,8 @@ def environment(kubeconfig: Path) -> dict[str, str]:
 
 def run(kubeconfig: Path, arguments: Sequence[str], text: str | None = None, *, check: bool = True) -> str:
     """Output of kubectl; with `check`, raises ClusterError with its complaint when it fails."""
-    done = subprocess.run(
-        [binary(), *arguments],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment(kubeconfig),
-    )
-    if check and done.returncode:
-        raise ClusterError(f"`kubectl {' '.join(arguments)}` failed: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+    failure = f"`kubectl {' '.join(arguments)}` failed: {{complaint}}"
+    return output([binary(), *arguments], failure, text=text, env=environment(kubeconfig), check=check)
 
 
 def replace_process(kubeconfig: Path, arguments: Sequence[str]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -16,54 +15,27 @@ Socket paths are limited to 107 bytes, which a folder below a home directory can
 """
 
 
-@dataclass(frozen=True)
 class Layout:
-    """Paths below the cache folder `root`. Nothing is created here."""
+    """Paths below the cache folder `root`. Nothing is created here.
 
-    root: Path
+    Attributes:
+        store: containerd's and BuildKit's stores: the images. Outlives a cluster.
+        cluster: all that belongs to one cluster: keys, etcd's data, the kubelet's folder, configurations.
+        host_changes: changes of the host that `down` has to revert.
+    """
 
-    @property
-    def bin(self) -> Path:
-        return self.root / "bin"
-
-    @property
-    def go(self) -> Path:
-        return self.root / "go"
-
-    @property
-    def locks(self) -> Path:
-        return self.root / "locks"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
-
-    @property
-    def downloads(self) -> Path:
-        return self.root / "images"
-
-    @property
-    def store(self) -> Path:
-        """containerd's and BuildKit's stores: the images. Outlives a cluster."""
-        return self.root / "state" / "store"
-
-    @property
-    def cluster(self) -> Path:
-        """Everything that belongs to one cluster: keys, etcd's data, the kubelet's folder, configs."""
-        return self.root / "state" / "cluster"
-
-    @property
-    def processes(self) -> Path:
-        return self.root / "state" / "processes"
-
-    @property
-    def host_changes(self) -> Path:
-        """Changes of the host that `down` has to revert."""
-        return self.root / "state" / "host-changes.json"
-
-    @property
-    def kubeconfig(self) -> Path:
-        return self.cluster / "pki" / "admin.kubeconfig"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.bin = root / "bin"
+        self.go = root / "go"
+        self.locks = root / "locks"
+        self.logs = root / "logs"
+        self.downloads = root / "images"
+        self.store = root / "state" / "store"
+        self.cluster = root / "state" / "cluster"
+        self.processes = root / "state" / "processes"
+        self.host_changes = root / "state" / "host-changes.json"
+        self.kubeconfig = self.cluster / "pki" / "admin.kubeconfig"
 
 
 def cache_root(environment: Mapping[str, str], home: Path) -> Path:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tools.localcluster import machine
+from tools.localcluster.commands import last_line
 from tools.localcluster.errors import ClusterError
-from tools.localcluster.gotoolchain import last_line
 from tools.localcluster.progress import Progress, step
 
 NEEDED: Mapping[str, str] = {

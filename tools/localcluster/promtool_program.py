@@ -18,15 +18,11 @@ PACKAGE = "prometheus"
 
 def ensure(layout: Layout, progress: Progress) -> Path:
     """Path of promtool."""
-    if on_path := shutil.which("promtool"):
-        return Path(on_path)
-    unpacked = layout.bin / "promtool-debian" / "promtool"
-    with exclusive(layout.locks / "promtool", "getting promtool", progress):
-        if unpacked.exists() or _from_debian(unpacked, progress):
-            return unpacked
-        folder = gobuild.ensure_part(goparts.PROMTOOL, layout, progress)
-        gobuild.drop_caches(layout, progress)
-        return folder / "promtool"
+    if found := _ready_made("promtool", layout, progress):
+        return found
+    folder = gobuild.ensure_part(goparts.PROMTOOL, layout, progress)
+    gobuild.drop_caches(layout, progress)
+    return folder / "promtool"
 
 
 def ensure_server(layout: Layout, progress: Progress) -> Path:
@@ -35,13 +31,18 @@ def ensure_server(layout: Layout, progress: Progress) -> Path:
     Raises:
         ClusterError: it is not on PATH, and the distribution does not give it.
     """
-    if on_path := shutil.which("prometheus"):
-        return Path(on_path)
-    unpacked = layout.bin / "prometheus-debian" / "prometheus"
-    with exclusive(layout.locks / "prometheus", "getting prometheus", progress):
-        if unpacked.exists() or _from_debian(unpacked, progress):
-            return unpacked
+    if found := _ready_made("prometheus", layout, progress):
+        return found
     raise ClusterError(f"the program prometheus is missing: install {PACKAGE}, or put it on PATH")
+
+
+def _ready_made(name: str, layout: Layout, progress: Progress) -> Path | None:
+    """Path of a program on PATH or of the distribution; None where there is neither."""
+    if on_path := shutil.which(name):
+        return Path(on_path)
+    unpacked = layout.bin / f"{name}-debian" / name
+    with exclusive(layout.locks / name, f"getting {name}", progress):
+        return unpacked if unpacked.exists() or _from_debian(unpacked, progress) else None
 
 
 def _from_debian(target: Path, progress: Progress) -> bool:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Mapping
 
 import yaml
 
 from inflight_base.manifest import Manifest
-from tools.localcluster import ClusterError, kubeconfig_path
-from tools.localcluster.installed import installed
+from tools.localcluster import kubeconfig_path
+from tools.localcluster.commands import installed, output
 from tools.localcluster.kubectl_program import environment
 from tools.localcluster.layout import REPOSITORY
 
@@ -46,7 +45,4 @@ def rendered(*flags: str) -> list[Manifest]:
 
 
 def _run(arguments: tuple[str, ...], environment: Mapping[str, str] | None = None) -> str:
-    done = subprocess.run([binary(), *arguments], capture_output=True, text=True, check=False, env=environment)
-    if done.returncode:
-        raise ClusterError(f"`helm {' '.join(arguments)}` failed: {done.stderr.strip() or done.stdout.strip()}")
-    return done.stdout
+    return output([binary(), *arguments], f"`helm {' '.join(arguments)}` failed: {{complaint}}", env=environment)

@@ -45,8 +45,8 @@ class Reflector:
 
     Args:
         on_changes: called for each page of a list, and for each event.
-        optional: the cluster may not have the kind, which is no problem: there are no objects then, and the reflector
-            looks again each minute.
+        optional: the cluster may not have the kind, or not permit a list, which is no problem: there are no objects
+            then, and the reflector looks again each minute.
 
     Attributes:
         listed: a list has succeeded since this process started, and the cluster still has the kind.
@@ -99,8 +99,8 @@ class Reflector:
                     self._version = ""
                 if error.status == 410 and failures == 1:
                     continue
-                if error.status == 404 and self._optional:
-                    self._absent()
+                if self._optional and (error.status == 404 or (error.status == 403 and not self.listed)):
+                    self._absent(error)
                     failures = 0
                     await asyncio.sleep(ABSENT_SECONDS * random.uniform(0.5, 1.0))
                     continue
@@ -156,13 +156,15 @@ class Reflector:
             logger.info("%s: the API server answers again", self.path)
         self.problem, self.status = "", 0
 
-    def _absent(self) -> None:
-        """The cluster does not have the kind, or no longer."""
+    def _absent(self, error: KubeApiError) -> None:
+        """The cluster does not have the kind, or no longer, or this process may not list it."""
         if self.listed:
             logger.info("%s: the cluster no longer has this API", self.path)
+        elif error.status == 403 != self.status:
+            logger.warning("continuing without a list: %s", error)
         gone: dict[ObjectKey, Manifest | None] = dict.fromkeys(self._known)
         self._known, self.listed = set(), False
-        self.problem, self.status = "", 404
+        self.problem, self.status = "", error.status
         self._on_changes(Changes(gone, ""))
 
     def _failed(self, problem: str, status: int) -> None:

@@ -55,7 +55,7 @@ _OVERLOADED: Json = {
         ),
     }
 }
-"""Refused by the overload manager (`overload.py`)."""
+"""Refused by the overload manager (`bootstrap.py`)."""
 
 _FAILED = _error("gateway: %LOCAL_REPLY_BODY%", "server_error")
 _REFUSED = _error("the gateway refuses the request: %RESPONSE_CODE_DETAILS%", "invalid_request_error")

@@ -58,9 +58,8 @@ class Client:
     def __init__(
         self, url: str, headers: Mapping[str, str] | None = None, *, keep: bool = True, read_seconds: float = 600.0
     ) -> None:
-        self._connector = (
-            _Connector(limit=0, keepalive_timeout=KEPT_SECONDS) if keep else _Connector(limit=0, force_close=True)
-        )
+        kept: dict[str, Any] = {"keepalive_timeout": KEPT_SECONDS} if keep else {"force_close": True}
+        self._connector = _Connector(limit=0, use_dns_cache=False, **kept)
         timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=read_seconds)
         self.http = aiohttp.ClientSession(url, connector=self._connector, timeout=timeout, headers=headers)
 

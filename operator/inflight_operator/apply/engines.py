@@ -7,7 +7,6 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
 
 import aiohttp
 
@@ -25,12 +24,6 @@ MAX_ANSWER_BYTES = 64 * 1024
 
 class EngineError(Exception):
     """An engine did not accept its limits; the message names the engine and the reason."""
-
-
-class Engines(Protocol):
-    """The methods in use of `EngineClient`."""
-
-    async def set_limits(self, pod: PodView, token: str, limits: LimitsInForce) -> None: ...
 
 
 class EngineClient:
@@ -94,7 +87,12 @@ class EngineTeller:
     """
 
     def __init__(
-        self, engines: Engines, clock: Clock, may_write: Callable[[], bool], pause: float = 5.0, concurrency: int = 64
+        self,
+        engines: EngineClient,
+        clock: Clock,
+        may_write: Callable[[], bool],
+        pause: float = 5.0,
+        concurrency: int = 64,
     ) -> None:
         self._may_write = may_write
         self._clock = clock

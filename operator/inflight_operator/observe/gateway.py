@@ -21,7 +21,7 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import GATEWAY_STATE_PORT
 from inflight_base.manifest.slices import GatewayAddress, address_of, endpoints
-from inflight_operator.backoff import pause
+from inflight_operator.clock import pause
 from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, count, gateway_view, seconds
 
 logger = logging.getLogger(__name__)

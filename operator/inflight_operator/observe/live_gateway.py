@@ -13,7 +13,7 @@ from inflight_base.kube.kinds import Selection
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import SLICE_OF_LABEL
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.keys.gateway_key import GATEWAY_KEY_SECRET_NAME, LiveGatewayKey
+from inflight_operator.keys import GATEWAY_KEY_SECRET_NAME, LiveGatewayKey
 from inflight_operator.observe.cache import ENDPOINTS
 from inflight_operator.observe.gateway import GatewayReader
 from inflight_operator.observe.gateway_view import GatewayView

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.snapshot import Snapshot
 from inflight_operator.reconcile.views import mean_slo
-from inflight_operator.telemetry.service_numbers import Shown
+from inflight_operator.telemetry.service_metrics import Shown
 
 
 def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:

@@ -15,9 +15,9 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import ENGINE_PORT, child_names, pod_labels, pool_port
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.render.gateway import behind_gateway
 from inflight_operator.render.metadata import child_metadata
 from inflight_operator.render.plan import Settings
+from inflight_operator.render.service import behind_gateway
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService

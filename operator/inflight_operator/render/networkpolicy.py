@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import ADMIN_PORT_NAME, HTTP_PORT_NAME, OPERATOR_LABELS, child_names, pod_labels
-from inflight_operator.render.gateway import behind_gateway, gateway_peer
 from inflight_operator.render.metadata import child_metadata
 from inflight_operator.render.observability import collector_egress, observability_of
 from inflight_operator.render.plan import Settings
+from inflight_operator.render.service import behind_gateway, gateway_peer
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService

@@ -4,7 +4,7 @@ import json
 import re
 from dataclasses import dataclass
 
-from deploy.dashboards.documents import FOLDER
+from deploy.dashboards.__main__ import FOLDER
 
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 NAMES = tuple(DASHBOARDS)

@@ -4,8 +4,8 @@ import copy
 
 import pytest
 
-from deploy.dashboards.typecheck import problems
 from tests.deploy.dashboards.checked import DASHBOARDS
+from tests.deploy.dashboards.typecheck import problems
 from tools.localcluster import packages
 
 pytestmark = [

@@ -9,7 +9,8 @@ import pytest
 from e2e.disruptions import metrics_page
 from e2e.disruptions.connections import parse
 from e2e.disruptions.faulty_page import redirect
-from tools.localcluster import host, machine, packages
+from tools.localcluster import machine, packages
+from tools.localcluster.commands import output
 
 ENTRIES = """\
 ipv4     2 tcp      6 431998 ESTABLISHED src=10.244.0.9 dst=10.96.1.2 sport=41000 dport=80 src=10.244.0.4 \
@@ -80,7 +81,7 @@ def test_the_redirect_is_taken_by_nftables():
     if machine.namespace_problem():
         pytest.skip("this machine cannot make namespaces")
     nft = [packages.require("nft"), "-f", "-"]
-    host.run(["unshare", "--net", *nft], redirect("try", ["10.244.0.3", "10.244.0.7"], "10.244.0.4"))
+    output(["unshare", "--net", *nft], text=redirect("try", ["10.244.0.3", "10.244.0.7"], "10.244.0.4"))
 
 
 def test_phases_of_the_gateway_run_only_with_the_flag():
@@ -97,7 +98,7 @@ def test_what_the_gateway_counted_is_read_for_one_service():
     from inflight_base.manifest.keys import ServiceKey
     from inflight_gateway.telemetry.metrics import Metrics
     from inflight_gateway.types import Finished
-    from tools.testbed.gateway_metrics import CONTINUATIONS, counted
+    from tools.testbed.numbers import CONTINUATIONS, counted
     from tools.testbed.service import Service
 
     metrics = Metrics()

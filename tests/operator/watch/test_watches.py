@@ -130,6 +130,7 @@ def test_an_optional_kind_that_may_not_be_listed_does_not_block_the_start(caplog
 
     run(scenario())
     assert f"(HTTP {status})" in caplog.text
+    assert ("continuing without a list" in caplog.text) == (status == 403)
 
 
 def test_a_kind_that_must_exist_and_may_not_be_listed_blocks_the_start(caplog):

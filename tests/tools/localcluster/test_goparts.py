@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 
-from tools.localcluster import goparts, layout
+from tools.localcluster import goparts, gotoolchain, layout
 from tools.localcluster.goparts import KWOK, NODE_PARTS, PROMTOOL, Part
 
 
@@ -64,7 +64,7 @@ def test_promtool_is_built_without_the_clouds_and_other_parts_as_they_come(tmp_p
 def test_the_fingerprint_changes_with_modules_sums_sources_and_packages(tmp_path, monkeypatch):
     shutil.copytree(layout.GO_MODULES / "coredns", tmp_path / "coredns")
     monkeypatch.setattr(goparts, "GO_MODULES", tmp_path)
-    part = Part("coredns", "coredns", (".",), ("coredns",))
+    part = Part("coredns", "coredns", (".",))
     seen = {goparts.fingerprint(part)}
     assert goparts.fingerprint(part) in seen
     for name in ("go.mod", "go.sum", "main.go"):
@@ -86,4 +86,4 @@ def test_files_that_are_not_built_do_not_change_the_fingerprint(tmp_path, monkey
 
 
 def test_the_newest_go_line_decides_which_go_is_needed():
-    assert goparts.minimum_go(["go 1.25.0\n", "module x\n\ngo 1.26.8\n", "go 1.26\n"]) == (1, 26, 8)
+    assert gotoolchain.minimum_go(["go 1.25.0\n", "module x\n\ngo 1.26.8\n", "go 1.26\n"]) == (1, 26, 8)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.localcluster import gotoolchain
+from tools.localcluster import commands, gotoolchain
 from tools.localcluster.layout import Layout
 
 
@@ -40,5 +40,5 @@ def test_the_compiler_collects_less_garbage_only_with_memory_to_spare():
 
 
 def test_the_last_line_that_says_something_is_shown():
-    assert gotoolchain.last_line("a\nb\n\n  \n") == "b"
-    assert gotoolchain.last_line("\n") == "no message"
+    assert commands.last_line("a\nb\n\n  \n") == "b"
+    assert commands.last_line("\n") == "no message"

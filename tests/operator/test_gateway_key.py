@@ -1,0 +1,44 @@
+"""The key that gateway and operator share."""
+
+import base64
+import hashlib
+import hmac
+
+import pytest
+
+from inflight_base.manifest.keys import ServiceKey
+from inflight_operator.keys import GatewayKey, LiveGatewayKey, UnusableKeyError
+from tests.operator.test_admin_key import Secrets
+
+
+def test_a_tenant_key_is_derived_from_namespace_name_and_uid():
+    digest = hmac.new(b"k" * 32, b"tenant/team/chat/u-1", hashlib.sha256).digest()
+    expected = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+    assert GatewayKey(b"k" * 32).tenant_key(ServiceKey("team", "chat"), "u-1") == expected
+
+
+def test_a_key_does_not_show_in_its_representation():
+    assert "kkk" not in repr(GatewayKey(b"k" * 32))
+
+
+async def test_the_key_is_made_once_and_has_no_byte_that_stripping_would_take():
+    store = Secrets()
+    key = LiveGatewayKey(store, "system", "inflight-gateway-key")
+    await key.refresh()
+    (stored,) = store.secret["data"].values()
+    assert base64.b64decode(stored) == key.current.key == key.current.key.strip()
+    assert len(key.current.key) >= 32
+    other = LiveGatewayKey(store, "system", "inflight-gateway-key")
+    await other.refresh()
+    assert other.current == key.current
+
+
+async def test_a_secret_without_a_usable_key_is_an_error_and_the_key_in_use_stays():
+    store = Secrets()
+    key = LiveGatewayKey(store, "system", "inflight-gateway-key")
+    await key.refresh()
+    before = key.current
+    store.set(key=b"short")
+    with pytest.raises(UnusableKeyError, match=r"Secret system/inflight-gateway-key: data\.key has 5 bytes"):
+        await key.refresh()
+    assert key.current == before

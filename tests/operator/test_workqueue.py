@@ -1,0 +1,66 @@
+"""The work queue: each key once, never twice at the same time, never lost."""
+
+import asyncio
+
+import pytest
+
+from inflight_operator.workers import WorkQueue
+
+
+async def nothing_to_take(queue):
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await queue.take()
+
+
+async def test_a_key_that_waits_is_not_added_twice():
+    queue = WorkQueue()
+    queue.add("a")
+    queue.add("a")
+    assert len(queue) == 1
+    assert await queue.take() == "a"
+    queue.done("a")
+    await nothing_to_take(queue)
+
+
+async def test_a_key_added_while_it_is_worked_on_comes_again_afterwards():
+    queue = WorkQueue()
+    queue.add("a")
+    await queue.take()
+    queue.add("a")
+    await nothing_to_take(queue)
+    queue.done("a")
+    assert await queue.take() == "a"
+
+
+async def test_first_come_first_served():
+    queue = WorkQueue()
+    for key in "abc":
+        queue.add(key)
+    assert [await queue.take() for _ in range(3)] == ["a", "b", "c"]
+
+
+async def test_workers_never_share_a_key_and_lose_none():
+    queue, at_work, worked = WorkQueue(), set(), []
+
+    async def work():
+        while True:
+            key = await queue.take()
+            assert key not in at_work
+            at_work.add(key)
+            await asyncio.sleep(0)
+            at_work.discard(key)
+            worked.append(key)
+            queue.done(key)
+
+    workers = [asyncio.create_task(work()) for _ in range(4)]
+    for number in range(200):
+        queue.add(number % 7)
+        if number % 3 == 0:
+            await asyncio.sleep(0)
+    await asyncio.sleep(0.2)
+    assert (len(queue), at_work) == (0, set())
+    for worker in workers:
+        assert not worker.done()
+        worker.cancel()
+    assert set(worked) == set(range(7))
