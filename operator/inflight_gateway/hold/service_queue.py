@@ -152,7 +152,9 @@ class ServiceQueue:
 
     def push(self, held: Held) -> None:
         request = held.request
-        queue = self._classes.setdefault(request.service_class, _ClassQueue())
+        queue = self._classes.get(request.service_class)
+        if queue is None:
+            queue = self._classes[request.service_class] = _ClassQueue()
         if not queue.tenants:
             self._counters.start_waiting(request.service_class, self._class_weight(request.service_class))
         tenant = queue.tenants.get(request.tenant)
@@ -167,7 +169,7 @@ class ServiceQueue:
 
     def head(self, now: float) -> Held | None:
         """The next to start, left in place."""
-        service_class = self._counters.least()
+        service_class = self._counters.least() if self._held else None
         if service_class is None:
             return None
         queue = self._classes[service_class]
