@@ -78,7 +78,7 @@ def supervise(work: Callable[[int], None], workers: int) -> None:
             stopping = True
             for pid in running:
                 os.kill(pid, signal.SIGTERM)
-        for pid in _ended([*running]):
+        for pid in [pid for pid in running if os.waitpid(pid, os.WNOHANG)[0] == pid]:
             worker, since = running.pop(pid)
             if not stopping:
                 _log.error("relay worker %d (process %d) ended and is started again", worker, pid)
@@ -102,7 +102,3 @@ def _start(work: Callable[[int], None], worker: int) -> int:
         traceback.print_exc()
     finally:
         os._exit(status)
-
-
-def _ended(pids: list[int]) -> list[int]:
-    return [pid for pid in pids if os.waitpid(pid, os.WNOHANG)[0] == pid]

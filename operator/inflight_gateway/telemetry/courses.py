@@ -120,7 +120,7 @@ class Courses:
     def ended(self, course: Course) -> None:
         """The attempt of the last `started` or `refused` has ended."""
         course.open -= 1
-        if course.open or not self._is_open(course):
+        if course.open or self._open.get(course.request_id) is not course:
             return
         if course.relayed:
             self._unreported.begin(course.request_id, self._clock())
@@ -155,9 +155,6 @@ class Courses:
         course.open += 1
         self._unreported.stop(request_id)
         return course
-
-    def _is_open(self, course: Course) -> bool:
-        return self._open.get(course.request_id) is course
 
     def _finish_unreported(self, course: Course) -> None:
         del self._open[course.request_id]

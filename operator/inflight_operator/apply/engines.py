@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict
 
 import aiohttp
 
@@ -46,11 +47,7 @@ class EngineClient:
         """
         if pod.admin_port is None:
             raise EngineError(f"{pod.name} runs an engine release without an admin port")
-        content = {
-            "max_num_seqs": limits.limits.max_num_seqs,
-            "max_num_batched_tokens": limits.limits.max_num_batched_tokens,
-            "revision": limits.revision,
-        }
+        content = {**asdict(limits.limits), "revision": limits.revision}
         body, moment = json.dumps(content).encode(), int(time.time())
         signed = signature(token, "PATCH", PATH, pod.uid, moment, body)
         headers = {

@@ -1,4 +1,5 @@
-"""Writes status and events of a round to the API server: the status if due, then an event for each transition.
+"""Writes status and events of a round to the API server: the status if due, then an event for each transition;
+and the values of its metrics.
 
 A status is due at once when a state changes; measurements and wording are written periodically.
 """
@@ -20,6 +21,8 @@ from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.report import Event, build_status, events_of, recorded
 from inflight_operator.reconcile.snapshot import Snapshot
+from inflight_operator.reconcile.views import mean_slo
+from inflight_operator.telemetry.service_metrics import Shown
 
 logger = logging.getLogger(__name__)
 
@@ -175,3 +178,34 @@ def _moved(before: dict[str, tuple[float, float]], after: dict[str, tuple[float,
 
 def _seconds(duration: str | None) -> float:
     return 0.0 if duration is None else parse_duration(duration)
+
+
+def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
+    """Live values, over the pods with fresh samples; latency targets are for a prompt of mean length."""
+    policy, fresh = snapshot.policy, snapshot.fresh.values()
+    targets = mean_slo(policy, plan.memory.demand)
+    ready = sum(pod.serves for pod in snapshot.pods)
+    assert targets.ttft_p95 is not None
+    assert targets.tpot_p95 is not None
+    return Shown(
+        desired=plan.desired,
+        replicas=plan.replicas,
+        ready=ready,
+        unmeasured=ready - len(fresh),
+        blocked=plan.blocked,
+        waiting=sum(one.waiting for one in fresh),
+        running=sum(one.running for one in fresh),
+        kv_utilization=sum(one.kv_usage for one in fresh) / len(fresh) if fresh else 0.0,
+        preemptions_per_minute=plan.measured.preemptions_per_min,
+        limits=plan.limits.limits,
+        modelled=plan.modelled,
+        overridden=plan.memory.before_override is not None,
+        scrape_age=snapshot.window.oldest_age(snapshot.now),
+        ttft_target=targets.ttft_p95,
+        tpot_target=targets.tpot_p95,
+        sizing=plan.sizing,
+        cost_per_hour=None if policy.price is None else policy.price * len(snapshot.replicas),
+        currency=policy.currency,
+        gateway=snapshot.gateway,
+        asleep=None if policy.idle_timeout is None else plan.replicas == 0,
+    )

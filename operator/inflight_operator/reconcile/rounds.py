@@ -35,8 +35,7 @@ from inflight_operator.reconcile.memory import Memory, first_memory
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.policy import Policy, policy_of
 from inflight_operator.reconcile.report import findings_after, spec_problem, unreadable_status
-from inflight_operator.reconcile.reporter import Reported, Reporter
-from inflight_operator.reconcile.shown import shown_of
+from inflight_operator.reconcile.reporter import Reported, Reporter, shown_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render import Settings

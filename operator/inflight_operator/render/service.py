@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import GATEWAY_LABELS, HTTP_PORT_NAME, child_names, pod_labels
-from inflight_operator.render.metadata import child_metadata
+from inflight_operator.render.metadata import child
 from inflight_operator.render.plan import Settings
 
 if TYPE_CHECKING:
@@ -20,9 +20,7 @@ def cluster_service(service: InferenceService) -> Manifest:
     """A ClusterIP Service on port 80, so that the address needs no port."""
     name = service.metadata.name
     return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": child_metadata(service, child_names(name).main),
+        **child("v1", "Service", service),
         "spec": {
             "type": "ClusterIP",
             "selector": pod_labels(name),
@@ -54,9 +52,7 @@ def gateway_alias(service: InferenceService, settings: Settings) -> Manifest:
     The port has no effect on the DNS answer; it documents the port that clients use.
     """
     return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": child_metadata(service, child_names(service.metadata.name).main),
+        **child("v1", "Service", service),
         "spec": {"type": "ExternalName", "externalName": settings.gateway_service, "ports": [service_port()]},
     }
 
@@ -66,9 +62,7 @@ def engines_service(service: InferenceService) -> Manifest:
     service they belong to."""
     name = service.metadata.name
     return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": child_metadata(service, child_names(name).engines),
+        **child("v1", "Service", service, child_names(name).engines),
         "spec": {
             "type": "ClusterIP",
             "clusterIP": "None",

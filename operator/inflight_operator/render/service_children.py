@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import child_names, pod_labels
+from inflight_base.manifest.names import pod_labels
 from inflight_operator.render.admin_token import admin_token_secret
 from inflight_operator.render.deployment import deployment
 from inflight_operator.render.inference_pool import has_inference_pool, inference_pool, picker_service, picker_slices
 from inflight_operator.render.limits import limits_config_map
-from inflight_operator.render.metadata import child_metadata
+from inflight_operator.render.metadata import child
 from inflight_operator.render.monitor import POD_MONITOR_API, pod_monitor
 from inflight_operator.render.networkpolicy import network_policy
 from inflight_operator.render.plan import ChildPlan, Settings
@@ -69,9 +69,7 @@ def pod_disruption_budget(service: InferenceService) -> Manifest:
     """
     name = service.metadata.name
     return {
-        "apiVersion": "policy/v1",
-        "kind": "PodDisruptionBudget",
-        "metadata": child_metadata(service, child_names(name).main),
+        **child("policy/v1", "PodDisruptionBudget", service),
         "spec": {
             "maxUnavailable": 1,
             "selector": {"matchLabels": pod_labels(name)},

@@ -12,11 +12,11 @@ from inflight_engine.flag_types import number
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config, print_numbers
 from inflight_simulator.fleet.named import NAMES, SPECIAL, check_name, simulate_named
-from inflight_simulator.fleet.oracle_search import MOST_RUNS
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.replica_file import FORMAT
 from inflight_simulator.fleet.requests import Requests, read_requests
 from inflight_simulator.fleet.scalers import COMPARED
+from inflight_simulator.fleet.scalers.oracle import MOST_RUNS
 from inflight_simulator.fleet.summary import FleetSummary, summarize_fleet
 from inflight_simulator.report import aligned
 from inflight_simulator.summary import Distribution
