@@ -6,7 +6,7 @@ https://www.envoyproxy.io/docs/envoy/latest/configuration/operations/overload_ma
 
 from __future__ import annotations
 
-from inflight_gateway.proxy.names import PICKER, UNLIMITED, Json, pipe, typed
+from inflight_gateway.proxy.names import PICKER, UNLIMITED, Json, extension, http_options, pipe
 from inflight_gateway.settings import Sockets
 
 _ADS: Json = {"ads": {}, "resource_api_version": "V3"}
@@ -18,10 +18,6 @@ connections are not accepted."""
 
 MAX_CONNECTIONS = 10_000
 """Of clients. A request in flight takes about 100 KiB of Envoy's memory besides its body."""
-
-_HEAP = "envoy.resource_monitors.fixed_heap"
-_CONNECTIONS = "envoy.resource_monitors.global_downstream_max_connections"
-_MONITORS = "envoy.extensions.resource_monitors"
 
 
 def bootstrap(sockets: Sockets, node: str, memory: int) -> Json:
@@ -60,12 +56,7 @@ def _picker_cluster(sockets: Sockets) -> Json:
         "name": PICKER,
         "type": "STATIC",
         "connect_timeout": "1s",
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": typed(
-                "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-                explicit_http_config={"http2_protocol_options": {}},
-            )
-        },
+        **http_options(explicit_http_config={"http2_protocol_options": {}}),
         # One stream stays open for each request in flight.
         "circuit_breakers": {
             "thresholds": [{"max_connections": UNLIMITED, "max_pending_requests": UNLIMITED, "max_requests": UNLIMITED}]
@@ -79,17 +70,20 @@ def _picker_cluster(sockets: Sockets) -> Json:
 
 def overload_manager(memory: int) -> Json:
     """Args: memory: bytes that Envoy's container may use."""
-    heap = typed(f"{_MONITORS}.fixed_heap.v3.FixedHeapConfig", max_heap_size_bytes=str(memory))
-    connections = typed(
-        f"{_MONITORS}.downstream_connections.v3.DownstreamConnectionsConfig",
-        max_active_downstream_connections=str(MAX_CONNECTIONS),
-    )
     return {
         # Bodies come in at gigabytes a second at most: the default of 1 s is too long.
         "refresh_interval": "0.1s",
         "resource_monitors": [
-            {"name": _HEAP, "typed_config": heap},
-            {"name": _CONNECTIONS, "typed_config": connections},
+            extension(
+                "resource_monitors.fixed_heap",
+                "resource_monitors.fixed_heap.v3.FixedHeapConfig",
+                max_heap_size_bytes=str(memory),
+            ),
+            extension(
+                "resource_monitors.global_downstream_max_connections",
+                "resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+                max_active_downstream_connections=str(MAX_CONNECTIONS),
+            ),
         ],
         "actions": [
             _action("shrink_heap", SHRINK_SHARE),
@@ -100,5 +94,5 @@ def overload_manager(memory: int) -> Json:
 
 
 def _action(name: str, share: float) -> Json:
-    trigger = {"name": _HEAP, "threshold": {"value": share}}
+    trigger = {"name": "envoy.resource_monitors.fixed_heap", "threshold": {"value": share}}
     return {"name": f"envoy.overload_actions.{name}", "triggers": [trigger]}

@@ -10,7 +10,6 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import uvloop
 
@@ -19,42 +18,33 @@ from inflight_gateway.relay.shared import Tuning
 from inflight_gateway.relay.worker import Worker
 from inflight_gateway.settings import Sockets
 
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """Attributes:
-    processes: number of workers.
-    drain_s: seconds that requests in flight may take after SIGTERM.
-    """
-
-    sockets: Sockets
-    processes: int = 1
-    drain_s: float = 300.0
-
-
-def main(settings: Settings) -> int:
-    """Serve until SIGTERM or SIGINT. Returns the exit code."""
-    supervise(lambda worker: uvloop.run(_serve(settings, worker)), settings.processes)
-    return 0
-
-
-async def _serve(settings: Settings, worker: int) -> None:
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-    tuning = Tuning(max_bodies_bytes=bodies_bytes_of_one(settings.processes))
-    serving = Worker(settings.sockets.inner, settings.sockets.reports, tuning)
-    await serving.start(settings.sockets.relay(worker))
-    await stop.wait()
-    await serving.stop(settings.drain_s)
-
-
 _log = logging.getLogger(__name__)
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _PAUSE_S = 1.0
 """Before a worker that lived shorter than this is started again."""
 _PR_SET_PDEATHSIG = 1
+
+
+def main(sockets: Sockets, processes: int, drain_s: float) -> None:
+    """Serve until SIGTERM or SIGINT.
+
+    Args:
+        processes: number of workers.
+        drain_s: seconds that requests in flight may take after SIGTERM.
+    """
+
+    async def serve(worker: int) -> None:
+        stop = asyncio.Event()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, stop.set)
+        tuning = Tuning(max_bodies_bytes=bodies_bytes_of_one(processes))
+        serving = Worker(sockets.inner, sockets.reports, tuning)
+        await serving.start(sockets.relay(worker))
+        await stop.wait()
+        await serving.stop(drain_s)
+
+    supervise(lambda worker: uvloop.run(serve(worker)), processes)
 
 
 def supervise(work: Callable[[int], None], workers: int) -> None:

@@ -20,6 +20,15 @@ from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.snapshot import Snapshot
 from inflight_operator.recording.codec import KIND, VERSION, RoundCodec
 
+logger = logging.getLogger(__name__)
+
+MEBIBYTE = 2**20
+DEFAULT_MEBIBYTES = 64
+"""Of all files together."""
+
+PLACEHOLDER = b"token-not-recorded-"
+"""In the place of a service's admin token and tenant key, repeated to their length, also where it is replayed."""
+
 FILES = 4
 """That share the size of the recording: at most a quarter of it is lost when the oldest goes."""
 
@@ -106,16 +115,6 @@ class RotatedFiles:
 def _number(path: Path) -> int:
     digits = path.name.removeprefix("decisions-").removesuffix(".zst")
     return int(digits) if digits.isdigit() else 0
-
-
-logger = logging.getLogger(__name__)
-
-MEBIBYTE = 2**20
-DEFAULT_MEBIBYTES = 64
-"""Of all files together."""
-
-PLACEHOLDER = b"token-not-recorded-"
-"""In the place of a service's admin token and tenant key, repeated to their length, also where it is replayed."""
 
 
 class DecisionRecorder:
