@@ -44,15 +44,21 @@ class Cable:
             writer.close()
 
 
-async def cable_to(kubeconfig, path, user=None):
-    """A kubeconfig at `path` as `kubeconfig`, over a cable; with the credentials of `user`, if given."""
+def to_port(kubeconfig, path, port, user=None):
+    """A kubeconfig at `path` as `kubeconfig`, with another port; with the credentials of `user`, if given."""
     config = yaml.safe_load(kubeconfig.read_text())
-    cable = Cable(kubeconfig)
-    await cable.mend()
-    config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{cable.port}"
+    config["clusters"][0]["cluster"]["server"] = f"https://127.0.0.1:{port}"
     if user is not None:
         config["users"][0]["user"] = user
     path.write_text(yaml.safe_dump(config))
+    return path
+
+
+async def cable_to(kubeconfig, path, user=None):
+    """A kubeconfig at `path` as `kubeconfig`, over a cable; with the credentials of `user`, if given."""
+    cable = Cable(kubeconfig)
+    await cable.mend()
+    to_port(kubeconfig, path, cable.port, user)
     return cable
 
 

@@ -17,6 +17,7 @@ from inflight_base.kube.kinds import Selection
 from inflight_operator.api import Condition, Decision, InferenceService, InferenceServiceStatus, LimitsStatus
 from inflight_operator.api.status import ObservedStatus
 from inflight_operator.keys import LiveAdminKey
+from tests.contract.cable import to_port
 
 pytestmark = pytest.mark.contract
 
@@ -133,8 +134,7 @@ async def test_a_refusal_carries_what_the_api_server_said(api, namespace):
 
 
 async def test_an_api_server_that_is_away_is_an_error_with_a_sentence(kubectl, tmp_path):
-    away = tmp_path / "kubeconfig"
-    away.write_text(re.sub(r"server: .*", "server: https://127.0.0.1:1", kubectl.kubeconfig.read_text()))
+    away = to_port(kubectl.kubeconfig, tmp_path / "kubeconfig", 1)
     async with client.ApiClient(await load_configuration(str(away))) as unconnected:
         with pytest.raises(KubeApiError, match="the API server does not answer") as error:
             await KubeApi(unconnected).get("Service", "default", "x")

@@ -19,6 +19,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_operator import leader as leader_module
 from inflight_operator.keys import GatewayKey
 from inflight_operator.leader import LEASE_NAME, Leadership, LeaseLostError
+from tests.contract.cable import to_port
 from tests.contract.manifests import service_manifest
 
 pytestmark = pytest.mark.contract
@@ -226,9 +227,7 @@ def name_of(program):
 
 
 def test_a_signal_ends_it_also_while_it_waits_for_the_api_server(namespace, tmp_path, kubectl):
-    kubeconfig = tmp_path / "config"
-    kubeconfig.write_text(re.sub(r"server: .*", "server: https://127.0.0.1:1", kubectl.kubeconfig.read_text()))
-    program = Program(kubeconfig, namespace, tmp_path / "log")
+    program = Program(to_port(kubectl.kubeconfig, tmp_path / "config", 1), namespace, tmp_path / "log")
     eventually(20, lambda: "waiting for the API server" in program.log.read_text())
     assert program.end(signal.SIGTERM) == 0
 
