@@ -20,8 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.localcluster import ClusterError, layout
-from tools.localcluster.api import preflight
+from tools.localcluster import ClusterError, layout, require_machine
 from tools.signals import exit_on_signals
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -185,7 +184,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.check", description=__doc__)
     parser.parse_args()
     try:
-        preflight()
+        require_machine()
     except ClusterError as error:
         print(f"error: {error}; `make lint types unit` runs what needs no cluster", file=sys.stderr)
         return 1

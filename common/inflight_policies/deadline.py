@@ -74,10 +74,8 @@ class DeadlineQueue(Generic[Item]):
         Raises:
             KeyError: it is not in.
         """
-        if item in self._late:
-            self._passed_over = 0
-        elif self._late:
-            self._passed_over += 1
+        if len(self._late):
+            self._passed_over = 0 if item in self._late else self._passed_over + 1
         self.remove(item)
 
     def remove(self, item: Item) -> None:

@@ -31,9 +31,11 @@ class LazyHeap(Generic[Item]):
 
     def push(self, item: Item, key: Key) -> None:
         """Put an item in, or give it another key."""
-        self._keys[item] = key
-        heapq.heappush(self._entries, (key, item))
-        self._drop_dead()
+        entries, keys = self._entries, self._keys
+        keys[item] = key
+        heapq.heappush(entries, (key, item))
+        if len(entries) > 2 * len(keys) + 8:
+            self._drop_dead()
 
     def first(self) -> tuple[Key, Item] | None:
         """The smallest key with its item, left in place; None when there is none."""
@@ -51,10 +53,13 @@ class LazyHeap(Generic[Item]):
         Raises:
             KeyError: it is not in.
         """
-        del self._keys[item]
-        self._drop_dead()
+        entries, keys = self._entries, self._keys
+        del keys[item]
+        if not keys:
+            entries.clear()
+        elif len(entries) > 2 * len(keys) + 8:
+            self._drop_dead()
 
     def _drop_dead(self) -> None:
-        if len(self._entries) > 2 * len(self._keys) + 8:
-            self._entries = [(key, item) for item, key in self._keys.items()]
-            heapq.heapify(self._entries)
+        self._entries = [(key, item) for item, key in self._keys.items()]
+        heapq.heapify(self._entries)

@@ -22,7 +22,8 @@ class _Counter:
         rate: service for each count of the clock; 0 when nothing decodes.
         unit: what one unit of service adds.
         rank: its place among waiting clients with equal service; None: it does not wait.
-        heap: where it stands, of those that wait and grow at its rate, or of those that rest.
+        heap: where it stands, of those that wait and grow at its rate, or of those that rest. Its key there may be of
+            before the last charges.
     """
 
     __slots__ = ("base", "heap", "rank", "rate", "unit")
@@ -33,6 +34,11 @@ class _Counter:
         self.unit = unit
         self.rank: int | None = None
         self.heap: LazyHeap[str] | None = None
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """In a heap."""
+        return self.base, -1 if self.rank is None else self.rank
 
     def at(self, clock: int) -> int:
         return self.base + self.rate * clock
@@ -100,7 +106,7 @@ class ServiceCounters:
         """The waiting client with the least service; of equal ones the one with the smallest rank."""
         least, least_client = None, None
         for rate, heap in self._waiting.items():
-            if (first := heap.first()) is not None:
+            if (first := self._first(heap)) is not None:
                 (base, rank), client = first
                 service = base + rate * clock, rank
                 if least is None or service < least:
@@ -117,7 +123,7 @@ class ServiceCounters:
             rank += self._charged_rank
         else:
             counter.base -= lead
-        if unit is not None:
+        if unit is not None and unit != counter.unit:
             counter.set_unit(unit, clock)
         counter.rank = rank
         self._place(client, counter)
@@ -139,7 +145,8 @@ class ServiceCounters:
         counter.base += service * counter.unit
         if counter.rank is not None and counter.rank < self._charged_rank:
             counter.rank += self._charged_rank
-        self._place(client, counter)
+        if counter.heap is None:
+            self._place(client, counter)
 
     def decode_started(self, client: str, clock: int) -> None:
         counter = self._counter(client, clock)
@@ -178,20 +185,33 @@ class ServiceCounters:
             after = self._waiting.get(counter.rate)
             if after is None:
                 after = self._waiting[counter.rate] = LazyHeap()
-            after.push(client, (counter.base, counter.rank))
+            after.push(client, counter.key)
         elif counter.rate == 0:
             after = self._resting
-            after.push(client, (counter.base,))
+            after.push(client, counter.key)
         if before is not None and before is not after:
             before.remove(client)
-            if not before and len(self._waiting) > 1:
+            if len(self._waiting) > 1 and not before:
                 self._waiting = {rate: heap for rate, heap in self._waiting.items() if heap}
         counter.heap = after
 
+    def _first(self, heap: LazyHeap[str]) -> tuple[tuple[int, ...], str] | None:
+        """The first of a heap. A charge leaves its client where it is, as most clients that are charged stop waiting or
+        start again before it matters; keys only grow by charges, so it is enough to mend the first."""
+        while (first := heap.first()) is not None:
+            key, client = first
+            now = self._counters[client].key
+            if key == now:
+                return first
+            heap.push(client, now)
+        return None
+
     def _forget(self, level: int) -> None:
         resting = self._resting
-        while (first := resting.first()) is not None:
-            (service,), client = first
+        if len(resting) <= self._most_kept:
+            return
+        while (first := self._first(resting)) is not None:
+            (service, _), client = first
             if len(resting) <= (MAX_DEBTORS if service > level else self._most_kept):
                 return
             resting.remove(client)

@@ -14,8 +14,8 @@ from e2e.disruptions.verdict import Blow
 from tools.localcluster import ClusterError, choose, kubectl
 from tools.localcluster.choose import Choice
 from tools.localcluster.progress import Progress
-from tools.testbed.gateway_metrics import continuations
 from tools.testbed.helm import OPERATOR_NAMESPACE
+from tools.testbed.numbers import continuations
 from tools.testbed.pods import Pod, pods
 from tools.testbed.service import Service
 

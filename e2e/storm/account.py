@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,7 +99,11 @@ class Storm:
     def text(self) -> str:
         """The figures, for a terminal."""
         facts = self.as_json()
-        lines = [f"  {name.replace('_', ' '):<32} {value}" for name, value in facts.items() if not _is_many(value)]
+        lines = [
+            f"  {name.replace('_', ' '):<32} {value}"
+            for name, value in facts.items()
+            if not isinstance(value, dict | list)
+        ]
         lines += [f"  {f'most memory of {pod}':<32} {size} MiB" for pod, size in facts["memory_mib"].items()]
         return "\n".join([*lines, *(f"  PROBLEM: {problem}" for problem in self.problems)])
 
@@ -110,7 +114,7 @@ def storm_of(output: str, services: int, ordered: Mapping[str, float], memory: M
     Raises:
         ValueError: the requests never began.
     """
-    lines = list(_json_lines(output))
+    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     head = next((line for line in lines if "requests" in line), None)
     if head is None:
         raise ValueError(f"the requests never began: {output[-500:]}")
@@ -127,13 +131,3 @@ def _asked(line: Mapping[str, Any]) -> Asked:
         refusals=line["refusals"],
         why=line["why"],
     )
-
-
-def _json_lines(output: str) -> Iterable[dict[str, Any]]:
-    for line in output.splitlines():
-        if line.startswith("{"):
-            yield json.loads(line)
-
-
-def _is_many(value: object) -> bool:
-    return isinstance(value, dict | list)

@@ -114,7 +114,7 @@ def _relay(arguments: argparse.Namespace) -> int:
 
     sockets = Sockets(arguments.run_dir)
     sockets.run_dir.mkdir(parents=True, exist_ok=True)
-    run.main(run.Settings(sockets, processes=arguments.processes, drain_s=arguments.drain_max))
+    run.main(sockets, arguments.processes, arguments.drain_max)
     return 0
 
 

@@ -1,4 +1,4 @@
-"""Settings of the gateway's programs, as flags give them."""
+"""Settings of the gateway's programs, as flags give them, and its listen address."""
 
 from __future__ import annotations
 
@@ -81,3 +81,13 @@ class PickerSettings:
     name: str = field(default_factory=socket.gethostname)
     ext_proc_port: int | None = None
     ext_proc_tls: bool = True
+
+
+def any_address() -> str:
+    """All addresses of this pod: `::` takes IPv4 connections too. `0.0.0.0` on nodes without IPv6."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::", 0))
+    except OSError:
+        return "0.0.0.0"
+    return "::"

@@ -101,7 +101,10 @@ class ServiceConfig:
 
     def tenant(self, name: str) -> TenantConfig:
         """Settings of a tenant, whether it is listed or not."""
-        return next((one for one in self.tenants if one.name == name), TenantConfig(name, limits=self.default_limits))
+        for one in self.tenants:
+            if one.name == name:
+                return one
+        return TenantConfig(name, limits=self.default_limits)
 
 
 @dataclass(frozen=True, slots=True)

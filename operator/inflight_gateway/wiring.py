@@ -12,7 +12,6 @@ from aiohttp import web
 
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.page.scraper import metrics_session
-from inflight_gateway.discovery.addresses import any_address
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
@@ -25,15 +24,14 @@ from inflight_gateway.proxy.publisher import Publisher
 from inflight_gateway.proxy.snapshot import Fixed
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import INTERVAL_SECONDS, EndpointScraper
-from inflight_gateway.settings import PickerSettings
-from inflight_gateway.state.knowledge import Knowledge
+from inflight_gateway.settings import PickerSettings, any_address
 from inflight_gateway.state.load import GatewayLoads, SentLoad
 from inflight_gateway.state.peers import Peers
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
 from inflight_gateway.state.stream import LoadStream
 from inflight_gateway.telemetry.courses import Courses
-from inflight_gateway.telemetry.metrics import Metrics
+from inflight_gateway.telemetry.metrics import Knowledge, Metrics
 from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate

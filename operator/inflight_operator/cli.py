@@ -17,7 +17,7 @@ from inflight_base import logs
 from inflight_base.kube.connect import ConnectError
 from inflight_base.kube.errors import KubeApiError
 from inflight_operator import flag_types
-from inflight_operator.keys.admin_key import KEY_SECRET_NAME
+from inflight_operator.keys import KEY_SECRET_NAME
 from inflight_operator.leader import LEASE_NAME
 from inflight_operator.reconcile.upgrades import UpgradeMode
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES

@@ -1,4 +1,5 @@
-"""The two clocks of the operator, in one place so that tests and simulations can set them."""
+"""The two clocks of the operator, in one place so that tests and simulations can set them; back-off of
+refused writes."""
 
 from __future__ import annotations
 
@@ -21,3 +22,12 @@ class Clock:
 
     steady: Callable[[], float] = monotonic
     calendar: Callable[[], datetime] = _calendar
+
+
+FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
+"""Seconds; each further refusal doubles the pause."""
+
+
+def pause(times: int) -> float:
+    """Seconds to wait after `times` consecutive refusals."""
+    return min(FIRST_PAUSE * 2.0 ** min(times - 1, 20), LONGEST_PAUSE)

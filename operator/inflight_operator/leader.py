@@ -18,8 +18,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
-from typing import Protocol
 
+from inflight_base.kube.client import KubeApi
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import RESOURCES
 from inflight_base.manifest import Manifest
@@ -40,26 +40,17 @@ class LeaseLostError(Exception):
     """The Lease was not renewed in time, or another process holds it."""
 
 
-class LeaseApi(Protocol):
-    """The methods in use of `KubeApi`. It must not be guarded by `Leadership.leads`: a standby writes the Lease too."""
-
-    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None: ...
-
-    async def create(self, manifest: Manifest) -> Manifest: ...
-
-    async def replace(self, manifest: Manifest) -> Manifest: ...
-
-
 class Leadership:
     """Takes part in the election.
 
     Args:
+        api: not guarded by `leads`: a standby writes the Lease too.
         namespace: of the Lease.
         identity: of this process, unique among the operator's pods.
         name: of the Lease; operators that look after different services in one cluster need different ones.
     """
 
-    def __init__(self, api: LeaseApi, namespace: str, identity: str, name: str = LEASE_NAME) -> None:
+    def __init__(self, api: KubeApi, namespace: str, identity: str, name: str = LEASE_NAME) -> None:
         self._api = api
         self._namespace = namespace
         self._identity = identity

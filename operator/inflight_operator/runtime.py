@@ -24,13 +24,11 @@ from inflight_base.page.scraper import metrics_session
 from inflight_operator.apply.engines import EngineClient, EngineTeller
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
-from inflight_operator.keys.admin_key import LiveAdminKey
-from inflight_operator.keys.live_key import UnusableKeyError
+from inflight_operator.keys import LiveAdminKey, UnusableKeyError
 from inflight_operator.leader import Leadership, LeaseLostError
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.live_gateway import LiveGateway
 from inflight_operator.observe.scrape import ScrapePool
-from inflight_operator.queue.workers import Workers, WorkerSettings
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, DecisionRecorder
@@ -39,6 +37,7 @@ from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.telemetry.web import Heartbeat, WebServer
 from inflight_operator.watch.handlers import build_registry, kopf_connection
 from inflight_operator.watch.watches import Watches, optional_kinds
+from inflight_operator.workers import Workers, WorkerSettings
 
 logger = logging.getLogger(__name__)
 

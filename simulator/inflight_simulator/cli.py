@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from importlib.metadata import version
 
-from inflight_simulator.calibrate_command import add_calibrate_flags, run_calibrate
+from inflight_simulator.calibrate import add_calibrate_flags, run_calibrate
 from inflight_simulator.engine_command import add_common_flags, add_engine_command_flags, run_compare, run_engine
 from inflight_simulator.errors import InputError
 from inflight_simulator.fleet.command import EPILOG as FLEET_EPILOG

@@ -13,8 +13,7 @@ from pathlib import Path
 from inflight_operator.decide.decision import Decision
 from inflight_operator.decide.sentences import change_text, count, sentence
 from inflight_operator.reconcile.decide import decide
-from inflight_operator.recording.differences import differences
-from inflight_operator.recording.reader import Recording, RecordingError, Round
+from inflight_operator.recording.reader import Recording, RecordingError, Round, differences
 from inflight_simulator.errors import InputError
 
 SHOWN_DECISIONS = 10

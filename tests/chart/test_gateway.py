@@ -10,7 +10,7 @@ from deploy import envoy_bootstrap
 from inflight_base.manifest.names import POOL_PORTS
 from inflight_gateway import cli
 from inflight_gateway.settings import GATEWAY_KEY_FILE, RUN_DIR, PickerSettings
-from inflight_operator.keys.gateway_key import GATEWAY_KEY_SECRET_NAME
+from inflight_operator.keys import GATEWAY_KEY_SECRET_NAME
 
 CHART = Path(__file__).parents[2] / "helm" / "inflight"
 GATEWAY = ("Deployment", "prod-gateway")

@@ -15,7 +15,7 @@ from inflight_operator.api.scheduling import BOUNDS
 from inflight_operator.api.types import Engine, Scheduling
 from inflight_operator.api.types import ServiceClass as APIServiceClass
 from inflight_operator.render import EngineObservability
-from inflight_operator.render.command import engine_command
+from inflight_operator.render.pod import engine_command
 from tests.operator.render.services import CPU, EVERYTHING, make
 
 

@@ -13,7 +13,7 @@ from inflight_engine.server.serve_flags import add_serve_flags
 from inflight_engine.server.supervisor import LOOK_SECONDS
 from inflight_operator.api.crd import crd
 from inflight_operator.api.engine import OWN_FLAGS
-from inflight_operator.render.probes import engine_probes
+from inflight_operator.render.pod import engine_probes
 
 
 def as_is(value):

@@ -16,7 +16,7 @@ from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import Selection
 from inflight_operator.api import Condition, Decision, InferenceService, InferenceServiceStatus, LimitsStatus
 from inflight_operator.api.status import ObservedStatus
-from inflight_operator.keys.admin_key import LiveAdminKey
+from inflight_operator.keys import LiveAdminKey
 
 pytestmark = pytest.mark.contract
 

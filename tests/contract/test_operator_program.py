@@ -17,7 +17,7 @@ import pytest
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_operator import leader as leader_module
-from inflight_operator.keys.gateway_key import GatewayKey
+from inflight_operator.keys import GatewayKey
 from inflight_operator.leader import LEASE_NAME, Leadership, LeaseLostError
 from tests.contract.manifests import service_manifest
 

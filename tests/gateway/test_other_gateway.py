@@ -11,13 +11,35 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
 from tests.gateway.asking import service
 from tests.gateway.gateway_stack import free_port, until
-from tools.testbed.other_gateway import BY_HEADER, PICKED, bootstrap, by_metadata
+from tools.testbed.other_gateway import BY_HEADER, DESTINATION, PICKED, TYPE, bootstrap, socket
 
 GATEWAYS = {
     "kgateway": ("endpointpicker_{0}_default_ext_proc", "{0}-picker.default.svc:9002", "FULL_DUPLEX_STREAMED", True),
     "buffered": ("endpointpicker_{0}_default_ext_proc", "{0}-picker.default.svc:9002", "BUFFERED", True),
     "istio": ("outbound|9002||{0}-picker.default.svc.cluster.local", "", "FULL_DUPLEX_STREAMED", False),
 }
+
+
+def by_metadata(addresses):
+    """The cluster of the engines at these addresses, of which the metadata names one."""
+    round_robin = {"@type": f"{TYPE}load_balancing_policies.round_robin.v3.RoundRobin"}
+    inner = {"policies": [{"typed_extension_config": {"name": "round_robin", "typed_config": round_robin}}]}
+    policy = {
+        "@type": f"{TYPE}load_balancing_policies.override_host.v3.OverrideHost",
+        "override_host_sources": [{"metadata": {"key": "envoy.lb", "path": [{"key": DESTINATION}]}}],
+        "fallback_policy": inner,
+    }
+    split = [address.rsplit(":", 1) for address in addresses]
+    return {
+        "type": "STATIC",
+        "load_balancing_policy": {
+            "policies": [{"typed_extension_config": {"name": "override_host", "typed_config": policy}}]
+        },
+        "load_assignment": {
+            "cluster_name": "engines",
+            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": socket(host, port)}} for host, port in split]}],
+        },
+    }
 
 
 @pytest.mark.parametrize("like", GATEWAYS)

@@ -4,7 +4,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-from tools.standin.connection import TaskConnection, listen
+from tools.standin.connection import served
 
 
 class StandInForward:
@@ -64,8 +64,5 @@ def event(content):
 @asynccontextmanager
 async def serving(engine):
     """The forward to an engine that is served."""
-    server = await listen(lambda: TaskConnection(engine.respond))
-    try:
-        yield StandInForward(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-    finally:
-        server.close()
+    async with served(engine.respond) as url:
+        yield StandInForward(url)

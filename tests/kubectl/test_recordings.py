@@ -18,9 +18,8 @@ from inflight_kubectl.pods import Pod
 from inflight_kubectl.recordings import kind_of, parts_of
 from inflight_kubectl.resources import Service
 from inflight_operator.reconcile.decide import decide
-from inflight_operator.recording import files
-from inflight_operator.recording.differences import differences
-from inflight_operator.recording.reader import Recording
+from inflight_operator.recording import recorder as recorder_module
+from inflight_operator.recording.reader import Recording, differences
 from inflight_operator.recording.recorder import DecisionRecorder
 from tests.kubectl.objects import body
 from tests.operator.reconcile.random_fleet import RandomFleet, Tick
@@ -39,7 +38,7 @@ def rounds():
 @pytest.fixture
 def recorded(tmp_path, rounds, monkeypatch):
     """A folder as the operator's pod has it: several files, with the rounds of two services mixed."""
-    monkeypatch.setattr(files, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(recorder_module, "FLUSH_BYTES", 1)
     folder = tmp_path / "recording"
     recorder = DecisionRecorder(folder, max_bytes=160_000)
     for one in rounds:

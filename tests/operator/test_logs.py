@@ -7,8 +7,8 @@ import pytest
 from inflight_base import logs
 from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.cli import main
-from inflight_operator.queue.workers import Workers, WorkerSettings
 from inflight_operator.telemetry.metrics import OperatorMetrics
+from inflight_operator.workers import Workers, WorkerSettings
 
 CHAT = ServiceKey("team-a", "chat")
 

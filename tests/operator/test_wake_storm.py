@@ -9,15 +9,15 @@ import aiohttp
 from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.apply.engines import EngineTeller
 from inflight_operator.clock import Clock
-from inflight_operator.keys.gateway_key import GatewayKey
+from inflight_operator.keys import GatewayKey
 from inflight_operator.observe import gateway as gateway_module
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.gateway import GatewayReader
-from inflight_operator.queue.workers import Workers, WorkerSettings
 from inflight_operator.reconcile.rounds import Rounds, RoundSettings
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render import Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
+from inflight_operator.workers import Workers, WorkerSettings
 from tests.operator.fakes import FakeApi, FakeEngines, FakePool, service_body
 from tests.operator.gateway_pods import endpoint_slice, gateway_pod, said
 

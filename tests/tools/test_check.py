@@ -35,7 +35,7 @@ def prepared(tmp_path, monkeypatch):
     def run(in_front=(), at_last=(), background="print('the cluster is up')"):
         monkeypatch.setenv("INFLIGHT_CACHE", str(tmp_path))
         monkeypatch.setattr(sys, "argv", ["check"])
-        monkeypatch.setattr(check, "preflight", lambda: None)
+        monkeypatch.setattr(check, "require_machine", lambda: None)
         monkeypatch.setattr(check, "IN_FRONT", in_front)
         monkeypatch.setattr(check, "AT_LAST", at_last)
         monkeypatch.setattr(check, "IN_BACKGROUND", (Check("beside", python(background)),))
@@ -101,7 +101,7 @@ def test_a_machine_that_cannot_do_it_is_told_first(prepared, monkeypatch, capfd)
         raise ClusterError("the local node needs root: run this with sudo")
 
     monkeypatch.setattr(check, "IN_FRONT", (Check("one", python("print('was run')")),))
-    monkeypatch.setattr(check, "preflight", refuse)
+    monkeypatch.setattr(check, "require_machine", refuse)
     monkeypatch.setattr(sys, "argv", ["check"])
     assert check.main() == 1
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -135,7 +135,7 @@ def test_sigterm_lets_the_running_check_end_in_order(tmp_path, inherited):
     )
     code = (
         "import sys; from tools import check\n"
-        "check.preflight = lambda: None\n"
+        "check.require_machine = lambda: None\n"
         "check.IN_BACKGROUND = ()\n"
         f"check.IN_FRONT = (check.Check('one', (sys.executable, '-c', {careful!r})),)\n"
         "sys.argv = ['check']; sys.exit(check.main())"

@@ -15,20 +15,23 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from time import perf_counter
 
 import numpy as np
 
 from inflight_cost.model import CostModel
 from inflight_engine.recording.reader import Recording
+from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import replay
 from inflight_engine.recording.survey import Survey
+from inflight_engine.request import Request, SamplingParams
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_simulator.arrivals import Arrival, Scaling, scaled
-from inflight_simulator.calibrate import fit_cost
-from inflight_simulator.calibrate_command import fit_text
+from inflight_simulator.calibrate import fit_cost, fit_text
 from inflight_simulator.continuous import simulate_continuous
 from inflight_simulator.step_log import read_steps
 from inflight_simulator.trace_files import read_arrivals
-from tools.bench.recorder_cost import recorder_cost
 from tools.load.trace_load import Job, Measured, run_load
 from tools.measure.served import served_engine
 
@@ -146,6 +149,45 @@ def check_recording(folder: Path) -> bool:
     share = spent / steps / mean_step
     print(f"Recording the same requests: {spent / steps * 1e6:.1f} us a step, {share:.3%} of the mean step")
     return difference is None
+
+
+def recorder_cost(jobs: Sequence[Job], config: SchedulerConfig, step_seconds: float, file: Path) -> tuple[float, int]:
+    """Run the jobs through the scheduler, with steps of `step_seconds` on a virtual clock and no model, and record it.
+
+    Returns:
+        Seconds of real time spent in the recorder, compression and writing included; and the number of steps.
+    """
+    random = np.random.default_rng(0)
+    scheduler = Scheduler(config)
+    recorder = Recorder.to_file(str(file), config, scheduler.is_cached)
+    spent, now, steps = 0.0, 0.0, 0
+    waiting = list(enumerate(jobs))
+    while waiting or scheduler.has_work:
+        while waiting and waiting[0][1].at <= now:
+            number, job = waiting.pop(0)
+            prompt = random.integers(0, 1 << 30, job.prompt_tokens, np.int32)
+            request = Request(number, prompt, SamplingParams(max_tokens=job.output_tokens), now)
+            scheduler.add(request)
+            started = perf_counter()
+            recorder.added(request)
+            spent += perf_counter() - started
+        plan = scheduler.schedule(now)
+        if scheduler.last_change == now:
+            started = perf_counter()
+            recorder.time_passed(steps, now)
+            spent += perf_counter() - started
+        if plan is None:
+            now = waiting[0][1].at
+            continue
+        ended = scheduler.update(plan, random.integers(0, 1 << 30, len(plan.sampled_slots), np.int32))
+        started = perf_counter()
+        recorder.stepped(plan, ended, step_seconds)
+        spent += perf_counter() - started
+        now += step_seconds
+        steps += 1
+    started = perf_counter()
+    recorder.close()
+    return spent + perf_counter() - started, steps
 
 
 def main() -> int:

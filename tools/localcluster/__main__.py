@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from tools.localcluster import api, kubectl_program
+from tools import localcluster
+from tools.localcluster import kubectl_program
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.progress import to_stdout
 
@@ -43,7 +44,7 @@ def parser() -> argparse.ArgumentParser:
     down.add_argument("--purge", action="store_true", help="delete the cache folder too")
     add("status", "show what runs", "status")
     build = add("build", "build one image where the cluster's pods find it", "build engine")
-    build.add_argument("image", choices=api.IMAGE_NAMES)
+    build.add_argument("image", choices=localcluster.IMAGE_NAMES)
     add("build-all", "build all images", "build-all")
     run = add("kubectl", "run kubectl against the cluster", "kubectl get nodes")
     run.add_argument("arguments", nargs=argparse.REMAINDER, metavar="ARGS")
@@ -57,24 +58,24 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> None:
     progress = to_stdout()
     if options.command == "up":
-        api.ensure_up(progress, api.IMAGE_NAMES if options.with_images else ())
+        localcluster.ensure_up(progress, localcluster.IMAGE_NAMES if options.with_images else ())
     elif options.command == "down":
-        api.chosen(progress).down(purge=options.purge)
+        localcluster.chosen(progress).down(purge=options.purge)
     elif options.command == "status":
-        print("\n".join(api.chosen(progress).status()))
+        print("\n".join(localcluster.chosen(progress).status()))
     elif options.command == "build":
-        print(api.build_image(options.image, progress))
+        print(localcluster.build_image(options.image, progress))
     elif options.command == "build-all":
-        for name in api.IMAGE_NAMES:
-            print(api.build_image(name, progress))
+        for name in localcluster.IMAGE_NAMES:
+            print(localcluster.build_image(name, progress))
     elif options.command == "kubectl":
-        kubectl_program.replace_process(api.kubeconfig_path(), options.arguments)
+        kubectl_program.replace_process(localcluster.kubeconfig_path(), options.arguments)
     elif options.command == "kubeconfig":
-        print(api.kubeconfig_path())
+        print(localcluster.kubeconfig_path())
     elif options.command == "promtool-path":
-        print(api.promtool(lambda line: print(line, file=sys.stderr)))
+        print(localcluster.promtool(lambda line: print(line, file=sys.stderr)))
     elif options.command == "preflight":
-        print(api.preflight(options.disk))
+        print(localcluster.require_machine(options.disk))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

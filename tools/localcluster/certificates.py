@@ -1,4 +1,4 @@
-"""Keys and certificates of a cluster, generated once: three authorities and the certificates they sign.
+"""Keys, certificates and kubeconfigs of a cluster: three authorities and the certificates they sign, generated once.
 
 One authority for the cluster's clients and servers, one for etcd and one for the aggregation layer's front proxy,
 so that a kubelet's certificate opens neither etcd nor the front proxy's right to speak for others
@@ -7,9 +7,9 @@ so that a kubelet's certificate opens neither etcd nor the front proxy's right t
 
 from __future__ import annotations
 
+import base64
 import datetime
 import ipaddress
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,8 +19,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from tools.localcluster.files import write_json, write_whole
+
 VALID_DAYS = 3650
 AUTHORITIES = ("ca", "etcd-ca", "front-proxy-ca")
+_KEY_USES = (
+    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement",
+    "key_cert_sign", "crl_sign", "encipher_only", "decipher_only",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -78,87 +84,91 @@ def ensure(folder: Path, leaves: Sequence[Leaf]) -> bool:
         return False
     folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
-    authorities = {name: _authority(folder, name) for name in AUTHORITIES}
-    accounts = ec.generate_private_key(ec.SECP256R1())
-    _write_key(folder / "service-accounts.key", accounts)
+    issuers = {name: _write_authority(folder, name) for name in AUTHORITIES}
+    accounts = _new_key(folder, "service-accounts").public_key()
     (folder / "service-accounts.pub").write_bytes(
-        accounts.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+        accounts.public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
     )
     for leaf in leaves:
-        key = ec.generate_private_key(ec.SECP256R1())
-        _write_key(folder / f"{leaf.name}.key", key)
-        certificate = _leaf_certificate(leaf, key, *authorities[leaf.authority])
-        (folder / f"{leaf.name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        _write_leaf(folder, leaf, *issuers[leaf.authority])
     stamp.write_text(wanted)
     return True
 
 
-def _write_key(path: Path, key: ec.EllipticCurvePrivateKey) -> None:
-    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    path.unlink(missing_ok=True)
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
-        file.write(pem)
-
-
-def _builder(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
-    now = datetime.datetime.now(datetime.UTC)
-    return (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(issuer)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(hours=1))
-        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
-    )
-
-
-def _usage(*, signs_certificates: bool) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=True,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        key_cert_sign=signs_certificates,
-        crl_sign=signs_certificates,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _authority(folder: Path, name: str) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _new_key(folder: Path, name: str) -> ec.EllipticCurvePrivateKey:
+    """A new key, written as `NAME.key` for its owner alone."""
     key = ec.generate_private_key(ec.SECP256R1())
+    pem = key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    write_whole(folder / f"{name}.key", pem.decode(), mode=0o600)
+    return key
+
+
+def _write_authority(folder: Path, name: str) -> tuple[x509.Name, ec.EllipticCurvePrivateKey]:
+    key = _new_key(folder, name)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"inflight-{name}")])
-    certificate = (
-        _builder(subject, subject, key)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=True), critical=True)
-        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
-        .sign(key, hashes.SHA256())
-    )
-    _write_key(folder / f"{name}.key", key)
-    (folder / f"{name}.crt").write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    return certificate, key
+    extensions = (x509.SubjectKeyIdentifier.from_public_key(key.public_key()),)
+    _sign(folder / f"{name}.crt", subject, key.public_key(), subject, key, extensions, is_authority=True)
+    return subject, key
 
 
-def _leaf_certificate(
-    leaf: Leaf, key: ec.EllipticCurvePrivateKey, issuer: x509.Certificate, issuer_key: ec.EllipticCurvePrivateKey
-) -> x509.Certificate:
+def _write_leaf(folder: Path, leaf: Leaf, issuer: x509.Name, issuer_key: ec.EllipticCurvePrivateKey) -> None:
     attributes = [x509.NameAttribute(NameOID.COMMON_NAME, leaf.common_name)]
     if leaf.organization:
         attributes.append(x509.NameAttribute(NameOID.ORGANIZATION_NAME, leaf.organization))
     names: list[x509.GeneralName] = [x509.DNSName(name) for name in leaf.dns_names]
     names += [x509.IPAddress(ipaddress.ip_address(address)) for address in leaf.addresses]
-    builder = (
-        _builder(x509.Name(attributes), issuer.subject, key)
-        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-        .add_extension(_usage(signs_certificates=False), critical=True)
-        .add_extension(
-            x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
-        )
-        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()), critical=False)
-    )
+    extensions: list[x509.ExtensionType] = [
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH]),
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(issuer_key.public_key()),
+    ]
     if names:
-        builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
-    return builder.sign(issuer_key, hashes.SHA256())
+        extensions.append(x509.SubjectAlternativeName(names))
+    public = _new_key(folder, leaf.name).public_key()
+    _sign(folder / f"{leaf.name}.crt", x509.Name(attributes), public, issuer, issuer_key, extensions)
+
+
+def _sign(
+    path: Path,
+    subject: x509.Name,
+    public: ec.EllipticCurvePublicKey,
+    issuer: x509.Name,
+    issuer_key: ec.EllipticCurvePrivateKey,
+    extensions: Sequence[x509.ExtensionType],
+    *,
+    is_authority: bool = False,
+) -> None:
+    now = datetime.datetime.now(datetime.UTC)
+    usage = dict.fromkeys(_KEY_USES, False) | {"digital_signature": True}
+    usage |= {"key_cert_sign": is_authority, "crl_sign": is_authority}
+    builder = (
+        x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(**usage), critical=True)
+    )
+    for extension in extensions:
+        builder = builder.add_extension(extension, critical=False)
+    certificate = builder.sign(issuer_key, hashes.SHA256())
+    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+
+
+def write_kubeconfig(pki: Path, user: str, server: str) -> Path:
+    """Write `USER.kubeconfig` beside the user's certificate; its path. Programs may be reading an earlier one."""
+
+    def data(name: str) -> str:
+        return base64.b64encode((pki / name).read_bytes()).decode()
+
+    cluster = {"server": server, "certificate-authority-data": data("ca.crt")}
+    credentials = {"client-certificate-data": data(f"{user}.crt"), "client-key-data": data(f"{user}.key")}
+    path = pki / f"{user}.kubeconfig"
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "current-context": "inflight",
+        "clusters": [{"name": "inflight", "cluster": cluster}],
+        "users": [{"name": "inflight", "user": credentials}],
+        "contexts": [{"name": "inflight", "context": {"cluster": "inflight", "user": "inflight"}}],
+    }
+    write_json(path, content, mode=0o600)
+    return path

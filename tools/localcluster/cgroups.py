@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tools.localcluster.components.buildkit import BUILD_CGROUP
-from tools.localcluster.errors import ClusterError
+from tools.localcluster.process import kill_all
 
 HIERARCHY = Path("/sys/fs/cgroup")
+BUILD_CGROUP = "inflight-build"
 NAMES = ("kubepods", BUILD_CGROUP)
 """Groups below the root that the kubelet makes for pods and containerd for build steps."""
 
@@ -36,26 +34,15 @@ def processes_in(groups: Iterable[Path]) -> set[int]:
     return pids
 
 
-def remove(timeout_seconds: float = 10.0) -> int:
+def remove() -> int:
     """Kill what is left in the pods' groups and remove them; how many processes there were."""
     groups = own_groups()
-    killed: set[int] = set()
-    deadline = time.monotonic() + timeout_seconds
-    while left := processes_in(groups):
-        if time.monotonic() > deadline:
-            raise ClusterError(f"processes of old pods do not end: {sorted(left)}; end them by hand, then try again")
-        for pid in left:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
-        killed |= left
-        time.sleep(0.02)
+    killed = kill_all("processes of old pods", lambda: processes_in(groups))
     for group in groups:
         for folder in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
             _rmdir(folder)
         _rmdir(group)
-    return len(killed)
+    return killed
 
 
 def _rmdir(folder: Path) -> None:

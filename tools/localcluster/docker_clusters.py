@@ -21,16 +21,8 @@ def build_command(image: Image, reference: str, proxies: Mapping[str, str]) -> l
     """`docker build` of an image with the repository as context; the base is the Dockerfile's own default."""
     build_args = {**proxies, **image.arguments}
     arguments = [part for key, value in build_args.items() for part in ("--build-arg", f"{key}={value}")]
-    return [
-        "docker",
-        "build",
-        "--file",
-        str(REPOSITORY / image.dockerfile),
-        "--tag",
-        reference,
-        *arguments,
-        str(REPOSITORY),
-    ]
+    dockerfile = str(REPOSITORY / image.dockerfile)
+    return ["docker", "build", "--file", dockerfile, "--tag", reference, *arguments, str(REPOSITORY)]
 
 
 def pushed_reference(image: Image, prefix: str) -> str:
@@ -53,12 +45,21 @@ def _run(command: Sequence[str], what: str, progress: Progress) -> None:
         output(command, f"{what} failed ({{last}}); `{{command}}` shows more")
 
 
-class NamedCluster:
-    """The cluster of INFLIGHT_KUBECONFIG: used as it is, never created or removed."""
-
+class _DockerCluster:
     def __init__(self, kubeconfig: Path, progress: Progress) -> None:
         self.kubeconfig = kubeconfig
         self.progress = progress
+
+    def _build(self, image: Image, reference: str) -> None:
+        command = build_command(image, reference, images.proxy_arguments(os.environ))
+        _run(command, f"building {reference}", self.progress)
+
+    def status(self) -> list[str]:
+        return [kubectl_program.run(self.kubeconfig, ("get", "nodes,pods", "-A", "-o", "wide")).rstrip()]
+
+
+class NamedCluster(_DockerCluster):
+    """The cluster of INFLIGHT_KUBECONFIG: used as it is, never created or removed."""
 
     def up(self, image_names: Sequence[str] = ()) -> dict[str, str]:
         """Check that it answers; build and push the images asked for; their references by name."""
@@ -82,9 +83,7 @@ class NamedCluster:
         if not choose.docker_answers():
             raise ClusterError("building images for a cluster you name needs a running Docker daemon: start it")
         reference = pushed_reference(image, prefix)
-        _run(
-            build_command(image, reference, images.proxy_arguments(os.environ)), f"building {reference}", self.progress
-        )
+        self._build(image, reference)
         _run(["docker", "push", reference], f"pushing {reference}", self.progress)
         return reference
 
@@ -96,16 +95,12 @@ class NamedCluster:
             + ("; without the variable, --purge deletes the cache folder" if purge else "")
         )
 
-    def status(self) -> list[str]:
-        return [kubectl_program.run(self.kubeconfig, ("get", "nodes,pods", "-A", "-o", "wide")).rstrip()]
 
-
-class KindCluster:
+class KindCluster(_DockerCluster):
     """A kind cluster of our own name."""
 
     def __init__(self, layout: Layout, progress: Progress) -> None:
-        self.kubeconfig = layout.root / "kind.kubeconfig"
-        self.progress = progress
+        super().__init__(layout.root / "kind.kubeconfig", progress)
 
     def _exists(self) -> bool:
         return KIND_CLUSTER in output(["kind", "get", "clusters"], check=False).split()
@@ -122,8 +117,7 @@ class KindCluster:
 
     def build(self, image: Image) -> str:
         """Build with Docker and load into the kind node; the reference."""
-        command = build_command(image, image.reference, images.proxy_arguments(os.environ))
-        _run(command, f"building {image.reference}", self.progress)
+        self._build(image, image.reference)
         _run(kind_load_command(image.reference), f"loading {image.reference} into kind", self.progress)
         return image.reference
 
@@ -137,4 +131,4 @@ class KindCluster:
     def status(self) -> list[str]:
         if not self._exists():
             return ["no kind cluster"]
-        return [kubectl_program.run(self.kubeconfig, ("get", "nodes,pods", "-A", "-o", "wide")).rstrip()]
+        return super().status()

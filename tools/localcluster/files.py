@@ -22,9 +22,9 @@ def write_whole(path: Path, text: str, mode: int = 0o644) -> str:
     return text
 
 
-def write_json(path: Path, value: Any) -> str:
+def write_json(path: Path, value: Any, mode: int = 0o644) -> str:
     """Write `value` as JSON, which is also YAML; the text."""
-    return write_whole(path, json.dumps(value, indent=2) + "\n")
+    return write_whole(path, json.dumps(value, indent=2) + "\n", mode)
 
 
 def remove_tree(folder: Path) -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 from tools.localcluster import machine, packages
 from tools.localcluster.addresses import Network
 from tools.localcluster.commands import output
-from tools.localcluster.components.kube_proxy import NFTABLES_TABLES
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.files import write_json
 from tools.localcluster.layout import Layout
@@ -18,6 +17,8 @@ from tools.localcluster.layout import Layout
 DEVICE = "inflight0"
 TABLE = "inflight"
 RULE_COMMENT = "inflight-cluster"
+KUBE_PROXY_TABLES = (("ip", "kube-proxy"), ("ip6", "kube-proxy"))
+"""Family and name of the nftables tables that kube-proxy makes, and leaves when it is killed."""
 
 SETTINGS = (
     "net/ipv4/ip_forward",  # set here
@@ -149,7 +150,7 @@ def tear_down(network: Network | None, layout: Layout) -> None:
     """Undo `set_up` and remove kube-proxy's tables. Safe to repeat, and without anything set up."""
     if nft := packages.find("nft"):
         present = output([nft, "list", "tables"]).splitlines()
-        for family, table in (("ip", TABLE), *NFTABLES_TABLES):
+        for family, table in (("ip", TABLE), *KUBE_PROXY_TABLES):
             if f"table {family} {table}" in present:
                 output([nft, "delete", "table", family, table])
     for iptables, rule in _firewall_rules(network) if network else []:

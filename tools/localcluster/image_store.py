@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 import itertools
+import json
 import shutil
 import subprocess
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from tools.localcluster import gobuild, goparts, oci_archive, packages, probe
+from tools.localcluster.addresses import Network
+from tools.localcluster.cgroups import BUILD_CGROUP
 from tools.localcluster.commands import output
-from tools.localcluster.components import buildkit, cni, containerd
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.files import write_json, write_whole
 from tools.localcluster.layout import RUNTIME, Layout
-from tools.localcluster.process import Processes
+from tools.localcluster.process import Processes, Program
 from tools.localcluster.settings import Settings
 
 CONTAINERD_SOCKET = RUNTIME / "containerd.sock"
 BUILDKIT_SOCKET = RUNTIME / "buildkitd.sock"
+NAMESPACE = "k8s.io"
+PAUSE_IMAGE = "localhost/pause:1"
+
+CACHE_LIMIT_BYTES = 24 * 10**9
+"""Build cache kept at most: two generations of the largest image and what its steps downloaded."""
+CACHE_KEPT_BYTES = 10 * 10**9
+"""Build cache kept even on a full disk: one generation of the largest image."""
+FREE_DISK_BYTES = 10 * 10**9
+"""Where less than this is free, build cache beyond what is always kept goes."""
 
 
 class ImageStore:
@@ -35,14 +48,14 @@ class ImageStore:
         plugins = gobuild.folder_of(goparts.CNI, self.layout)
         folder = self.layout.cluster / "cni"
         network = write_json(
-            folder / "10-inflight.conflist", cni.configuration(self.settings.network, RUNTIME / "cni-leases")
+            folder / "10-inflight.conflist", network_configuration(self.settings.network, RUNTIME / "cni-leases")
         )
         configuration = self.layout.cluster / "containerd.toml"
-        text = containerd.configuration(self.layout.store, RUNTIME, CONTAINERD_SOCKET, plugins, folder)
+        text = containerd_configuration(self.layout.store, RUNTIME, CONTAINERD_SOCKET, plugins, folder)
         write_whole(configuration, text)
         RUNTIME.mkdir(mode=0o711, exist_ok=True)
         (RUNTIME / "shims").mkdir(mode=0o700, exist_ok=True)
-        program = containerd.program(binaries / "containerd", configuration, packages.SEARCH_PATH)
+        program = containerd(binaries / "containerd", configuration, packages.SEARCH_PATH)
         self.processes.ensure(program, text + network)
         self.processes.wait_ready("containerd", lambda: probe.succeeds(self.ctr_command("version")), 60)
 
@@ -50,24 +63,25 @@ class ImageStore:
         """Start buildkitd (containerd answers already) and wait until its worker is there."""
         binaries = gobuild.folder_of(goparts.BUILDKIT, self.layout)
         configuration = self.layout.cluster / "buildkitd.toml"
-        text = buildkit.configuration(
+        text = buildkit_configuration(
             self.layout.store, BUILDKIT_SOCKET, RUNTIME / "buildkit-tracing.sock", CONTAINERD_SOCKET
         )
         write_whole(configuration, text)
         temporary = self.layout.cluster / "buildkit-mounts"
         temporary.mkdir(exist_ok=True)
-        program = buildkit.program(binaries / "buildkitd", configuration, packages.SEARCH_PATH, temporary)
+        environment = {"PATH": packages.SEARCH_PATH, "TMPDIR": str(temporary)}
+        program = Program.of(binaries / "buildkitd", f"--config={configuration}", **environment)
         self.processes.ensure(program, text)
         question = self.buildctl_command("debug", "workers")
         self.processes.wait_ready("buildkitd", lambda: probe.succeeds(question), 60)
 
     def ctr_command(self, *arguments: str) -> list[str]:
         binary = gobuild.folder_of(goparts.CONTAINERD, self.layout) / "ctr"
-        return containerd.ctr(binary, CONTAINERD_SOCKET, *arguments)
+        return [str(binary), "--address", str(CONTAINERD_SOCKET), "--namespace", NAMESPACE, *arguments]
 
     def buildctl_command(self, *arguments: str) -> list[str]:
         binary = gobuild.folder_of(goparts.BUILDKIT, self.layout) / "buildctl"
-        return buildkit.buildctl_command(binary, BUILDKIT_SOCKET, *arguments)
+        return [str(binary), f"--addr=unix://{BUILDKIT_SOCKET}", *arguments]
 
     def ctr(self, *arguments: str) -> str:
         """Output of `ctr`; raises ClusterError with its complaint."""
@@ -119,6 +133,138 @@ class ImageStore:
         """Delete what containerd keeps on disk for pods besides its database; containerd must not run."""
         for folder in ("io.containerd.grpc.v1.cri", "io.containerd.runtime.v2.task"):
             shutil.rmtree(self.layout.store / "containerd" / folder, ignore_errors=True)
+
+
+def quoted(value: object) -> str:
+    """A TOML basic string, which a JSON string is."""
+    return json.dumps(str(value))
+
+
+def containerd(binary: Path, configuration_file: Path, search_path: str) -> Program:
+    """containerd; its shim lies beside it, runc is found on the rest of `search_path`."""
+    return Program.of(binary, f"--config={configuration_file}", PATH=f"{binary.parent}:{search_path}")
+
+
+def containerd_configuration(
+    store: Path, runtime: Path, socket: Path, cni_binaries: Path, cni_configuration: Path
+) -> str:
+    """config.toml, version 3 (https://github.com/containerd/containerd/blob/main/docs/cri/config.md)."""
+
+    return f"""version = 3
+root = {quoted(store / "containerd")}
+state = {quoted(runtime / "containerd")}
+disabled_plugins = ["io.containerd.nri.v1.nri", "io.containerd.internal.v1.tracing"]
+
+[grpc]
+  address = {quoted(socket)}
+
+[ttrpc]
+  address = {quoted(str(socket) + ".ttrpc")}
+
+[plugins."io.containerd.shim.v1.manager"]
+  socket_dir = {quoted(runtime / "shims")}
+
+[plugins."io.containerd.cri.v1.images"]
+  snapshotter = "overlayfs"
+  [plugins."io.containerd.cri.v1.images".pinned_images]
+    sandbox = {quoted(PAUSE_IMAGE)}
+
+[plugins."io.containerd.cri.v1.runtime"]
+  # Without CAP_SYS_RESOURCE a process cannot lower its OOM score; containers start all the same then.
+  restrict_oom_score_adj = true
+  netns_mounts_under_state_dir = true
+  [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc]
+    runtime_type = "io.containerd.runc.v2"
+    [plugins."io.containerd.cri.v1.runtime".containerd.runtimes.runc.options]
+      SystemdCgroup = false
+      Root = {quoted(runtime / "runc")}
+  [plugins."io.containerd.cri.v1.runtime".cni]
+    bin_dirs = [{quoted(cni_binaries)}]
+    conf_dir = {quoted(cni_configuration)}
+"""
+
+
+def network_configuration(network: Network, leases: Path) -> dict[str, Any]:
+    """A CNI network list (https://www.cni.dev/docs/spec/): a routed veth pair for each pod, addresses of their range.
+
+    The `ptp` plugin and not a bridge: traffic between two pods is routed, so that service addresses work without the
+    kernel's br_netfilter and without changing how the host's other bridges are filtered. Host ports of pods are not
+    wired up, and NetworkPolicy objects are accepted but not enforced.
+
+    Args:
+        leases: folder in which address leases are kept.
+    """
+    return {
+        "cniVersion": "1.0.0",
+        "name": "inflight",
+        "plugins": [
+            {
+                "type": "ptp",
+                # Outgoing packets are masqueraded by one rule of the node's own table instead of one per pod.
+                "ipMasq": False,
+                "ipam": {
+                    "type": "host-local",
+                    "dataDir": str(leases),
+                    "ranges": [[{"subnet": network.pods, "gateway": network.node_address}]],
+                    "routes": [{"dst": "0.0.0.0/0"}],
+                },
+            }
+        ],
+    }
+
+
+def buildkit_configuration(store: Path, socket: Path, tracing_socket: Path, containerd: Path) -> str:
+    """buildkitd.toml (https://github.com/moby/buildkit/blob/master/docs/buildkitd.toml.md)."""
+
+    return f"""root = {quoted(store / "buildkit")}
+
+[grpc]
+  address = [{quoted(f"unix://{socket}")}]
+
+[otel]
+  socketPath = {quoted(tracing_socket)}
+
+[history]
+  maxEntries = 5
+
+[worker.oci]
+  enabled = false
+
+[worker.containerd]
+  enabled = true
+  address = {quoted(containerd)}
+  namespace = {quoted(NAMESPACE)}
+  networkMode = "host"
+  defaultCgroupParent = "/{BUILD_CGROUP}"
+  gc = true
+  reservedSpace = {CACHE_KEPT_BYTES}
+  maxUsedSpace = {CACHE_LIMIT_BYTES}
+  minFreeSpace = {FREE_DISK_BYTES}
+"""
+
+
+def build_command(
+    buildctl: Sequence[str], context: Path, dockerfile: Path, image: str, build_args: Mapping[str, str]
+) -> list[str]:
+    """Command line that builds `dockerfile` (a path) with the folder `context` into the node's store as `image`.
+
+    Uncompressed and unpacked at once: a pod can start from it, and compressing would be most of the time.
+
+    Args:
+        buildctl: the program with its daemon's address.
+    """
+    command = [
+        *buildctl,
+        "build",
+        "--progress=plain",
+        "--frontend=dockerfile.v0",
+        f"--local=context={context}",
+        f"--local=dockerfile={dockerfile.parent}",
+        f"--opt=filename={dockerfile.name}",
+        "--opt=image-resolve-mode=local",
+        f"--output=type=image,name={image},unpack=true,compression=uncompressed",
+    ]
+    return command + [f"--opt=build-arg:{key}={value}" for key, value in build_args.items()]
 
 
 def parse_image_size(listing: str, reference: str) -> int:

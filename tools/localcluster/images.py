@@ -9,11 +9,10 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from tools.localcluster import base_image, gobuild, goparts, machine, process
+from tools.localcluster import base_image, machine, process
 from tools.localcluster.commands import followed
-from tools.localcluster.components import buildkit
 from tools.localcluster.errors import ClusterError
-from tools.localcluster.image_store import BUILDKIT_SOCKET, ImageStore
+from tools.localcluster.image_store import ImageStore, build_command
 from tools.localcluster.layout import REPOSITORY
 from tools.localcluster.progress import Progress, step
 
@@ -106,9 +105,8 @@ def build_in_store(store: ImageStore, image: Image, progress: Progress) -> str:
     is_new = image.reference not in store.image_names()
     if is_new:
         require_disk(image, machine.free_disk(store.layout.root))
-    command = buildkit.build_command(
-        gobuild.folder_of(goparts.BUILDKIT, store.layout) / "buildctl",
-        BUILDKIT_SOCKET,
+    command = build_command(
+        store.buildctl_command(),
         REPOSITORY,
         dockerfile,
         image.reference,

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
-import time
 from pathlib import Path
 
 from tools.localcluster import cgroups, host
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.image_store import CONTAINERD_SOCKET
 from tools.localcluster.layout import RUNTIME, Layout
-from tools.localcluster.process import observe
+from tools.localcluster.process import kill_all, observe
 
 CONTAINER_LOGS = Path("/var/log/containers")
 CNI_RESULTS = Path("/var/lib/cni/results")
@@ -46,23 +43,12 @@ def shims() -> list[int]:
     return [pid for pid in pids if (seen := observe(pid)) and is_own_shim(seen.argv)]
 
 
-def end_shims(timeout_seconds: float = 10.0) -> None:
-    """Kill this node's shims."""
-    deadline = time.monotonic() + timeout_seconds
-    while left := shims():
-        if time.monotonic() > deadline:
-            raise ClusterError(f"container shims do not end: {left}; end them by hand, then try again")
-        for pid in left:
-            os.kill(pid, signal.SIGKILL)
-        time.sleep(0.02)
-
-
 def sweep(layout: Layout) -> None:
     """Bring the volatile state to what it is after a reboot: no container, mount, namespace, socket or lease.
 
     Call it when containerd does not run. The stores and the cluster's data stay.
     """
-    end_shims()
+    kill_all("container shims", shims)
     cgroups.remove()
     host.unmount_below([RUNTIME, layout.cluster, layout.store])
     shutil.rmtree(RUNTIME, ignore_errors=True)

@@ -13,37 +13,28 @@ from typing import Any
 from tools.localcluster import (
     base_image,
     certificates,
-    dns,
+    coredns,
     gobuild,
     goparts,
     host,
     images,
-    kubeconfig,
     kubectl_program,
     leftovers,
+    node_programs,
     packages,
     preflight,
     probe,
     settings,
 )
-from tools.localcluster.components import (
-    apiserver,
-    controller_manager,
-    coredns,
-    kube_proxy,
-    kubelet,
-    scheduler,
-)
-from tools.localcluster.components.containerd import PAUSE_IMAGE
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.files import remove_tree, write_json, write_whole
 from tools.localcluster.gobuild import BuildPlan
-from tools.localcluster.image_store import CONTAINERD_SOCKET, ImageStore
+from tools.localcluster.image_store import CONTAINERD_SOCKET, PAUSE_IMAGE, ImageStore
 from tools.localcluster.images import Image
 from tools.localcluster.layout import RUNTIME, Layout
 from tools.localcluster.locking import exclusive
 from tools.localcluster.plane import ApiPlane
-from tools.localcluster.process import Processes, tail
+from tools.localcluster.process import Processes, Program, tail
 from tools.localcluster.progress import Progress, step
 from tools.localcluster.settings import NODE_NAME, Settings
 
@@ -66,6 +57,7 @@ class OwnNode:
         self.layout = layout
         self.progress = progress
         self.processes = Processes(layout)
+        self.kubeconfig = layout.kubeconfig
 
     @property
     def lock(self) -> Path:
@@ -109,9 +101,9 @@ class OwnNode:
             pods_can_start = pool.submit(self._import_pod_images, plan, store, containerd_ready)
             built = pool.submit(self._build_images, plan, store, containerd_ready, root_file_system, image_names)
             try:
-                self._start_control_plane(plan, plane, chosen)
+                self._start_control_plane(plan, plane)
                 pods_can_start.result()
-                self._start_node(chosen)
+                self._start_node(plane)
                 self._wait_for_cluster(chosen)
             except BaseException:
                 plan.close()  # what the other threads wait for does not come any more
@@ -122,17 +114,16 @@ class OwnNode:
 
     def _prepare(self, chosen: Settings) -> ApiPlane:
         """Write keys, kubeconfigs and configurations."""
-        network, ports, folder = chosen.network, chosen.ports, self.layout.cluster
-        plane = ApiPlane(folder, ports, network.node_address, network.services, with_node=True)
+        plane = ApiPlane(self.layout.cluster, chosen, with_node=True)
         leaves = (
-            *certificates.control_plane_leaves(apiserver.certificate_addresses(network)),
-            *certificates.node_leaves(NODE_NAME, network.node_address),
+            *certificates.control_plane_leaves(plane.certificate_addresses),
+            *certificates.node_leaves(NODE_NAME, plane.address),
         )
         certificates.ensure(plane.pki, leaves)
         for user in ("controller-manager", "scheduler", "kubelet", "kube-proxy"):
-            kubeconfig.write(plane.pki, user, plane.server)
-        resolver = kubelet.resolver_configuration(_host_resolver().read_text())
-        write_whole(folder / "resolv.conf", resolver)
+            certificates.write_kubeconfig(plane.pki, user, plane.server)
+        resolver = node_programs.resolver_configuration(_host_resolver().read_text())
+        write_whole(plane.folder / "resolv.conf", resolver)
         return plane
 
     def _start_containerd(self, plan: BuildPlan, store: ImageStore, is_new: bool) -> None:
@@ -171,43 +162,31 @@ class OwnNode:
         base_image.ensure(store, self.progress)
         return {name: images.build_in_store(store, images.named(name), self.progress) for name in image_names}
 
-    def _start_control_plane(self, plan: BuildPlan, plane: ApiPlane, chosen: Settings) -> None:
+    def _start_control_plane(self, plan: BuildPlan, plane: ApiPlane) -> None:
         etcd_binary = plan.folder(goparts.ETCD) / "etcd"
         apiserver_binary = plan.folder(goparts.APISERVER) / "kube-apiserver"
         with step(self.progress, "starting etcd and the API server"):
             plane.start_etcd(self.processes, etcd_binary)
             plane.start_apiserver(self.processes, apiserver_binary)
-        binaries = plan.folder(goparts.NODE)
+        binaries, ports = plan.folder(goparts.NODE), plane.settings.ports
         with step(self.progress, "starting controller manager and scheduler"):
-            ports, network = chosen.ports, chosen.network
-            programs = (
-                (
-                    controller_manager.program(binaries / "kube-controller-manager", plane.pki, ports, network),
-                    ports.controller_manager,
-                ),
-                (scheduler.program(binaries / "kube-scheduler", plane.pki, ports), ports.scheduler),
-            )
-            for program, _ in programs:
-                self.processes.ensure(program)
-            for program, port in programs:
-                self._wait_healthy(program.name, f"https://127.0.0.1:{port}/healthz")
+            self.processes.ensure(plane.controller_manager(binaries / "kube-controller-manager"))
+            self.processes.ensure(plane.scheduler(binaries / "kube-scheduler"))
+            self._wait_healthy("kube-controller-manager", f"https://127.0.0.1:{ports.controller_manager}/healthz")
+            self._wait_healthy("kube-scheduler", f"https://127.0.0.1:{ports.scheduler}/healthz")
 
     def _wait_healthy(self, name: str, url: str) -> None:
         context = probe.loopback_context() if url.startswith("https") else None
         self.processes.wait_ready(name, lambda: probe.answers_ok(url, context), 60)
 
-    def _start_node(self, chosen: Settings) -> None:
-        network, ports, folder = chosen.network, chosen.ports, self.layout.cluster
-        pki = folder / "pki"
-        binaries = gobuild.folder_of(goparts.NODE, self.layout)
-        proxy_file, kubelet_file = folder / "kube-proxy.json", folder / "kubelet.json"
-        proxy_text = write_json(proxy_file, kube_proxy.configuration(pki, ports, network, NODE_NAME))
-        settings_of_kubelet = kubelet.configuration(folder, pki, ports, network, CONTAINERD_SOCKET)
-        kubelet_text = write_json(kubelet_file, settings_of_kubelet)
+    def _start_node(self, plane: ApiPlane) -> None:
+        ports, binaries = plane.settings.ports, gobuild.folder_of(goparts.NODE, self.layout)
+        proxy_file, kubelet_file = plane.folder / "kube-proxy.json", plane.folder / "kubelet.json"
+        proxy_text = write_json(proxy_file, node_programs.kube_proxy_configuration(plane))
+        kubelet_text = write_json(kubelet_file, node_programs.kubelet_configuration(plane, CONTAINERD_SOCKET))
         with step(self.progress, "starting kubelet and kube-proxy"):
-            runs_pods = kubelet.program(binaries / "kubelet", kubelet_file, folder, pki, NODE_NAME, network)
-            self.processes.ensure(runs_pods, kubelet_text)
-            self.processes.ensure(kube_proxy.program(binaries / "kube-proxy", proxy_file), proxy_text)
+            self.processes.ensure(node_programs.kubelet(binaries / "kubelet", plane, kubelet_file), kubelet_text)
+            self.processes.ensure(Program.of(binaries / "kube-proxy", f"--config={proxy_file}"), proxy_text)
             self._wait_healthy("kubelet", f"http://127.0.0.1:{ports.kubelet_health}/healthz")
             self._wait_healthy("kube-proxy", f"http://127.0.0.1:{ports.proxy_health}/healthz")
 
@@ -219,7 +198,7 @@ class OwnNode:
         since = self.processes.started_at("kubelet")  # what an earlier kubelet reported does not count
         self._wait("Ready node", lambda: self._node_is_ready(since), 120)
         name = "kubernetes.default.svc.cluster.local"
-        self._wait("answer from the cluster's DNS", lambda: dns.resolves(chosen.network.dns_service, name), 120)
+        self._wait("answer from the cluster's DNS", lambda: probe.resolves(chosen.network.dns_service, name), 120)
 
     def _wait(self, what: str, is_done: Callable[[], bool], timeout_seconds: float) -> None:
         with step(self.progress, f"waiting for {what}"):

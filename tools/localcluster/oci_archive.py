@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 MACHINE_TO_GO = {"x86_64": "amd64", "aarch64": "arm64"}
-_CHUNK = 1 << 20
+_TYPE = "application/vnd.oci.image."
 
 
 @dataclass(frozen=True)
@@ -39,43 +39,27 @@ def layer_of_files(path: Path, files: Mapping[str, tuple[bytes, int]]) -> None:
     """Write the layer `path`: name in the image -> (content, mode). The same input gives the same bytes."""
     with tarfile.open(path, "w") as tar:
         for name, (content, mode) in sorted(files.items()):
-            entry = tarfile.TarInfo(name.lstrip("/"))
-            entry.size, entry.mode = len(content), mode
-            tar.addfile(entry, io.BytesIO(content))
+            _add(tar, name.lstrip("/"), content, mode)
 
 
 def write(path: Path, reference: str, layers: Sequence[Path], config: ImageConfig) -> None:
     """Write an archive for `ctr images import`: `layers` (tar files, uncompressed) under the name `reference`."""
-    digests = [_digest_of_file(layer) for layer in layers]
-    config_blob = _json(
-        {
-            "architecture": architecture(),
-            "os": "linux",
-            "config": config.as_oci(),
-            "rootfs": {"type": "layers", "diff_ids": digests},
-        }
-    )
-    manifest = _json(
-        {
-            "schemaVersion": 2,
-            "mediaType": "application/vnd.oci.image.manifest.v1+json",
-            "config": _descriptor("application/vnd.oci.image.config.v1+json", config_blob),
-            "layers": [
-                {"mediaType": "application/vnd.oci.image.layer.v1.tar", "digest": digest, "size": layer.stat().st_size}
-                for digest, layer in zip(digests, layers, strict=True)
-            ],
-        }
-    )
-    described = _descriptor("application/vnd.oci.image.manifest.v1+json", manifest)
-    described["annotations"] = {"io.containerd.image.name": reference}
-    index = _json({"schemaVersion": 2, "manifests": [described]})
+    described = []
+    for layer in layers:
+        with layer.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        described.append(_descriptor("layer.v1.tar", digest, layer.stat().st_size))
+    root = {"type": "layers", "diff_ids": [layer["digest"] for layer in described]}
+    system = {"architecture": architecture(), "os": "linux", "config": config.as_oci(), "rootfs": root}
     with tarfile.open(path, "w") as tar:
+        head = _add_blob(tar, "config.v1+json", system)
+        kind = {"schemaVersion": 2, "mediaType": f"{_TYPE}manifest.v1+json"}
+        manifest = _add_blob(tar, "manifest.v1+json", {**kind, "config": head, "layers": described})
+        manifest["annotations"] = {"io.containerd.image.name": reference}
         _add(tar, "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
-        _add(tar, "index.json", index)
-        for blob in (config_blob, manifest):
-            _add(tar, _blob_name(_digest(blob)), blob)
-        for digest, layer in zip(digests, layers, strict=True):
-            tar.add(layer, _blob_name(digest))
+        _add(tar, "index.json", _json({"schemaVersion": 2, "manifests": [manifest]}))
+        for layer, descriptor in zip(layers, described, strict=True):
+            tar.add(layer, _blob_name(descriptor))
 
 
 def architecture() -> str:
@@ -88,27 +72,22 @@ def _json(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
-def _digest(blob: bytes) -> str:
-    return f"sha256:{hashlib.sha256(blob).hexdigest()}"
+def _descriptor(kind: str, digest: str, size: int) -> dict[str, Any]:
+    return {"mediaType": f"{_TYPE}{kind}", "digest": f"sha256:{digest}", "size": size}
 
 
-def _digest_of_file(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return f"sha256:{digest.hexdigest()}"
+def _blob_name(descriptor: Mapping[str, Any]) -> str:
+    return f"blobs/{descriptor['digest'].replace(':', '/')}"
 
 
-def _blob_name(digest: str) -> str:
-    return f"blobs/sha256/{digest.removeprefix('sha256:')}"
+def _add_blob(tar: tarfile.TarFile, kind: str, value: object) -> dict[str, Any]:
+    content = _json(value)
+    descriptor = _descriptor(kind, hashlib.sha256(content).hexdigest(), len(content))
+    _add(tar, _blob_name(descriptor), content)
+    return descriptor
 
 
-def _descriptor(media_type: str, blob: bytes) -> dict[str, Any]:
-    return {"mediaType": media_type, "digest": _digest(blob), "size": len(blob)}
-
-
-def _add(tar: tarfile.TarFile, name: str, content: bytes) -> None:
+def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
     entry = tarfile.TarInfo(name)
-    entry.size = len(content)
+    entry.size, entry.mode = len(content), mode
     tar.addfile(entry, io.BytesIO(content))

@@ -8,7 +8,8 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -26,6 +27,15 @@ class Program:
     name: str
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
+
+    @staticmethod
+    def of(binary: Path, *flags: str, **environment: str) -> Program:
+        """The program in the file `binary`, under the file's name."""
+        return Program(binary.name, (str(binary), *flags), environment)
+
+    def plus(self, *flags: str) -> Program:
+        """The same with further flags, which win over earlier ones."""
+        return replace(self, argv=(*self.argv, *flags))
 
 
 @dataclass(frozen=True)
@@ -148,6 +158,25 @@ class Processes:
         return time.monotonic() - start
 
 
+def kill_all(what: str, find: Callable[[], Collection[int]], timeout_seconds: float = 10.0) -> int:
+    """Send SIGKILL to the processes that `find` finds until there are none; how many there were.
+
+    Raises:
+        ClusterError: they do not end; `what` says what they are.
+    """
+    killed: set[int] = set()
+    deadline = time.monotonic() + timeout_seconds
+    while left := find():
+        if time.monotonic() > deadline:
+            raise ClusterError(f"{what} do not end: {sorted(left)}; end them by hand, then try again")
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        killed.update(left)
+        time.sleep(0.02)
+    return len(killed)
+
+
 def tail(path: Path, lines: int = LOG_LINES_SHOWN) -> str:
     """The last lines of a log, each cut to 300 characters; says so where there is none."""
     if not path.exists():
@@ -176,7 +205,5 @@ def _wait_for_exec(pid: int, argv: tuple[str, ...], timeout_seconds: float = 5.0
 
 
 def _reap(pid: int) -> None:
-    try:
+    with suppress(ChildProcessError):  # started by an earlier call of the tool: not this process's child
         os.waitpid(pid, os.WNOHANG)
-    except ChildProcessError:
-        return  # started by an earlier call of the tool: not this process's child

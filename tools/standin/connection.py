@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
 import httptools
@@ -98,10 +99,13 @@ class Connection(asyncio.Protocol):
         self.answer(self._request)
 
 
+Respond = Callable[[Request, Connection], Coroutine[None, None, None]]
+
+
 class TaskConnection(Connection):
     """Requests are answered by a coroutine, which ends with the connection."""
 
-    def __init__(self, respond: Callable[[Request, Connection], Coroutine[None, None, None]]) -> None:
+    def __init__(self, respond: Respond) -> None:
         self._respond = respond
         self._answering: asyncio.Task[None] | None = None
 
@@ -111,6 +115,17 @@ class TaskConnection(Connection):
 
     def answer(self, request: Request) -> None:
         self._answering = asyncio.create_task(self._respond(request, self))
+
+
+@asynccontextmanager
+async def served(respond: Respond) -> AsyncIterator[str]:
+    """The URL of an engine whose requests `respond` answers."""
+    server = await listen(lambda: TaskConnection(respond))
+    host, port = server.sockets[0].getsockname()
+    try:
+        yield f"http://{host}:{port}"
+    finally:
+        server.close()
 
 
 _END = b"0\r\n\r\n"
@@ -124,7 +139,7 @@ def _head(progress: bool, headers: bytes) -> bytes:
 
 
 def _chunk(part: bytes) -> bytes:
-    return b"%x\r\n%s\r\n" % (len(part), part)
+    return b"%x\r\n%s\r\n" % (len(part), part) if part else b""  # an empty chunk would end the stream
 
 
 async def listen(connection: Callable[[], Connection], port: int = 0, host: str = "127.0.0.1") -> asyncio.Server:

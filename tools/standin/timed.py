@@ -15,7 +15,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_gateway.hold.counters import VirtualCounters
+from inflight_gateway.hold.service_queue import VirtualCounters
 from inflight_gateway.request.headers import TENANT
 from inflight_policies.service_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 from tools.standin.connection import PROGRESS, Connection, Request, listen

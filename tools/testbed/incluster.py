@@ -43,13 +43,8 @@ class ScriptPod:
         Raises:
             TimeoutError: it runs on.
         """
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline:
-            state = _container_state(self)
-            if "terminated" in state:
-                return int(state["terminated"]["exitCode"])
-            time.sleep(0.3)
-        raise TimeoutError(f"pod {self.name} has not ended after {seconds:.0f} s")
+        state = _wait_for_state(self, "ended", ("terminated",), seconds)
+        return int(state["terminated"]["exitCode"])
 
 
 @contextmanager
@@ -69,7 +64,7 @@ def script_pod(
     _delete(pod)
     kubectl("apply", "-f", "-", input=json.dumps(manifests))
     try:
-        _wait_started(pod)
+        _wait_for_state(pod, "started", ("running", "terminated"), START_SECONDS)
         yield pod
     finally:
         _delete(pod)
@@ -107,17 +102,14 @@ def _manifests(pod: ScriptPod, module: str, code: bytes, arguments: list[str], i
     ]
 
 
-def _wait_started(pod: ScriptPod) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    state: dict[str, Any] = {}
-    while time.monotonic() < deadline:
-        state = _container_state(pod)
-        if "running" in state or "terminated" in state:
-            return
+def _wait_for_state(pod: ScriptPod, what: str, states: tuple[str, ...], seconds: float) -> dict[str, Any]:
+    deadline = time.monotonic() + seconds
+    while not (state := _container_state(pod)).keys() & set(states):
+        if time.monotonic() > deadline:
+            why = state.get("waiting", "running" if state else "not scheduled")
+            raise TimeoutError(f"pod {pod.name} has not {what} after {seconds:.0f} s: {why}")
         time.sleep(0.2)
-    raise TimeoutError(
-        f"pod {pod.name} has not started after {START_SECONDS} s: {state.get('waiting', 'not scheduled')}"
-    )
+    return state
 
 
 def _container_state(pod: ScriptPod) -> dict[str, Any]:

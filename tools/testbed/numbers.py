@@ -1,12 +1,13 @@
-"""A service's live numbers, from the operator's own metrics page.
+"""A service's live numbers, from the metrics pages of operator and gateway.
 
-The status has conditions and decisions; plain numbers reach it at most once a minute. The page is read through the API
-server's proxy, so that no port has to be forwarded.
+The status has conditions and decisions; plain numbers reach it at most once a minute. The pages are read through the
+API server's proxy, so that no port has to be forwarded.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -18,6 +19,8 @@ from tools.testbed.service import Service
 PREFIX = "inflight_operator_service_"
 SELECTOR = "app.kubernetes.io/name=inflight-operator"
 METRICS_PORT = 8080
+STATE_PORT = 9003
+CONTINUATIONS = "inflight_gateway_continuations_total"
 
 
 @dataclass(frozen=True)
@@ -43,9 +46,7 @@ class Numbers:
 def numbers(service: Service) -> Numbers:
     """The numbers now. Only the operator pod that leads has them on its page."""
     for pod in pods(OPERATOR_NAMESPACE, SELECTOR):
-        path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod.name}:{METRICS_PORT}/proxy/metrics"
-        # Not checked: a pod that starts or ends does not answer, and is not the one that leads.
-        found = numbers_on(kubectl("get", "--raw", path, check=False), service)
+        found = numbers_on(_page(pod.name, METRICS_PORT), service)
         if found != Numbers():
             return found
     return Numbers()
@@ -53,23 +54,31 @@ def numbers(service: Service) -> Numbers:
 
 def numbers_on(page: str, service: Service) -> Numbers:
     """The numbers of one service on a metrics page in Prometheus' text format."""
-    values = {
-        sample.name.removeprefix(PREFIX): sample.value
-        for family in text_string_to_metric_families(page)
-        if family.name.startswith(PREFIX)
-        for sample in family.samples
-        if (sample.labels.get("namespace"), sample.labels.get("name")) == (service.namespace, service.name)
-    }
+    found = {name.removeprefix(PREFIX): value for name, value in _samples(page, "name", service)}
+    utilization = found.pop("kv_utilization", None)
+    whole = {field.name: int(found[field.name]) for field in fields(Numbers) if field.name in found}
+    return Numbers(kv_utilization=utilization, **whole)
 
-    def whole(name: str) -> int | None:
-        return int(values[name]) if name in values else None
 
-    return Numbers(
-        waiting_requests=whole("waiting_requests"),
-        running_requests=whole("running_requests"),
-        kv_utilization=values.get("kv_utilization"),
-        replicas=whole("replicas"),
-        ready_replicas=whole("ready_replicas"),
-        max_num_seqs=whole("max_num_seqs"),
-        max_num_batched_tokens=whole("max_num_batched_tokens"),
-    )
+def continuations(pod: str, service: Service) -> int:
+    """Answers of the service that a gateway pod has continued at another engine; 0 if the pod does not answer."""
+    return counted(_page(pod, STATE_PORT), CONTINUATIONS, service)
+
+
+def counted(page: str, metric: str, service: Service) -> int:
+    """The sum of a counter's series of one service on a page in Prometheus' text format."""
+    return int(sum(value for name, value in _samples(page, "service", service) if name == metric))
+
+
+def _page(pod: str, port: int) -> str:
+    """The metrics page of a pod of operator or gateway; empty where it does not answer, as one that starts or ends."""
+    path = f"/api/v1/namespaces/{OPERATOR_NAMESPACE}/pods/{pod}:{port}/proxy/metrics"
+    return kubectl("get", "--raw", path, check=False)
+
+
+def _samples(page: str, label: str, service: Service) -> Iterator[tuple[str, float]]:
+    """Names and values of the samples whose labels `namespace` and `label` are those of the service."""
+    for family in text_string_to_metric_families(page):
+        for sample in family.samples:
+            if (sample.labels.get("namespace"), sample.labels.get(label)) == (service.namespace, service.name):
+                yield sample.name, sample.value

@@ -7,7 +7,7 @@ authority, so Envoy takes the name of its cluster, and uses the address in the m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 DESTINATION = "x-gateway-destination-endpoint"
@@ -32,28 +32,6 @@ BY_HEADER = {
     "lb_policy": "CLUSTER_PROVIDED",
     "original_dst_lb_config": {"use_http_header": True, "http_header_name": DESTINATION},
 }
-
-
-def by_metadata(addresses: Iterable[str]) -> dict[str, Any]:
-    """The cluster of the engines at these addresses, of which the metadata names one."""
-    round_robin = {"@type": f"{TYPE}load_balancing_policies.round_robin.v3.RoundRobin"}
-    inner = {"policies": [{"typed_extension_config": {"name": "round_robin", "typed_config": round_robin}}]}
-    policy = {
-        "@type": f"{TYPE}load_balancing_policies.override_host.v3.OverrideHost",
-        "override_host_sources": [{"metadata": {"key": "envoy.lb", "path": [{"key": DESTINATION}]}}],
-        "fallback_policy": inner,
-    }
-    split = [address.rsplit(":", 1) for address in addresses]
-    return {
-        "type": "STATIC",
-        "load_balancing_policy": {
-            "policies": [{"typed_extension_config": {"name": "override_host", "typed_config": policy}}]
-        },
-        "load_assignment": {
-            "cluster_name": "engines",
-            "endpoints": [{"lb_endpoints": [{"endpoint": {"address": socket(host, port)}} for host, port in split]}],
-        },
-    }
 
 
 def socket(host: str, port: int | str) -> dict[str, Any]:

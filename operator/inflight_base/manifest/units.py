@@ -83,9 +83,13 @@ def whole_bytes(quantity: str | int) -> int:
     """Bytes in a quantity of memory, rounded down.
 
     Raises:
-        ValueError: `quantity` is negative, between 0 and 1 (250m), or no resource.Quantity.
+        ValueError: `quantity` is negative, between 0 and 1, in parts of a byte (1500m), or no resource.Quantity.
     """
-    number = parse_quantity(quantity)
-    if number < 1 and number != 0:
-        raise ValueError(f"{quantity!r} is not a quantity of bytes such as 64Mi or 500M")
+    text = str(quantity)
+    try:
+        number = parse_quantity(text)
+    except ValueError:
+        number = Decimal(-1)
+    if text.endswith(("n", "u", "m")) or (number < 1 and number != 0):
+        raise ValueError(f"{text[:_MAX_LENGTH]!r} is not a quantity of bytes such as 64Mi or 500M")
     return int(number)

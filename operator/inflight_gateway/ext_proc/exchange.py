@@ -18,8 +18,7 @@ from inflight_gateway.request.body import Body
 from inflight_gateway.request.headers import CHECK_KEY, DESTINATION, INTERNAL, PROGRESS, SUBSET
 from inflight_gateway.request.paths import is_hidden
 from inflight_gateway.request.view import Head, view
-from inflight_gateway.telemetry.access_log import Course
-from inflight_gateway.telemetry.courses import Courses
+from inflight_gateway.telemetry.courses import Course, Courses
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import Endpoint, Refusal, RequestView, Retried, ServiceConfig

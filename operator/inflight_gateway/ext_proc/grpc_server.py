@@ -1,7 +1,15 @@
-"""The gRPC servers: ADS and external processing for the Envoy of this pod; external processing for other gateways."""
+"""The gRPC servers: ADS and external processing for the Envoy of this pod; external processing for other gateways,
+with a certificate of its own.
+
+Gateways connect to an endpoint picker with TLS and do not verify its certificate: an InferencePool has no field for an
+authority, and the reference endpoint picker of the Gateway API Inference Extension signs its own certificate at its
+start, too (its flag --secure-serving, true by default).
+"""
 
 from __future__ import annotations
 
+import datetime
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import grpc
@@ -9,12 +17,51 @@ from envoy.service.discovery.v3 import ads_pb2_grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
 from inflight_base.manifest.slices import address_of
-from inflight_gateway.discovery.addresses import any_address
-from inflight_gateway.ext_proc.certificate import Certificate
 from inflight_gateway.ext_proc.guests import GuestProcessor
 from inflight_gateway.ext_proc.server import Processor
 from inflight_gateway.proxy.ads import Ads
-from inflight_gateway.settings import MAX_BODY_BYTES
+from inflight_gateway.settings import MAX_BODY_BYTES, any_address
+
+VALID_DAYS = 3650
+"""As the reference endpoint picker's. The certificate is new with each start of the picker."""
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """PEM. Attributes: private_key: not encrypted."""
+
+    chain: str
+    private_key: str = field(repr=False)
+
+
+def self_signed(name: str) -> Certificate:
+    """A new key and its certificate. Args: name: the subject."""
+    # Only a gateway that serves other gateways needs the library.
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes, serialization
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        # Clocks of other nodes may be behind.
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(days=VALID_DAYS))
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName(name)]), critical=False)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    encoding = serialization.Encoding.PEM
+    private_key = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    return Certificate(certificate.public_bytes(encoding).decode(), private_key.decode())
+
 
 _OPTIONS = (
     # gRPC's default limit of 4 MiB is below the maximum size of a request body.

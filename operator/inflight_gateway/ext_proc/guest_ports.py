@@ -13,9 +13,8 @@ import grpc
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
 from inflight_gateway.discovery.catalog import Catalog, Change
-from inflight_gateway.ext_proc.certificate import self_signed
 from inflight_gateway.ext_proc.exchange import Parts
-from inflight_gateway.ext_proc.grpc_server import serve_guests
+from inflight_gateway.ext_proc.grpc_server import self_signed, serve_guests
 from inflight_gateway.ext_proc.guests import Bodies, GuestProcessor
 
 _log = logging.getLogger(__name__)

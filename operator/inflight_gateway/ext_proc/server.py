@@ -39,7 +39,10 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             async for message in requests:
                 kind = message.WhichOneof("request")
                 if kind == "request_headers":
-                    head = Head(messages.header_pairs(message.request_headers), end_of_stream=_ends(message))
+                    head = Head(
+                        messages.header_pairs(message.request_headers),
+                        end_of_stream=bool(message.request_headers.end_of_stream),
+                    )
                     exchange = Exchange(self._parts, head, allowed(message))
                     del message  # with hashes of the prompt: the stream stays open until the response ends
                     refusal = exchange.refusal()
@@ -67,10 +70,6 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
             self.open_streams -= 1
             if exchange is not None:
                 exchange.close()
-
-
-def _ends(message: Any) -> bool:
-    return bool(message.request_headers.end_of_stream)
 
 
 def allowed(message: Any) -> frozenset[str] | None:

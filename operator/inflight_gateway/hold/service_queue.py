@@ -1,4 +1,5 @@
-"""Held requests of one service, and their order."""
+"""Held requests of one service, and their order: by deadline with a learned lead time, by priority, or by the virtual
+token counters of clients, with weights."""
 
 from __future__ import annotations
 
@@ -6,11 +7,87 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from inflight_gateway.hold.bounds import Room
-from inflight_gateway.hold.counters import VirtualCounters
-from inflight_gateway.hold.lead import Lead
-from inflight_gateway.types import RequestView, ServiceConfig
+from inflight_gateway.types import Pick, RequestView, ServiceConfig
 from inflight_policies.deadline import DeadlineQueue
 from inflight_policies.priority import aged
+from inflight_policies.service_counter import MAX_DEBTORS, ServiceCounters, unit_of_weight
+
+_UNIT = unit_of_weight(1.0)
+_CHARGED = 1 << 62
+"""More than clients ever start waiting."""
+
+
+class VirtualCounters:
+    """Tokens served to each client, divided by its weight: the engine's `ServiceCounters`, but answers are charged when
+    they are reported.
+
+    Of clients with equal counters, those that were lifted and not charged come first, then the one with the longest
+    wait.
+    """
+
+    def __init__(self) -> None:
+        self._counters = ServiceCounters(most_kept=MAX_DEBTORS, charged_rank=_CHARGED)
+        self._starts = 0
+
+    def least(self) -> str | None:
+        """The waiting client with the least service."""
+        return self._counters.least(0)
+
+    def lead(self, client: str) -> float:
+        """Of a waiting client: how far its counter is ahead of the least one, in tokens by weight."""
+        return (self._counters.service(client, 0) - self._counters.level(0)) / _UNIT
+
+    def start_waiting(self, client: str, weight: float) -> None:
+        """The client starts waiting."""
+        self._starts += 1
+        self._counters.start_waiting(client, self._starts, 0, unit_of_weight(weight))
+
+    def stop_waiting(self, client: str) -> None:
+        """The client has no waiting request any more."""
+        self._counters.stop_waiting(client)
+
+    def charge(self, client: str, tokens: int) -> None:
+        """Charges computed tokens to a client, in units of `PROMPT_TOKEN`. A client without a counter was not ahead of
+        the others and is not charged."""
+        if tokens and client in self._counters:
+            self._counters.charge(client, tokens, 0)
+
+
+_SHARE = 0.1
+"""Of the latest start in the means."""
+
+MARGIN_SHARE = 0.2
+"""Of the TTFT target. In an overload the oldest request in time is always one that is about to be late, so without a
+margin every other start is one that comes too late after all."""
+
+
+class Lead:
+    """Learned from what was predicted of a service's latest starts.
+
+    Attributes:
+        wait_s: from the start to the begin of the request's own prefill.
+        token_s: prefill of one token.
+    """
+
+    def __init__(self) -> None:
+        self.wait_s = 0.0
+        self.token_s = 0.0
+
+    def started(self, request: RequestView, pick: Pick) -> None:
+        if pick.predicted_ttft_s is None or pick.prefill_s is None:
+            return
+        self.wait_s += _SHARE * (pick.predicted_ttft_s - pick.prefill_s - self.wait_s)
+        computed = request.prompt_tokens - pick.cached_tokens
+        if computed > 0:
+            self.token_s += _SHARE * (pick.prefill_s / computed - self.token_s)
+
+    def latest_start(self, request: RequestView) -> float:
+        """The latest start, without `wait_s`, which changes."""
+        return request.deadline - self.token_s * request.prompt_tokens
+
+    def wait(self, ttft_s: float) -> float:
+        return self.wait_s + MARGIN_SHARE * ttft_s
+
 
 MOST_LEAD = 32_768.0
 """Tokens of service, relative to weight, by which a tenant (and its class) may be ahead of the next one and still pass
@@ -75,7 +152,9 @@ class ServiceQueue:
 
     def push(self, held: Held) -> None:
         request = held.request
-        queue = self._classes.setdefault(request.service_class, _ClassQueue())
+        queue = self._classes.get(request.service_class)
+        if queue is None:
+            queue = self._classes[request.service_class] = _ClassQueue()
         if not queue.tenants:
             self._counters.start_waiting(request.service_class, self._class_weight(request.service_class))
         tenant = queue.tenants.get(request.tenant)
@@ -90,7 +169,7 @@ class ServiceQueue:
 
     def head(self, now: float) -> Held | None:
         """The next to start, left in place."""
-        service_class = self._counters.least()
+        service_class = self._counters.least() if self._held else None
         if service_class is None:
             return None
         queue = self._classes[service_class]

@@ -1,12 +1,23 @@
-"""Envoy's bootstrap: the address of its picker, which configures everything else."""
+"""Envoy's bootstrap: the address of its picker, which configures everything else, and the bounds of its memory.
+
+Envoy refuses requests before its container reaches its memory limit:
+https://www.envoyproxy.io/docs/envoy/latest/configuration/operations/overload_manager/overload_manager
+"""
 
 from __future__ import annotations
 
-from inflight_gateway.proxy.names import PICKER, UNLIMITED, Json, pipe, typed
-from inflight_gateway.proxy.overload import overload_manager
+from inflight_gateway.proxy.names import PICKER, UNLIMITED, Json, extension, http_options, pipe
 from inflight_gateway.settings import Sockets
 
 _ADS: Json = {"ads": {}, "resource_api_version": "V3"}
+
+SHRINK_SHARE, REFUSE_SHARE, CLOSE_SHARE = 0.7, 0.8, 0.9
+"""Of the memory limit, in use by Envoy's heap: free memory is returned to the system; new requests get status 503
+(those of relays too, which pass it on at the first attempt of a request, and wait and retry at later ones); new
+connections are not accepted."""
+
+MAX_CONNECTIONS = 10_000
+"""Of clients. A request in flight takes about 100 KiB of Envoy's memory besides its body."""
 
 
 def bootstrap(sockets: Sockets, node: str, memory: int) -> Json:
@@ -45,12 +56,7 @@ def _picker_cluster(sockets: Sockets) -> Json:
         "name": PICKER,
         "type": "STATIC",
         "connect_timeout": "1s",
-        "typed_extension_protocol_options": {
-            "envoy.extensions.upstreams.http.v3.HttpProtocolOptions": typed(
-                "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-                explicit_http_config={"http2_protocol_options": {}},
-            )
-        },
+        **http_options(explicit_http_config={"http2_protocol_options": {}}),
         # One stream stays open for each request in flight.
         "circuit_breakers": {
             "thresholds": [{"max_connections": UNLIMITED, "max_pending_requests": UNLIMITED, "max_requests": UNLIMITED}]
@@ -60,3 +66,33 @@ def _picker_cluster(sockets: Sockets) -> Json:
             "endpoints": [{"lb_endpoints": [{"endpoint": {"address": pipe(sockets.picker)}}]}],
         },
     }
+
+
+def overload_manager(memory: int) -> Json:
+    """Args: memory: bytes that Envoy's container may use."""
+    return {
+        # Bodies come in at gigabytes a second at most: the default of 1 s is too long.
+        "refresh_interval": "0.1s",
+        "resource_monitors": [
+            extension(
+                "resource_monitors.fixed_heap",
+                "resource_monitors.fixed_heap.v3.FixedHeapConfig",
+                max_heap_size_bytes=str(memory),
+            ),
+            extension(
+                "resource_monitors.global_downstream_max_connections",
+                "resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig",
+                max_active_downstream_connections=str(MAX_CONNECTIONS),
+            ),
+        ],
+        "actions": [
+            _action("shrink_heap", SHRINK_SHARE),
+            _action("stop_accepting_requests", REFUSE_SHARE),
+            _action("stop_accepting_connections", CLOSE_SHARE),
+        ],
+    }
+
+
+def _action(name: str, share: float) -> Json:
+    trigger = {"name": "envoy.resource_monitors.fixed_heap", "threshold": {"value": share}}
+    return {"name": f"envoy.overload_actions.{name}", "triggers": [trigger]}

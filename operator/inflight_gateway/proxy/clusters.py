@@ -1,55 +1,42 @@
-"""Clusters: the relays, all engines for the picker's choice, and the engines of each service."""
+"""Clusters: the relays, all engines for the picker's choice, and the engines of each service; and their
+endpoints (EDS)."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.proxy.names import PICKED, RELAYS, UNLIMITED, Json, pipe, service_cluster, typed
+from inflight_gateway.proxy.names import PICKED, RELAYS, UNLIMITED, Json, extension, http_options, pipe, service_cluster
 from inflight_gateway.request.headers import DESTINATION
 from inflight_gateway.settings import Sockets
+from inflight_gateway.types import Endpoint
 
-_LEAST_REQUEST: Json = {
-    "policies": [
-        {
-            "typed_extension_config": {
-                "name": "envoy.load_balancing_policies.least_request",
-                "typed_config": typed(
-                    "envoy.extensions.load_balancing_policies.least_request.v3.LeastRequest",
-                    # All engines of a service are compared: there are few, and requests are long.
-                    selection_method="FULL_SCAN",
-                ),
-            }
-        }
-    ]
-}
 
-_NO_ENDPOINT: Json = {
-    "policies": [
-        {
-            "typed_extension_config": {
-                "name": "envoy.load_balancing_policies.subset",
-                "typed_config": typed(
-                    "envoy.extensions.load_balancing_policies.subset.v3.Subset",
-                    fallback_policy="NO_FALLBACK",
-                    subset_selectors=[{"keys": ["no-endpoint-has-this-key"]}],
-                    subset_lb_policy=_LEAST_REQUEST,
-                ),
-            }
-        }
-    ]
-}
+def _policy(name: str, message: str, **fields: Any) -> Json:
+    of = f"load_balancing_policies.{name}"
+    return {"policies": [{"typed_extension_config": extension(of, f"{of}.v3.{message}", **fields)}]}
+
+
+# All engines of a service are compared: there are few, and requests are long.
+_LEAST_REQUEST = _policy("least_request", "LeastRequest", selection_method="FULL_SCAN")
+
+_NO_ENDPOINT = _policy(
+    "subset",
+    "Subset",
+    fallback_policy="NO_FALLBACK",
+    subset_selectors=[{"keys": ["no-endpoint-has-this-key"]}],
+    subset_lb_policy=_LEAST_REQUEST,
+)
 """Finds nothing, ever. With any other fallback, override_host sends a request with a wrong, empty or exhausted list to
 an engine of any service, silently."""
 
 
 def picked() -> Json:
     """Uses the endpoints of the header DESTINATION in order, one for each attempt."""
-    policy = typed(
-        "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost",
-        override_host_sources=[{"header": DESTINATION}],
-        fallback_policy=_NO_ENDPOINT,
-    )
-    name = "envoy.load_balancing_policies.override_host"
-    return _engines(PICKED, {"policies": [{"typed_extension_config": {"name": name, "typed_config": policy}}]})
+    sources = [{"header": DESTINATION}]
+    policy = _policy("override_host", "OverrideHost", override_host_sources=sources, fallback_policy=_NO_ENDPOINT)
+    return _engines(PICKED, policy)
 
 
 def service(key: ServiceKey) -> Json:
@@ -108,12 +95,9 @@ def _engines(name: str, policy: Json) -> Json:
 def _http1() -> Json:
     """Engines close idle connections after 120 s, relays after 75 s; a connection closed by them could abort a request
     in transit."""
-    options = typed(
-        "envoy.extensions.upstreams.http.v3.HttpProtocolOptions",
-        common_http_protocol_options={"idle_timeout": "60s"},
-        explicit_http_config={"http_protocol_options": {}},
+    return http_options(
+        common_http_protocol_options={"idle_timeout": "60s"}, explicit_http_config={"http_protocol_options": {}}
     )
-    return {"typed_extension_protocol_options": {"envoy.extensions.upstreams.http.v3.HttpProtocolOptions": options}}
 
 
 def _circuit_breakers() -> Json:
@@ -128,3 +112,25 @@ def _circuit_breakers() -> Json:
             }
         ]
     }
+
+
+def assignments(services: Iterable[ServiceKey], endpoints: Mapping[ServiceKey, Sequence[Endpoint]]) -> list[Json]:
+    """One of each cluster with engines. A removed engine is not in it: its streams finish, new requests go elsewhere;
+    override_host ignores an endpoint's health status."""
+    keys = sorted(services)
+    everywhere = {endpoint.address for key in keys for endpoint in endpoints.get(key, ())}
+    by_service = [
+        _assignment(service_cluster(key), {endpoint.address for endpoint in endpoints.get(key, ())}) for key in keys
+    ]
+    return [_assignment(PICKED, everywhere), *by_service]
+
+
+def _assignment(cluster: str, addresses: Iterable[str]) -> Json:
+    members = [{"endpoint": {"address": _address(address)}} for address in sorted(addresses)]
+    return {"cluster_name": cluster, "endpoints": [{"lb_endpoints": members}] if members else []}
+
+
+def _address(address: str) -> Json:
+    """`IP:PORT` or `[IPv6]:PORT`."""
+    host, _, port = address.rpartition(":")
+    return {"socket_address": {"address": host.strip("[]"), "port_value": int(port)}}

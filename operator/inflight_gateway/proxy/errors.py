@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from inflight_gateway.proxy.names import Json, header, typed
+from inflight_gateway.proxy.names import Json, extension, header
 from inflight_gateway.request.headers import UPSTREAM_FAILURE
 from inflight_gateway.request.openai_error import error_body
 
@@ -47,15 +47,13 @@ def _error(message: str, kind: str) -> Json:
 
 
 _OVERLOADED: Json = {
-    "extension_filter": {
-        "name": "envoy.access_loggers.extension_filters.cel",
-        "typed_config": typed(
-            "envoy.extensions.access_loggers.filters.cel.v3.ExpressionFilter",
-            expression="response.code_details == 'overload'",
-        ),
-    }
+    "extension_filter": extension(
+        "access_loggers.extension_filters.cel",
+        "access_loggers.filters.cel.v3.ExpressionFilter",
+        expression="response.code_details == 'overload'",
+    )
 }
-"""Refused by the overload manager (`overload.py`)."""
+"""Refused by the overload manager (`bootstrap.py`)."""
 
 _FAILED = _error("gateway: %LOCAL_REPLY_BODY%", "server_error")
 _REFUSED = _error("the gateway refuses the request: %RESPONSE_CODE_DETAILS%", "invalid_request_error")

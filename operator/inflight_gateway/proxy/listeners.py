@@ -14,6 +14,7 @@ from inflight_gateway.proxy.names import (
     PICKER,
     RELAYS,
     Json,
+    extension,
     pipe,
     typed,
 )
@@ -80,13 +81,11 @@ def outer(address: str, port: int) -> Json:
             local_reply_config=outer_replies(),
             always_set_request_id_in_response=True,
             early_header_mutation_extensions=[
-                {
-                    "name": "envoy.http.early_header_mutation.header_mutation",
-                    "typed_config": typed(
-                        "envoy.extensions.http.early_header_mutation.header_mutation.v3.HeaderMutation",
-                        mutations=removed,
-                    ),
-                }
+                extension(
+                    "http.early_header_mutation.header_mutation",
+                    "http.early_header_mutation.header_mutation.v3.HeaderMutation",
+                    mutations=removed,
+                )
             ],
             route_config=_outer_routes(),
             http_filters=[_router()],
@@ -124,8 +123,9 @@ def inner(sockets: Sockets) -> Json:
 
 
 def _http(**specific: Any) -> Json:
-    manager = typed(
-        "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+    manager = extension(
+        "filters.network.http_connection_manager",
+        "filters.network.http_connection_manager.v3.HttpConnectionManager",
         generate_request_id=True,
         preserve_external_request_id=True,
         request_id_extension={
@@ -135,8 +135,7 @@ def _http(**specific: Any) -> Json:
         server_header_transformation="PASS_THROUGH",
         **specific,
     )
-    filter_ = {"name": "envoy.filters.network.http_connection_manager", "typed_config": manager}
-    return {"filter_chains": [{"filters": [filter_]}]}
+    return {"filter_chains": [{"filters": [manager]}]}
 
 
 def _outer_routes() -> Json:
@@ -145,17 +144,13 @@ def _outer_routes() -> Json:
     retry = {
         "retry_on": "connect-failure,refused-stream,reset-before-request,reset",
         "num_retries": 2,
-        "retry_priority": {
-            "name": "envoy.retry_priorities.previous_priorities",
-            "typed_config": typed(
-                "envoy.extensions.retry.priority.previous_priorities.v3.PreviousPrioritiesConfig", update_frequency=2
-            ),
-        },
+        "retry_priority": extension(
+            "retry_priorities.previous_priorities",
+            "retry.priority.previous_priorities.v3.PreviousPrioritiesConfig",
+            update_frequency=2,
+        ),
         "retry_host_predicate": [
-            {
-                "name": "envoy.retry_host_predicates.previous_hosts",
-                "typed_config": typed("envoy.extensions.retry.host.previous_hosts.v3.PreviousHostsPredicate"),
-            }
+            extension("retry_host_predicates.previous_hosts", "retry.host.previous_hosts.v3.PreviousHostsPredicate")
         ],
     }
     route = {"cluster": RELAYS, "timeout": "0s", "idle_timeout": LONGEST_SILENCE, "retry_policy": retry}
@@ -180,8 +175,9 @@ def _picker_filter() -> Json:
 
     failure_mode_allow: without it, running responses are aborted when the picker dies.
     """
-    processor = typed(
-        "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
+    return extension(
+        "filters.http.ext_proc",
+        "filters.http.ext_proc.v3.ExternalProcessor",
         grpc_service={"envoy_grpc": {"cluster_name": PICKER}},
         failure_mode_allow=True,
         processing_mode=PROCESSING_MODE,
@@ -192,11 +188,7 @@ def _picker_filter() -> Json:
         mutation_rules={"allow_envoy": True},
         metadata_options={"receiving_namespaces": {"untyped": [METADATA]}},
     )
-    return {"name": "envoy.filters.http.ext_proc", "typed_config": processor}
 
 
 def _router() -> Json:
-    return {
-        "name": "envoy.filters.http.router",
-        "typed_config": typed("envoy.extensions.filters.http.router.v3.Router"),
-    }
+    return extension("filters.http.router", "filters.http.router.v3.Router")

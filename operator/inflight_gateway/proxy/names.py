@@ -53,6 +53,17 @@ def typed(type_name: str, **fields: Any) -> Json:
     return {"@type": f"{TYPE}{type_name}", **fields}
 
 
+def extension(name: str, type_name: str, **fields: Any) -> Json:
+    """An extension of Envoy, `envoy.NAME`, with its configuration, `envoy.extensions.TYPE_NAME`."""
+    return {"name": f"envoy.{name}", "typed_config": typed(f"envoy.extensions.{type_name}", **fields)}
+
+
+def http_options(**fields: Any) -> Json:
+    """A cluster's options of HTTP."""
+    options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    return {"typed_extension_protocol_options": {options: typed(options, **fields)}}
+
+
 def header(key: str, value: str) -> Json:
     """A header to add that replaces one of the same name, unless its value comes out empty."""
     return {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}

@@ -28,7 +28,7 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from google.protobuf.json_format import ParseDict
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.proxy import clusters, endpoints, listeners, routes
+from inflight_gateway.proxy import clusters, listeners, routes
 from inflight_gateway.proxy.names import TYPE, Json
 from inflight_gateway.settings import Sockets
 from inflight_gateway.types import Endpoint, ServiceConfig
@@ -100,7 +100,7 @@ def snapshot(
 
 def engine_endpoints(services: Iterable[ServiceKey], engines: Mapping[ServiceKey, Sequence[Endpoint]]) -> Resources:
     """The resources that depend on endpoints."""
-    return resources(ENDPOINTS, endpoints.assignments(services, engines))
+    return resources(ENDPOINTS, clusters.assignments(services, engines))
 
 
 def resources(type_url: str, items: Iterable[Json]) -> Resources:

@@ -1,29 +1,40 @@
-"""One attempt of a generation request: reads its response and enforces timeouts."""
+"""One attempt of a generation request: makes its head, reads its response and enforces timeouts."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import uuid
 from collections.abc import Sequence
 from typing import Protocol
 
-from inflight_gateway.relay.decide import Failure
+from inflight_gateway.relay.client import Request
+from inflight_gateway.relay.decide import Failure, History
 from inflight_gateway.relay.frames import Frame, FrameParser, FrameTooLong
-from inflight_gateway.relay.heads import Headers, find
+from inflight_gateway.relay.heads import Headers, find, request_head, without
 from inflight_gateway.relay.inner import InnerConnection
 from inflight_gateway.relay.shared import Shared
 from inflight_gateway.request import headers as names
+from inflight_gateway.request.body import NO_FIELDS, Body, to_header
 
 GRACE_S = 0.1
 """Seconds between the moment when a byte is overdue and the end of the attempt: if this process itself was blocked,
 the bytes that arrived meanwhile are read first."""
 
-_PROGRESS = names.PROGRESS.encode()
 _ENDPOINT = names.ENDPOINT.encode()
 _SERVICE = names.SERVICE.encode()
 _TRIES = names.TRIES.encode()
 _UPSTREAM_FAILURE = names.UPSTREAM_FAILURE.encode()
 _MAX_ATTEMPTS = names.MAX_ATTEMPTS.encode()
 _FIRST_TOKEN_WITHIN = names.FIRST_TOKEN_WITHIN.encode()
+_ATTEMPT = names.ATTEMPT.encode()
+_AVOID = names.AVOID.encode()
+_BODY = names.BODY.encode()
+_OWN_REQUEST_ID = names.OWN_REQUEST_ID.encode()
+_PROGRESS = names.PROGRESS.encode()
+_REQUEST_ID = names.REQUEST_ID.encode()
+
+_READABLE = re.compile(rb"[!-~]{1,128}")
 
 
 class Owner(Protocol):
@@ -214,3 +225,34 @@ def _seconds(value: bytes | None) -> float | None:
 def _count(value: bytes | None) -> int | None:
     """None also for 0 and for invalid numbers."""
     return int(value) or None if value is not None and value.isdigit() else None
+
+
+def attempt_head(request: Request, request_id: str, length: int, fields: Body | None, history: History) -> bytes:
+    """The head for a body of `length` bytes.
+
+    Args:
+        request_id: the gateway's own.
+        fields: of this body; None: an engine refuses it, and is asked for no progress frames.
+        history: of the request, this attempt included.
+    """
+    headers = [
+        *request.headers,
+        (b"content-length", b"%d" % length),
+        (_OWN_REQUEST_ID, request_id.encode()),
+        (_ATTEMPT, b"%d" % history.number),
+        (_BODY, to_header(fields or NO_FIELDS)),
+    ]
+    if fields is not None:
+        headers.append((_PROGRESS, b"1"))
+    avoided = ",".join(history.avoid)
+    if avoided:
+        headers.append((_AVOID, avoided.encode("latin-1")))
+    return request_head(request.method, request.target, headers)
+
+
+def with_readable_id(headers: Headers) -> Headers:
+    """The same headers, with a new X-Request-Id if picker and engine, which sign and verify it, could read the client's
+    differently."""
+    if _READABLE.fullmatch(find(headers, _REQUEST_ID) or b""):
+        return headers
+    return [*without(headers, _REQUEST_ID), (_REQUEST_ID, uuid.uuid4().hex.encode())]

@@ -12,16 +12,14 @@ from dataclasses import replace
 
 from inflight_gateway.relay import decide
 from inflight_gateway.relay.answer import Answer, Ended, Ending
-from inflight_gateway.relay.asking import attempt_head, with_readable_id
-from inflight_gateway.relay.attempt import Attempt
+from inflight_gateway.relay.attempt import Attempt, attempt_head, with_readable_id
 from inflight_gateway.relay.bodies import CHECKED_BYTES, Received
 from inflight_gateway.relay.client import ClientConnection, Request
-from inflight_gateway.relay.decide import Again, Failure, next_step
+from inflight_gateway.relay.decide import Again, Failure, History, next_step
 from inflight_gateway.relay.delivery import DONE, Delivery, json_of
 from inflight_gateway.relay.errors import ClientError, engine_died, engine_error
 from inflight_gateway.relay.frames import Frame
 from inflight_gateway.relay.heads import Headers, end_to_end, retry_after_seconds, without, without_internal
-from inflight_gateway.relay.history import History
 from inflight_gateway.relay.key_check import KeyCheck
 from inflight_gateway.relay.passing import start_as_is
 from inflight_gateway.relay.record import Record

@@ -2,20 +2,72 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.request.view import Head
 from inflight_gateway.state.picks import PicksLog
-from inflight_gateway.telemetry import access_log
-from inflight_gateway.telemetry.access_log import Course
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.gate import REPORT_WAIT_S, Gate
 from inflight_gateway.timers import Timers
 from inflight_gateway.types import Finished, Pick, Refusal, RequestView
+
+_log = logging.getLogger("inflight_gateway.access")
+
+
+@dataclass(slots=True, eq=False)
+class Course:
+    """The picker's state of a request, over all its attempts.
+
+    Attributes:
+        request: of its first attempt; None: refused before it was parsed.
+        request_id: the gateway's own. external_id: X-Request-Id.
+        relayed: a relay will report its end.
+        held_s: seconds that it was held. picked: first endpoints of its picks.
+        refusal: code of the gateway's own response; empty: none.
+        status: of that response, or of the engine's where another gateway shows it; None: not known.
+        open: attempts in flight.
+    """
+
+    request_id: str
+    external_id: str
+    relayed: bool
+    request: RequestView | None = None
+    held_s: float = 0.0
+    picked: list[str] = field(default_factory=list)
+    refusal: str = ""
+    status: int | None = None
+    open: int = 0
+
+
+def _write(finished: Finished, course: Course | None) -> None:
+    """One line of the access log. Args: course: None: this picker started after the request."""
+    fields: dict[str, Any] = {
+        "request_id": finished.external_id,
+        "service": str(finished.service) if finished.service.name else None,
+        "tenant": course.request.tenant if course and course.request else None,
+        "status": finished.status,
+        "endpoint": finished.endpoints[-1] if finished.endpoints else None,
+        "attempts": len(finished.endpoints),
+        "continuations": finished.continuations,
+        "held_s": round(course.held_s, 4) if course else None,
+        "ttft_s": None if finished.ttft_s is None else round(finished.ttft_s, 4),
+        "e2e_s": round(finished.e2e_s, 4),
+        "prompt_tokens": finished.prompt_tokens,
+        "cached_tokens": finished.cached_tokens,
+        "completion_tokens": finished.completion_tokens,
+    }
+    if finished.error:
+        fields["error"] = finished.error
+    if course and course.refusal:
+        fields["refusal"] = course.refusal
+    _log.info("request", extra={"fields": fields})
+
 
 _NO_SERVICE = ServiceKey("", "")
 
@@ -68,7 +120,7 @@ class Courses:
     def ended(self, course: Course) -> None:
         """The attempt of the last `started` or `refused` has ended."""
         course.open -= 1
-        if course.open or not self._is_open(course):
+        if course.open or self._open.get(course.request_id) is not course:
             return
         if course.relayed:
             self._unreported.begin(course.request_id, self._clock())
@@ -104,9 +156,6 @@ class Courses:
         self._unreported.stop(request_id)
         return course
 
-    def _is_open(self, course: Course) -> bool:
-        return self._open.get(course.request_id) is course
-
     def _finish_unreported(self, course: Course) -> None:
         del self._open[course.request_id]
         service = course.request.service if course.request is not None else _NO_SERVICE
@@ -124,4 +173,4 @@ class Courses:
         self._metrics.finished(finished)
         self._picks.finished(finished)
         if self._log:
-            access_log.write(finished, course)
+            _write(finished, course)

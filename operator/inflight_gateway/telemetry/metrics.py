@@ -12,7 +12,10 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.discovery.catalog import Catalog
+from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.state.load import ServiceLoad
+from inflight_gateway.state.peers import Peers
 from inflight_gateway.types import ENGINES_DIED_CODE, Finished, Pick, Refusal, RequestView
 
 _Metric = TypeVar("_Metric", Counter, Histogram)
@@ -183,17 +186,60 @@ class _Loads(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        held = GaugeMetricFamily(
-            "inflight_gateway_held_requests", "Requests that wait at the gateway.", labels=_SERVICE
+        loads = self._loads()
+        for name, text, field in (
+            ("inflight_gateway_held_requests", "Requests that wait at the gateway.", "held"),
+            ("inflight_gateway_oldest_held_seconds", "Time that the first of them has waited.", "oldest_held_s"),
+            ("inflight_gateway_requests_in_flight", "Requests at replicas that have not ended.", "in_flight"),
+        ):
+            yield _gauges(name, text, {service: getattr(load, field) for service, load in loads.items()})
+
+
+class Knowledge(Collector):
+    """The gateway's view: services, engines, other gateway pods, and reachability of the API server.
+
+    Args: problems: currently failing calls to the Kubernetes API.
+    """
+
+    def __init__(self, catalog: Catalog, samples: Samples, peers: Peers, problems: Callable[[], Sequence[str]]) -> None:
+        self._catalog = catalog
+        self._samples = samples
+        self._peers = peers
+        self._problems = problems
+
+    def describe(self) -> list[Metric]:
+        """No samples before the services are known."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        endpoints = {key: [one.address for one in self._catalog.endpoints_of(key)] for key in self._catalog.services}
+        yield _gauges(
+            "inflight_gateway_endpoints",
+            "Engines that Kubernetes says take requests.",
+            {key: len(addresses) for key, addresses in endpoints.items()},
         )
-        oldest = GaugeMetricFamily(
-            "inflight_gateway_oldest_held_seconds", "Time that the first of them has waited.", labels=_SERVICE
+        yield _gauges(
+            "inflight_gateway_endpoints_unreachable",
+            "Those of them that this gateway cannot reach or that drain; they get requests only where no other is.",
+            {key: sum(not self._samples.reachable(one) for one in addresses) for key, addresses in endpoints.items()},
         )
-        in_flight = GaugeMetricFamily(
-            "inflight_gateway_requests_in_flight", "Requests at replicas that have not ended.", labels=_SERVICE
+        yield _gauges(
+            "inflight_gateway_endpoints_unmeasured",
+            "Engines whose last scrape failed: requests are spread over them without their metrics.",
+            {key: sum(bool(self._samples.error(one)) for one in addresses) for key, addresses in endpoints.items()},
         )
-        for service, load in self._loads().items():
-            held.add_metric(service, load.held)
-            oldest.add_metric(service, load.oldest_held_s)
-            in_flight.add_metric(service, load.in_flight)
-        yield from (held, oldest, in_flight)
+        yield GaugeMetricFamily(
+            "inflight_gateway_peers", "Other gateway pods that this one hears from.", value=len(self._peers.live())
+        )
+        yield GaugeMetricFamily(
+            "inflight_gateway_kubernetes_watches_failing",
+            "Lists and watches of the Kubernetes API that fail now; what is known stays in force.",
+            value=len(self._problems()),
+        )
+
+
+def _gauges(name: str, text: str, values: Mapping[ServiceKey, float]) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text, labels=_SERVICE)
+    for service, value in values.items():
+        family.add_metric(service, value)
+    return family

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
+from inflight_base.kube.client import KubeApi
 from inflight_base.kube.difference import needs_apply
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
-from inflight_operator.backoff import pause
+from inflight_operator.clock import pause
 
 Key = tuple[str, str]
 """Kind and name of a child."""
@@ -31,16 +31,6 @@ class ChildConflictError(Exception):
 
 class ChildChangedError(Exception):
     """The applied values did not persist: another writer in the cluster changes the object."""
-
-
-class ChildApi(Protocol):
-    """The methods in use of `KubeApi`."""
-
-    async def get(self, kind: str, namespace: str, name: str) -> Manifest | None: ...
-
-    async def apply(self, manifest: Manifest, *, force: bool = True) -> Manifest: ...
-
-    async def delete(self, kind: str, namespace: str, name: str, uid: str | None = None) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +97,7 @@ class ChildrenChanges:
 
 
 async def sync_children(
-    api: ChildApi,
+    api: KubeApi,
     wanted: Sequence[Manifest],
     live: Sequence[Manifest],
     state: ChildrenState,
@@ -143,7 +133,7 @@ async def sync_children(
 class _Sync:
     """One round of a service's children."""
 
-    api: ChildApi
+    api: KubeApi
     owner: str | None
     present: Mapping[Key, Manifest]
     state: ChildrenState

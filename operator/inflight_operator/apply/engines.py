@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Mapping
-from typing import Protocol
+from dataclasses import asdict
 
 import aiohttp
 
@@ -25,12 +25,6 @@ MAX_ANSWER_BYTES = 64 * 1024
 
 class EngineError(Exception):
     """An engine did not accept its limits; the message names the engine and the reason."""
-
-
-class Engines(Protocol):
-    """The methods in use of `EngineClient`."""
-
-    async def set_limits(self, pod: PodView, token: str, limits: LimitsInForce) -> None: ...
 
 
 class EngineClient:
@@ -53,11 +47,7 @@ class EngineClient:
         """
         if pod.admin_port is None:
             raise EngineError(f"{pod.name} runs an engine release without an admin port")
-        content = {
-            "max_num_seqs": limits.limits.max_num_seqs,
-            "max_num_batched_tokens": limits.limits.max_num_batched_tokens,
-            "revision": limits.revision,
-        }
+        content = {**asdict(limits.limits), "revision": limits.revision}
         body, moment = json.dumps(content).encode(), int(time.time())
         signed = signature(token, "PATCH", PATH, pod.uid, moment, body)
         headers = {
@@ -94,7 +84,12 @@ class EngineTeller:
     """
 
     def __init__(
-        self, engines: Engines, clock: Clock, may_write: Callable[[], bool], pause: float = 5.0, concurrency: int = 64
+        self,
+        engines: EngineClient,
+        clock: Clock,
+        may_write: Callable[[], bool],
+        pause: float = 5.0,
+        concurrency: int = 64,
     ) -> None:
         self._may_write = may_write
         self._clock = clock

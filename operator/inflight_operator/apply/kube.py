@@ -13,10 +13,10 @@ from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import RESOURCES
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import DELETION_COST, FIELD_MANAGER, KIND
-from inflight_operator.apply.status import status_patch
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import ServiceRecord
+
 
 REPORTING_CONTROLLER = "inflight.dev/operator"
 MAX_NOTE = 1024
@@ -89,3 +89,20 @@ def _shortened(text: str, most_bytes: int) -> str:
     if len(encoded) <= most_bytes:
         return text
     return encoded[: most_bytes - len("…".encode())].decode(errors="ignore") + "…"
+
+
+def status_patch(live: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any] | None:
+    """The JSON merge patch (RFC 7386) that turns `live` into `wanted`; None when they are equal already.
+
+    Lists are replaced whole, as merge patch has it.
+    """
+    patch: dict[str, Any] = {key: None for key in live if key not in wanted}
+    for key, value in wanted.items():
+        before = live.get(key)
+        if key in live and before == value:
+            continue
+        if isinstance(before, dict) and isinstance(value, dict):
+            patch[key] = status_patch(before, value)
+        else:
+            patch[key] = value
+    return patch or None

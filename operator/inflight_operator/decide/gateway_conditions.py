@@ -1,5 +1,5 @@
-"""Conditions of a service behind the gateway: GatewayReady; Idle and Waking of one that scales to zero; and what Ready
-says while no replica runs.
+"""Conditions of a service behind the gateway: GatewayReady; Idle and Waking of one that scales to zero; what Ready says
+while no replica runs; InferencePool: whether other gateways can use the service, and which ones do.
 
 Ready says whether requests to the service are answered. At zero they are: the gateway holds the first one and the
 operator starts a replica, so Ready is True with the reason Idle, and `kubectl wait --for=condition=Ready` returns for
@@ -16,6 +16,7 @@ from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.observe.gateway_view import GatewayView
+from inflight_operator.observe.pool_view import PoolParent
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,3 +84,28 @@ def _sleep(facts: GatewayFacts) -> tuple[Finding, ...]:
         return idle, Finding("Waking", "False", state.code, sentence(state))
     waking = Reason("WakingPods", {"held": facts.view.held, "said": ""})
     return idle, Finding("Waking", "True", "Waking", sentence(waking))
+
+
+def pool_condition(*, gateway: bool, picker: bool, api: bool, parents: Sequence[PoolParent]) -> Finding:
+    """For a service that enables gateway.inferencePool.
+
+    Args:
+        gateway: the operator runs with a gateway. picker: that gateway serves other gateways.
+        api: the cluster has InferencePools.
+        parents: gateways that report on the pool.
+    """
+    refused = next((one for one in parents if one.complaint), None)
+    if not gateway:
+        reason = Reason("NoGateway")
+    elif not picker:
+        reason = Reason("NoEndpointPicker")
+    elif not api:
+        reason = Reason("NoInferencePoolApi")
+    elif refused is not None:
+        reason = Reason("PoolRefused", {"who": refused.name, "said": refused.complaint})
+    elif parents:
+        reason = Reason("PoolInUse", {"who": ", ".join(one.name for one in parents)})
+    else:
+        reason = Reason("PoolNotReferenced")
+    works = reason.code in ("PoolInUse", "PoolNotReferenced")
+    return Finding("InferencePool", "True" if works else "False", reason.code, sentence(reason))

@@ -66,7 +66,7 @@ def move_by_model(
         return worth(model.replica, model.workload, targets, _step_limits(pair), margins)
 
     reason = _by_model(model, slo, limits, goal)
-    closed = state.bracket is not None and not _open(state.bracket)
+    closed = state.bracket is not None and not _differs(state.bracket.good, state.bracket.bad)
     begins = state.episode is None or view.time - state.episode > policy.episode
     effect = policy.effect if state.episode is None or not begins else policy.settled_effect
     # Requests have become larger than the limits in force assume: no gain, and targets at risk.
@@ -287,16 +287,9 @@ def _step_limits(limits: Limits) -> StepLimits:
     return StepLimits(limits.max_num_seqs, limits.max_num_batched_tokens)
 
 
-def _ratio(one: int, other: int) -> float:
-    return max(one, other) / min(one, other)
-
-
 def _differs(one: Limits, other: Limits) -> bool:
-    return any(_ratio(one.get(knob), other.get(knob)) > CLOSED for knob in KNOBS)
-
-
-def _open(bracket: Bracket) -> bool:
-    return _differs(bracket.good, bracket.bad)
+    pairs = ((one.get(knob), other.get(knob)) for knob in KNOBS)
+    return any(max(pair) / min(pair) > CLOSED for pair in pairs)
 
 
 def _halfway(frm: Limits, to: Limits) -> Limits:

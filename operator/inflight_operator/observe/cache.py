@@ -91,7 +91,7 @@ class ClusterCache:
         version, seen = _integer(changes.version), self._seen.get((kind, namespace), -1)
         if version is not None and version < seen and changes.names is not None:
             raise HistoryError(f"the list of {kind} is older than what came before: {version} after {seen}")
-        self._seen[kind, namespace] = seen if version is None else version
+        self._seen[kind, namespace] = seen if version is None else max(seen, version)
         objects = dict(changes.objects)
         if changes.names is not None:  # an answer to a write may be all that was known of an object
             held = (key for key in self._held[kind] if namespace in (None, key.namespace))

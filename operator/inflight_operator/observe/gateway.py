@@ -21,7 +21,7 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import GATEWAY_STATE_PORT
 from inflight_base.manifest.slices import GatewayAddress, address_of, endpoints
-from inflight_operator.backoff import pause
+from inflight_operator.clock import pause
 from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, count, gateway_view, seconds
 
 logger = logging.getLogger(__name__)
@@ -36,6 +36,10 @@ CONNECT_SECONDS = 3.0
 
 LONGEST_PAUSE = 5.0
 """Maximum seconds between two connection attempts to a pod: while it is not connected, no service scales to zero."""
+
+SETTLE_SECONDS = 3.0
+"""Wait for connections to the gateway's pods before the first rounds: else each service would briefly report its
+gateway as unavailable."""
 
 _NO_TIMEOUT = aiohttp.ClientTimeout()
 """A stream has no end; its silence is limited here."""
@@ -121,7 +125,7 @@ class GatewayReader:
         finally:
             self._streams.clear()
 
-    async def settled(self, within: float) -> None:
+    async def settled(self, within: float = SETTLE_SECONDS) -> None:
         """Returns when all pods of the first list are connected, or after `within` seconds."""
         with suppress(TimeoutError):
             async with asyncio.timeout(within):

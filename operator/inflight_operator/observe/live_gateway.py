@@ -12,18 +12,12 @@ from inflight_base.kube.client import KubeApi
 from inflight_base.kube.kinds import Selection
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import SLICE_OF_LABEL
-from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.keys.gateway_key import GATEWAY_KEY_SECRET_NAME, LiveGatewayKey
+from inflight_operator.keys import GATEWAY_KEY_SECRET_NAME, LiveGatewayKey
 from inflight_operator.observe.cache import ENDPOINTS
 from inflight_operator.observe.gateway import GatewayReader
-from inflight_operator.observe.gateway_view import GatewayView
-
-SETTLE_SECONDS = 3.0
-"""Wait for connections to the gateway's pods before the first rounds: else each service would briefly report its
-gateway as unavailable."""
 
 
-class LiveGateway:
+class LiveGateway(GatewayReader):
     """Run it while this process is the leader.
 
     Args:
@@ -40,26 +34,12 @@ class LiveGateway:
         async def slices() -> Sequence[dict[str, Any]]:
             return await api.list(Selection(ENDPOINTS, namespace, f"{SLICE_OF_LABEL}={name}"))
 
-        self._reader = GatewayReader(http, slices, held)
+        super().__init__(http, slices, held)
         self._key = LiveGatewayKey(api, namespace, GATEWAY_KEY_SECRET_NAME)
-
-    def view(self, key: ServiceKey) -> GatewayView:
-        """State of a service, as its pods report it."""
-        return self._reader.view(key)
 
     def tenant_key(self, key: ServiceKey, uid: str) -> str:
         """Of the service with this uid; `read_key` must have succeeded once."""
         return self._key.current.tenant_key(key, uid)
-
-    @property
-    def addresses(self) -> tuple[GatewayAddress, ...] | None:
-        """Of the gateway's pods; None while they are unknown."""
-        return self._reader.addresses
-
-    @property
-    def pods(self) -> tuple[int, int]:
-        """Numbers of connected pods and of all pods."""
-        return self._reader.pods
 
     async def read_key(self) -> None:
         """Reads the key, or creates it.
@@ -70,12 +50,8 @@ class LiveGateway:
         """
         await self._key.refresh()
 
-    async def settled(self) -> None:
-        """Returns when all pods are connected, or after a short timeout."""
-        await self._reader.settled(SETTLE_SECONDS)
-
     async def run(self) -> None:
         """Follows the gateway's pods and key until cancelled."""
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._reader.run())
+            tasks.create_task(super().run())
             tasks.create_task(self._key.run())

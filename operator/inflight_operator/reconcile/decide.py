@@ -10,9 +10,8 @@ from inflight_operator.decide.conditions import Finding, Metrics, Status, find_c
 from inflight_operator.decide.decision import Decision, Number, Reason
 from inflight_operator.decide.draining import deletion_costs
 from inflight_operator.decide.foreign_fit import ForeignFit
-from inflight_operator.decide.gateway_conditions import GatewayFacts, with_gateway
+from inflight_operator.decide.gateway_conditions import GatewayFacts, pool_condition, with_gateway
 from inflight_operator.decide.pods import Pods, classify
-from inflight_operator.decide.pool_condition import pool_condition
 from inflight_operator.decide.scaling import ScalingDecision
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode
@@ -30,7 +29,7 @@ from inflight_operator.reconcile.memory import Memory, Rendered
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.replicas import Scaled, scale
 from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
-from inflight_operator.reconcile.template import Template, decide_template
+from inflight_operator.reconcile.upgrades import Template, decide_template
 from inflight_operator.reconcile.views import measured
 from inflight_operator.render import ChildPlan, render
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API

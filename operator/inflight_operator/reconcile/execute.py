@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from inflight_base.kube.errors import KubeApiError
-from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import child_names
-from inflight_operator.apply.children import ChildApi, ChildrenState, sync_children
+from inflight_operator.apply.children import ChildrenState, sync_children
 from inflight_operator.apply.engines import EngineTeller
+from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.reconcile.plan import Child, Outcome, Plan
@@ -25,14 +24,6 @@ SECRET_AGAIN_SECONDS = 60.0
 operator cannot read it, so it writes it again."""
 
 
-class ExecuteApi(ChildApi, Protocol):
-    """The methods in use of `KubeApi`."""
-
-    async def set_replicas(self, namespace: str, name: str, replicas: int) -> Manifest: ...
-
-    async def set_pod_deletion_cost(self, namespace: str, pod: str, cost: int) -> None: ...
-
-
 @dataclass(slots=True)
 class Written:
     """State of the executor for one service; all of it can be lost."""
@@ -42,7 +33,7 @@ class Written:
 
 
 class Executor:
-    def __init__(self, api: ExecuteApi, cache: ClusterCache, teller: EngineTeller, clock: Clock) -> None:
+    def __init__(self, api: OperatorApi, cache: ClusterCache, teller: EngineTeller, clock: Clock) -> None:
         self._clock = clock
         self._api = api
         self._cache = cache

@@ -26,9 +26,9 @@ from inflight_operator.limits import Limits, LimitsBounds
 from inflight_operator.render import Settings
 from inflight_operator.render.deployment import digest, template_inputs
 from inflight_operator.render.engine_flags import ttft_target
-from inflight_operator.render.gateway import behind_gateway
 from inflight_operator.render.inference_pool import has_inference_pool
 from inflight_operator.render.pod import pod_template
+from inflight_operator.render.service import behind_gateway
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Literal
 
@@ -32,7 +32,6 @@ from inflight_operator.decide import decision as decided
 from inflight_operator.decide.conditions import Finding, pool_refused, stuck
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.sentences import change_text, sentence
-from inflight_operator.limits import Limits
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot, engine_image
@@ -240,34 +239,18 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
 
 def _limits(snapshot: Snapshot, plan: Plan) -> LimitsStatus:
     limits, before, asked = plan.limits.limits, plan.memory.before_override, snapshot.policy.override
-    override = None
+    override, canary = None, plan.canary
     if before is not None and asked is not None:
-        override = OverrideStatus(until=asked.until, before=_pair(before))
+        override = OverrideStatus(until=asked.until, before=LimitsPair(**asdict(before)))
     untuned: Literal["Capacity", "Tuning"] = "Capacity" if limits == snapshot.policy.capacity else "Tuning"
     return LimitsStatus(
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
+        **asdict(limits),
         revision=plan.limits.revision,
         pods_in_force=plan.in_force,
         source=untuned if override is None else "Override",
         override=override,
-        modelled=None if plan.modelled is None else _pair(plan.modelled),
-        canary=_canary(plan),
-    )
-
-
-def _pair(limits: Limits) -> LimitsPair:
-    return LimitsPair(max_num_seqs=limits.max_num_seqs, max_num_batched_tokens=limits.max_num_batched_tokens)
-
-
-def _canary(plan: Plan) -> CanaryStatus | None:
-    if plan.canary is None:
-        return None
-    limits = plan.canary.in_force.limits
-    return CanaryStatus(
-        pod=plan.canary.name,
-        max_num_seqs=limits.max_num_seqs,
-        max_num_batched_tokens=limits.max_num_batched_tokens,
+        modelled=None if plan.modelled is None else LimitsPair(**asdict(plan.modelled)),
+        canary=None if canary is None else CanaryStatus(pod=canary.name, **asdict(canary.in_force.limits)),
     )
 
 

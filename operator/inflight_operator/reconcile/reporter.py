@@ -1,31 +1,36 @@
-"""Writes status and events of a round to the API server: the status if due, then an event for each transition."""
+"""Writes status and events of a round to the API server: the status if due, then an event for each transition;
+and the values of its metrics.
+
+A status is due at once when a state changes; measurements and wording are written periodically.
+"""
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.units import parse_duration
 from inflight_operator.api.types import MAX_DECISIONS, Decision, InferenceServiceStatus, ServiceRecord
-from inflight_operator.backoff import pause
-from inflight_operator.clock import Clock
+from inflight_operator.apply.kube import OperatorApi
+from inflight_operator.clock import Clock, pause
+from inflight_operator.decide.sentences import FOLLOW_TRAFFIC
 from inflight_operator.observe.cache import ClusterCache
-from inflight_operator.reconcile.news import is_due
 from inflight_operator.reconcile.plan import Outcome, Plan
-from inflight_operator.reconcile.report import Event, EventType, build_status, events_of, recorded
+from inflight_operator.reconcile.report import Event, build_status, events_of, recorded
 from inflight_operator.reconcile.snapshot import Snapshot
+from inflight_operator.reconcile.views import mean_slo
+from inflight_operator.telemetry.service_metrics import Shown
 
 logger = logging.getLogger(__name__)
 
+NUMBERS_SECONDS = 60.0
+"""Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""
 
-class ReportApi(Protocol):
-    """The methods in use of `KubeApi`."""
-
-    async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> dict[str, Any] | None: ...
-
-    async def event(self, service: ServiceRecord, type: EventType, reason: str, message: str) -> None: ...
+MOVED_SHARE = 0.25
+"""A measurement within this share of the one last written has not moved."""
 
 
 @dataclass(slots=True)
@@ -46,7 +51,7 @@ class Reported:
 
 
 class Reporter:
-    def __init__(self, api: ReportApi, cache: ClusterCache, clock: Clock) -> None:
+    def __init__(self, api: OperatorApi, cache: ClusterCache, clock: Clock) -> None:
         self._clock = clock
         self._api = api
         self._cache = cache
@@ -89,3 +94,118 @@ class Reporter:
             await self._api.event(service, event.type, event.reason, event.message)
         except KubeApiError as error:
             logger.warning("%s: event %s was not taken: %s", key, event.reason, error)
+
+
+def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_written: float) -> bool:
+    """Whether `after` should be written now: state changes at once, changed numbers and wording periodically.
+
+    Args:
+        since_written: seconds since the status was last written.
+    """
+    if _news(before) != _news(after) or _new_reasons(before, after):
+        return True
+    return since_written >= NUMBERS_SECONDS and (
+        _wording(before) != _wording(after) or _moved(_measurements(before), _measurements(after))
+    )
+
+
+def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
+    """The parts that are written at once: no numbers, no wording and no reasons that follow the traffic."""
+    limits, engine = status.limits, status.engine
+    external = any(one.reason in ("External", "ReplicasUnset") for one in status.conditions)
+    return (
+        status.observed_generation,
+        status.url,
+        status.selector,
+        status.replicas,
+        status.ready_replicas,
+        status.blocked_replicas,
+        None if external else status.desired_replicas,
+        limits and (limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision, limits.canary),
+        limits and (limits.source, limits.override, limits.modelled is None),
+        limits and limits.pods_in_force == status.ready_replicas,
+        engine and (engine.image, engine.upgrade),
+        status.cost and status.cost.per_hour,
+        status.observed is None,
+        status.gateway is None,
+        [(one.time, one.change) for one in status.decisions],
+        [(one.type, one.status, one.observed_generation) for one in status.conditions],
+    )
+
+
+def _new_reasons(before: InferenceServiceStatus, after: InferenceServiceStatus) -> bool:
+    """Whether a condition has a new reason that is written at once. Reasons that follow the traffic are not: if one
+    replaces MaxReplicas, for example, and MaxReplicas returns soon after, the status is not written."""
+    was = {one.type: one.reason for one in before.conditions}
+    return any(one.reason not in FOLLOW_TRAFFIC and one.reason != was.get(one.type) for one in after.conditions)
+
+
+def _wording(status: InferenceServiceStatus) -> list[str]:
+    """Messages except those that follow the traffic."""
+    return [one.message for one in status.conditions if one.reason not in FOLLOW_TRAFFIC]
+
+
+def _measurements(status: InferenceServiceStatus) -> dict[str, tuple[float, float]]:
+    """The measurements by name; with each the difference up to which it is steady."""
+    cost = status.cost.per_million_tokens if status.cost is not None else None
+    found = {"cost": (float(cost or 0), 0.0)}
+    if (observed := status.observed) is not None:
+        found["queue"] = observed.queue_depth, 2.0
+        found["running"] = observed.running, 2.0
+        found["kv"] = observed.kv_utilization, 0.05
+        found["ttft"] = _seconds(observed.ttft_p95), 0.01
+        found["tpot"] = _seconds(observed.tpot_p95), 0.001
+        found["preemptions"] = observed.preemptions_per_minute, 1.0
+    if status.limits is not None and (modelled := status.limits.modelled) is not None:
+        found["max_num_seqs"] = modelled.max_num_seqs, 0.0
+        found["max_num_batched_tokens"] = modelled.max_num_batched_tokens, 0.0
+    if (demand := status.demand) is not None:
+        found["demand"] = demand.requests_per_second, 0.0
+        found["capacity"] = demand.replica_requests_per_second, 0.0
+    if (gateway := status.gateway) is not None:
+        found["held"] = gateway.held, 2.0
+        found["in_flight"] = gateway.in_flight, 2.0
+    return found
+
+
+def _moved(before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]) -> bool:
+    """Whether a measurement differs from the one last written by more than steady traffic varies."""
+    if before.keys() != after.keys():
+        return True
+    pairs = ((was, *after[name]) for name, (was, _) in before.items())
+    return any(abs(was - now) > max(steady, MOVED_SHARE * max(was, now)) for was, now, steady in pairs)
+
+
+def _seconds(duration: str | None) -> float:
+    return 0.0 if duration is None else parse_duration(duration)
+
+
+def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
+    """Live values, over the pods with fresh samples; latency targets are for a prompt of mean length."""
+    policy, fresh = snapshot.policy, snapshot.fresh.values()
+    targets = mean_slo(policy, plan.memory.demand)
+    ready = sum(pod.serves for pod in snapshot.pods)
+    assert targets.ttft_p95 is not None
+    assert targets.tpot_p95 is not None
+    return Shown(
+        desired=plan.desired,
+        replicas=plan.replicas,
+        ready=ready,
+        unmeasured=ready - len(fresh),
+        blocked=plan.blocked,
+        waiting=sum(one.waiting for one in fresh),
+        running=sum(one.running for one in fresh),
+        kv_utilization=sum(one.kv_usage for one in fresh) / len(fresh) if fresh else 0.0,
+        preemptions_per_minute=plan.measured.preemptions_per_min,
+        limits=plan.limits.limits,
+        modelled=plan.modelled,
+        overridden=plan.memory.before_override is not None,
+        scrape_age=snapshot.window.oldest_age(snapshot.now),
+        ttft_target=targets.ttft_p95,
+        tpot_target=targets.tpot_p95,
+        sizing=plan.sizing,
+        cost_per_hour=None if policy.price is None else policy.price * len(snapshot.replicas),
+        currency=policy.currency,
+        gateway=snapshot.gateway,
+        asleep=None if policy.idle_timeout is None else plan.replicas == 0,
+    )

@@ -17,50 +17,31 @@ from pydantic import ValidationError
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import child_names
-from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api.types import InferenceService, ServiceRecord
 from inflight_operator.apply.children import owner_uid
 from inflight_operator.apply.engines import EngineTeller
+from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
 from inflight_operator.decide.conditions import unreadable
 from inflight_operator.decide.tuning_types import TuningPolicy
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ClusterCache
-from inflight_operator.observe.gateway_view import GatewayView
+from inflight_operator.observe.live_gateway import LiveGateway
 from inflight_operator.observe.pool_view import pool_parents
 from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.reconcile.decide import decide
-from inflight_operator.reconcile.execute import ExecuteApi, Executor, Written
+from inflight_operator.reconcile.execute import Executor, Written
 from inflight_operator.reconcile.memory import Memory, first_memory
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.policy import Policy, policy_of
 from inflight_operator.reconcile.report import findings_after, spec_problem, unreadable_status
-from inflight_operator.reconcile.reporter import ReportApi, Reported, Reporter
-from inflight_operator.reconcile.shown import shown_of
+from inflight_operator.reconcile.reporter import Reported, Reporter, shown_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render import Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
-
-
-class Api(ExecuteApi, ReportApi, Protocol):
-    """The methods of `KubeApi` that rounds use."""
-
-
-class Gateway(Protocol):
-    """The methods of the gateway that rounds use."""
-
-    def view(self, key: ServiceKey) -> GatewayView:
-        """State of a service, as its pods report it."""
-
-    def tenant_key(self, key: ServiceKey, uid: str) -> str:
-        """Of the service with this uid."""
-
-    @property
-    def addresses(self) -> tuple[GatewayAddress, ...] | None:
-        """Of the gateway's pods; None while they are unknown."""
 
 
 class Recorder(Protocol):
@@ -124,7 +105,7 @@ class Rounds:
 
     def __init__(
         self,
-        api: Api,
+        api: OperatorApi,
         cache: ClusterCache,
         pool: ScrapePool,
         teller: EngineTeller,
@@ -135,7 +116,7 @@ class Rounds:
         every: RoundSettings,
         clock: Clock,
         recorder: Recorder | None = None,
-        gateway: Gateway | None = None,
+        gateway: LiveGateway | None = None,
     ) -> None:
         self._api = api
         self._cache = cache

@@ -1,11 +1,75 @@
-"""Paced engine upgrades: a limited number of services at a time, each only after the last one is ready."""
+"""Rollout of pod template changes: user changes at once, none while the spec cannot be fully parsed, and engine
+upgrades paced: a limited number of services at a time, each only after the last one is ready."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
+from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
+from inflight_operator.decide.decision import Reason
+from inflight_operator.reconcile.memory import Memory
 from inflight_operator.reconcile.plan import UpgradeState
+from inflight_operator.reconcile.snapshot import Snapshot
+from inflight_operator.render.deployment import SPEC_DIGEST, TEMPLATE_DIGEST
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Attributes:
+    hold: keep the live pod template.
+    state: of the upgrade to a newer engine release.
+    why: the reason to report; None without one.
+    """
+
+    hold: bool = False
+    state: UpgradeState | None = None
+    why: Reason | None = None
+
+
+def decide_template(snapshot: Snapshot, memory: Memory, children: Sequence[Manifest], *, rolled_out: bool) -> Template:
+    """The decision on the pod template in this round.
+
+    Args:
+        children: as rendered now.
+        rolled_out: whether all replicas are of the live template and ready.
+    """
+    wanted = next(child for child in children if child["kind"] == "Deployment")
+    live = _annotations(snapshot.deployment)
+    in_place = live.get(TEMPLATE_DIGEST) == _annotations(wanted)[TEMPLATE_DIGEST]
+    if snapshot.unread:
+        # A deleted Deployment is created again, from the readable part of the spec.
+        first = snapshot.deployment is None and snapshot.service.status.engine is None
+        hold = first or (snapshot.deployment is not None and not in_place)
+        return Template(hold=hold, why=Reason("SpecNotUnderstood", {"said": "; ".join(snapshot.unread)}))
+    if snapshot.deployment is None:
+        return Template()
+    if in_place:
+        moving = memory.moving is not None and not rolled_out
+        return Template(state="Moving", why=Reason("EngineUpgrade")) if moving else Template()
+    if not _same_spec(snapshot, live):
+        return Template()
+    if not any(pod.serves for pod in snapshot.pods):
+        return Template()  # no pod is ready, so an upgrade interrupts nothing
+    if memory.moving is not None or snapshot.may_move:
+        return Template(state="Moving", why=Reason("EngineUpgrade"))
+    return Template(hold=True, state="Pending", why=Reason("EngineUpgradePending", {"holder": snapshot.mover}))
+
+
+def _same_spec(snapshot: Snapshot, live: Manifest) -> bool:
+    """Whether the live pods were made from the spec as it is: then only the operator or its engine image changed."""
+    made_from = live.get(SPEC_DIGEST)
+    if made_from is not None:
+        return bool(made_from == snapshot.policy.template_inputs)
+    # An operator version that did not record it: the status has the observed generation.
+    return snapshot.service.status.observed_generation == snapshot.service.metadata.generation
+
+
+def _annotations(deployment: Manifest | None) -> Manifest:
+    return (deployment or {}).get("metadata", {}).get("annotations") or {}
+
 
 UpgradeMode = Literal["Paced", "AtOnce", "Held"]
 """AtOnce: all services when the operator is upgraded. Held: none, until a service's spec changes."""

@@ -1,4 +1,4 @@
 """Recording of inputs and outputs of decisions, and replay.
 
-`recorder` writes each round of a service, `reader` reads rounds back, `differences` compares two plans field by field.
+`recorder` writes each round of a service, `reader` reads rounds back and compares plans.
 """

@@ -50,7 +50,7 @@ class RoundCodec:
         except TypeError as error:
             raise CodecError(f"{of} cannot be recorded: {error}") from error
         self._encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
-        self._decoder = msgspec.msgpack.Decoder(of, dec_hook=_model)
+        self._decoder = msgspec.msgpack.Decoder(of, dec_hook=lambda of, written: of.model_validate(written))
 
     def encode(self, value: Any) -> bytes:
         return self._encoder.encode(value)
@@ -88,7 +88,3 @@ def _plain(value: object) -> object:
     if isinstance(value, array):
         return value.tolist()
     raise CodecError(f"{type(value).__name__} cannot be recorded")
-
-
-def _model(of: type[BaseModel], written: object) -> BaseModel:
-    return of.model_validate(written)

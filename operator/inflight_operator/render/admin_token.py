@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import child_names
-from inflight_operator.render.metadata import child_metadata
+from inflight_operator.render.metadata import child
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
@@ -28,9 +28,7 @@ def admin_token_secret(service: InferenceService, token: str, tenant_key: str) -
     """
     values = {TOKEN_KEY: token, **({TENANT_KEY: tenant_key} if tenant_key else {})}
     return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": child_metadata(service, child_names(service.metadata.name).admin_token),
+        **child("v1", "Secret", service, child_names(service.metadata.name).admin_token),
         "type": "Opaque",
         "data": {name: base64.b64encode(value.encode()).decode() for name, value in values.items()},
     }

@@ -7,9 +7,9 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import child_names, pod_labels
+from inflight_base.manifest.names import pod_labels
 from inflight_operator.render.engine_flags import ttft_flags
-from inflight_operator.render.metadata import child_metadata
+from inflight_operator.render.metadata import child
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.pod import pod_template, startup_limit_seconds
 
@@ -33,12 +33,13 @@ def deployment(service: InferenceService, replicas: int, settings: Settings) -> 
     """The Deployment with its pod template, and the identity of its inputs."""
     name, rollout = service.metadata.name, service.spec.rollout
     template = pod_template(service, settings)
-    metadata = child_metadata(service, child_names(name).main)
-    digests = {SPEC_DIGEST: template_inputs(service.spec), TEMPLATE_DIGEST: digest(template)}
+    manifest = child("apps/v1", "Deployment", service)
+    manifest["metadata"]["annotations"] = {
+        SPEC_DIGEST: template_inputs(service.spec),
+        TEMPLATE_DIGEST: digest(template),
+    }
     return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {**metadata, "annotations": digests},
+        **manifest,
         "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": pod_labels(name)},

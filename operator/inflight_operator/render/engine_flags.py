@@ -12,7 +12,16 @@ from inflight_base.manifest.units import parse_duration, parse_quantity
 from inflight_operator.api.engine import Engine
 from inflight_operator.api.scheduling import ServiceClass
 from inflight_operator.api.spec import InferenceServiceSpec
-from inflight_operator.render.flag_values import number, seconds
+
+
+def number(value: float) -> str:
+    """Without a fraction where there is none: `60`, `0.5`."""
+    return str(int(value)) if value.is_integer() else str(value)
+
+
+def seconds(duration: str) -> str:
+    """A duration such as `1m30s` in seconds."""
+    return number(parse_duration(duration))
 
 
 def engine_flags(spec: InferenceServiceSpec) -> list[str]:

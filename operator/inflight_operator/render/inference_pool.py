@@ -15,9 +15,9 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import ENGINE_PORT, child_names, pod_labels, pool_port
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.render.gateway import behind_gateway
-from inflight_operator.render.metadata import child_metadata
+from inflight_operator.render.metadata import child
 from inflight_operator.render.plan import Settings
+from inflight_operator.render.service import behind_gateway
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
@@ -49,9 +49,7 @@ def inference_pool(service: InferenceService) -> Manifest:
     """The pool. If the picker does not answer, gateways choose an engine themselves, unless the picker checks keys."""
     name = service.metadata.name
     return {
-        "apiVersion": "inference.networking.k8s.io/v1",
-        "kind": "InferencePool",
-        "metadata": child_metadata(service, child_names(name).main),
+        **child("inference.networking.k8s.io/v1", "InferencePool", service),
         "spec": {
             "selector": {"matchLabels": pod_labels(name)},
             "targetPorts": [{"number": ENGINE_PORT}],
@@ -70,9 +68,7 @@ def picker_service(service: InferenceService) -> Manifest:
     """The Service of the pool's endpoint picker. Without a selector: `picker_slices` are its endpoints."""
     metadata = service.metadata
     return {
-        "apiVersion": "v1",
-        "kind": "Service",
-        "metadata": child_metadata(service, child_names(metadata.name).picker),
+        **child("v1", "Service", service, child_names(metadata.name).picker),
         "spec": {
             "type": "ClusterIP",
             "ports": [
@@ -110,15 +106,13 @@ def pool_children(name: str) -> frozenset[tuple[str, str]]:
 
 def _slice(service: InferenceService, slice_name: str, family: str, pods: Sequence[GatewayAddress]) -> Manifest:
     names = child_names(service.metadata.name)
-    metadata = child_metadata(service, slice_name)
-    metadata["labels"] |= {
+    manifest = child("discovery.k8s.io/v1", "EndpointSlice", service, slice_name)
+    manifest["metadata"]["labels"] |= {
         "kubernetes.io/service-name": names.picker,
         "endpointslice.kubernetes.io/managed-by": SLICE_MANAGER,
     }
     return {
-        "apiVersion": "discovery.k8s.io/v1",
-        "kind": "EndpointSlice",
-        "metadata": metadata,
+        **manifest,
         "addressType": family,
         "ports": [
             {

@@ -7,13 +7,14 @@ the file.
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import child_names
 from inflight_operator.api.resolve import capacity
 from inflight_operator.limits import LimitsInForce
-from inflight_operator.render.metadata import child_metadata
+from inflight_operator.render.metadata import child
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
@@ -25,14 +26,8 @@ def limits_config_map(service: InferenceService, in_force: LimitsInForce) -> Man
     """The ConfigMap. Limits are capped at the capacities, which the user may have lowered since the decision: an engine
     refuses to start with higher limits."""
     limits = in_force.limits.at_most(capacity(service.spec))
-    content = {
-        "max_num_seqs": limits.max_num_seqs,
-        "max_num_batched_tokens": limits.max_num_batched_tokens,
-        "revision": in_force.revision,
-    }
+    content = {**asdict(limits), "revision": in_force.revision}
     return {
-        "apiVersion": "v1",
-        "kind": "ConfigMap",
-        "metadata": child_metadata(service, child_names(service.metadata.name).limits),
+        **child("v1", "ConfigMap", service, child_names(service.metadata.name).limits),
         "data": {LIMITS_FILE: json.dumps(content)},
     }

@@ -1,30 +1,31 @@
-"""Metadata of every child."""
+"""Kind and metadata of every child."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import API_VERSION, KIND, child_labels
+from inflight_base.manifest.names import API_VERSION, KIND, child_labels, child_names
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
 
 
-def child_metadata(service: InferenceService, name: str) -> Manifest:
-    """Metadata of a child: labels, and the service as its owner so that deleting it deletes the child."""
+def child(api_version: str, kind: str, service: InferenceService, name: str | None = None) -> Manifest:
+    """Kind and metadata of a child: labels, and the service as its owner so that deleting it deletes the child.
+
+    Args:
+        name: None: that of the service's main children.
+    """
+    metadata = service.metadata
+    owner = {"apiVersion": API_VERSION, "kind": KIND, "name": metadata.name, "uid": metadata.uid}
     return {
-        "name": name,
-        "namespace": service.metadata.namespace,
-        "labels": child_labels(service.metadata.name),
-        "ownerReferences": [
-            {
-                "apiVersion": API_VERSION,
-                "kind": KIND,
-                "name": service.metadata.name,
-                "uid": service.metadata.uid,
-                "controller": True,
-                "blockOwnerDeletion": True,
-            }
-        ],
+        "apiVersion": api_version,
+        "kind": kind,
+        "metadata": {
+            "name": name or child_names(metadata.name).main,
+            "namespace": metadata.namespace,
+            "labels": child_labels(metadata.name),
+            "ownerReferences": [{**owner, "controller": True, "blockOwnerDeletion": True}],
+        },
     }

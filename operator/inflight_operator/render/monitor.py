@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import ADMIN_PORT_NAME, HTTP_PORT_NAME, child_names, pod_labels
-from inflight_operator.render.metadata import child_metadata
+from inflight_base.manifest.names import ADMIN_PORT_NAME, HTTP_PORT_NAME, pod_labels
+from inflight_operator.render.metadata import child
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
@@ -20,9 +20,7 @@ def pod_monitor(service: InferenceService) -> Manifest:
     name = service.metadata.name
     port = HTTP_PORT_NAME if service.spec.engine.serving_metrics else ADMIN_PORT_NAME
     return {
-        "apiVersion": "monitoring.coreos.com/v1",
-        "kind": "PodMonitor",
-        "metadata": child_metadata(service, child_names(name).main),
+        **child("monitoring.coreos.com/v1", "PodMonitor", service),
         "spec": {
             "selector": {"matchLabels": pod_labels(name)},
             "podMetricsEndpoints": [

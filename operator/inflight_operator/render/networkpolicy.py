@@ -16,11 +16,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import ADMIN_PORT_NAME, HTTP_PORT_NAME, OPERATOR_LABELS, child_names, pod_labels
-from inflight_operator.render.gateway import behind_gateway, gateway_peer
-from inflight_operator.render.metadata import child_metadata
+from inflight_base.manifest.names import ADMIN_PORT_NAME, HTTP_PORT_NAME, OPERATOR_LABELS, pod_labels
+from inflight_operator.render.metadata import child
 from inflight_operator.render.observability import collector_egress, observability_of
 from inflight_operator.render.plan import Settings
+from inflight_operator.render.service import behind_gateway, gateway_peer
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
@@ -46,9 +46,7 @@ def network_policy(service: InferenceService, settings: Settings) -> Manifest:
         admin["from"] = [operator, *settings.admin_peers]
     egress = collector_egress(observability_of(service, settings))
     return {
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": child_metadata(service, child_names(name).main),
+        **child("networking.k8s.io/v1", "NetworkPolicy", service),
         "spec": {
             "podSelector": {"matchLabels": pod_labels(name)},
             "policyTypes": ["Ingress"] if downloads_model(service) else ["Ingress", "Egress"],

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import ENGINE_CONTAINER
-from inflight_operator.render.flag_values import number
+from inflight_operator.render.engine_flags import number
 from inflight_operator.render.plan import EngineObservability, Settings
 
 if TYPE_CHECKING:

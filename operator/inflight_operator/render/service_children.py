@@ -5,19 +5,20 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import pod_labels
 from inflight_operator.render.admin_token import admin_token_secret
 from inflight_operator.render.deployment import deployment
-from inflight_operator.render.gateway import behind_gateway, engines_service, gateway_alias
 from inflight_operator.render.inference_pool import has_inference_pool, inference_pool, picker_service, picker_slices
 from inflight_operator.render.limits import limits_config_map
+from inflight_operator.render.metadata import child
 from inflight_operator.render.monitor import POD_MONITOR_API, pod_monitor
 from inflight_operator.render.networkpolicy import network_policy
-from inflight_operator.render.pdb import pod_disruption_budget
 from inflight_operator.render.plan import ChildPlan, Settings
-from inflight_operator.render.service import cluster_service
+from inflight_operator.render.service import behind_gateway, cluster_service, engines_service, gateway_alias
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
+
 
 CHILD_KINDS = (
     "Secret",
@@ -39,12 +40,17 @@ def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> li
     The same input gives the same bytes. Limits, replicas and token do not change the pod template, so neither tuning
     nor scaling ever restarts a pod.
     """
+    if behind_gateway(service, settings):
+        # The Service that the gateway finds engines by comes before the one that sends it requests.
+        services = [engines_service(service), gateway_alias(service, settings)]
+    else:
+        services = [cluster_service(service)]
     children = [
         admin_token_secret(service, plan.admin_token, plan.tenant_key),
         limits_config_map(service, plan.limits),
         network_policy(service, settings),
         deployment(service, plan.replicas, settings),
-        *_services(service, settings),
+        *services,
         pod_disruption_budget(service),
     ]
     if POD_MONITOR_API in settings.available_apis:
@@ -55,8 +61,18 @@ def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> li
     return children
 
 
-def _services(service: InferenceService, settings: Settings) -> list[Manifest]:
-    """Behind the gateway, the Service that the gateway finds engines by comes before the one that sends it requests."""
-    if behind_gateway(service, settings):
-        return [engines_service(service), gateway_alias(service, settings)]
-    return [cluster_service(service)]
+def pod_disruption_budget(service: InferenceService) -> Manifest:
+    """At most one pod is evicted at a time.
+
+    `minAvailable` would make a service of one replica block a node drain. A pod that is not Ready serves
+    no requests, so it may always be evicted.
+    """
+    name = service.metadata.name
+    return {
+        **child("policy/v1", "PodDisruptionBudget", service),
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": pod_labels(name)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        },
+    }

@@ -8,16 +8,179 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
+from inflight_operator.limits import Limits
 from inflight_operator.observe.attainment import Attainment
-from inflight_operator.telemetry.service_numbers import COUNTERS, GAUGES, Shown
+from inflight_operator.observe.gateway_view import GatewayView
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Values of one service after a round.
+
+    Attributes:
+        desired: replicas the operator recommends; not applied in scaling.mode External.
+        replicas: replicas ordered.
+        ready: pods that take requests.
+        unmeasured: of those, pods whose newest sample is missing or stale.
+        blocked: replicas that will not become ready without intervention.
+        waiting, running: requests, over all pods.
+        kv_utilization: share of the KV cache in use, 0 to 1, the mean of pods.
+        preemptions_per_minute: over all pods.
+        limits: in force.
+        overridden: whether limits set by hand are in force.
+        modelled: the limits that the cost model found best; None without a result.
+        scrape_age: seconds since the stalest pod's newest sample.
+        ttft_target, tpot_target: seconds, for the 95th percentiles.
+        sizing: demand against capacity; None while no cost model sizes it.
+        cost_per_hour: of the existing pods; None without a price.
+        currency: of the price, empty if unknown.
+        gateway: reports of its pods; None for a service that is not behind the gateway.
+        asleep: whether the service is scaled to zero; None for one that never is.
+    """
+
+    desired: int
+    replicas: int
+    ready: int
+    unmeasured: int
+    blocked: int
+    waiting: int
+    running: int
+    kv_utilization: float
+    preemptions_per_minute: float
+    limits: Limits
+    overridden: bool
+    scrape_age: float
+    ttft_target: float
+    tpot_target: float
+    sizing: Sizing | None = None
+    cost_per_hour: float | None = None
+    currency: str = ""
+    modelled: Limits | None = None
+    gateway: GatewayView | None = None
+    asleep: bool | None = None
+
+
+GAUGES = (
+    (
+        "inflight_operator_desired_replicas",
+        "Replicas that the operator recommends. In scaling.mode External another scaler decides.",
+        "desired",
+    ),
+    ("inflight_operator_service_replicas", "Replicas ordered.", "replicas"),
+    ("inflight_operator_service_ready_replicas", "Pods that take requests.", "ready"),
+    ("inflight_operator_service_unmeasured_replicas", "Ready pods without recent metrics.", "unmeasured"),
+    (
+        "inflight_operator_service_blocked_replicas",
+        "Replicas that will not become ready without intervention.",
+        "blocked",
+    ),
+    ("inflight_operator_service_waiting_requests", "Waiting requests, over all pods.", "waiting"),
+    ("inflight_operator_service_running_requests", "Running requests, over all pods.", "running"),
+    ("inflight_operator_service_kv_utilization", "KV cache in use, 0 to 1, mean of the pods.", "kv_utilization"),
+    (
+        "inflight_operator_service_preemptions_per_minute",
+        "Preempted requests per minute, over all pods.",
+        "preemptions_per_minute",
+    ),
+    (
+        "inflight_operator_service_max_num_seqs",
+        "Limit in force: requests that an engine runs at once.",
+        "limits.max_num_seqs",
+    ),
+    (
+        "inflight_operator_service_max_num_batched_tokens",
+        "Limit in force: tokens that an engine computes in one step.",
+        "limits.max_num_batched_tokens",
+    ),
+    (
+        "inflight_operator_service_limits_overridden",
+        "1 while limits set by hand (spec.tuning.override) are in force and tuning is paused.",
+        "overridden",
+    ),
+    (
+        "inflight_operator_service_model_max_num_seqs",
+        "The max_num_seqs that is best by the cost model, within the bounds of tuning.",
+        "modelled.max_num_seqs",
+    ),
+    (
+        "inflight_operator_service_model_max_num_batched_tokens",
+        "The max_num_batched_tokens that is best by the cost model, within the bounds of tuning.",
+        "modelled.max_num_batched_tokens",
+    ),
+    (
+        "inflight_operator_service_ttft_target_seconds",
+        "Target of the 95th percentile of time to first token, for a prompt of the mean length.",
+        "ttft_target",
+    ),
+    (
+        "inflight_operator_service_tpot_target_seconds",
+        "Target of the 95th percentile of time per output token.",
+        "tpot_target",
+    ),
+    (
+        "inflight_operator_service_demand_requests_per_second",
+        "Requests per second expected when a replica ordered now is ready.",
+        "sizing.rate",
+    ),
+    (
+        "inflight_operator_service_replica_requests_per_second",
+        "Requests per second that one replica sustains by the cost model, within the targets if it can keep them.",
+        "sizing.each",
+    ),
+    (
+        "inflight_operator_service_needed_replicas",
+        "Replicas that the expected demand needs, without margin.",
+        "sizing.need",
+    ),
+    (
+        "inflight_operator_service_held_requests",
+        "Requests that wait at the gateway for a replica; with spec.gateway.enabled.",
+        "gateway.held",
+    ),
+    (
+        "inflight_operator_service_held_prompt_tokens",
+        "Estimated prompt tokens of the requests that wait at the gateway.",
+        "gateway.held_prompt_tokens",
+    ),
+    (
+        "inflight_operator_service_oldest_held_seconds",
+        "Seconds that the oldest request at the gateway has waited; 0 without any.",
+        "gateway.oldest_held_s",
+    ),
+    (
+        "inflight_operator_service_asleep",
+        "1 while the service is scaled to zero; with spec.scaling.minReplicas 0.",
+        "asleep",
+    ),
+    ("inflight_operator_scrape_age_seconds", "Seconds since the stalest ready pod was last scraped.", "scrape_age"),
+)
+"""Name, help text, and the value's path in `Shown`; no series where a part of the path is None."""
+
+COUNTERS = (
+    ("inflight_operator_service_first_tokens", "First tokens of requests; with spec.slo.", "ttft.total"),
+    (
+        "inflight_operator_service_first_tokens_in_target",
+        "First tokens within the TTFT target, interpolated from the engines' histograms.",
+        "ttft.within",
+    ),
+    ("inflight_operator_service_outputs", "Finished requests of two tokens or more; with spec.slo.", "tpot.total"),
+    (
+        "inflight_operator_service_outputs_in_target",
+        "Finished requests within the TPOT target, interpolated from the engines' histograms.",
+        "tpot.within",
+    ),
+)
+"""Name, help text, and the value's path in `Attainment`."""
 
 _LABELS = ("namespace", "name")
 
@@ -91,11 +254,10 @@ class ServiceMetrics(Collector):
         """All families; prometheus_client calls it from its own thread."""
         services = list(self._services.items())
         read = [(key, one, one.shown) for key, one in services if one.shown is not None]
-        for name, text, of in GAUGES:
-            yield _gauges(name, text, (), [(key, (), of(shown)) for key, _, shown in read])
-        for name, text, count in COUNTERS:
-            rows = [(key, (), count(one.attainment)) for key, one, _ in read if one.attainment is not None]
-            yield _counters(name, text, (), rows)
+        for name, text, path in GAUGES:
+            yield _gauges(name, text, (), [(key, (), _value(shown, path)) for key, _, shown in read])
+        for name, text, path in COUNTERS:
+            yield _counters(name, text, (), [(key, (), _value(one.attainment, path)) for key, one, _ in read])
         yield _counters(
             "inflight_operator_service_decisions",
             "Changes of replicas (Scaling) and of limits (Tuning).",
@@ -130,6 +292,13 @@ class ServiceMetrics(Collector):
             ("currency",),
             [(key, (shown.currency,), shown.cost_per_hour) for key, _, shown in read],
         )
+
+
+def _value(of: object, path: str) -> Any:
+    """None where a part of the path is."""
+    for name in path.split("."):
+        of = None if of is None else getattr(of, name)
+    return of
 
 
 _Rows = Iterable[tuple[ServiceKey, tuple[str, ...], float | None]]

@@ -53,9 +53,10 @@ class Watches:
 
     @property
     def available(self) -> frozenset[str]:
-        """The optional APIs that the cluster has and the operator may list, as `GROUP/VERSION/KIND`."""
-        listed = (one.selection.kind for one in self._reflectors if one.listed)
-        return frozenset(f"{RESOURCES[kind][0]}/{kind}" for kind in listed if kind in OPTIONAL_KINDS)
+        """The optional APIs that the cluster has and the operator may list, as `GROUP/VERSION/KIND`. One whose first
+        list fails in another way (429, 503) counts too: else children of services would be deleted meanwhile."""
+        found = (one.selection.kind for one in self._reflectors if one.listed or one.status not in (0, 403, 404))
+        return frozenset(f"{RESOURCES[kind][0]}/{kind}" for kind in found if kind in OPTIONAL_KINDS)
 
     async def run(self) -> None:
         """Watches until cancelled.

@@ -20,9 +20,9 @@ from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.render import Settings
 from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.control import scraped
 from inflight_simulator.fleet.fleet import Fleet
 from inflight_simulator.fleet.pods import Pod
-from inflight_simulator.fleet.scrape import scraped
 
 INTERVAL_S = 3.0
 """Between two rounds of the operator, and two scrapes of a pod: its default."""

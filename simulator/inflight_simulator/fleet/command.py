@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import sys
+import time
 from pathlib import Path
 
 from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config, print_numbers
 from inflight_simulator.fleet.named import NAMES, simulate_named
-from inflight_simulator.fleet.progress import TerminalProgress
 from inflight_simulator.fleet.replica_file import FORMAT
-from inflight_simulator.fleet.requests_file import read_requests
+from inflight_simulator.fleet.requests import read_requests
 from inflight_simulator.fleet.summary import FleetSummary, fleet_table, summarize_fleet
 from inflight_simulator.trace_files import FORMATS
 
@@ -69,3 +70,33 @@ def _text(summary: FleetSummary, *, decisions: bool) -> str:
     if decisions:
         text += "\n\n" + ("\n".join(summary.decisions) or "The operator decided nothing.")
     return text
+
+
+_FIRST_S, _EVERY_S = 2.0, 0.5
+
+
+class TerminalProgress:
+    """One line on standard error, updated in place and cleared at the end; nothing if standard error is no terminal."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._begun = time.monotonic()
+        self._next = self._begun + _FIRST_S
+        self._shown = False
+
+    def __call__(self, share: float) -> None:
+        now = time.monotonic()
+        if now < self._next or not sys.stderr.isatty():
+            return
+        self._next = now + _EVERY_S
+        left = (now - self._begun) * (1 - share) / share if share else 0.0
+        print(
+            f"\r{self._name}: {share:.0%} of the requests have arrived, about {left:.0f} s left \033[K",
+            end="",
+            file=sys.stderr,
+        )
+        self._shown = True
+
+    def end(self) -> None:
+        if self._shown:
+            print("\r\033[K", end="", file=sys.stderr, flush=True)

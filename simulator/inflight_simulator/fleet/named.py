@@ -7,12 +7,12 @@ from dataclasses import replace
 from inflight_simulator.fleet.autopilot import Autopilot
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.control import ScalerController
-from inflight_simulator.fleet.oracle_search import search_oracle
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import Controller, Progress, run_fleet, simulate_fleet
 from inflight_simulator.fleet.scalers import NAMES as SCALERS
 from inflight_simulator.fleet.scalers import make_scaler
+from inflight_simulator.fleet.scalers.oracle import search_oracle
 from inflight_simulator.fleet.view import Fixed, Scaler
 
 AUTOPILOT, ORACLE = "autopilot", "oracle"

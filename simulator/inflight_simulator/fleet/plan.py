@@ -3,19 +3,122 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import msgspec
 
-from inflight_cost.capacity import Replica, StepLimits, Workload, largest_rate
+from inflight_cost.capacity import Margins, Replica, Steady, StepLimits, Targets, Workload, largest_rate, steady
 from inflight_cost.limits import best_limits
-from inflight_simulator.fleet.breaking import breaking_points
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
+from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
-from inflight_simulator.fleet.smallest_fleet import smallest_fleet
 from inflight_simulator.fleet.traffic import Traffic, busiest, describe, doubled, workload_of
 from inflight_simulator.fleet.view import Fixed
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FixedRun:
+    """Attributes:
+    one_less: the run with one replica less, which does not keep the attainment; None: there is none less than 1.
+    """
+
+    replicas: int
+    run: FleetRun
+    one_less: FleetRun | None
+
+
+def smallest(keeps: Callable[[int], bool], guess: int, most: int) -> int | None:
+    """The smallest count from 1 to `most` that meets the monotonic condition: by doubling steps away from `guess`, then
+    bisection. None: `most` does not meet it."""
+    at = min(max(guess, 1), most)
+    step = 1
+    if keeps(at):
+        low, high = 0, at
+        while high > 1:
+            below = max(1, high - step)
+            if not keeps(below):
+                low = below
+                break
+            high, step = below, 2 * step
+    else:
+        low, high = at, at
+        while True:
+            if high == most:
+                return None
+            high, step = min(most, high + step), 2 * step
+            if keeps(high):
+                break
+            low = high
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if keeps(middle) else (middle, high)
+    return high
+
+
+def smallest_fleet(
+    requests: Requests, config: FleetConfig, attainment: float, guess: int, most: int
+) -> FixedRun | None:
+    """The smallest number of replicas that reaches `attainment`; None: even `most` do not reach it, so the number of
+    replicas is not the cause."""
+    runs: dict[int, FleetRun] = {}
+
+    def keeps(replicas: int) -> bool:
+        if replicas not in runs:
+            fixed = replace(config, initial_replicas=replicas, min_replicas=replicas, max_replicas=replicas)
+            runs[replicas] = simulate_fleet(requests, fixed, Fixed(replicas))
+        return runs[replicas].attainment >= attainment
+
+    found = smallest(keeps, guess, most)
+    return None if found is None else FixedRun(found, runs[found], runs.get(found - 1))
+
+
+TTFT, TPOT, KV_CACHE, SLOTS = "TTFT", "TPOT", "KV cache", "slots"
+
+MOST = 1000.0
+"""Multiple of the load from which a resource counts as unlimited."""
+_HALVINGS = 40
+
+
+def breaking_points(
+    replica: Replica, workload: Workload, rate: float, targets: Targets, limits: StepLimits
+) -> dict[str, float]:
+    """Multiple of `rate`, requests a second of one replica, that each resource sustains, smallest first.
+
+    `TTFT` is prefill: the share of full steps, or of the time, that prompts take. Margins are those of the capacity
+    model, so that 1.0 is the load that it would plan for. Targets that are None are left out.
+    """
+    margins = Margins()
+    holds: dict[str, Callable[[Steady], bool]] = {
+        KV_CACHE: lambda found: found.running * workload.decode_context <= margins.kv * replica.kv_tokens,
+        SLOTS: lambda found: found.running <= limits.max_num_seqs,
+    }
+    if targets.ttft is not None:
+        holds[TTFT] = lambda found: found.prefill_load <= margins.prefill and found.prefill_share <= margins.busy
+    if (tpot := targets.tpot) is not None:
+        holds[TPOT] = lambda found: found.tpot <= margins.tpot * tpot
+    points = {
+        name: _largest_factor(lambda factor, each=each: each(steady(replica, workload, factor * rate, limits)))  # type: ignore[misc]
+        for name, each in holds.items()
+    }
+    return dict(sorted(points.items(), key=lambda point: point[1]))
+
+
+def first_to_break(points: Mapping[str, float]) -> str:
+    return min(points, key=points.__getitem__)
+
+
+def _largest_factor(holds: Callable[[float], bool]) -> float:
+    """Up to `MOST`; infinite if it holds even there."""
+    if holds(MOST):
+        return math.inf
+    low, high = 0.0, MOST
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low
+
 
 _LEAST_LIMITS = StepLimits(1, 64)
 _BUDGETS = (1, 2, 4, 8)

@@ -98,7 +98,7 @@ def test_what_the_gateway_counted_is_read_for_one_service():
     from inflight_base.manifest.keys import ServiceKey
     from inflight_gateway.telemetry.metrics import Metrics
     from inflight_gateway.types import Finished
-    from tools.testbed.gateway_metrics import CONTINUATIONS, counted
+    from tools.testbed.numbers import CONTINUATIONS, counted
     from tools.testbed.service import Service
 
     metrics = Metrics()

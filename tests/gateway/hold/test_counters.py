@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.hold.counters import VirtualCounters
+from inflight_gateway.hold.service_queue import VirtualCounters
 
 MOST = 10
 TURNS = st.lists(st.tuples(st.integers(1, MOST), st.sets(st.sampled_from("bcd"))), max_size=200)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.bounds import TENANT_FACTOR
-from inflight_gateway.hold.lead import MARGIN_SHARE
 from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.hold.service_queue import MARGIN_SHARE
 from inflight_gateway.types import Endpoint, HoldBounds, Pick, RequestView, ServiceClass, ServiceConfig, TenantConfig
 from inflight_policies.deadline import LATE_SHARE
 from inflight_policies.priority import PRIORITY_AGING_S

@@ -6,8 +6,8 @@ from google.protobuf.any_pb2 import Any as AnyMessage
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_gateway.proxy.ads import Subscription
 from inflight_gateway.proxy.snapshot import Resources
-from inflight_gateway.proxy.subscription import Subscription
 
 
 def resources(version, *names):

@@ -1,7 +1,6 @@
 import pytest
 
-from inflight_gateway.relay.decide import Failure, Tried
-from inflight_gateway.relay.history import History
+from inflight_gateway.relay.decide import Failure, History, Tried
 
 
 def test_endpoints_that_failed_are_avoided_until_no_replica_is_free():

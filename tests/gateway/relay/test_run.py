@@ -21,9 +21,9 @@ from tests.gateway.relay.test_continue import STREAM
 PROGRAM = """
 import sys
 from pathlib import Path
-from inflight_gateway.relay.run import Settings, main
+from inflight_gateway.relay.run import main
 from inflight_gateway.settings import Sockets
-sys.exit(main(Settings(Sockets(Path(sys.argv[1])), processes=int(sys.argv[2]), drain_s=float(sys.argv[3]))))
+main(Sockets(Path(sys.argv[1])), int(sys.argv[2]), float(sys.argv[3]))
 """
 
 

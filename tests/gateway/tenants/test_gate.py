@@ -231,9 +231,23 @@ async def test_a_request_without_a_report_is_forgotten_and_its_estimate_stands()
     assert answer["x-ratelimit-remaining-tokens"] == "40"
 
 
+async def test_the_wait_for_a_report_begins_anew_with_each_attempt_and_a_request_counts_once():
+    gate, service = alone(), config()
+    for now in (0.0, 20.0):
+        await gate.admit(request(1), service, now)
+        gate.ended("r-1", now + 1.0)
+    await gate.admit(request(2), service, 1.0 + REPORT_WAIT_S)
+    assert "r-1" in gate._admitted
+    await gate.admit(request(3), service, 21.0 + REPORT_WAIT_S)
+    assert "r-1" not in gate._admitted
+    gate.settle(finished(1))
+    (counts,) = gate.usage._services[CHAT].values()
+    assert (counts.requests, counts.in_flight) == (1, 2)
+
+
 @given(
     st.lists(
-        st.tuples(st.sampled_from(["admit", "again", "end", "settle"]), st.integers(0, 4)),
+        st.tuples(st.sampled_from(["admit", "again", "end", "settle", "wait"]), st.integers(0, 4)),
         max_size=80,
     )
 )
@@ -241,9 +255,9 @@ async def test_a_request_without_a_report_is_forgotten_and_its_estimate_stands()
 async def test_any_order_of_calls_leaks_nothing(calls):
     """Requests 0 to 4 of tenants 0 to 2."""
     gate, service = alone(), config(limits=RateLimits(requests_per_minute=30, concurrent_requests=3))
-    open_streams = []
-    for step, (call, number) in enumerate(calls):
-        now = step * 0.01
+    open_streams, now = [], 0.0
+    for call, number in calls:
+        now += 0.4 * REPORT_WAIT_S if call == "wait" else 0.01
         one = request(number, f"t{number % 3}", attempt=2 if call == "again" else 1)
         if call in ("admit", "again"):
             if not isinstance(await gate.admit(one, service, now), Refusal):
@@ -256,7 +270,7 @@ async def test_any_order_of_calls_leaks_nothing(calls):
         for name in ("t0", "t1", "t2"):
             assert gate._limits._accounts.in_flight((CHAT, name)) >= 0
     for number in open_streams:
-        gate.ended(f"r-{number}", 1.0)
+        gate.ended(f"r-{number}", now)
     for number in range(5):
         for _ in calls:
             gate.settle(finished(number))

@@ -194,6 +194,15 @@ def test_a_history_that_goes_back_is_an_error():
     assert [one.name for one in cache.pods(KEY)] == ["chat-2"]
 
 
+def test_a_history_that_goes_back_is_an_error_of_a_list_of_several_pages_too():
+    cache = ClusterCache()
+    cache.take("Pod", None, Changes({ObjectKey("team", "chat-2"): pod("chat-2", 9)}, "9"))
+    first = ObjectKey("team", "chat-1")
+    cache.take("Pod", None, Changes({first: pod("chat-1", 4)}, "8"))
+    with pytest.raises(HistoryError, match="older than what came before: 8 after 9"):
+        cache.take("Pod", None, Changes({}, "8", {first}))
+
+
 def test_endpoints_are_the_ready_pods_of_the_service_s_own_slices():
     cache = ClusterCache()
     assert cache.put("EndpointSlice", endpoint_slice("a", 1, "one", not_ready=("two",))) == KEY

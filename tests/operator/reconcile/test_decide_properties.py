@@ -18,8 +18,7 @@ from inflight_operator.observe.metrics import READER, parse_metrics
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.snapshot import fresh_samples
-from inflight_operator.recording.differences import differences
-from inflight_operator.recording.reader import Recording
+from inflight_operator.recording.reader import Recording, differences
 from inflight_operator.recording.recorder import DecisionRecorder
 from tests.operator.fakes import KEY
 from tests.operator.reconcile.random_fleet import (

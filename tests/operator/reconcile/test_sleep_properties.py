@@ -8,8 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from inflight_operator.reconcile.decide import decide
-from inflight_operator.recording.differences import differences
-from inflight_operator.recording.reader import Recording
+from inflight_operator.recording.reader import Recording, differences
 from inflight_operator.recording.recorder import DecisionRecorder
 from tests.operator.fakes import KEY
 from tests.operator.reconcile.random_fleet import Tick

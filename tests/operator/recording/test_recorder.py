@@ -11,9 +11,8 @@ import zstandard
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.reconcile.decide import decide
-from inflight_operator.recording import files
-from inflight_operator.recording.differences import differences
-from inflight_operator.recording.reader import Recording, RecordingError
+from inflight_operator.recording import recorder as recorder_module
+from inflight_operator.recording.reader import Recording, RecordingError, differences
 from inflight_operator.recording.recorder import PLACEHOLDER, DecisionRecorder
 from tests.operator.fakes import KEY, delete
 from tests.operator.reconcile.random_fleet import TOKEN, RandomFleet, Tick
@@ -86,10 +85,10 @@ def test_a_round_costs_what_is_new_in_it(tmp_path, rounds):
 
 
 def test_files_are_rotated_within_the_size_and_each_can_be_read_alone(tmp_path, rounds, monkeypatch):
-    monkeypatch.setattr(files, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(recorder_module, "FLUSH_BYTES", 1)
     most = 40_000
     written = record(tmp_path, rounds * 4, max_bytes=most)
-    assert 1 < len(written) <= files.FILES + 1
+    assert 1 < len(written) <= recorder_module.FILES + 1
     assert written[0].name > "decisions-000001"
     assert sum(file.stat().st_size for file in written) < most * 1.2
     for file in written:
@@ -136,7 +135,7 @@ def test_a_full_disk_ends_the_recording_with_one_line_and_no_round(tmp_path, rou
         def close(self):
             pass
 
-    monkeypatch.setattr(files, "FLUSH_BYTES", 1)
+    monkeypatch.setattr(recorder_module, "FLUSH_BYTES", 1)
     recorder = DecisionRecorder(tmp_path)
     for one in rounds[:5]:
         recorder.decided(KEY, one.snapshot, one.memory, one.plan)

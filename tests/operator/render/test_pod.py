@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from inflight_operator.render.drain import grace_period_seconds
+from inflight_operator.render.pod import grace_period_seconds
 from tests.operator.render.services import CPU, EVERYTHING, SETTINGS, child, engine, make, pod
 
 

@@ -8,7 +8,7 @@ from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.limits import Limits
 from inflight_operator.observe.attainment import Attainment, Counted
 from inflight_operator.telemetry.metrics import OperatorMetrics
-from inflight_operator.telemetry.service_numbers import Shown
+from inflight_operator.telemetry.service_metrics import Shown
 from tests.operator.fakes import KEY
 
 UNREADABLE = unreadable(0, "spec.model: field required")

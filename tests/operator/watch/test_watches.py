@@ -120,17 +120,19 @@ def test_a_kind_that_is_installed_while_the_operator_runs_is_watched_and_forgott
     run(scenario())
 
 
-@pytest.mark.parametrize("status", [403, 503])
-def test_an_optional_kind_that_may_not_be_listed_does_not_block_the_start(caplog, status):
+@pytest.mark.parametrize(("status", "is_there"), [(403, False), (429, True), (503, True)])
+def test_an_optional_kind_that_is_not_listed_does_not_block_the_start(caplog, status, is_there):
+    """After another answer than that it is missing or forbidden its objects must not go, nor those rendered with it."""
+
     async def scenario():
         store = Store()
         store.refused = {"PodMonitor": status}
         async with running(store) as one:
-            assert one.watches.available == {"inference.networking.k8s.io/v1/InferencePool"}
+            assert one.watches.available - {POD_MONITOR} == {"inference.networking.k8s.io/v1/InferencePool"}
+            assert (POD_MONITOR in one.watches.available) is is_there
 
     run(scenario())
     assert f"(HTTP {status})" in caplog.text
-    assert ("continuing without a list" in caplog.text) == (status == 403)
 
 
 def test_a_kind_that_must_exist_and_may_not_be_listed_blocks_the_start(caplog):

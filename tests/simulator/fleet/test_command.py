@@ -11,7 +11,7 @@ from inflight_simulator.errors import InputError
 from inflight_simulator.fleet.config import ReplicaModel
 from inflight_simulator.fleet.flags import limits, seconds
 from inflight_simulator.fleet.replica_file import read_replica
-from inflight_simulator.fleet.requests_file import read_requests
+from inflight_simulator.fleet.requests import read_requests
 from inflight_simulator.trace_files import read_arrivals
 
 ROWS = "arrival_s,prompt_tokens,output_tokens\n0.5,300,20\n0.1,0,5\n2,40,1\n"

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from inflight_simulator.cli import main
-from inflight_simulator.fleet.compare import comparison_table, followed, ranked
+from inflight_simulator.fleet.compare_command import comparison_table, followed, ranked
 from inflight_simulator.fleet.outcome import FleetRun, ReplicaCount
 from inflight_simulator.fleet.plot import label_heights, plot_comparison, without_first_token
 from inflight_simulator.fleet.summary import FleetSummary

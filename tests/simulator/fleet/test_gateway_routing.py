@@ -9,8 +9,7 @@ from inflight_cost.capacity import StepLimits
 from inflight_simulator.cli import main
 from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel
 from inflight_simulator.fleet.control import view_of
-from inflight_simulator.fleet.requests import Requests
-from inflight_simulator.fleet.requests_file import read_requests
+from inflight_simulator.fleet.requests import Requests, read_requests
 from inflight_simulator.fleet.run import run_fleet, simulate_fleet
 from inflight_simulator.fleet.traffic import doubled
 from inflight_simulator.fleet.view import Fixed

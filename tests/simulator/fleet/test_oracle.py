@@ -3,10 +3,17 @@ import pytest
 
 from inflight_cost.capacity import StepLimits
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
-from inflight_simulator.fleet.oracle_search import MOST_RUNS, _raised, search_oracle
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
-from inflight_simulator.fleet.scalers.oracle import Need, Oracle, largest_rate_of, needed
+from inflight_simulator.fleet.scalers.oracle import (
+    MOST_RUNS,
+    Need,
+    Oracle,
+    _raised,
+    largest_rate_of,
+    needed,
+    search_oracle,
+)
 from inflight_simulator.fleet.traffic import workload_of
 from inflight_simulator.fleet.view import Fixed
 from tests.simulator.fleet.scalers_support import sample, view

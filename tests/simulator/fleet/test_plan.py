@@ -6,8 +6,8 @@ import pytest
 from inflight_cost.capacity import Replica, StepLimits, Targets, Workload, largest_rate, steady
 from inflight_cost.limits import best_limits
 from inflight_simulator.cli import main
-from inflight_simulator.fleet.breaking import KV_CACHE, SLOTS, TPOT, TTFT, breaking_points, first_to_break
 from inflight_simulator.fleet.config import REFERENCE_COST
+from inflight_simulator.fleet.plan import KV_CACHE, SLOTS, TPOT, TTFT, breaking_points, first_to_break
 from inflight_simulator.fleet.replica_file import read_replica
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.traffic import busiest, describe, doubled, workload_of

@@ -8,8 +8,8 @@ import pytest
 from inflight_cost.model import StepWork
 from inflight_operator.observe.metrics import Sample
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
+from inflight_simulator.fleet.control import scraped
 from inflight_simulator.fleet.run import run_fleet
-from inflight_simulator.fleet.scrape import scraped
 from tests.simulator.fleet.test_naive import CASES, random_requests
 
 

@@ -5,8 +5,8 @@ from hypothesis import strategies as st
 
 from inflight_cost.capacity import StepLimits
 from inflight_simulator.fleet.config import FleetConfig
+from inflight_simulator.fleet.plan import smallest, smallest_fleet
 from inflight_simulator.fleet.requests import Requests
-from inflight_simulator.fleet.smallest_fleet import smallest, smallest_fleet
 
 
 @given(needed=st.integers(1, 70), guess=st.integers(0, 80), most=st.integers(1, 64))

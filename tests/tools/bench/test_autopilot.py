@@ -5,7 +5,6 @@ import json
 import time
 
 import pytest
-from aiohttp import web
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,6 +18,7 @@ from tools.bench.autopilot.pilot import Change, Pilot
 from tools.bench.autopilot.report import Fixed, PilotRun, Report
 from tools.bench.autopilot.traffic import Answer, Sender, Slice, trace_slice
 from tools.load.trace_load import Job
+from tools.standin.connection import served
 
 TARGETS = Targets(ttft=1.0, tpot=0.05)
 QUARTERS = st.integers(0, 200).map(lambda number: number / 4)
@@ -121,16 +121,6 @@ def test_the_tables_show_the_best_setting_and_the_autopilot_against_each():
     assert json.loads(json.dumps(report.as_json(found)))["runs"][0]["changes"][0]["at"] == 9.0
 
 
-async def serve(handler, path):
-    application = web.Application()
-    application.router.add_post(path, handler)
-    runner = web.AppRunner(application)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    return runner, site._server.sockets[0].getsockname()[1]
-
-
 def event(content):
     return f"data: {json.dumps(content)}\n\n".encode()
 
@@ -138,30 +128,25 @@ def event(content):
 async def test_the_client_measures_what_it_waits_for_and_gives_up_in_time():
     """The engine of this test answers three tokens, 50 ms apart; it refuses prompts of 2 and hangs on prompts of 3."""
 
-    async def answer(request):
-        body = await request.json()
-        if len(body["prompt"]) == 2:
-            return web.Response(status=503)
-        response = web.StreamResponse()
-        await response.prepare(request)
-        if len(body["prompt"]) == 3:
-            await gone.wait()
-            return response
+    async def respond(request, to):
+        prompt = json.loads(request.body)["prompt"]
+        if len(prompt) == 2:
+            to.whole(b"", status=b"503 X")
+            return
+        to.begin(progress=False)
+        if len(prompt) == 3:
+            return
         for end in (None, None, "length"):
             await asyncio.sleep(0.05)
-            await response.write(event({"choices": [{"text": "a", "finish_reason": end}]}))
-        await response.write(event({"choices": [], "usage": {"completion_tokens": 3}}) + b"data: [DONE]\n\n")
-        return response
+            to.send(event({"choices": [{"text": "a", "finish_reason": end}]}))
+        to.send(event({"choices": [], "usage": {"completion_tokens": 3}}) + b"data: [DONE]\n\n")
+        to.end()
 
-    gone = asyncio.Event()
-    runner, port = await serve(answer, "/v1/completions")
-    async with Client(f"http://127.0.0.1:{port}") as client:
+    async with served(respond) as url, Client(url) as client:
         began = time.monotonic()
         jobs = [Job(0.0, 1, 3), Job(0.1, 2, 3), Job(0.2, 3, 3)]
         whole, refused, hung = await Sender(client, seed=1).send(jobs, began, patience=0.6)
     assert time.monotonic() - began < 3
-    gone.set()
-    await runner.cleanup()
     assert whole.whole
     assert 0.04 < whole.ttft < 0.4
     assert 0.03 < whole.tpot < 0.4

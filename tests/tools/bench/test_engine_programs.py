@@ -1,6 +1,5 @@
 """Drivers, servers and installations that go wrong are reported with their reason and hold up nothing else."""
 
-import asyncio
 import os
 import sys
 from dataclasses import replace
@@ -19,6 +18,7 @@ from tools.bench.engine.peers import InstallError, installed
 from tools.bench.engine.process import EngineError, started
 from tools.bench.engine.rows import ROWS
 from tools.measure.served import free_port, seconds_to_ready
+from tools.standin.connection import served
 
 DRIVER = """
 import os, sys, time
@@ -205,29 +205,23 @@ ENDED = (
     [(b"", "in the middle"), (ENDED % 4, "has not 5 tokens")],
 )
 async def test_the_client_refuses_an_answer_that_lacks_tokens(end, complaint):
-    async def answer(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + end)
-        await writer.drain()
-        writer.close()
-
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        with pytest.raises(ExceptionGroup) as error:
-            await run(server.sockets[0].getsockname()[1], Job("generate", (3,), 5), 1000)
+    with pytest.raises(ExceptionGroup) as error:
+        await asked(end, Job("generate", (3,), 5))
     assert complaint in str(error.value.exceptions[0])
 
 
 async def test_the_client_takes_the_time_of_whole_answers():
-    async def answer(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n" + ENDED % 5)
-        await writer.drain()
-        writer.close()
+    assert 0 < await asked(ENDED % 5, Job("generate", (3, 4), 5)) < 5
 
-    server = await asyncio.start_server(answer, "127.0.0.1", 0)
-    async with server:
-        assert 0 < await run(server.sockets[0].getsockname()[1], Job("generate", (3, 4), 5), 1000) < 5
+
+async def asked(events, job):
+    """What the client of HTTP measures of an engine that answers with these events."""
+
+    async def respond(request, to):
+        to.streamed(events, progress=False)
+
+    async with served(respond) as url:
+        return await run(int(url.rpartition(":")[2]), job, 1000)
 
 
 def test_ceilings_are_measured_on_the_machine():

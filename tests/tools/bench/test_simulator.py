@@ -18,6 +18,7 @@ from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_simulator.cost import LLAMA_8B_H100
 from tools.bench import simulator
 from tools.load.trace_load import Job, Measured, run_load
+from tools.standin.connection import served
 
 COST = replace(LLAMA_8B_H100, base_s=0.02, decode_seq_s=0.004, prefill_token_s=0.001, decode_kv_token_s=1e-6)
 CONFIG = SchedulerConfig(Limits(16, 128), num_blocks=400, block_size=16, max_model_len=1024)
@@ -30,34 +31,25 @@ class Server:
     def __init__(self, status=200, end=b"data: [DONE]\n\n"):
         self.status, self.end, self.bodies = status, end, []
 
-    async def __aenter__(self):
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        port = self.server.sockets[0].getsockname()[1]
-        return f"http://127.0.0.1:{port}"
-
-    async def __aexit__(self, *error):
-        self.server.close()
-
-    async def _serve(self, reader, writer):
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = int(head.split("content-length: ")[1].split("\r\n")[0])
-        body = json.loads(await reader.readexactly(length))
+    async def respond(self, request, to):
+        body = json.loads(request.body)
         self.bodies.append(body)
-        writer.write(b"HTTP/1.1 %d X\r\nconnection: close\r\n\r\n" % self.status)
+        if self.status != 200:
+            to.whole(b"", status=b"%d X" % self.status)
+            return
+        to.begin(progress=False)
         await asyncio.sleep(FIRST_TOKEN_SECONDS)
         for number in range(body["max_tokens"]):
             end = b'"length"' if number + 1 == body["max_tokens"] else b"null"
-            writer.write(b'data: {"choices": [{"text": "a", "finish_reason": %s}]}\n\n' % end)
-            await writer.drain()
-        writer.write(self.end)
-        await writer.drain()
-        writer.close()
+            to.send(b'data: {"choices": [{"text": "a", "finish_reason": %s}]}\n\n' % end)
+        to.send(self.end)
+        to.end()
 
 
 async def test_each_request_is_sent_at_its_time_with_exact_lengths_and_measured_from_then():
     server = Server()
     jobs = [Job(0.0, 5, 3), Job(0.3, 7, 1)]
-    async with server as url:
+    async with served(server.respond) as url:
         measured = await run_load(url, jobs, vocab_size=100)
     assert [each.job for each in measured] == jobs
     assert [(len(body["prompt"]), body["max_tokens"], body["ignore_eos"]) for body in server.bodies] == [
@@ -74,7 +66,7 @@ async def test_each_request_is_sent_at_its_time_with_exact_lengths_and_measured_
 
 @pytest.mark.parametrize(("server", "says"), [(Server(503), "answers 503"), (Server(end=b""), "in the middle")])
 async def test_an_answer_that_is_not_whole_fails_the_load(server, says):
-    async with server as url:
+    async with served(server.respond) as url:
         with pytest.raises(ExceptionGroup) as error:
             await run_load(url, [Job(0.0, 5, 3)], vocab_size=100)
     assert says in str(error.value.exceptions[0])

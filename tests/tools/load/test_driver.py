@@ -5,7 +5,6 @@ import json
 import os
 import signal
 import time
-from contextlib import asynccontextmanager
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,6 +12,7 @@ from hypothesis import strategies as st
 from tools.load import driver
 from tools.load.driver import parse, run
 from tools.measure.percentile import rounded_percentile
+from tools.standin.connection import served
 
 ANSWER = {"choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": 3}}
 CHUNKS = [
@@ -32,18 +32,12 @@ def whole_answer(body):
     return http(200, "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in CHUNKS) + "data: [DONE]\n\n")
 
 
-@asynccontextmanager
-async def server(answer):
-    async def handle(reader, writer):
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-        length = int(head.split("content-length: ")[1].split("\r\n")[0])
-        writer.write(answer(json.loads(await reader.readexactly(length))))
-        await writer.drain()
-        writer.close()
+def server(answer):
+    async def respond(request, to):
+        to.transport.write(answer(json.loads(request.body)))
+        to.transport.close()
 
-    listener = await asyncio.start_server(handle, "127.0.0.1", 0)
-    async with listener:
-        yield f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+    return served(respond)
 
 
 async def drive(answer, requests=12, flags=()):
@@ -126,18 +120,13 @@ async def test_patience_bounds_a_request_with_all_its_retries():
 async def test_a_new_connection_is_opened_for_each_request_when_asked():
     ports = set()
 
-    async def handle(reader, writer):
-        ports.add(writer.get_extra_info("peername")[1])
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            length = int(head.decode().lower().split("content-length: ")[1].split("\r\n")[0])
-            body = whole_answer(json.loads(await reader.readexactly(length)))
-            writer.write(body.replace(b"Connection: close\r\n", b""))
+    async def respond(request, to):
+        ports.add(to.transport.get_extra_info("peername")[1])
+        to.transport.write(whole_answer(json.loads(request.body)).replace(b"Connection: close\r\n", b""))
 
     async def connections(*flags):
         ports.clear()
-        listener = await asyncio.start_server(handle, "127.0.0.1", 0)
-        async with listener:
-            url = f"http://127.0.0.1:{listener.sockets[0].getsockname()[1]}"
+        async with served(respond) as url:
             await run(parse(["--url", url, "--model", "m", "--clients", "1", "--requests", "8", *flags]))
         return len(ports)
 

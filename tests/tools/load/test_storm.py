@@ -2,12 +2,11 @@
 
 import asyncio
 import json
-from contextlib import asynccontextmanager
 
 import pytest
-from aiohttp import web
 
 from tools.load import storm
+from tools.standin.connection import served
 
 WHOLE = [
     {"choices": [{"delta": {"content": "one"}, "finish_reason": None}]},
@@ -15,29 +14,22 @@ WHOLE = [
 ]
 
 
-@asynccontextmanager
-async def server(*answers):
+def server(*answers):
     """Gives these answers in turn, the last one again and again: a status with headers, or the events of a stream."""
     left = list(answers)
 
-    async def handle(request):
+    async def respond(request, to):
         answer = left.pop(0) if len(left) > 1 else left[0]
         if isinstance(answer, tuple):
-            return web.Response(status=answer[0], headers=answer[1], text="no")
-        response = web.StreamResponse()
-        await response.prepare(request)
+            headers = "".join(f"{name}: {value}\r\n" for name, value in answer[1].items())
+            to.whole(b"no", b"text/plain", b"%d X" % answer[0], headers.encode())
+            return
+        to.begin(progress=False)
         for event in answer:
-            await response.write(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode())
-        return response
+            to.send(f"data: {event if isinstance(event, str) else json.dumps(event)}\n\n".encode())
+        to.end()
 
-    app = web.Application()
-    app.router.add_post("/v1/chat/completions", handle)
-    runner = web.AppRunner(app)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0)
-    await site.start()
-    yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-    await runner.cleanup()
+    return served(respond)
 
 
 async def outcome(*answers, patience=5.0):

@@ -9,7 +9,7 @@ import pytest
 import yaml
 from cryptography import x509
 
-from tools.localcluster import certificates, kubeconfig
+from tools.localcluster import certificates
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_a_whole_set_is_kept_and_a_cut_one_made_anew(tmp_path):
 
 
 def test_a_kubeconfig_holds_all_it_needs_and_is_private(pki):
-    path = kubeconfig.write(pki[0], "admin", "https://127.0.0.1:6443")
+    path = certificates.write_kubeconfig(pki[0], "admin", "https://127.0.0.1:6443")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     seen = yaml.safe_load(path.read_text())
     assert seen["clusters"][0]["cluster"]["server"] == "https://127.0.0.1:6443"

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from tools import localcluster
 from tools.localcluster import __main__ as command_line
-from tools.localcluster import api, files, locking, progress
+from tools.localcluster import files, locking, progress
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.layout import REPOSITORY
 
@@ -47,7 +48,7 @@ def test_a_failure_is_one_sentence_and_ends_with_1(monkeypatch, capsys):
     def fail(progress, image_names=()):
         raise ClusterError("there is no disk: buy one")
 
-    monkeypatch.setattr(api, "ensure_up", fail)
+    monkeypatch.setattr(localcluster, "ensure_up", fail)
     assert command_line.main(["up"]) == 1
     assert capsys.readouterr().err == "error: there is no disk: buy one\n"
 
@@ -60,7 +61,7 @@ def test_the_kubeconfig_of_a_named_cluster_is_printed(monkeypatch, capsys):
 
 def test_up_with_images_asks_for_all(monkeypatch):
     asked = []
-    monkeypatch.setattr(api, "ensure_up", lambda progress, names=(): asked.append(tuple(names)))
+    monkeypatch.setattr(localcluster, "ensure_up", lambda progress, names=(): asked.append(tuple(names)))
     assert command_line.main(["up"]) == 0
     assert command_line.main(["up", "--with-images"]) == 0
     assert asked == [(), ("engine", "operator", "envoy")]

@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
+from tools.localcluster import coredns, image_store, node_programs
 from tools.localcluster.addresses import CANDIDATES, Ports
-from tools.localcluster.components import (
-    apiserver,
-    buildkit,
-    cni,
-    containerd,
-    controller_manager,
-    coredns,
-    etcd,
-    kube_proxy,
-    kubelet,
-    scheduler,
-)
+from tools.localcluster.plane import ApiPlane
+from tools.localcluster.settings import Settings
 
-NETWORK, PORTS = CANDIDATES[0], Ports()
-PKI, ROOT, BIN = Path("/c/pki"), Path("/c"), Path("/bin/x")
+NETWORK = CANDIDATES[0]
+ROOT, BIN = Path("/c"), Path("/bin/x")
+PLANE = ApiPlane(ROOT, Settings(NETWORK, Ports()), with_node=True)
 
 
 def flags(program):
@@ -29,11 +22,11 @@ def flags(program):
 
 
 def api_flags(*, with_node=True):
-    return flags(apiserver.program(BIN, PKI, PORTS, NETWORK.services, NETWORK.node_address, with_node=with_node))
+    return flags(replace(PLANE, with_node=with_node).apiserver(BIN))
 
 
 def test_etcd_listens_on_loopback_and_asks_for_certificates():
-    seen = flags(etcd.program(BIN, ROOT / "etcd", PKI, PORTS))
+    seen = flags(PLANE.etcd(BIN))
     assert seen["--listen-client-urls"] == "https://127.0.0.1:2379"
     assert seen["--client-cert-auth"] == seen["--peer-client-cert-auth"] == "true"
     assert seen["--trusted-ca-file"] == "/c/pki/etcd-ca.crt"
@@ -58,11 +51,11 @@ def test_without_a_node_the_api_server_knows_no_kubelet_and_publishes_no_endpoin
 
 
 def test_its_certificate_covers_every_address_it_is_spoken_to_at():
-    assert set(apiserver.certificate_addresses(NETWORK)) == {"127.0.0.1", "10.244.0.1", "10.96.0.1"}
+    assert set(PLANE.certificate_addresses) == {"127.0.0.1", "10.244.0.1", "10.96.0.1"}
 
 
 def test_controller_manager_and_scheduler_stay_on_loopback_without_election():
-    for program in (controller_manager.program(BIN, PKI, PORTS, NETWORK), scheduler.program(BIN, PKI, PORTS)):
+    for program in (PLANE.controller_manager(BIN), PLANE.scheduler(BIN)):
         seen = flags(program)
         assert seen["--bind-address"] == "127.0.0.1"
         assert seen["--leader-elect"] == "false"
@@ -70,11 +63,11 @@ def test_controller_manager_and_scheduler_stay_on_loopback_without_election():
 
 def test_service_account_keys_are_a_pair():
     signing = api_flags()["--service-account-signing-key-file"]
-    assert signing == flags(controller_manager.program(BIN, PKI, PORTS, NETWORK))["--service-account-private-key-file"]
+    assert signing == flags(PLANE.controller_manager(BIN))["--service-account-private-key-file"]
 
 
 def test_the_kubelet_uses_the_clusters_dns_and_leaves_the_hosts_iptables_alone():
-    seen = kubelet.configuration(ROOT, PKI, PORTS, NETWORK, Path("/run/c.sock"))
+    seen = node_programs.kubelet_configuration(PLANE, Path("/run/c.sock"))
     assert seen["clusterDNS"] == ["10.96.0.10"]
     assert seen["containerRuntimeEndpoint"] == "unix:///run/c.sock"
     assert seen["makeIPTablesUtilChains"] is False
@@ -87,36 +80,39 @@ def test_pods_get_no_name_server_on_loopback():
         "# comment\nnameserver 127.0.0.53\nnameserver 10.0.0.1\nnameserver ::1\nnameserver fe80::1%eth0\nsearch a b\n"
     )
     assert (
-        kubelet.resolver_configuration(host) == "# comment\nnameserver 10.0.0.1\nnameserver fe80::1%eth0\nsearch a b\n"
+        node_programs.resolver_configuration(host)
+        == "# comment\nnameserver 10.0.0.1\nnameserver fe80::1%eth0\nsearch a b\n"
     )
-    assert kubelet.resolver_configuration("nameserver 127.0.0.1\n") == ""
+    assert node_programs.resolver_configuration("nameserver 127.0.0.1\n") == ""
 
 
 def test_kube_proxy_uses_nftables_and_changes_no_conntrack_limit():
-    seen = kube_proxy.configuration(PKI, PORTS, NETWORK, "n")
+    seen = node_programs.kube_proxy_configuration(PLANE)
     assert seen["mode"] == "nftables"
     assert set(seen["conntrack"].values()) == {0, "0s"}
     assert seen["nodePortAddresses"] == ["10.244.0.1/32"]
 
 
 def test_containerds_configuration_is_toml_with_own_folders():
-    text = containerd.configuration(Path("/s"), Path("/run/i"), Path("/run/i/c.sock"), Path("/cni"), Path('/conf "d"'))
+    text = image_store.containerd_configuration(
+        Path("/s"), Path("/run/i"), Path("/run/i/c.sock"), Path("/cni"), Path('/conf "d"')
+    )
     seen = tomllib.loads(text)
     assert seen["version"] == 3
     assert (seen["root"], seen["state"]) == ("/s/containerd", "/run/i/containerd")
     runtime = seen["plugins"]["io.containerd.cri.v1.runtime"]
     assert runtime["cni"] == {"bin_dirs": ["/cni"], "conf_dir": '/conf "d"'}
     assert runtime["netns_mounts_under_state_dir"] is True
-    assert seen["plugins"]["io.containerd.cri.v1.images"]["pinned_images"]["sandbox"] == containerd.PAUSE_IMAGE
+    assert seen["plugins"]["io.containerd.cri.v1.images"]["pinned_images"]["sandbox"] == image_store.PAUSE_IMAGE
 
 
 def test_containerd_finds_its_shim_beside_itself_first():
-    program = containerd.program(Path("/b/containerd"), Path("/c.toml"), "/usr/bin")
+    program = image_store.containerd(Path("/b/containerd"), Path("/c.toml"), "/usr/bin")
     assert program.environment["PATH"] == "/b:/usr/bin"
 
 
 def test_pods_get_addresses_of_the_pods_range_and_the_node_as_gateway():
-    seen = cni.configuration(NETWORK, Path("/leases"))
+    seen = image_store.network_configuration(NETWORK, Path("/leases"))
     ipam = seen["plugins"][0]["ipam"]
     assert ipam["ranges"] == [[{"subnet": "10.244.0.0/24", "gateway": "10.244.0.1"}]]
     assert ipam["dataDir"] == "/leases"
@@ -136,15 +132,17 @@ def test_the_dns_service_selects_the_dns_pods_at_the_fixed_address():
 
 
 def test_buildkit_builds_into_kubernetes_namespace_and_bounds_its_cache():
-    seen = tomllib.loads(buildkit.configuration(Path("/s"), Path("/b.sock"), Path("/o.sock"), Path("/c.sock")))
+    seen = tomllib.loads(
+        image_store.buildkit_configuration(Path("/s"), Path("/b.sock"), Path("/o.sock"), Path("/c.sock"))
+    )
     assert seen["worker"]["containerd"]["namespace"] == "k8s.io"
-    assert seen["worker"]["containerd"]["maxUsedSpace"] == buildkit.CACHE_LIMIT_BYTES
+    assert seen["worker"]["containerd"]["maxUsedSpace"] == image_store.CACHE_LIMIT_BYTES
     assert seen["worker"]["oci"]["enabled"] is False
 
 
 def test_a_build_goes_uncompressed_and_unpacked_into_the_store():
-    command = buildkit.build_command(
-        BIN, Path("/b.sock"), Path("/repo"), Path("/repo/operator/Dockerfile"), "localhost/i:dev", {"BASE": "b:1"}
+    command = image_store.build_command(
+        ["buildctl"], Path("/repo"), Path("/repo/operator/Dockerfile"), "localhost/i:dev", {"BASE": "b:1"}
     )
     assert "--output=type=image,name=localhost/i:dev,unpack=true,compression=uncompressed" in command
     assert "--local=context=/repo" in command

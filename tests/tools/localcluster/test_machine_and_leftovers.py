@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.localcluster import cgroups, dns, host, layout, leftovers, machine, node, packages, preflight
+from tools.localcluster import cgroups, host, layout, leftovers, machine, node, packages, preflight, probe
 from tools.localcluster.addresses import CANDIDATES
 from tools.localcluster.errors import ClusterError
 from tools.localcluster.image_store import CONTAINERD_SOCKET
@@ -255,7 +255,7 @@ def test_a_node_is_ready_only_by_a_report_of_the_kubelet_that_runs_now():
 
 
 def test_a_dns_question_is_encoded_as_rfc_1035_says():
-    message = dns.encode_question(0x1234, "ab.c.")
+    message = probe.encode_question(0x1234, "ab.c.")
     assert message == b"\x12\x34\x01\x00\x00\x01\0\0\0\0\0\0\x02ab\x01c\0\0\x01\0\x01"
 
 
@@ -270,4 +270,4 @@ def test_a_dns_question_is_encoded_as_rfc_1035_says():
     ],
 )
 def test_only_an_answer_to_this_question_counts(header, expected):
-    assert dns.is_answer(header, 0x1234) is expected
+    assert probe.is_answer(header, 0x1234) is expected

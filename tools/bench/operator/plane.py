@@ -6,17 +6,17 @@ import json
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.localcluster import certificates, gobuild, goparts, kubeconfig, layout, packages, probe
+from tools.localcluster import certificates, gobuild, goparts, layout, packages
 from tools.localcluster.addresses import Network, Ports
 from tools.localcluster.certificates import Leaf
-from tools.localcluster.components import controller_manager, scheduler
 from tools.localcluster.plane import ApiPlane
 from tools.localcluster.process import Processes, Program
 from tools.localcluster.progress import Progress, step
+from tools.localcluster.settings import Settings
 
 PARTS = (goparts.ETCD, goparts.APISERVER, goparts.NODE, goparts.KWOK)
 NETWORK = Network(pods="10.128.0.0/14", services="10.96.0.0/16")
@@ -77,14 +77,13 @@ def plane(folder: Path, progress: Progress) -> Iterator[Plane]:
     subprocess.run([ip, "link", "set", "lo", "up"], check=True)
     # Every address of the pods is this machine: one process answers for all engines.
     subprocess.run([ip, "route", "add", "local", NETWORK.pods, "dev", "lo"], check=True)
-    cache, ports = layout.current(), Ports()
-    etcd, apiserver, node, kwok = (gobuild.folder_of(part, cache) for part in PARTS)
-    api = ApiPlane(folder, ports, "127.0.0.1", NETWORK.services, with_node=False)
+    etcd, apiserver, node, kwok = (gobuild.folder_of(part, layout.current()) for part in PARTS)
+    api = ApiPlane(folder, Settings(NETWORK, Ports()), with_node=False)
     certificates.ensure(api.pki, _LEAVES)
     policy, audit_log = folder / "audit-policy.json", folder / "audit.log"
     policy.write_text(json.dumps(audit_policy()))
     for user in ("admin", "controller-manager", "scheduler", "kwok", "operator"):
-        kubeconfig.write(api.pki, user, api.server)
+        certificates.write_kubeconfig(api.pki, user, api.server)
     processes = Processes(layout.Layout(folder))
     audited = (
         f"--audit-policy-file={policy}",
@@ -94,8 +93,7 @@ def plane(folder: Path, progress: Progress) -> Iterator[Plane]:
         "--max-mutating-requests-inflight=400",
     )
     programs = (
-        _with(
-            controller_manager.program(node / "kube-controller-manager", api.pki, ports, NETWORK),
+        api.controller_manager(node / "kube-controller-manager").plus(
             *_MANY_CALLS,
             "--concurrent-deployment-syncs=20",
             "--concurrent-replicaset-syncs=20",
@@ -104,7 +102,7 @@ def plane(folder: Path, progress: Progress) -> Iterator[Plane]:
             # A busy machine must not cost a node its leases.
             "--node-monitor-grace-period=10m",
         ),
-        _with(scheduler.program(node / "kube-scheduler", api.pki, ports), *_MANY_CALLS),
+        api.scheduler(node / "kube-scheduler").plus(*_MANY_CALLS),
         _kwok(kwok / "kwok", api.pki),
     )
     started: list[str] = []
@@ -112,11 +110,8 @@ def plane(folder: Path, progress: Progress) -> Iterator[Plane]:
         with step(progress, "starting the control plane"):
             started.append("etcd")
             api.start_etcd(processes, etcd / "etcd")
-            program = _with(api.apiserver(apiserver / "kube-apiserver"), *audited)
-            started.append(program.name)
-            processes.ensure(program)
-            trusted = probe.client_context(api.pki, "admin")
-            processes.wait_ready(program.name, lambda: probe.answers_ok(f"{api.server}/readyz", trusted), 120)
+            started.append("kube-apiserver")
+            api.start_apiserver(processes, apiserver / "kube-apiserver", *audited)
             for program in programs:
                 started.append(program.name)
                 processes.ensure(program)
@@ -126,22 +121,15 @@ def plane(folder: Path, progress: Progress) -> Iterator[Plane]:
             processes.stop(name, grace_seconds=2)
 
 
-def _with(program: Program, *arguments: str) -> Program:
-    return replace(program, argv=(*program.argv, *arguments))
-
-
 def _kwok(binary: Path, pki: Path) -> Program:
-    return Program(
-        "kwok",
-        (
-            str(binary),
-            f"--kubeconfig={pki / 'kwok.kubeconfig'}",
-            f"--config={_STAGES}",
-            "--manage-all-nodes=true",
-            f"--cidr={NETWORK.pods}",
-            "--node-ip=127.0.0.1",
-            f"--node-port={_KWOK_PORT}",
-            f"--server-address=127.0.0.1:{_KWOK_PORT}",
-            "--node-lease-duration-seconds=200",
-        ),
+    return Program.of(
+        binary,
+        f"--kubeconfig={pki / 'kwok.kubeconfig'}",
+        f"--config={_STAGES}",
+        "--manage-all-nodes=true",
+        f"--cidr={NETWORK.pods}",
+        "--node-ip=127.0.0.1",
+        f"--node-port={_KWOK_PORT}",
+        f"--server-address=127.0.0.1:{_KWOK_PORT}",
+        "--node-lease-duration-seconds=200",
     )

@@ -7,8 +7,7 @@ import hmac
 
 import pytest
 
-from inflight_operator.keys.admin_key import AdminKey, LiveAdminKey
-from inflight_operator.keys.live_key import UnusableKeyError
+from inflight_operator.keys import AdminKey, LiveAdminKey, UnusableKeyError
 
 
 class Secrets:

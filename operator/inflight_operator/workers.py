@@ -4,20 +4,54 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass
 from time import monotonic
+from typing import Generic, TypeVar
 from zlib import crc32
 
 from inflight_base import logs
 from inflight_base.manifest.keys import ServiceKey
-from inflight_operator.queue.workqueue import WorkQueue
 from inflight_operator.telemetry.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
 
 TICKS = 20
 """Parts of an interval; the services of a part have their rounds together."""
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class WorkQueue(Generic[Key]):
+    """The client-go work queue's contract: a key added while it is processed is returned again afterwards, a waiting
+    key is not added twice."""
+
+    def __init__(self) -> None:
+        self._order: asyncio.Queue[Key] = asyncio.Queue()
+        self._waiting: set[Key] = set()
+        self._working: set[Key] = set()
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, key: Key) -> None:
+        if key in self._waiting:
+            return
+        self._waiting.add(key)
+        if key not in self._working:
+            self._order.put_nowait(key)
+
+    async def take(self) -> Key:
+        """The key that has waited longest; `done` must follow."""
+        key = await self._order.get()
+        self._waiting.discard(key)
+        self._working.add(key)
+        return key
+
+    def done(self, key: Key) -> None:
+        self._working.discard(key)
+        if key in self._waiting:
+            self._order.put_nowait(key)
 
 
 @dataclass(frozen=True, slots=True)

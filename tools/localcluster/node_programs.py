@@ -1,4 +1,4 @@
-"""kubelet: runs the pods of this node."""
+"""kubelet and kube-proxy: the programs of the node."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import ipaddress
 from pathlib import Path
 from typing import Any
 
-from tools.localcluster.addresses import Network, Ports
+from tools.localcluster.plane import ApiPlane
 from tools.localcluster.process import Program
+from tools.localcluster.settings import NODE_NAME
 
 
-def configuration(root: Path, pki: Path, ports: Ports, network: Network, containerd: Path) -> dict[str, Any]:
-    """A KubeletConfiguration (kubelet.config.k8s.io/v1beta1); `root` is the cluster's folder."""
+def kubelet_configuration(plane: ApiPlane, containerd: Path) -> dict[str, Any]:
+    """A KubeletConfiguration (kubelet.config.k8s.io/v1beta1)."""
+    network, ports, root, pki = plane.settings.network, plane.settings.ports, plane.folder, plane.pki
     return {
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -48,22 +50,38 @@ def configuration(root: Path, pki: Path, ports: Ports, network: Network, contain
     }
 
 
-def program(binary: Path, configuration_file: Path, root: Path, pki: Path, node_name: str, network: Network) -> Program:
-    """The kubelet of the node `node_name`, with its data below `root`."""
-    return Program(
-        "kubelet",
-        (
-            str(binary),
-            f"--config={configuration_file}",
-            f"--kubeconfig={pki / 'kubelet.kubeconfig'}",
-            f"--root-dir={root / 'kubelet'}",
-            f"--cert-dir={pki / 'kubelet-certificates'}",
-            f"--hostname-override={node_name}",
-            f"--node-ip={network.node_address}",
-        ),
+def kubelet(binary: Path, plane: ApiPlane, configuration_file: Path) -> Program:
+    """What runs the pods of this node."""
+    return Program.of(
+        binary,
+        f"--config={configuration_file}",
+        f"--kubeconfig={plane.pki / 'kubelet.kubeconfig'}",
+        f"--root-dir={plane.folder / 'kubelet'}",
+        f"--cert-dir={plane.pki / 'kubelet-certificates'}",
+        f"--hostname-override={NODE_NAME}",
+        f"--node-ip={plane.settings.network.node_address}",
         # No question to a cloud's metadata address, which times out elsewhere.
-        {"AWS_EC2_METADATA_DISABLED": "true"},
+        AWS_EC2_METADATA_DISABLED="true",
     )
+
+
+def kube_proxy_configuration(plane: ApiPlane) -> dict[str, Any]:
+    """A KubeProxyConfiguration (kubeproxy.config.k8s.io/v1alpha1): service addresses, in separate nftables tables."""
+    network, ports = plane.settings.network, plane.settings.ports
+    return {
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "mode": "nftables",
+        "clientConnection": {"kubeconfig": str(plane.pki / "kube-proxy.kubeconfig")},
+        "clusterCIDR": network.pods,
+        "hostnameOverride": NODE_NAME,
+        "healthzBindAddress": f"127.0.0.1:{ports.proxy_health}",
+        "metricsBindAddress": f"127.0.0.1:{ports.proxy_metrics}",
+        # NodePorts only at the node's own address, not at those by which the neighbours reach this machine.
+        "nodePortAddresses": [f"{network.node_address}/32"],
+        # Zero: leave the host's connection tracking as it is.
+        "conntrack": {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"},
+    }
 
 
 def resolver_configuration(host: str) -> str:

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from inflight_operator.queue.workqueue import WorkQueue
+from inflight_operator.workers import WorkQueue
 
 
 async def nothing_to_take(queue):

@@ -1,4 +1,5 @@
-"""A key in a Secret that the operator creates if missing and reads periodically."""
+"""Keys in Secrets that the operator creates if missing and reads periodically: its own, from which the admin token of
+each service is derived, and the key that it shares with the gateway."""
 
 from __future__ import annotations
 
@@ -6,14 +7,22 @@ import asyncio
 import base64
 import binascii
 import logging
+import secrets
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import ClassVar, Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import ClassVar, Generic, TypeVar
 
+from inflight_base.kube.client import KubeApi
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.keys import ServiceKey
+from inflight_base.signing import derived, tenant_key
 
 logger = logging.getLogger(__name__)
+
+KEY_SECRET_NAME = "inflight-operator-key"
+GATEWAY_KEY_SECRET_NAME = "inflight-gateway-key"
 
 KEY_BYTES = 32
 """Fewest bytes of a key: as many as SHA-256 has."""
@@ -27,12 +36,6 @@ class UnusableKeyError(Exception):
     """A Secret contains no valid key; the message says why."""
 
 
-class SecretApi(Protocol):
-    """The methods in use of `KubeApi`."""
-
-    async def get_or_create(self, manifest: Manifest) -> Manifest: ...
-
-
 class LiveKey(Generic[Key]):
     """A deleted Secret is created again with the key in use: derived keys stay valid.
 
@@ -42,7 +45,7 @@ class LiveKey(Generic[Key]):
     what: ClassVar[str]
     """The key in log lines."""
 
-    def __init__(self, api: SecretApi, namespace: str, name: str) -> None:
+    def __init__(self, api: KubeApi, namespace: str, name: str) -> None:
         self._api = api
         self._namespace = namespace
         self._name = name
@@ -117,3 +120,63 @@ def long_enough(key: bytes) -> bytes:
     if len(key) < KEY_BYTES:
         raise UnusableKeyError(f"data.key has {len(key)} bytes, at least {KEY_BYTES} are needed")
     return key
+
+
+@dataclass(frozen=True, slots=True)
+class AdminKey:
+    """The operator's key. The admin token of each service is derived from it: the operator does not need to read the
+    Secrets of services, and one key rotates all tokens.
+
+    Attributes:
+        key: at least `KEY_BYTES` random bytes.
+        epoch: part of each token; a new epoch replaces all tokens.
+    """
+
+    key: bytes = field(repr=False)
+    epoch: str
+
+    def token(self, service_uid: str) -> str:
+        """The admin token of a service."""
+        return derived(self.key, f"{service_uid}/{self.epoch}")
+
+
+class LiveAdminKey(LiveKey[AdminKey]):
+    """The key in a Secret with the fields `key` and `epoch`. To rotate the tokens, change one of them in the Secret:
+    all tokens are derived again."""
+
+    what = "the operator's key"
+
+    def fresh(self) -> dict[str, bytes]:
+        return {"key": secrets.token_bytes(KEY_BYTES), "epoch": b"1"}
+
+    def read(self, fields: Mapping[str, bytes]) -> AdminKey:
+        key, epoch = long_enough(fields.get("key", b"")), fields.get("epoch", b"").decode().strip()
+        if not epoch:
+            raise UnusableKeyError("data.epoch is missing")
+        return AdminKey(key, epoch)
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayKey:
+    """The key of gateway and operator. The tenant key of each service is derived from it; the gateway signs the tenant
+    of a request with it, and the engine verifies it."""
+
+    key: bytes = field(repr=False)
+
+    def tenant_key(self, service: ServiceKey, uid: str) -> str:
+        """Of the service with this uid."""
+        return tenant_key(self.key, service, uid)
+
+
+class LiveGatewayKey(LiveKey[GatewayKey]):
+    """The key in a Secret with the field `key`, which the gateway's pods mount. Both sides strip white space around
+    it."""
+
+    what = "the gateway's key"
+
+    def fresh(self) -> dict[str, bytes]:
+        """Printable: random bytes may begin or end with white space."""
+        return {"key": secrets.token_urlsafe(KEY_BYTES).encode()}
+
+    def read(self, fields: Mapping[str, bytes]) -> GatewayKey:
+        return GatewayKey(long_enough(fields.get("key", b"").strip()))

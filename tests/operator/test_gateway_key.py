@@ -7,9 +7,8 @@ import hmac
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_operator.keys.gateway_key import GatewayKey, LiveGatewayKey
-from inflight_operator.keys.live_key import UnusableKeyError
-from tests.operator.keys.test_admin_key import Secrets
+from inflight_operator.keys import GatewayKey, LiveGatewayKey, UnusableKeyError
+from tests.operator.test_admin_key import Secrets
 
 
 def test_a_tenant_key_is_derived_from_namespace_name_and_uid():

@@ -6,8 +6,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.scrape.samples import Samples
-from inflight_gateway.state.knowledge import Knowledge
 from inflight_gateway.state.peers import Peers
+from inflight_gateway.telemetry.metrics import Knowledge
 from inflight_gateway.types import Endpoint, EngineSample, ServiceConfig
 
 CHAT = ServiceKey("team", "chat")

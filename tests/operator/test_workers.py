@@ -6,8 +6,8 @@ from collections import Counter
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_operator.queue.workers import Workers, WorkerSettings
 from inflight_operator.telemetry.metrics import OperatorMetrics
+from inflight_operator.workers import Workers, WorkerSettings
 
 GOOD, BAD, SLOW = (ServiceKey("team", name) for name in ("good", "bad", "slow"))
 

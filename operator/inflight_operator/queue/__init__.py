@@ -1,1 +1,0 @@
-"""The work queue of services, and the workers that reconcile them."""

@@ -1,1 +1,0 @@
-"""One module per component: pure functions that give its command line and its configuration."""
