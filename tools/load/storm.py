@@ -40,7 +40,7 @@ async def ask(number: int, options: argparse.Namespace, start: asyncio.Event) ->
         "stream": True,
     }
     await start.wait()
-    async with Client(url, keep=False, read_seconds=options.patience) as client:
+    async with Client(url, keep=False, read_seconds=options.patience, connect_seconds=30) as client:
         begun = time.monotonic()
         one = await answered(client, body, options.patience)
     first = one.answer.first

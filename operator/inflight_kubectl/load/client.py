@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
-CONNECT_SECONDS = 20.0
+CONNECT_SECONDS = 10.0
 
 KEPT_SECONDS = 60.0
 """How long a connection without a request stays open: making one through a port-forward takes several round trips."""
@@ -50,17 +50,24 @@ class Client:
         headers: of each request.
         keep: whether connections are reused, else each request has its own.
         read_seconds: longest wait for the next byte of an answer.
+        connect_seconds: longest wait for a connection.
 
     Attributes:
         http: the connections, as many as there are requests at once; for other requests than completions.
     """
 
     def __init__(
-        self, url: str, headers: Mapping[str, str] | None = None, *, keep: bool = True, read_seconds: float = 600.0
+        self,
+        url: str,
+        headers: Mapping[str, str] | None = None,
+        *,
+        keep: bool = True,
+        read_seconds: float = 600.0,
+        connect_seconds: float = CONNECT_SECONDS,
     ) -> None:
         kept: dict[str, Any] = {"keepalive_timeout": KEPT_SECONDS} if keep else {"force_close": True}
         self._connector = _Connector(limit=0, use_dns_cache=False, **kept)
-        timeout = aiohttp.ClientTimeout(sock_connect=CONNECT_SECONDS, sock_read=read_seconds)
+        timeout = aiohttp.ClientTimeout(sock_connect=connect_seconds, sock_read=read_seconds)
         self.http = aiohttp.ClientSession(url, connector=self._connector, timeout=timeout, headers=headers)
 
     async def __aenter__(self) -> Self:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from e2e.disruptions import table
 from e2e.disruptions.load import Traffic
 from e2e.disruptions.verdict import ERROR_SECONDS, Blow, Outcome, judge
+from inflight_kubectl.load.client import CONNECT_SECONDS
 from tools.load.driver import Loss
 from tools.measure.report import write_json
 
@@ -25,6 +26,10 @@ def judged(*losses, blow=KILL, routed=None):
     routed = {7: VICTIM} if routed is None else routed
     traffic = Traffic(10 + len(losses), 10, 0, 1.0, 0.2, losses, routed)
     return judge("phase", traffic, 20.0, blow=blow)
+
+
+def test_a_request_that_cannot_connect_fails_in_the_time_that_a_kill_allows():
+    assert CONNECT_SECONDS < ERROR_SECONDS
 
 
 def test_a_phase_without_a_kill_holds_only_without_a_loss():
