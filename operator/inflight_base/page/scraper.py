@@ -190,7 +190,7 @@ class Scraper(ABC, Generic[E]):
         if isinstance(error, (aiohttp.ClientError, PageError, UnicodeDecodeError)):
             return str(error)[:MAX_ERROR] or type(error).__name__
         # A bug of this program with one engine must not end its scrapes.
-        logger.error("scraping %s failed", engine.key, exc_info=error)
+        logger.error("scraping %s failed", engine.url, exc_info=error)
         return f"{type(error).__name__}: {str(error)[:MAX_ERROR]}"
 
     async def _page(self, url: URL) -> bytes:

@@ -1,1 +1,1 @@
-"""Watches and lists of the cluster: handlers of events, lists where watches miss deletions, optional APIs."""
+"""Watches of the cluster: those that fill the cache, and handlers of the services' events."""
