@@ -105,10 +105,13 @@ class Background:
                     return
 
     def end(self) -> None:
-        """End what still runs, with its compilers and image builds; a later preparation goes on from there."""
+        """End what still runs, with its compilers and image builds; a later preparation goes on from there.
+
+        SIGINT first: tests that get it end the API servers that they started, which are in sessions of their own.
+        """
         with self._lock:
             self._ending = True
-        for sent in (signal.SIGTERM, signal.SIGKILL):
+        for sent in (signal.SIGINT, signal.SIGTERM, signal.SIGKILL):
             if self._running is None or self._running.poll() is not None:
                 break
             os.killpg(self._running.pid, sent)

@@ -125,6 +125,20 @@ def test_a_failure_ends_the_preparation_and_what_it_started(prepared, tmp_path):
     wait_until(lambda: not any(observe(int(pid)) for pid in pids.read_text().split()))
 
 
+def test_what_runs_in_the_background_may_end_in_order_after_a_failure(prepared, tmp_path):
+    running, ended = tmp_path / "running", tmp_path / "ended"
+    careful = (
+        "import pathlib, time\n"
+        f"try:\n    pathlib.Path({str(running)!r}).touch(); time.sleep(60)\n"
+        f"except KeyboardInterrupt:\n    pathlib.Path({str(ended)!r}).touch()"
+    )
+    waits = (
+        f"import pathlib, sys, time\nwhile not pathlib.Path({str(running)!r}).exists(): time.sleep(0.01)\nsys.exit(1)"
+    )
+    assert prepared([Check("one", python(waits))], background=careful) == 1
+    assert ended.exists()
+
+
 @pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN])
 def test_sigterm_lets_the_running_check_end_in_order(tmp_path, inherited):
     """Also in the background job of a script, which a shell starts with SIGINT ignored."""
