@@ -77,7 +77,7 @@ def files() -> list[Path]:
 
 def main() -> int:
     """Print each docstring to rewrite; returns 1 if a package has more of them than its baseline, else 0."""
-    found = defaultdict(list)
+    found: defaultdict[str, list[str]] = defaultdict(list)
     for path in files():
         name = path.relative_to(ROOT)
         package = "/".join(name.parts[:-1][:2])
