@@ -10,8 +10,8 @@ from typing import BinaryIO
 from starlette.responses import StreamingResponse
 
 from inflight_engine.messages import FlushRecord
+from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.phase import Phase
 from inflight_engine.server.service import Service
 
 _CHUNK_BYTES = 1 << 18

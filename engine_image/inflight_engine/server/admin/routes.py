@@ -11,13 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from inflight_engine.messages import EngineReady
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.server.admin_token import AdminRoute
-from inflight_engine.server.endpoint import ServiceOf
-from inflight_engine.server.phase import Phase
-from inflight_engine.server.record import RecordResponse, flushed_record
-from inflight_engine.server.runtime_config import Change
-from inflight_engine.server.service import Service
-from inflight_engine.server.service_class import LARGEST_WEIGHT
+from inflight_engine.server.admin.record import RecordResponse, flushed_record
+from inflight_engine.server.admin.token import AdminRoute
+from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.engine.runtime_config import Change
+from inflight_engine.server.service import Service, ServiceOf
+from inflight_engine.server.settings.service_class import LARGEST_WEIGHT
 
 router = APIRouter()
 admin_router = APIRouter(route_class=AdminRoute)

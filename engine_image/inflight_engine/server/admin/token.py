@@ -13,10 +13,10 @@ from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
-from inflight_engine.server import admin_signature
+from inflight_engine.server.admin import signature as admin_signature
+from inflight_engine.server.answers.respond import error_response
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.invalid import describe_invalid
-from inflight_engine.server.respond import error_response
 
 VARIABLE = "INFLIGHT_ADMIN_TOKEN"
 FILE_VARIABLE = "INFLIGHT_ADMIN_TOKEN_FILE"

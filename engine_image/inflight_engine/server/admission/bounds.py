@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.errors import ApiError, bad_request
-
-
-@dataclass(frozen=True, slots=True)
-class QueueBounds:
-    """Attributes:
-    max_requests: maximum requests not yet admitted by the engine.
-    max_tokens: maximum prompt tokens of these; None: unlimited.
-    """
-
-    max_requests: int
-    max_tokens: int | None = None
+from inflight_engine.server.settings.config import QueueBounds
 
 
 class AdmissionQueue:

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple, Protocol
 
 from starlette.types import Send
 
-from inflight_engine.server.call import Call
+from inflight_engine.server.answers.send import raw_headers, send_error
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.generation import Generation
-from inflight_engine.server.piece import NO_PIECE, Piece
-from inflight_engine.server.send import raw_headers, send_error
+from inflight_engine.server.requests.call import Call
+from inflight_engine.server.requests.generation import Generation
+from inflight_engine.server.requests.piece import NO_PIECE, Piece
 
 EVENT_STREAM = {
     "content-type": "text/event-stream; charset=utf-8",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from inflight_engine.server.progress_frames import ProgressStream
+from inflight_engine.server.answers.progress_frames import ProgressStream
 
 _PERIOD = 0.5
 """Seconds between two checks of a response. A heartbeat is written if nothing was written in between, so the longest

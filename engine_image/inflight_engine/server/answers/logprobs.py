@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from inflight_engine.server.piece import ScoredToken
-from inflight_engine.server.prompt_scores import PromptScores
+from inflight_engine.server.requests.piece import ScoredToken
+from inflight_engine.server.requests.prompt_scores import PromptScores
 
 TokenBytes = Callable[[int], bytes]
 

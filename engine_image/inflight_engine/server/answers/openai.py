@@ -11,12 +11,12 @@ from typing import Any
 
 import msgspec
 
-from inflight_engine.server.call import Call
-from inflight_engine.server.generation import Generation
-from inflight_engine.server.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, with_prompt
-from inflight_engine.server.piece import Piece
-from inflight_engine.server.prepare import Tokenizer
-from inflight_engine.server.prompt_scores import PromptScores
+from inflight_engine.server.answers.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, with_prompt
+from inflight_engine.server.requests.call import Call
+from inflight_engine.server.requests.generation import Generation
+from inflight_engine.server.requests.piece import Piece
+from inflight_engine.server.requests.prepare import Tokenizer
+from inflight_engine.server.requests.prompt_scores import PromptScores
 
 _encode = msgspec.json.encode
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -13,9 +13,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 from starlette.types import Send
 
-from inflight_engine.server.call import Call
-from inflight_engine.server.errors import ApiError
-from inflight_engine.server.event_stream import (
+from inflight_engine.server.answers.event_stream import (
     DONE,
     EVENT_STREAM,
     MANY_SCORED_TOKENS,
@@ -23,9 +21,11 @@ from inflight_engine.server.event_stream import (
     EventStream,
     Taken,
 )
-from inflight_engine.server.generation import Generation
-from inflight_engine.server.piece import NO_PIECE
-from inflight_engine.server.send import raw_headers
+from inflight_engine.server.answers.send import raw_headers
+from inflight_engine.server.errors import ApiError
+from inflight_engine.server.requests.call import Call
+from inflight_engine.server.requests.generation import Generation
+from inflight_engine.server.requests.piece import NO_PIECE
 
 PROGRESS_HEADER = "x-inflight-progress"
 """Of a request, `1`: its answer is to be written so. Of a response: it is."""

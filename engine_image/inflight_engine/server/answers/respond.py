@@ -8,12 +8,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.call import Call
+from inflight_engine.server.answers.event_stream import MANY_SCORED_TOKENS, AnswerFormat, EventStream
+from inflight_engine.server.answers.progress_frames import ProgressStream, WholeProgress
+from inflight_engine.server.answers.send import send_all, send_error, server_send
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.event_stream import MANY_SCORED_TOKENS, AnswerFormat, EventStream
-from inflight_engine.server.generation import Generation
-from inflight_engine.server.progress_frames import ProgressStream, WholeProgress
-from inflight_engine.server.send import send_all, send_error, server_send
+from inflight_engine.server.requests.call import Call
+from inflight_engine.server.requests.generation import Generation
 from inflight_engine.server.service import Service
 
 

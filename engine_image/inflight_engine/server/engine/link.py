@@ -9,8 +9,8 @@ import numpy as np
 
 from inflight_engine.channel import encode
 from inflight_engine.messages import AddRequest, FromEngine, ToEngine
-from inflight_engine.server.engine_client import EngineClient
-from inflight_engine.server.generation import GenerationRequest
+from inflight_engine.server.engine.client import EngineClient
+from inflight_engine.server.requests.generation import GenerationRequest
 
 
 class EngineLink:

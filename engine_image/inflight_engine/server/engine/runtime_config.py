@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from inflight_engine.messages import Configure, Configured
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import LimitError, Limits, StaleRevisionError, changed_limits
-from inflight_engine.server.engine_calls import EngineCalls
+from inflight_engine.server.engine.calls import EngineCalls
 from inflight_engine.server.errors import ApiError, bad_request
 
 

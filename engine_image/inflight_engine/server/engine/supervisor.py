@@ -8,8 +8,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from inflight_engine.server.phase import Phase
-from inflight_engine.server.process import EngineProcess, describe_exit
+from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.engine.process import EngineProcess, describe_exit
 from inflight_engine.server.service import Service
 
 log = logging.getLogger(__name__)

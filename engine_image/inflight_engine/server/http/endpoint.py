@@ -6,35 +6,24 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Annotated
 
-from fastapi import Depends, Request
+from fastapi import Request
 
-from inflight_engine.server.call import Call
-from inflight_engine.server.continuation import continued_choices, earlier_of
+from inflight_engine.server.answers.progress_frames import PROGRESS_HEADER
 from inflight_engine.server.errors import ApiError, bad_request
-from inflight_engine.server.exchange import exchange_of
-from inflight_engine.server.fields import Conversation, GenerationFields, PlainText, Prompt
-from inflight_engine.server.generation import GenerationRequest
-from inflight_engine.server.inbox import Inbox
-from inflight_engine.server.prepare import TOO_LONG, Tokenizer, choice_seed, prepare
-from inflight_engine.server.progress_frames import PROGRESS_HEADER
-from inflight_engine.server.scheduling_request import scheduling_of
+from inflight_engine.server.requests.call import Call
+from inflight_engine.server.requests.continuation import continued_choices, earlier_of
+from inflight_engine.server.requests.fields import Conversation, GenerationFields, PlainText, Prompt
+from inflight_engine.server.requests.generation import GenerationRequest
+from inflight_engine.server.requests.inbox import Inbox
+from inflight_engine.server.requests.prepare import TOO_LONG, Tokenizer, choice_seed, prepare
+from inflight_engine.server.requests.scheduling import scheduling_of
 from inflight_engine.server.service import Service
+from inflight_engine.server.telemetry.exchange import exchange_of
 
 LONG_TEXT = 4096
 """Characters from which tokenizing (1 to 2 ms for so many) would hold up the streams of others: it goes to a thread,
 which costs about 0.1 ms."""
-
-
-async def _service(request: Request) -> Service:
-    # async: FastAPI runs plain functions in a thread, which costs more than the call itself and loses the order of
-    # requests.
-    service: Service = request.app.state.service
-    return service
-
-
-ServiceOf = Annotated[Service, Depends(_service)]
 
 
 async def begin(service: Service, http: Request, body: GenerationFields) -> Call:

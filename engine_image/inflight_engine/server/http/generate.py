@@ -9,14 +9,15 @@ import msgspec
 from fastapi import APIRouter, Request, Response
 
 from inflight_engine.output import TokenLogprobs
-from inflight_engine.server.call import Call
-from inflight_engine.server.endpoint import ServiceOf, begin
-from inflight_engine.server.generation import Generation
-from inflight_engine.server.logprobs import finite
-from inflight_engine.server.piece import Piece
-from inflight_engine.server.respond import GenerationResponse
-from inflight_engine.server.schema import GenerateRequest
-from inflight_engine.server.timings import Timings
+from inflight_engine.server.answers.logprobs import finite
+from inflight_engine.server.answers.respond import GenerationResponse
+from inflight_engine.server.http.endpoint import begin
+from inflight_engine.server.requests.call import Call
+from inflight_engine.server.requests.generation import Generation
+from inflight_engine.server.requests.piece import Piece
+from inflight_engine.server.requests.schema import GenerateRequest
+from inflight_engine.server.requests.timings import Timings
+from inflight_engine.server.service import ServiceOf
 
 router = APIRouter()
 

@@ -9,9 +9,8 @@ from fastapi import APIRouter, Query, Response
 from fastapi.responses import JSONResponse
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from inflight_engine.server.endpoint import ServiceOf
-from inflight_engine.server.phase import Phase
-from inflight_engine.server.service import Service
+from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.service import Service, ServiceOf
 
 router = APIRouter()
 metrics_router = APIRouter()

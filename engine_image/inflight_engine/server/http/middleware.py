@@ -11,12 +11,12 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from inflight_engine import logs
-from inflight_engine.server.access_log import AccessLog
+from inflight_engine.server.answers.send import keep_server_send, send_error
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.exchange import Exchange, keep_exchange
-from inflight_engine.server.request_id import REQUEST_ID_HEADER, give_request_id
-from inflight_engine.server.send import keep_server_send, send_error
+from inflight_engine.server.http.request_id import REQUEST_ID_HEADER, give_request_id
 from inflight_engine.server.service import Service
+from inflight_engine.server.telemetry.access_log import AccessLog
+from inflight_engine.server.telemetry.exchange import Exchange, keep_exchange
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """A prompt of a million tokens as text is 4 MB, as a list of ids 7 MB."""

@@ -8,14 +8,14 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from inflight_engine.server.chat_schema import ChatCompletionRequest
-from inflight_engine.server.endpoint import ServiceOf, begin
+from inflight_engine.server.answers.openai import ChatAnswer, CompletionAnswer, Shown
+from inflight_engine.server.answers.respond import GenerationResponse
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.openai_answer import ChatAnswer, CompletionAnswer, Shown
-from inflight_engine.server.request_id import request_id
-from inflight_engine.server.respond import GenerationResponse
-from inflight_engine.server.schema import CompletionRequest, OpenAIFields
-from inflight_engine.server.service import Service
+from inflight_engine.server.http.endpoint import begin
+from inflight_engine.server.http.request_id import request_id
+from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
+from inflight_engine.server.requests.schema import CompletionRequest, OpenAIFields
+from inflight_engine.server.service import Service, ServiceOf
 
 router = APIRouter()
 

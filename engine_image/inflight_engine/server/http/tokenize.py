@@ -11,11 +11,12 @@ import msgspec
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from inflight_engine.server.chat_schema import Messages, Tools, conversation
-from inflight_engine.server.endpoint import LONG_TEXT, ServiceOf, encode
 from inflight_engine.server.errors import bad_request
-from inflight_engine.server.fields import Body, PlainText, Prompt, Text, TokenIdList
-from inflight_engine.server.openai import check_model
+from inflight_engine.server.http.endpoint import LONG_TEXT, encode
+from inflight_engine.server.http.openai import check_model
+from inflight_engine.server.requests.chat_schema import Messages, Tools, conversation
+from inflight_engine.server.requests.fields import Body, PlainText, Prompt, Text, TokenIdList
+from inflight_engine.server.service import ServiceOf
 
 router = APIRouter()
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from inflight_engine.request import FinishReason
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.generation import Generation
-from inflight_engine.server.inbox import Inbox
+from inflight_engine.server.requests.generation import Generation
+from inflight_engine.server.requests.inbox import Inbox
 
 
 @dataclass(frozen=True, slots=True)

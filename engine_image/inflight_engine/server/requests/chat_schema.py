@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from inflight_engine.server.errors import ApiError, bad_request
-from inflight_engine.server.fields import (
+from inflight_engine.server.requests.fields import (
     FIRST_ERROR,
     MAX_TOP_LOGPROBS,
     Body,
@@ -19,7 +19,7 @@ from inflight_engine.server.fields import (
     Text,
     only,
 )
-from inflight_engine.server.schema import OpenAIFields
+from inflight_engine.server.requests.schema import OpenAIFields
 
 
 class TextPart(Body):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from inflight_engine.output import TokenLogprobs
-from inflight_engine.server.piece import ScoredToken
-from inflight_engine.server.stop import StopStrings
+from inflight_engine.server.requests.piece import ScoredToken
+from inflight_engine.server.requests.stop import StopStrings
 
 
 class Detokenizer(Protocol):

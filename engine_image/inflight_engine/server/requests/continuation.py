@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from inflight_engine.request import FinishReason, SamplingParams
 from inflight_engine.server.errors import ApiError, bad_request
-from inflight_engine.server.fields import Continuation, ContinuedChoice, GenerationFields
-from inflight_engine.server.generation import Earlier
-from inflight_engine.server.prepare import ModelFacts
+from inflight_engine.server.requests.fields import Continuation, ContinuedChoice, GenerationFields
+from inflight_engine.server.requests.generation import Earlier
+from inflight_engine.server.requests.prepare import ModelFacts
 
 FIELD = "inflight_continuation"
 

@@ -12,8 +12,8 @@ from inflight_engine.messages import StepReport
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.generation import Generation
-from inflight_engine.server.metrics import EngineMetrics
+from inflight_engine.server.requests.generation import Generation
+from inflight_engine.server.telemetry.metrics import EngineMetrics
 
 
 class Dispatcher:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from inflight_engine.request import MAX_LOGIT_BIAS
-from inflight_engine.server.service_class import HIGHEST_PRIORITY, LOWEST_PRIORITY
+from inflight_engine.server.settings.service_class import HIGHEST_PRIORITY, LOWEST_PRIORITY
 
 MAX_N = 128
 """OpenAI's."""

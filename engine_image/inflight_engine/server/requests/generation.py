@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams
-from inflight_engine.server.choice_text import ChoiceText, Detokenizer
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.inbox import Inbox
-from inflight_engine.server.piece import NO_PIECE, Piece
-from inflight_engine.server.prompt_scores import PromptScores
-from inflight_engine.server.timings import MAX_PREEMPTIONS, Preempted, Timings
+from inflight_engine.server.requests.choice_text import ChoiceText, Detokenizer
+from inflight_engine.server.requests.inbox import Inbox
+from inflight_engine.server.requests.piece import NO_PIECE, Piece
+from inflight_engine.server.requests.prompt_scores import PromptScores
+from inflight_engine.server.requests.timings import MAX_PREEMPTIONS, Preempted, Timings
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inflight_engine.server.generation import Generation
+    from inflight_engine.server.requests.generation import Generation
 
 READERS_A_ROUND = 32
 """Writing to so many streams takes about 1 ms. Requests, probes and the engine's reports wait that long, and not until

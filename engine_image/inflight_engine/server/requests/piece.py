@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from inflight_engine.output import TokenLogprobs
-from inflight_engine.server.prompt_scores import PromptScores
+from inflight_engine.server.requests.prompt_scores import PromptScores
 
 
 class ScoredToken(NamedTuple):

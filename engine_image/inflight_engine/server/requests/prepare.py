@@ -9,9 +9,9 @@ from typing import Any, Protocol
 from inflight_engine.messages import EngineReady
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.request import SamplingParams
-from inflight_engine.server.choice_text import Detokenizer
 from inflight_engine.server.errors import bad_request
-from inflight_engine.server.fields import GenerationFields
+from inflight_engine.server.requests.choice_text import Detokenizer
+from inflight_engine.server.requests.fields import GenerationFields
 
 _UINT63 = 2**63 - 1
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.errors import bad_request
-from inflight_engine.server.fields import SchedulingFields
-from inflight_engine.server.generation import Scheduling
+from inflight_engine.server.requests.fields import SchedulingFields
+from inflight_engine.server.requests.generation import Scheduling
 
 
 def scheduling_of(fields: SchedulingFields, classes: Sequence[ServiceClass], tenant: str) -> Scheduling:

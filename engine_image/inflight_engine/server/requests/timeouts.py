@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.generation import Generation
+from inflight_engine.server.requests.generation import Generation
 
 
 class Timeouts:

@@ -6,8 +6,29 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inflight_engine.config import EngineConfig
-from inflight_engine.server.admission import QueueBounds
-from inflight_engine.server.tracing_config import TracingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class QueueBounds:
+    """Attributes:
+    max_requests: maximum requests not yet admitted by the engine.
+    max_tokens: maximum prompt tokens of these; None: unlimited.
+    """
+
+    max_requests: int
+    max_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TracingConfig:
+    """Attributes:
+    endpoint: URL of an OTLP collector's traces endpoint (HTTP with protobuf), with its path.
+    sampling_ratio: share of the traces that begin here, 0 to 1; None: as the environment variables OTEL_TRACES_SAMPLER
+        and OTEL_TRACES_SAMPLER_ARG say, by default all. Requests of a caller with a trace follow the caller.
+    """
+
+    endpoint: str
+    sampling_ratio: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import argparse
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from inflight_engine.server.flag_rules import wrong_combination
-from inflight_engine.server.scheduling_flags import AppendClass
+from inflight_engine.server.settings.flag_rules import wrong_combination
+from inflight_engine.server.settings.scheduling_flags import AppendClass
 
 _EXCLUSIVE = ({"num_kv_blocks", "kv_cache_memory"},)
 """Flags of which one excludes the others: one on the command line also outdoes another in the file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from inflight_engine.server.observability_flags import tracing_config
+from inflight_engine.server.settings.observability_flags import tracing_config
 
 
 def wrong_combination(flags: argparse.Namespace) -> str | None:

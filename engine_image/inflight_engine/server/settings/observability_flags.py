@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 from inflight_engine import logs
 from inflight_engine.flag_types import number
-from inflight_engine.server.tracing_config import TracingConfig
+from inflight_engine.server.settings.config import TracingConfig
 
 PROBE_PATHS = ("/health", "/ready", "/metrics")
 """Paths that machines ask every few seconds: no line in the access log by default, and no span ever."""

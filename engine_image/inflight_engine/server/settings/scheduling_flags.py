@@ -13,7 +13,7 @@ from inflight_engine.flag_types import number, size
 from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
-from inflight_engine.server.service_class import parse_service_class
+from inflight_engine.server.settings.service_class import parse_service_class
 
 
 class AppendClass(argparse.Action):

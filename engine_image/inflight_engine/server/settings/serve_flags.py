@@ -11,14 +11,13 @@ from inflight_engine.config import ATTENTION_BACKENDS, DEVICES, DTYPES, KV_CACHE
 from inflight_engine.flag_types import number, size
 from inflight_engine.models.generation_config import FROM_MODEL
 from inflight_engine.scheduling.config import ServiceClass, default_policy
-from inflight_engine.server.admission import QueueBounds
-from inflight_engine.server.config import ServerConfig
-from inflight_engine.server.observability_flags import (
+from inflight_engine.server.settings.config import QueueBounds, ServerConfig
+from inflight_engine.server.settings.observability_flags import (
     access_log_exclusions,
     add_observability_flags,
     tracing_config,
 )
-from inflight_engine.server.scheduling_flags import add_scheduling_flags
+from inflight_engine.server.settings.scheduling_flags import add_scheduling_flags
 
 DESCRIPTION = """\
 Serve one model over HTTP: OpenAI's chat completions and completions, /v1/generate, Prometheus metrics.

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from starlette.types import Scope
 
 from inflight_engine import logs
-from inflight_engine.server.exchange import Exchange
+from inflight_engine.server.telemetry.exchange import Exchange
 
 MAX_PATH = 256
 """Characters of a path that are written."""

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.server.families import Families
-from inflight_engine.server.generation import Generation
+from inflight_engine.server.requests.generation import Generation
+from inflight_engine.server.telemetry.families import Families
 
 
 class ClassCounts:

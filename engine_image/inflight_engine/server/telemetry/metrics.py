@@ -19,14 +19,14 @@ from inflight_engine.output_lengths import OutputLengths
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.server.class_metrics import ClassCounts
-from inflight_engine.server.families import Families
-from inflight_engine.server.generation import Generation
-from inflight_engine.server.histogram import Histogram
-from inflight_engine.server.metric_page import add_engine_families
-from inflight_engine.server.slot_wait import Slots
-from inflight_engine.server.span_counts import SpanCounts
-from inflight_engine.server.step_parts import StepParts
+from inflight_engine.server.admission.wait import Slots
+from inflight_engine.server.requests.generation import Generation
+from inflight_engine.server.telemetry.class_metrics import ClassCounts
+from inflight_engine.server.telemetry.families import Families
+from inflight_engine.server.telemetry.histogram import Histogram
+from inflight_engine.server.telemetry.page import add_engine_families
+from inflight_engine.server.telemetry.span_counts import SpanCounts
+from inflight_engine.server.telemetry.step_parts import StepParts
 
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inflight_engine.server.class_metrics import class_families
-from inflight_engine.server.families import Families
-from inflight_engine.server.process_memory import memory_families
-from inflight_engine.server.step_parts import TERMS, step_part_families
+from inflight_engine.server.telemetry.class_metrics import class_families
+from inflight_engine.server.telemetry.families import Families
+from inflight_engine.server.telemetry.process_memory import memory_families
+from inflight_engine.server.telemetry.step_parts import TERMS, step_part_families
 
 if TYPE_CHECKING:
     from inflight_engine.messages import StepCost
-    from inflight_engine.server.metrics import EngineMetrics, Gauges
-    from inflight_engine.server.span_counts import SpanCounts
+    from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
+    from inflight_engine.server.telemetry.span_counts import SpanCounts
 
 
 def add_engine_families(page: Families, metrics: EngineMetrics, now: Gauges) -> None:

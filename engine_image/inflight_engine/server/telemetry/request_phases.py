@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from inflight_engine.server.generation import Generation
+from inflight_engine.server.requests.generation import Generation
 
 QUEUE, PREFILL, DECODE, PREEMPTED = "queue", "prefill", "decode", "preempted"
 

@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 from starlette.types import Scope
 
-from inflight_engine.server.call import Call
-from inflight_engine.server.exchange import Exchange
-from inflight_engine.server.request_phases import DECODE, PREFILL, RequestPhase, request_phases
+from inflight_engine.server.requests.call import Call
+from inflight_engine.server.telemetry.exchange import Exchange
+from inflight_engine.server.telemetry.request_phases import DECODE, PREFILL, RequestPhase, request_phases
 
 Value: TypeAlias = str | bool | int | float | Sequence[str]
 

@@ -18,11 +18,11 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_span_id, format_trace_id, set_span_in_context
 from starlette.types import Scope
 
-from inflight_engine.server.exchange import Exchange
-from inflight_engine.server.generation import Generation
-from inflight_engine.server.observability_flags import PROBE_PATHS
-from inflight_engine.server.request_phases import PREEMPTED, PREFILL, request_phases
-from inflight_engine.server.span_attributes import first_attributes, last_attributes
+from inflight_engine.server.requests.generation import Generation
+from inflight_engine.server.settings.observability_flags import PROBE_PATHS
+from inflight_engine.server.telemetry.exchange import Exchange
+from inflight_engine.server.telemetry.request_phases import PREEMPTED, PREFILL, request_phases
+from inflight_engine.server.telemetry.span_attributes import first_attributes, last_attributes
 
 MAX_CHOICES = 32
 """Answers of one request whose phases have spans."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.server.families import Families
+from inflight_engine.server.telemetry.families import Families
 
 TERMS = {
     "step": "base_s",

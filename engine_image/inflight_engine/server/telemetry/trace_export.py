@@ -18,9 +18,9 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
-from inflight_engine.server.span_counts import SpanCounts
-from inflight_engine.server.spans import Spans
-from inflight_engine.server.tracing_config import TracingConfig
+from inflight_engine.server.settings.config import TracingConfig
+from inflight_engine.server.telemetry.span_counts import SpanCounts
+from inflight_engine.server.telemetry.spans import Spans
 
 _SECONDS_BETWEEN_COMPLAINTS = 60.0
 PROPAGATOR = "opentelemetry.trace.propagation.tracecontext"
