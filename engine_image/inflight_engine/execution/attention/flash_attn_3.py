@@ -71,7 +71,7 @@ class FlashAttn3Backend(PagedGpuBackend):
         rows = step.num_rows
         if not step.num_chunks:
             return self._call(layer, queries[:, None], step, slice(rows)).flatten(1)
-        chunks = {"cu_seqlens_q": step.chunk_starts, "max_seqlen_q": step.longest_chunk}
+        chunks: dict[str, torch.Tensor | int] = {"cu_seqlens_q": step.chunk_starts, "max_seqlen_q": step.longest_chunk}
         mixed = self._call(layer, queries, step, slice(rows, None), **chunks)  # leaves the decodes' rows as they are
         if rows:
             mixed[:rows] = self._call(layer, queries[:rows, None], step, slice(rows))[:, 0]
