@@ -137,8 +137,9 @@ def add_serve_flags(parser: argparse.ArgumentParser) -> None:
     )
     add(
         "--block-size",
-        "tokens in a KV block (default: what the attention backend prefers, 16 or 256)",
+        "tokens in a KV block",
         type=_count,
+        default=default["block_size"],
         metavar="N",
     )
     cache = parser.add_mutually_exclusive_group()
