@@ -277,7 +277,7 @@ class LittleMemory(AheadStandIn):
 
     def collect(self):
         slots = self.uncomputed[self.launched[0][0]]
-        return super().collect()._replace(uncomputed_slots=slots, out_of_memory=bool(slots))
+        return super().collect()._replace(failed_slots=slots, out_of_memory=bool(slots))
 
 
 @pytest.mark.parametrize("lookahead", [False, True])

@@ -182,9 +182,8 @@ class _InFlightPieces:
         return StepOutput(
             token_ids,
             [logprobs for each in outputs for logprobs in each.logprobs],
-            tuple(slot for each in outputs for slot in each.failed_slots),
+            (*self._failed_slots, *(slot for each in outputs for slot in each.failed_slots)),
             [scored for each in outputs for scored in each.prompt_logprobs if scored.slot not in self._failed_slots],
-            self._failed_slots,
             self._ran_out,
         )
 

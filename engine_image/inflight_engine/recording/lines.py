@@ -110,9 +110,8 @@ class TimePassed(msgspec.Struct, frozen=True, array_like=True, tag="time"):
     now: float
 
 
-class ChunksFailed(msgspec.Struct, frozen=True, array_like=True, tag="nomemory"):
-    """The step in the next line of a step did not compute the chunks of these slots. Their requests are cancelled
-    behind that line."""
+class SlotsFailed(msgspec.Struct, frozen=True, array_like=True, tag="nomemory"):
+    """The step of the next step's line had no memory for these slots. Requests that ended with it are in that line."""
 
     slots: list[Count]
 
@@ -177,7 +176,7 @@ Input: TypeAlias = (
     | RatesChanged
     | PrefillCostChanged
     | TimePassed
-    | ChunksFailed
+    | SlotsFailed
     | BlocksFilled
 )
 Event: TypeAlias = Input | Step

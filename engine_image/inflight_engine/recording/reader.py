@@ -13,11 +13,11 @@ import msgspec
 from inflight_engine.recording.lines import (
     FORMAT_VERSION,
     HEADER_TAG,
-    ChunksFailed,
     Event,
     Header,
     Line,
     Repeated,
+    SlotsFailed,
     Step,
 )
 
@@ -90,7 +90,7 @@ class Recording:
                         f"has step {event.step} in line {number}, where step {last.step + 1} should be"
                     )
                 last = event
-            elif isinstance(event, ChunksFailed) and max(event.slots, default=0) >= num_slots:
+            elif isinstance(event, SlotsFailed) and max(event.slots, default=0) >= num_slots:
                 raise RecordingError(f"names slot {max(event.slots)} in line {number}, but its engine had {num_slots}")
             yield event
 

@@ -24,7 +24,6 @@ from inflight_engine.recording.lines import (
     BlockRuns,
     BlocksFilled,
     Cancelled,
-    ChunksFailed,
     Ended,
     Header,
     Input,
@@ -34,6 +33,7 @@ from inflight_engine.recording.lines import (
     PrefillCostChanged,
     RatesChanged,
     Repeated,
+    SlotsFailed,
     Step,
     TimePassed,
     WeightsChanged,
@@ -147,8 +147,8 @@ class Recorder(EngineObserver):
     def time_passed(self, step: int, now: float) -> None:
         self._write(TimePassed(step, now))
 
-    def chunks_failed(self, slots: Sequence[int]) -> None:
-        self._write(ChunksFailed(list(slots)))
+    def slots_failed(self, slots: Sequence[int]) -> None:
+        self._write(SlotsFailed(list(slots)))
 
     def stepped(
         self, plan: StepPlan, work: StepWork, ended: list[Request], seconds: float, *, ahead: bool = False

@@ -16,13 +16,13 @@ from inflight_engine.recording.lines import (
     BlockRuns,
     BlocksFilled,
     Cancelled,
-    ChunksFailed,
     Ended,
     Event,
     LimitsChanged,
     PlanDigest,
     PrefillCostChanged,
     RatesChanged,
+    SlotsFailed,
     Step,
     TimePassed,
     WeightsChanged,
@@ -127,7 +127,7 @@ class _Replayer:
         self._times: deque[TimePassed] = deque()
         """Times of steps that are not planned yet: at most of this one and the next."""
         self._failed_slots: list[int] = []
-        """Slots whose chunks in the next step are not computed."""
+        """Slots without memory in the next step."""
 
     def take(self, event: Event) -> Difference | None:
         match event:
@@ -145,7 +145,7 @@ class _Replayer:
                 self._scheduler.prefill_cost = event.cost
             case TimePassed():
                 self._times.append(event)
-            case ChunksFailed():
+            case SlotsFailed():
                 self._failed_slots = event.slots
             case BlocksFilled():
                 pass  # The survey has them.
@@ -193,14 +193,13 @@ class _Replayer:
         if self._digests.of(plan) != recorded.digest:
             return Difference(number, None, "plan", _step_text(recorded), self._plan_text(plan, work))
         self._ahead = self._schedule(number + 1) if recorded.ahead else None
-        if self._failed_slots:
-            self._scheduler.fail_chunks(plan, self._failed_slots)
-            self._failed_slots = []
+        failed = self._scheduler.fail_slots(plan, self._failed_slots)
+        self._failed_slots = []
         if recorded.ended is None:
             # It gave no tokens. The requests that it ended are cancelled in the lines that follow.
             self._scheduler.fail(plan)
             return None
-        ended = self._update(plan, recorded.ended)
+        ended = self._update(plan, failed, recorded.ended)
         if ended != recorded.ended:
             return Difference(number, None, "end", _ends_text(recorded.ended), _ends_text(ended))
         return None
@@ -214,14 +213,14 @@ class _Replayer:
             return None
         return plan, work_of(plan, scheduler.num_attended_tokens, scheduler.config.block_size)
 
-    def _update(self, plan: StepPlan, recorded: list[Ended]) -> list[Ended]:
+    def _update(self, plan: StepPlan, failed: list[Request], recorded: list[Ended]) -> list[Ended]:
         """Take in the plan's tokens: a stop token for each request that ended with one."""
         tokens = np.zeros(len(plan.sampled_slots), np.int32)
         stopped = [each.request_id for each in recorded if each.reason is FinishReason.STOP]
         if stopped:
             slots = [self._requests[each].slot for each in stopped if each in self._requests]
             tokens[np.isin(plan.sampled_slots, slots)] = _STOP_TOKEN
-        ended = self._scheduler.update(plan, tokens)
+        ended = failed + self._scheduler.update(plan, tokens)
         for request in ended:
             del self._requests[request.request_id]
         return [Ended(each.request_id, each.finish_reason) for each in ended if each.finish_reason]

@@ -33,7 +33,7 @@ class Running:
     found once their request leaves.
 
     Attributes:
-        registered: by slot, the blocks of chunks that can be found since the dictionary was last taken.
+        registered: the blocks of chunks that can be found since the list was last taken.
         releases: slots that were left since the list was last taken.
         num_uncomputed_tokens: of the slots in prefill.
         tenants: how many requests each of them has.
@@ -47,7 +47,7 @@ class Running:
         self.decodes = DecodeGroup(self.table, config.block_size, None if contents else NoTokens(longest))
         self.stops = StopTokens()
         self.phases = Phases(self.table.num_slots)
-        self.registered: dict[int, list[int]] = {}
+        self.registered: list[int] = []
         self.releases: list[int] = []
         self.num_uncomputed_tokens = 0
         self.tenants: Counter[str] = Counter()
@@ -111,9 +111,7 @@ class Running:
         request = self.table.request(slot)
         remaining = request.num_tokens - start
         length = min(remaining, budget)
-        registered = self._register(request, slot, start + length)
-        if registered:
-            self.registered[slot] = registered
+        self.registered += self._register(request, slot, start + length)
         return PrefillChunk(slot, start, length, samples=length == remaining)
 
     def count_chunk(self, chunk: PrefillChunk) -> bool:

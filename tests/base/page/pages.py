@@ -10,7 +10,7 @@ from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits as EngineLimits
-from inflight_engine.server.metrics import EngineMetrics, Gauges
+from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
 
 
 def engine_page(names=None, observations=1, seed=0):

@@ -127,7 +127,7 @@ def test_a_chunk_that_fails_alone_is_told_and_the_others_are_computed(folder, mo
     runner = tiny_runner(folder)
     memory = LittleMemory(runner, monkeypatch, 10**9, poison=POISON)
     output = collected(runner, first_step(prompts, prompt_logprobs=0))
-    assert (output.uncomputed_slots, output.out_of_memory) == ((1,), True)
+    assert (output.failed_slots, output.out_of_memory) == ((1,), True)
     assert [scored.slot for scored in output.prompt_logprobs for _ in scored.ranks[::4]] == [0] * 8 + [2] * 7
     assert output.token_ids[[0, 2]].tolist() == expected.tolist()
     assert memory.failures < 8

@@ -11,7 +11,6 @@ of a plan in between is said by `counted` and `confirmed`.
 from __future__ import annotations
 
 import math
-from collections.abc import Set
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -139,15 +138,15 @@ class Rules:
         self._cache.leave(sequence)
         self.queues.pause(known)
         known.ending = False
-
-    def chunks_failed(self, request_ids: Set[int], lost: Set[tuple[int, int]]) -> None:
-        """The plans under way have computed nothing for these requests. `lost`: (block, offset) of all the entries that
-        hold nothing though they should."""
-        self._cache.forget({block for block, _ in lost})
         for under_way in self._under_way.values():
-            for slot, (request_id, _) in under_way.computed.items():
-                if request_id in request_ids:
+            for slot, (owner, _) in under_way.computed.items():
+                if owner == request_id:
                     under_way.computed[slot] = (NOBODY, 0)
+
+    def chunks_failed(self, plans: list[StepPlan]) -> set[int]:
+        """A chunk of these plans under way was not computed: nothing that they were to compute is found any more.
+        Returns the blocks that could be found since they were made."""
+        return set().union(*(self._cache.dropped(plan.step) for plan in plans))
 
     # One step.
 

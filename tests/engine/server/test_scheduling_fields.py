@@ -7,8 +7,8 @@ import pytest
 from inflight_engine.config import EngineConfig
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.server.admission import QueueBounds
-from inflight_engine.server.service_class import parse_service_class
+from inflight_engine.server.settings.config import QueueBounds
+from inflight_engine.server.settings.service_class import parse_service_class
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import metrics
 
