@@ -30,7 +30,7 @@ from inflight_engine.recording.lines import (
 )
 from inflight_engine.recording.pseudo_tokens import PseudoTokens
 from inflight_engine.recording.survey import Survey
-from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
@@ -118,10 +118,12 @@ class _Replayer:
             prompt_token_ids=tokens[:num_prompt],
             sampling=SamplingParams(max_tokens=event.max_tokens, stop_token_ids=(STOP_TOKEN,)),
             arrival_time=event.arrival_time,
-            priority=event.priority,
-            service_class=event.service_class,
-            tenant=event.tenant,
-            predicted_tokens=event.predicted_tokens,
+            scheduling=Scheduling(
+                service_class=event.service_class,
+                priority=event.priority,
+                tenant=event.tenant,
+                predicted_tokens=event.predicted_tokens,
+            ),
             output_token_ids=tokens[num_prompt:],
         )
         try:
