@@ -31,7 +31,6 @@ BASELINE = {
     "engine_image/inflight_engine": 211,
     "engine_image/kernels": 1,
     "operator/inflight_base": 16,
-    "operator/inflight_gateway": 106,
     "operator/inflight_kubectl": 29,
     "operator/inflight_operator": 85,
     "simulator/inflight_simulator": 39,

@@ -277,11 +277,7 @@ class Engine:
             prompt_token_ids=np.frombuffer(message.prompt_token_ids, np.int32),
             sampling=message.sampling,
             arrival_time=message.arrival_time,
-            priority=message.priority,
-            service_class=message.service_class,
-            tenant=message.tenant,
-            cache_salt=message.cache_salt,
-            predicted_tokens=message.predicted_tokens,
+            scheduling=message.scheduling,
             external_id=message.external_id,
             output_token_ids=np.frombuffer(message.output_token_ids, np.int32),
         )

@@ -24,7 +24,7 @@ from inflight_engine.recording.lines import LimitsChanged, TimePassed, WeightsCh
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import Survey, replay
-from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -148,7 +148,7 @@ def outputs(reports):
 
 def add(request_id, prompt, max_tokens=4, stop=()):
     sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop)
-    return AddRequest(request_id, np.array(prompt, np.int32).tobytes(), sampling, 0.0, service_class="a")
+    return AddRequest(request_id, np.array(prompt, np.int32).tobytes(), sampling, 0.0, Scheduling("a"))
 
 
 def tokens(report):

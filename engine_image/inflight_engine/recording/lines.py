@@ -19,7 +19,7 @@ import msgspec
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.swap import SwapRates
-from inflight_engine.request import FinishReason
+from inflight_engine.request import FinishReason, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import Slots, StepPlan
@@ -55,7 +55,8 @@ class Added(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     Attributes:
         arrival_time: seconds on the engine's monotonic clock, which the `priority` and `deadline` policies compare.
         num_output_tokens: the number of tokens that a continued request came with.
-        tenant: a pseudonym, valid in this recording only; empty for the empty tenant.
+        scheduling: without the salt, and with a pseudonym for the tenant that is valid in this recording only; the
+            empty tenant stays empty.
         blocks: the numbers of its full blocks; empty without a prefix cache.
     """
 
@@ -64,10 +65,7 @@ class Added(msgspec.Struct, frozen=True, array_like=True, tag="add"):
     num_prompt_tokens: Count
     num_output_tokens: Count
     max_tokens: Count
-    service_class: str
-    tenant: str
-    priority: int
-    predicted_tokens: int | None
+    scheduling: Scheduling
     blocks: BlockRuns
 
 

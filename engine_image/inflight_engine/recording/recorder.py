@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib.metadata import version
@@ -38,7 +39,7 @@ from inflight_engine.recording.lines import (
     TimePassed,
     WeightsChanged,
 )
-from inflight_engine.request import FinishReason, Request
+from inflight_engine.request import FinishReason, Request, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
@@ -120,10 +121,7 @@ class Recorder(EngineObserver):
                 num_prompt_tokens=request.num_prompt_tokens,
                 num_output_tokens=len(request.output_token_ids),
                 max_tokens=request.sampling.max_tokens,
-                service_class=request.service_class,
-                tenant=self._pseudonym(request.tenant),
-                priority=request.priority,
-                predicted_tokens=request.predicted_tokens,
+                scheduling=self._anonymous(request.scheduling),
                 blocks=self._new_blocks(request),
             )
         )
@@ -218,9 +216,10 @@ class Recorder(EngineObserver):
         self._num_blocks[request.request_id] = len(request.block_hashes)
         return self._contents.runs(request.block_hashes[first:])
 
-    def _pseudonym(self, tenant: str) -> str:
-        name = tenant.encode("utf-8", "surrogatepass")
-        return blake2b(name, digest_size=8, key=self._tenant_key).hexdigest() if tenant else ""
+    def _anonymous(self, scheduling: Scheduling) -> Scheduling:
+        name = scheduling.tenant.encode("utf-8", "surrogatepass")
+        pseudonym = blake2b(name, digest_size=8, key=self._tenant_key).hexdigest() if name else ""
+        return replace(scheduling, tenant=pseudonym, cache_salt="")
 
     def _write(self, line: Input | Step) -> None:
         if self._sink is None:

@@ -159,10 +159,7 @@ class _Replayer:
             prompt_token_ids=np.zeros(event.num_prompt_tokens, np.int32),
             sampling=SamplingParams(max_tokens=event.max_tokens, stop_token_ids=(_STOP_TOKEN,)),
             arrival_time=event.arrival_time,
-            priority=event.priority,
-            service_class=event.service_class,
-            tenant=event.tenant,
-            predicted_tokens=event.predicted_tokens,
+            scheduling=event.scheduling,
             output_token_ids=np.zeros(event.num_output_tokens, np.int32),
             # The scheduler hashes only blocks that have no hash yet, so it does not look at the tokens.
             block_hashes=[

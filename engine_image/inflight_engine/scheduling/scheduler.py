@@ -485,7 +485,8 @@ class Scheduler:
         if queues.ranks_running or len(running.tenants) > 1:
             held = running.blocks_by_tenant()
             requests = [table.request(slot) for slot in candidates.tolist()]
-            candidates = candidates[lowest([(*queues.standing(each), held[each.tenant]) for each in requests])]
+            standings = [(*queues.standing(each), held[each.scheduling.tenant]) for each in requests]
+            candidates = candidates[lowest(standings)]
         index = self._choose_victim(
             table.order[candidates], running.decodes.num_tokens(candidates), table.num_preemptions[candidates]
         )
@@ -538,10 +539,10 @@ class Scheduler:
         running = self._running
         request = self._behind = self._queues.behind(running.decodes.clock)
         self._pass_at = NEVER
-        if request is None or request.tenant == head.tenant:
+        if request is None or request.scheduling.tenant == head.scheduling.tenant:
             return None
-        most = running.blocks_of(head.tenant, head.service_class)
-        excess = running.blocks_of(request.tenant) + running.pool.blocks_for(request.num_tokens) - most
+        most = running.blocks_of(head.scheduling.tenant, head.scheduling.service_class)
+        excess = running.blocks_of(request.scheduling.tenant) + running.pool.blocks_for(request.num_tokens) - most
         if excess > 0:
             # Until something changes decodes take blocks and give none back: each makes up for one at most.
             self._pass_at = max(NEVER, running.pool.num_free - excess)

@@ -120,7 +120,7 @@ def test_a_file_cut_in_its_first_line_is_refused(path, packed):
     [
         (b'["stop",1]', "Invalid value 'stop'"),
         (b'["cancel",1,"whim"]', "Invalid enum value 'whim'"),
-        (b'["add",1,0.5,-3,0,1,"chat","",0,null,[]]', "Expected `int` >= 0"),
+        (b'["add",1,0.5,-3,0,1,{},[]]', "Expected `int` >= 0"),
         (b"what?", "malformed"),
         (b'["blocks",1,[[2,3],[4]]]', "Expected `array` of length 2"),
         (b'["blocks",1,[[0,2147483648]]]', "Expected `int` <= 2147483647"),

@@ -19,6 +19,7 @@ from inflight_engine.request import FinishReason, Request, SamplingParams
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
 from tests.engine.recording.workload import CONFIG, Keep, Workload, config
+from tests.engine.scheduling_fields import gathered
 
 NOTHING = np.empty(0, np.intp)
 
@@ -28,7 +29,9 @@ def recorder(sink, **options):
 
 
 def request(request_id=0, tokens=(11, 12, 13, 14, 15), hashes=(), **fields):
-    made = Request(request_id, np.array(tokens, np.int32), SamplingParams(max_tokens=9), arrival_time=1.5, **fields)
+    made = Request(
+        request_id, np.array(tokens, np.int32), SamplingParams(max_tokens=9), arrival_time=1.5, **gathered(fields)
+    )
     made.block_hashes = list(hashes)
     return made
 
@@ -70,10 +73,11 @@ def test_a_run_reads_like_this():
     record.cancelled(7, FinishReason.ERROR)
     record.close()
     header, *events = lines(sink.content)
+    scheduling = {"service_class": "default", "priority": 2, "tenant": "", "cache_salt": "", "predicted_tokens": 4}
     assert header["record"] == "inflight-engine schedule"
     assert header["config"]["capacity"]["max_num_seqs"] == CONFIG.capacity.max_num_seqs
     assert events == [
-        ["add", 7, 1.5, 5, 0, 9, "default", "", 2, 4, [[0, 1]]],
+        ["add", 7, 1.5, 5, 0, 9, scheduling, [[0, 1]]],
         ["step", 0, 250000, [0, 5, 0, 15, 0], 1158177930, [], False],
         ["step", 1, 1000, [1, 0, 6, 0, 0], 3954038922, [], False],
         ["same", [2000, 3000]],
@@ -106,7 +110,7 @@ def test_no_token_tenant_or_salt_is_written():
     text = gzip.decompress(sink.content).decode()
     for secret in ("31337", "31338", "31339", "31340", "acme", "pepper", "other", hashes[0].hex()):
         assert secret not in text
-    tenants = [line[7] for line in lines(sink.content)[1:]]
+    tenants = [line[6]["tenant"] for line in lines(sink.content)[1:]]
     assert tenants[0] == tenants[1] != tenants[2]
 
 
@@ -117,7 +121,7 @@ def test_two_recordings_name_a_tenant_differently():
         record = recorder(sink)
         record.added(request(tenant="acme"))
         record.close()
-        tenants.append(lines(sink.content)[1][7])
+        tenants.append(lines(sink.content)[1][6]["tenant"])
     assert tenants[0] != tenants[1]
 
 

@@ -17,6 +17,7 @@ from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
 from tests.engine.scheduling.model_runner import Computed, ModelRunner, reference_output
 from tests.engine.scheduling.rules import Rules
+from tests.engine.scheduling_fields import gathered
 
 SMALL = SchedulerConfig(Limits(4, 16), num_blocks=16, block_size=4, max_model_len=64)
 
@@ -128,10 +129,10 @@ class Driver:
         sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, prompt_logprobs=1 if scored else None)
         expected = reference_output(prompt, max_tokens, stop)
         output = expected[: min(generated, len(expected) - 1)]
-        request = Request(request_id, np.array(prompt, np.int32), sampling, **{"arrival_time": 0.0, **fields})
+        request = Request(request_id, np.array(prompt, np.int32), sampling, **{"arrival_time": 0.0, **gathered(fields)})
         request.output_token_ids = np.array(output, np.int32)
         self.scheduler.add(request)
-        shared = (request.tenant, request.cache_salt)
+        shared = (request.scheduling.tenant, request.scheduling.cache_salt)
         domain = self._domains.setdefault(request_id if scored else shared, len(self._domains))
         if scored:
             self.unscored[request_id] = set(range(1, len(prompt)))

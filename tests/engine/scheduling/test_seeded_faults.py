@@ -485,7 +485,7 @@ FAULTS = {
         "fcfs: request .* overtakes|nobody is admitted",
     ),
     "priorities do not age": Fault(
-        set_attribute(Priority, "key", lambda policy, request: request.priority),
+        set_attribute(Priority, "key", lambda policy, request: request.scheduling.priority),
         "priority: request .* overtakes|nobody is admitted",
         {"policy": "priority"},
     ),
