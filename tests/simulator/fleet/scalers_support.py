@@ -34,7 +34,7 @@ def view(samples, starting=0, now=0.0, bounds=(1, 100), gateway_queue=0, **pods)
 
 
 def times(scaler, until, at):
-    """What the scaler orders at each of its intervals; `at(now)` is the view."""
+    """Orders of the scaler at each of its intervals; `at(now)` is the view."""
     found, now = [], 0.0
     while now < until:
         found.append(scaler.replicas(at(now)))

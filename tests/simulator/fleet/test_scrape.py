@@ -1,4 +1,4 @@
-"""What pods' metrics show against what happened."""
+"""Pods' metrics agree with the simulation."""
 
 from itertools import pairwise
 
