@@ -37,8 +37,8 @@ from inflight_engine.recording.lines import (
 )
 from inflight_engine.request import FinishReason, Request
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
+from inflight_settings.limits import LimitsInForce
 
 log = logging.getLogger(__name__)
 
@@ -129,9 +129,10 @@ class Recorder(EngineObserver):
         self._write_filled_blocks(request_id)
         self._forget(request_id)
 
-    def limits(self, limits: Limits) -> None:
+    def limits(self, limits: LimitsInForce) -> None:
         if self._sink is not None:
-            self._write(LimitsChanged(limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision))
+            pair = limits.limits
+            self._write(LimitsChanged(pair.max_num_seqs, pair.max_num_batched_tokens, limits.revision))
 
     def weights(self, weights: dict[str, float]) -> None:
         if self._sink is not None:

@@ -32,9 +32,9 @@ from inflight_engine.recording.pseudo_tokens import PseudoTokens
 from inflight_engine.recording.survey import Survey
 from inflight_engine.request import FinishReason, Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_settings.limits import Limits
 
 
 def replay(
@@ -87,8 +87,7 @@ class _Replayer:
             case Cancelled():
                 return self._cancel(event)
             case LimitsChanged():
-                limits = Limits(event.max_num_seqs, event.max_num_batched_tokens, event.revision)
-                self._scheduler.limits = limits
+                self._scheduler.limits = Limits(event.max_num_seqs, event.max_num_batched_tokens)
             case WeightsChanged():
                 self._scheduler.set_class_weights(event.weights)
             case RatesChanged():

@@ -17,8 +17,8 @@ from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import replay
 from inflight_engine.recording.survey import Survey
 from inflight_engine.request import FinishReason, Request, SamplingParams
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
+from inflight_settings.limits import Limits, LimitsInForce
 from tests.engine.recording.workload import CONFIG, Keep, Workload, config
 
 NOTHING = np.empty(0, np.intp)
@@ -56,7 +56,7 @@ def test_a_run_reads_like_this():
     record.stepped(plan(3, decodes), [], 0.003)
     record.stepped(plan(4, decodes), [], 0.004, ahead=True)
     record.stepped(plan(5, decodes), [], 0.005, ahead=True)
-    record.limits(Limits(2, 8, 5))
+    record.limits(LimitsInForce(Limits(2, 8), 5))
     record.weights({"chat": 2.0})
     record.rates(None)
     record.failed(plan(6, decodes), 0.006)
