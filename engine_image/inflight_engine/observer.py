@@ -46,8 +46,8 @@ class EngineObserver:
         """
 
     def chunks_failed(self, slots: Sequence[int]) -> None:
-        """Of the step that `stepped` tells next, the chunks of these slots were not computed: `Scheduler.fail_chunks`
-        was called. Their requests are `cancelled` after that."""
+        """The step of the next call of `stepped` had no memory for these slots: `Scheduler.fail_slots` was called. The
+        requests that ended with it are among those of `stepped`."""
 
     def failed(self, plan: StepPlan, seconds: float, *, ahead: bool = False) -> None:
         """A step was planned but gave no tokens: `Scheduler.fail` was called for it or for the step before, and

@@ -20,7 +20,7 @@ from inflight_gateway.wiring import Gateway
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-"""Seconds between two checks for expired holds: maximum delay of their end."""
+"""Seconds between two checks for expired holds: most by which a hold ends late."""
 
 
 class StartError(Exception):
@@ -104,8 +104,8 @@ class _Process:
         await self._closing.aclose()
 
     async def _serve(self) -> None:
-        """Envoy gets no configuration before the services are known: an empty one would replace that of the previous
-        picker."""
+        """Opens the sockets once the services are known: an empty configuration would replace the one that Envoy has
+        from the previous picker."""
         await self._known.wait()
         sockets, gateway = self._settings.sockets, self._gateway
         _make_room(sockets)

@@ -42,7 +42,7 @@ from inflight_gateway.timers import Timers
 from inflight_gateway.types import Endpoint, Retried
 
 KEY_SECONDS = 5.0
-"""Between two looks at the gateway key's file."""
+"""Seconds between two reads of the gateway key's file."""
 
 REFUSAL_S = 1.0
 """Seconds for which other endpoints are preferred to one that refused a request: by then the next scrape says whether
@@ -50,7 +50,7 @@ its engine is gone or full."""
 
 
 class Gateway:
-    """Everything but the sockets. `open` makes one.
+    """All parts of the picker but its sockets. `open` makes one.
 
     Attributes:
         courses: receives the relays' reports.
@@ -63,7 +63,7 @@ class Gateway:
         self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
         self._refusals: Timers[str] = Timers(REFUSAL_S)
-        """Addresses of endpoints that refused a request."""
+        """Addresses of endpoints that refused a request within the last second."""
         self._scraper = EndpointScraper(self._samples, http)
         self._holds = HoldQueue()
         estimates = Estimates()
@@ -111,7 +111,8 @@ class Gateway:
                 await gateway._peer_client.close()
 
     def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
-        """Args: unready: see `StatePort`. problems: currently failing calls to the Kubernetes API."""
+        """Makes the HTTP port. Args: unready: see `StatePort`. problems: currently failing calls to the Kubernetes
+        API."""
         self.metrics.registry.register(Knowledge(self.catalog, self._samples, self._peers, problems))
 
         async def take(request: web.Request) -> web.Response:
@@ -120,14 +121,14 @@ class Gateway:
         return StatePort(self._stream, self._picks, self.metrics.page, unready, [web.post(wire.PATH, take)])
 
     async def run(self) -> None:
-        """Reports of limits to the other gateways, until cancelled."""
+        """Reports requests in flight to the gateways that own their tenants, until cancelled."""
         await self.limits.run()
 
     def keep_peers(self, addresses: Collection[str]) -> None:
         self._peers.keep(addresses)
 
     def tick(self) -> None:
-        """Time-based updates; called several times a second."""
+        """Applies what depends on the time alone: expiries and the reread key. Called several times a second."""
         self._refusals.expire(monotonic())
         self._dispatcher.expire()
         if len(self._holds):
@@ -137,7 +138,7 @@ class Gateway:
             self._read_key()
 
     def _read_key(self) -> None:
-        """The operator creates the key at its start, possibly after the gateway's."""
+        """Reads the gateway key again: the operator creates it when it starts, possibly after the gateway."""
         self._key_read = monotonic()
         key = gateway_key(self._key_file)
         if key != self._key:
@@ -172,7 +173,7 @@ class Gateway:
             self._dispatcher.release(service)
 
     def _reachable(self, key: ServiceKey) -> Sequence[Endpoint]:
-        """Endpoints of a service: those that Envoy has accepted, without unreachable ones unless all are
+        """Returns the endpoints of a service that Envoy has accepted, without unreachable ones unless all are
         unreachable."""
         known = self._usable.get(key)
         if known is None:
@@ -182,7 +183,7 @@ class Gateway:
         return known
 
     def _willing(self, key: ServiceKey) -> Sequence[Endpoint]:
-        """Reachable endpoints without those that refused a request a moment ago, unless all did."""
+        """Returns the reachable endpoints, without those that refused a request within `REFUSAL_S` unless all did."""
         endpoints = self._reachable(key)
         if not self._refusals:
             return endpoints
@@ -197,7 +198,8 @@ class Gateway:
         self._parts.retried(report)
 
     def _trusted_peers(self) -> Mapping[str, str]:
-        """Without a key gateways cannot trust each other's messages: each enforces limits alone."""
+        """Returns the live peers; none without a key: gateways cannot trust each other's messages, so each enforces
+        limits alone."""
         return self._peers.live() if self._key is not None else {}
 
     def _secret(self, namespace: str, name: str) -> SecretData | None:
@@ -208,7 +210,8 @@ class Gateway:
 
 
 def gateway_key(file: Path) -> bytes | None:
-    """None: no readable key, so engines get no tenant header, and gateways do not share limits."""
+    """Reads the gateway key. None: no readable key, so engines get no tenant header, and gateways do not share
+    limits."""
     try:
         return file.read_bytes().strip()
     except OSError:

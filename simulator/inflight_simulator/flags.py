@@ -15,8 +15,8 @@ from inflight_engine.scheduling.config import PREEMPTION_MODES
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 
-DEFAULTS = {field.name: field.default for field in fields(EngineConfig)} | {"block_size": 16}
-"""The engine's; its block size depends on the attention backend, and this is what most of them prefer."""
+DEFAULTS = {field.name: field.default for field in fields(EngineConfig)}
+"""The engine's defaults, by field."""
 COST_FLAGS = {
     "base_s": ("--cost-base-ms", 1e-3, "milliseconds of any step"),
     "decode_seq_s": ("--cost-decode-seq-us", 1e-6, "microseconds for each sequence that decodes"),

@@ -25,7 +25,7 @@ from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import replay
 from inflight_engine.recording.survey import Survey
-from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
@@ -150,7 +150,7 @@ def outputs(reports):
 
 def add(request_id, prompt, max_tokens=4, stop=()):
     sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop)
-    return AddRequest(request_id, np.array(prompt, np.int32).tobytes(), sampling, 0.0, service_class="a")
+    return AddRequest(request_id, np.array(prompt, np.int32).tobytes(), sampling, 0.0, Scheduling("a"))
 
 
 def tokens(report):
@@ -279,7 +279,7 @@ class LittleMemory(AheadStandIn):
 
     def collect(self):
         slots = self.uncomputed[self.launched[0][0]]
-        return super().collect()._replace(uncomputed_slots=slots, out_of_memory=bool(slots))
+        return super().collect()._replace(failed_slots=slots, out_of_memory=bool(slots))
 
 
 @pytest.mark.parametrize("lookahead", [False, True])

@@ -119,8 +119,7 @@ class TimePassed(msgspec.Struct, frozen=True, array_like=True, tag="time"):
 
 
 class ChunksFailed(msgspec.Struct, frozen=True, array_like=True, tag="nomemory"):
-    """Of the step in the next line of a step, the chunks of these slots were not computed. Their requests are cancelled
-    behind that line."""
+    """The step of the next step's line had no memory for these slots. Requests that ended with it are in that line."""
 
     slots: list[Slot]
 

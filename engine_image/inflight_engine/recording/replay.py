@@ -30,7 +30,7 @@ from inflight_engine.recording.lines import (
 )
 from inflight_engine.recording.pseudo_tokens import PseudoTokens
 from inflight_engine.recording.survey import Survey
-from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -78,7 +78,7 @@ class _Replayer:
         self._times: deque[TimePassed] = deque()
         """Of steps that are not planned yet: at most this one and the next."""
         self._failed_slots: list[int] = []
-        """Whose chunks in the next step are not computed."""
+        """Slots without memory in the next step."""
 
     def take(self, event: Event) -> Difference | None:
         match event:
@@ -117,10 +117,12 @@ class _Replayer:
             prompt_token_ids=tokens[:num_prompt],
             sampling=SamplingParams(max_tokens=event.max_tokens, stop_token_ids=(STOP_TOKEN,)),
             arrival_time=event.arrival_time,
-            priority=event.priority,
-            service_class=event.service_class,
-            tenant=event.tenant,
-            predicted_tokens=event.predicted_tokens,
+            scheduling=Scheduling(
+                service_class=event.service_class,
+                priority=event.priority,
+                tenant=event.tenant,
+                predicted_tokens=event.predicted_tokens,
+            ),
             output_token_ids=tokens[num_prompt:],
         )
         try:
@@ -154,16 +156,15 @@ class _Replayer:
             self._tokens.place(plan)
             self._ahead = recorded.ahead
         self._next = self._schedule(number + 1) if self._ahead else None
-        if self._failed_slots:
-            self._scheduler.fail_chunks(plan, self._failed_slots)
-            self._failed_slots = []
+        failed = self._scheduler.fail_slots(plan, self._failed_slots)
+        self._failed_slots = []
         if recorded is None:
-            return self._update(plan, number, [])
+            return self._update(plan, number, failed, [])
         if recorded.ended is None:
             # It gave no tokens. Those whom it ended are cancelled in the lines that follow.
             self._scheduler.fail(plan)
             return None
-        return self._update(plan, number, recorded.ended)
+        return self._update(plan, number, failed, recorded.ended)
 
     def _schedule(self, number: int) -> StepPlan | None:
         while self._times and self._times[0].step <= number:
@@ -178,9 +179,9 @@ class _Replayer:
         slots = [chunk.slot for chunk in chunks] or np.flatnonzero(self._decisions.decoding).tolist()
         return self._tokens.request_in.get(slots[0]) if slots else None
 
-    def _update(self, plan: StepPlan, number: int, recorded: list[Ended]) -> Difference | None:
+    def _update(self, plan: StepPlan, number: int, failed: list[Request], recorded: list[Ended]) -> Difference | None:
         stopping = {each.request_id for each in recorded if each.reason is FinishReason.STOP}
-        ended = self._scheduler.update(plan, self._tokens.sample(plan, stopping))
+        ended = failed + self._scheduler.update(plan, self._tokens.sample(plan, stopping))
         for request in ended:
             self._tokens.forget(request.request_id)
         return end_difference(number, recorded, ended_lines(ended))

@@ -1,4 +1,4 @@
-"""One request, from its head to the end of its response."""
+"""The path of a request through the picker, from its head to the end of its response."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _HOLD_MARGIN_S = 5.0
 """Envoy waits longer than the hold queue: the picker ends a hold, not Envoy's timeout."""
 
 _CHECKED = Refusal(200, "key_checked", "the body may follow")
-"""For a relay: no client gets it."""
+"""Answer to a relay that checks a key; no client gets it."""
 
 _numbers = count(1)
 
@@ -68,10 +68,10 @@ class Parts:
 
 
 class Exchange:
-    """Its methods are called in the order of Envoy's messages; `close` always comes last.
+    """A request in the picker. Its methods are called in the order of Envoy's messages; `close` always comes last.
 
     Args:
-        head: of the request.
+        head: head of the request.
         allowed: addresses that another gateway allows for it; None: all.
         guest: the call comes from another gateway, not from the Envoy of this pod.
         pool: service whose InferencePool the other gateway routes the request to; None: unknown.
@@ -99,12 +99,12 @@ class Exchange:
 
     @property
     def attempt(self) -> int:
-        """From 1."""
+        """Number of the attempt, from 1."""
         return self._head.attempt
 
     def refusal(self) -> Any | None:
-        """From the head alone: bodies are read only if needed. Where the head is all, `place` follows, and checks the
-        key."""
+        """Returns the refusal that follows from the head alone, or None: bodies are read only if needed. If a request
+        has no body, `place` follows, and checks the key."""
         if self._head.checks_key:
             return self._check_key()
         if is_hidden(self._head.path):
@@ -117,7 +117,7 @@ class Exchange:
         return None
 
     async def place(self, stage: messages.Stage, body: Body, body_bytes: int) -> AsyncIterator[Any]:
-        """The response, preceded by a longer timeout if the request has to wait."""
+        """Yields the response, preceded by a longer timeout if the request has to wait."""
         parts, begin = self._parts, self._parts.clock()
         config = self._config(body.model)
         if isinstance(config, Refusal):
@@ -158,19 +158,19 @@ class Exchange:
         yield self._go_on(stage, request, config, result, limit_headers)
 
     def retried(self, report: Retried) -> None:
-        """The endpoints before the one that answered refused the request."""
+        """Applies a relay's report: the endpoints before the one that answered refused the request."""
         for endpoint in self._picked[: report.tries - 1]:
             self._parts.refused(endpoint.address)
         if self._placed is not None and report.endpoint:
             self._parts.dispatcher.moved(*self._placed, report.endpoint)
 
     def answered(self, status: int) -> None:
-        """The head of an engine's response. Args: status: of HTTP."""
+        """Applies the head of an engine's response. Args: status: its HTTP status."""
         if self._course is not None and not self._head.relayed:
             self._parts.courses.answered(self._course, status)
 
     def close(self) -> None:
-        """The response has ended, or the client disconnected."""
+        """Ends the request: its response has ended, or the client disconnected."""
         if self._parts.sent.get(self._head.request_id) is self:
             del self._parts.sent[self._head.request_id]
         if self._placed is not None:
@@ -181,8 +181,9 @@ class Exchange:
             self._parts.courses.ended(self._course)
 
     def _check_key(self) -> Any:
-        """For a relay that has not read the body yet. Other refusals than 401 are those of the request itself, which
-        follows. Where Host names no service, the key must be valid for one of them, which the model will name."""
+        """Checks the API key for a relay that has not read the body yet. Only a 401 is a refusal here; the request
+        itself follows and meets all others. If Host names no service, the key must be valid for one of them, which the
+        model will name."""
         config = self._config(None)
         services = self._parts.catalog.services.values() if isinstance(config, Refusal) else (config,)
         refusal = self._parts.gate.check_before_body(self._head.headers, services)

@@ -1,5 +1,5 @@
 """The gRPC servers: ADS and external processing for the Envoy of this pod; external processing for other gateways,
-with a certificate of its own.
+with a self-signed certificate.
 
 Gateways connect to an endpoint picker with TLS and do not verify its certificate: an InferencePool has no field for an
 authority, and the reference endpoint picker of the Gateway API Inference Extension signs its own certificate at its
@@ -23,19 +23,20 @@ from inflight_gateway.proxy.ads import Ads
 from inflight_gateway.settings import MAX_BODY_BYTES, any_address
 
 VALID_DAYS = 3650
-"""As the reference endpoint picker's. The certificate is new with each start of the picker."""
+"""Validity of the certificate in days, the same as the reference endpoint picker's. Each start of the picker makes a
+new certificate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """PEM. Attributes: private_key: not encrypted."""
+    """A certificate chain and its key, in PEM. Attributes: private_key: not encrypted."""
 
     chain: str
     private_key: str = field(repr=False)
 
 
 def self_signed(name: str) -> Certificate:
-    """A new key and its certificate. Args: name: the subject."""
+    """Makes a key and its certificate. Args: name: subject of the certificate."""
     # Only a gateway that serves other gateways needs the library.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization

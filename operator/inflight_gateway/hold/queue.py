@@ -14,12 +14,12 @@ from inflight_policies.service_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 
 CanStart = Callable[[RequestView], Pick | None]
 AboveShare = Callable[[RequestView, float], bool]
-"""Whether the request's tenant has more than its share of the requests in flight now: `TenantShares.above`."""
+"""Returns whether the request's tenant has more than its share of the requests in flight now: `TenantShares.above`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Requests held for a service. Attributes: oldest_s: wait of the oldest; 0 without any."""
+    """Totals of the requests held for a service. Attributes: oldest_s: wait of the oldest one; 0 without any."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -28,8 +28,8 @@ class Waiting:
 
 
 class HoldQueue:
-    """Requests of all services. Every request should pass through `offer` and `release`, even if a replica is free:
-    then no request overtakes waiting ones except by `ServiceQueue.passing`, and all are charged to their tenants.
+    """Queues of all services. Every request should pass through `offer` and `release`, even if a replica is free: then
+    no request overtakes waiting ones except by `ServiceQueue.overtaking`, and all are charged to their tenants.
 
     A request that was offered leaves once: by `release`, `expire` or `remove`.
     """
@@ -44,7 +44,7 @@ class HoldQueue:
         return len(self._by_id)
 
     def offer(self, request: RequestView, config: ServiceConfig, now: float) -> Refusal | None:
-        """Enqueue a request, within the bounds of its service; else returns its rejection."""
+        """Enqueue a request, within the bounds of its service; else return its refusal."""
         queue = self._services.get(request.service)
         if queue is None:
             queue = self._services[request.service] = ServiceQueue(config)
@@ -67,12 +67,13 @@ class HoldQueue:
     def release(
         self, now: float, can_start: CanStart, service: ServiceKey | None = None, above: AboveShare | None = None
     ) -> list[tuple[RequestView, Pick]]:
-        """Requests that can start, in pick order. A request overtakes the head of its service's queue only if the
-        head's tenant is above its share and cannot start, and its own is not (`ServiceQueue.passing`).
+        """Remove the requests that can start; returns them in pick order. A request overtakes the head of its service's
+        queue only if the head's tenant is above its share and cannot start, and its own is not
+        (`ServiceQueue.overtaking`).
 
         Args:
             can_start: must record its pick before it returns, so that the next pick includes it (`Ledger.begin`).
-            service: only its requests; None: those of all services.
+            service: only its requests; None: the requests of all services.
             above: None: no tenant is above its share.
         """
         released: list[tuple[RequestView, Pick]] = []

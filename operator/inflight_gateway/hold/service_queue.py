@@ -1,5 +1,5 @@
-"""Held requests of one service, and their order: by deadline with a learned lead time, by priority, or by the virtual
-token counters of clients, with weights."""
+"""The queue of held requests of one service, and their order: by the virtual token counters of clients, with weights;
+by priority; by deadline with a learned lead time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from inflight_policies.service_counter import MAX_DEBTORS, ServiceCounters, unit
 
 _UNIT = unit_of_weight(1.0)
 _CHARGED = 1 << 62
-"""More than clients ever start waiting."""
+"""Rank of charged clients: larger than the number of times that clients start to wait."""
 
 
 class VirtualCounters:
     """Tokens served to each client, divided by its weight: the engine's `ServiceCounters`, but answers are charged when
     they are reported.
 
-    Of clients with equal counters, those that were lifted and not charged come first, then the one with the longest
-    wait.
+    Between clients with equal counters, those that were lifted and not charged come first, then the one with the
+    longest wait.
     """
 
     def __init__(self) -> None:
@@ -30,20 +30,20 @@ class VirtualCounters:
         self._starts = 0
 
     def least(self) -> str | None:
-        """The waiting client with the least service."""
+        """Returns the waiting client with the least service."""
         return self._counters.least(0)
 
     def lead(self, client: str) -> float:
-        """Of a waiting client: how far its counter is ahead of the least one, in tokens by weight."""
+        """Returns how far a waiting client's counter is ahead of the least one, in tokens by weight."""
         return (self._counters.service(client, 0) - self._counters.level(0)) / _UNIT
 
     def start_waiting(self, client: str, weight: float) -> None:
-        """The client starts waiting."""
+        """Adds a client that starts to wait."""
         self._starts += 1
         self._counters.start_waiting(client, self._starts, 0, unit_of_weight(weight))
 
     def stop_waiting(self, client: str) -> None:
-        """The client has no waiting request any more."""
+        """Removes a client that has no waiting request any more."""
         self._counters.stop_waiting(client)
 
     def charge(self, client: str, tokens: int) -> None:
@@ -54,19 +54,20 @@ class VirtualCounters:
 
 
 _SHARE = 0.1
-"""Of the latest start in the means."""
+"""Weight of the latest start in the moving averages of `LeadTime`."""
 
 MARGIN_SHARE = 0.2
-"""Of the TTFT target. In an overload the oldest request in time is always one that is about to be late, so without a
-margin every other start is one that comes too late after all."""
+"""Margin of the lead time, as a share of the TTFT target. In an overload the oldest request in time is always about to
+be late, so without a margin every other start comes too late after all."""
 
 
 class Lead:
-    """Learned from what was predicted of a service's latest starts.
+    """Time before its deadline at which a request has to start, learned from the predictions of a service's latest
+    starts.
 
     Attributes:
-        wait_s: from the start to the begin of the request's own prefill.
-        token_s: prefill of one token.
+        wait_s: seconds from the start to the begin of the request's own prefill.
+        token_s: seconds that the prefill of one token takes.
     """
 
     def __init__(self) -> None:
@@ -82,7 +83,7 @@ class Lead:
             self.token_s += _SHARE * (pick.prefill_s / computed - self.token_s)
 
     def latest_start(self, request: RequestView) -> float:
-        """The latest start, without `wait_s`, which changes."""
+        """Returns the latest start of a request, in seconds, without `wait_s`, which changes."""
         return request.deadline - self.token_s * request.prompt_tokens
 
     def wait(self, ttft_s: float) -> float:
@@ -90,16 +91,18 @@ class Lead:
 
 
 MOST_LEAD = 32_768.0
-"""Tokens of service, relative to weight, by which a tenant (and its class) may be ahead of the next one and still pass
-its head: more than a tenant with a modest load is charged before the others catch up, and a bound for one whose
-requests have far more tokens than those of others, which its share of slots alone would not be."""
+"""Tokens of service, relative to weight, by which a tenant (and its class) may be ahead of the next one and still
+overtake its head: more than a tenant with a modest load is charged before the others catch up, and a bound for one
+whose requests have far more tokens than those of others, which its share of slots alone would not be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """Attributes:
-    sequence: number of the offer. since: when it was made. until: when it expires.
-    latest_start: of its prefill, to keep its deadline.
+    """A request in the queue.
+
+    Attributes:
+        sequence: number of the offer. since: time of the offer. until: time at which the request expires.
+        latest_start: latest start of the prefill that keeps the deadline.
     """
 
     request: RequestView
@@ -110,17 +113,17 @@ class Held:
 
 
 class _ClassQueue:
-    """The tenants of one class."""
+    """The waiting requests of one class, by tenant."""
 
     def __init__(self) -> None:
         self.counters = VirtualCounters()
         self.tenants: dict[str, DeadlineQueue[Held]] = {}
-        """Of those that wait."""
+        """Queues of the tenants that have waiting requests."""
 
 
 class ServiceQueue:
-    """The waiting class with the fewest tokens served relative to its weight is next; within it the tenant by the same
-    rule: the engine's order with classes and the `fair` policy.
+    """The queue of one service. The waiting class with the fewest tokens served relative to its weight is next; within
+    it the tenant by the same rule: the engine's order with classes and the `fair` policy.
 
     A tenant's requests of a class are ordered by priority and arrival, as in the engine's `priority` policy, among
     those whose first token can still be in time; one pick in twenty is a late one, as in its `deadline` policy. Without
@@ -128,7 +131,7 @@ class ServiceQueue:
 
     Attributes:
         room: size of the whole queue.
-        lead: time before its deadline at which a request has to start.
+        lead_time: time before its deadline at which a request has to start.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
@@ -138,7 +141,7 @@ class ServiceQueue:
         self._counters = VirtualCounters()
         self._classes: dict[str, _ClassQueue] = {}
         self._held: dict[int, Held] = {}
-        """By sequence: the first is the oldest."""
+        """Queued requests by sequence: the first is the oldest."""
         self.config = config
 
     def __len__(self) -> int:
@@ -168,7 +171,7 @@ class ServiceQueue:
         self._by_tenant.setdefault(request.tenant, Room()).add(request)
 
     def head(self, now: float) -> Held | None:
-        """The next to start, left in place."""
+        """Returns the request to start next, and leaves it in place."""
         service_class = self._counters.least() if self._held else None
         if service_class is None:
             return None
@@ -177,8 +180,9 @@ class ServiceQueue:
         return None if tenant is None else _head(queue.tenants[tenant], self._start(now))
 
     def passing(self, now: float, above: Callable[[RequestView, float], bool]) -> Held | None:
-        """The request that may pass the head, left in place, if the head's tenant is above its share and leaves slots
-        free to others: that of the least served tenant not above its own, at most `MOST_LEAD` ahead.
+        """Returns the request that may overtake the head if the head's tenant is above its share and leaves slots free
+        to others, and leaves it in place: it is of the least served tenant not above its share, at most `MOST_AHEAD`
+        ahead.
 
         The slots are free for such a request, so holding it would only keep them empty. It does not starve the head:
         once enough of the head's tenant's requests have ended, that tenant is no longer above its share.
@@ -199,7 +203,7 @@ class ServiceQueue:
         return found
 
     def start(self, held: Held, tokens: int) -> None:
-        """Remove the head, or one that passes it, and charge its class and tenant."""
+        """Remove the head, or a request that overtakes it, and charge its class and tenant."""
         request = held.request
         self._classes[request.service_class].tenants[request.tenant].pick(held)
         self.charge(request.service_class, request.tenant, tokens)
@@ -233,7 +237,7 @@ class ServiceQueue:
             self._counters.stop_waiting(request.service_class)
 
     def _start(self, now: float) -> float:
-        """When the prefill of a request sent now would begin."""
+        """Returns when the prefill of a request sent now would begin, in seconds."""
         return now + self.lead.wait(self.config.ttft_s)
 
     def _class_weight(self, name: str) -> float:
@@ -241,6 +245,6 @@ class ServiceQueue:
 
 
 def _head(tenant: DeadlineQueue[Held], start: float) -> Held | None:
-    """The next of a tenant's requests, left in place. Args: start: see `ServiceQueue._start`."""
+    """Returns the next of a tenant's requests, and leaves it in place. Args: start: see `ServiceQueue._start`."""
     tenant.pass_time(start)
     return tenant.head()

@@ -25,12 +25,13 @@ class Course:
     """The picker's state of a request, over all its attempts.
 
     Attributes:
-        request: of its first attempt; None: refused before it was parsed.
-        request_id: the gateway's own. external_id: X-Request-Id.
+        request: the request in its first attempt; None: refused before it was parsed.
+        request_id: the gateway's own id. external_id: X-Request-Id.
         relayed: a relay will report its end.
         held_s: seconds that it was held. picked: first endpoints of its picks.
         refusal: code of the gateway's own response; empty: none.
-        status: of that response, or of the engine's where another gateway shows it; None: not known.
+        status: status of that response, or of the engine's response where another gateway reports it; None: not
+            known.
         open: attempts in flight.
     """
 
@@ -46,7 +47,7 @@ class Course:
 
 
 def _write(finished: Finished, course: Course | None) -> None:
-    """One line of the access log. Args: course: None: this picker started after the request."""
+    """Writes a line of the access log. Args: course: None: this picker started after the request."""
     fields: dict[str, Any] = {
         "request_id": finished.external_id,
         "service": str(finished.service) if finished.service.name else None,
@@ -77,7 +78,7 @@ class Courses:
 
     Args:
         clock: seconds, monotonic.
-        log: whether the access log is written.
+        log: True to write the access log.
     """
 
     def __init__(
@@ -90,12 +91,12 @@ class Courses:
         self._clock = clock
         self._log = log
         self._open: dict[str, Course] = {}
-        """By request id."""
+        """Records by request id."""
         self._unreported: Timers[str] = Timers(REPORT_WAIT_S)
-        """Ids of those whose attempts have all ended."""
+        """Ids of requests whose attempts have all ended."""
 
     def started(self, request: RequestView, pick: Pick, held_s: float, *, relayed: bool) -> Course:
-        """An attempt is sent to a replica."""
+        """Notes that an attempt is sent to a replica."""
         course = self._course(request.request_id, request.external_id, relayed)
         course.request = course.request or request
         course.held_s += held_s
@@ -105,7 +106,7 @@ class Courses:
         return course
 
     def refused(self, head: Head, service: ServiceKey | None, refusal: Refusal) -> Course:
-        """The gateway itself responds."""
+        """Notes that the gateway itself responds."""
         course = self._course(head.request_id, head.external_id, head.relayed)
         course.refusal, course.status = refusal.code, refusal.status
         if course.request is None and service is not None:
@@ -114,11 +115,11 @@ class Courses:
         return course
 
     def answered(self, course: Course, status: int) -> None:
-        """An engine's response, of a request that no relay reports."""
+        """Notes the status of an engine's response to a request that no relay reports."""
         course.status = status
 
     def ended(self, course: Course) -> None:
-        """The attempt of the last `started` or `refused` has ended."""
+        """Notes that the attempt of the last `started` or `refused` has ended."""
         course.open -= 1
         if course.open or self._open.get(course.request_id) is not course:
             return
@@ -128,11 +129,11 @@ class Courses:
             self._finish_unreported(course)
 
     def decided(self, seconds: float) -> None:
-        """Time that the picker took for a request, without time held."""
+        """Observes the seconds that the picker took for a request, without time held."""
         self._metrics.decided(seconds)
 
     def report(self, finished: Finished) -> None:
-        """A relay reports how a request ended."""
+        """Applies a relay's report on how a request ended."""
         course = self._open.pop(finished.request_id, None)
         self._unreported.stop(finished.request_id)
         if not finished.service.name and course is not None and course.request is not None:
@@ -148,7 +149,7 @@ class Courses:
             self._finish_unreported(self._open[request_id])
 
     def _course(self, request_id: str, external_id: str, relayed: bool) -> Course:
-        """Of a new attempt; all attempts of a request share one."""
+        """Returns the record of a new attempt's request; all attempts of a request share one."""
         course = self._open.get(request_id)
         if course is None:
             course = self._open[request_id] = Course(request_id, external_id, relayed)

@@ -31,7 +31,8 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The real usage of an admitted request. Attributes: charged, slot: as admitted."""
+    """The real usage of an admitted request. Attributes: charged, slot: the charge at admission, in tokens, and its
+    slot."""
 
     key: TenantKey
     charged: int
@@ -47,7 +48,7 @@ class _Entry:
 
 
 class Accounts:
-    """Times are of one monotonic clock."""
+    """Accounts by tenant. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._entries: dict[TenantKey, _Entry] = {}
@@ -76,7 +77,7 @@ class Accounts:
         return entry.account.charge(take.tokens, now)
 
     def add(self, key: TenantKey, requests: int, tokens: int, now: float) -> None:
-        """Charges requests that another gateway admitted without asking."""
+        """Charges requests that another gateway admitted on its own."""
         account = self._entry(key).account
         account.requests.add(requests, now)
         account.tokens.add(tokens, now)
@@ -87,7 +88,7 @@ class Accounts:
         entry.account.settle(settlement.charged, settlement.used, settlement.slot, now)
 
     def resume(self, key: TenantKey) -> None:
-        """An admitted request starts another attempt: it is in flight again."""
+        """Counts an admitted request as in flight again: it starts another attempt."""
         self._entry(key).account.in_flight += 1
 
     def release(self, key: TenantKey) -> None:
@@ -95,16 +96,16 @@ class Accounts:
         self._entry(key).account.in_flight -= 1
 
     def in_flight(self, key: TenantKey) -> int:
-        """Requests in flight at this gateway."""
+        """Returns a tenant's requests in flight at this gateway."""
         entry = self._entries.get(key)
         return entry.account.in_flight if entry is not None else 0
 
     def keys_in_flight(self) -> list[TenantKey]:
-        """Tenants with requests in flight at this gateway."""
+        """Returns the tenants with requests in flight at this gateway."""
         return [key for key, entry in self._entries.items() if entry.account.in_flight]
 
     def peer_has(self, peer: str, key: TenantKey, count: int, now: float) -> None:
-        """Another gateway reports its requests in flight."""
+        """Sets the requests in flight that another gateway reports."""
         entry = self._entry(key)
         if count:
             entry.elsewhere[peer] = count, now

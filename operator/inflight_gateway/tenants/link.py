@@ -25,10 +25,10 @@ AWAY_S = 2.0
 """Back-off after an owner did not respond."""
 
 MAX_ENTRIES = 1000
-"""Of each kind in one call."""
+"""Most messages of each kind in a call."""
 
 Send = Callable[[bytes], Awaitable[bytes]]
-"""One call. May raise OSError, TimeoutError or ValueError."""
+"""Sends a call and returns the answer. May raise OSError, TimeoutError or ValueError."""
 
 
 class OwnerAwayError(Exception):
@@ -36,10 +36,13 @@ class OwnerAwayError(Exception):
 
 
 class Link:
-    """Args:
-    owner: name of its pod, for the log.
-    sender: name of this gateway's pod.
-    accounts: of this gateway; admitted requests are charged there as well, and its requests in flight are reported.
+    """The calls to one owner.
+
+    Args:
+        owner: name of its pod, for the log.
+        sender: name of this gateway's pod.
+        accounts: accounts of this gateway; admitted requests are charged there as well, and its requests in flight are
+            reported.
     """
 
     def __init__(self, owner: str, sender: str, send: Send, accounts: Accounts) -> None:
@@ -58,7 +61,7 @@ class Link:
 
     @property
     def away(self) -> bool:
-        """Whether the last call failed recently."""
+        """True if the last call failed recently."""
         return time.monotonic() < self._away_until
 
     async def take(self, take: Take) -> tuple[Verdict, int]:
@@ -68,7 +71,7 @@ class Link:
             The owner's verdict, and the slot of the charge in this gateway's own accounts.
 
         Raises:
-            OwnerAwayError: decide without it.
+            OwnerAwayError: the owner does not respond; decide without it.
         """
         future: asyncio.Future[tuple[Verdict, int]] = asyncio.get_running_loop().create_future()
         self._takes.append((take, future))
@@ -87,8 +90,8 @@ class Link:
             self._wake()
 
     def admitted_alone(self, take: Take) -> None:
-        """The request was admitted without the owner, and is reported when the owner responds again: it then admits
-        less, so that the limits hold on average."""
+        """Adds a request that was admitted without the owner, to report it when the owner responds again: the owner
+        then admits less, so that the limits hold on average."""
         requests, tokens = self._alone.get(take.key, (0, 0))
         self._alone[take.key] = requests + 1, tokens + take.tokens
 
@@ -145,7 +148,7 @@ class Link:
             future.set_result((verdict, slot))
 
     def _undo(self, take: Take, verdict: Verdict, slot: int) -> None:
-        """The request was cancelled during admission."""
+        """Reverts the admission of a request that was cancelled meanwhile."""
         if verdict.refused_by is not None:
             return
         self._accounts.release(take.key)

@@ -23,7 +23,8 @@ from inflight_gateway.tenants.link import Link, OwnerAwayError
 from inflight_gateway.types import RateLimits
 
 REPORT_S = 3.0
-"""How often owners hear of requests in flight: well under `accounts.PEER_SILENCE_S`, so that long ones still count."""
+"""Seconds between two reports of requests in flight to owners: well under `accounts.PEER_SILENCE_S`, so that long
+requests still count."""
 
 NO_LIMITS = RateLimits()
 
@@ -40,8 +41,8 @@ class Grant:
 
     Attributes:
         owner: the gateway that decided; None: this one.
-        slot: in this gateway's accounts; `verdict.slot` is the owner's.
-        tokens: charged.
+        slot: slot of the charge in this gateway's accounts; `verdict.slot` is the owner's.
+        tokens: charged tokens.
     """
 
     key: TenantKey
@@ -52,7 +53,7 @@ class Grant:
 
 
 class SharedLimits:
-    """Args: name: of this gateway's pod. peers: without any, this gateway decides everything."""
+    """Limits of all tenants. Args: name: name of this gateway's pod. peers: without any, this gateway decides alone."""
 
     def __init__(self, name: str, peers: Peers, post: Post) -> None:
         self._name = name
@@ -92,17 +93,17 @@ class SharedLimits:
             link.settle(Settlement(grant.key, grant.tokens, used, grant.verdict.slot))
 
     def release(self, grant: Grant) -> None:
-        """The request is no longer in flight."""
+        """Notes that the request is no longer in flight."""
         self._accounts.release(grant.key)
         self._touch(grant)
 
     def resume(self, grant: Grant) -> None:
-        """The request is in flight again."""
+        """Notes that the request is in flight again."""
         self._accounts.resume(grant.key)
         self._touch(grant)
 
     def answer(self, batch: wire.Batch, now: float) -> tuple[Verdict, ...]:
-        """Decides for another gateway."""
+        """Applies another gateway's messages, and decides for it."""
         for said in batch.in_flight:
             self._accounts.peer_has(batch.gateway, said.key, said.count, now)
         for one in batch.alone:
@@ -150,6 +151,6 @@ class SharedLimits:
 
 
 def owner_of(key: TenantKey, gateways: Iterable[str]) -> str:
-    """The gateway that decides for a tenant: the same at all gateways with the same view of live gateways."""
+    """Returns the gateway that decides for a tenant: the same at all gateways with the same view of live gateways."""
     text = f"{key.service}/{key.tenant}"
     return max(gateways, key=lambda name: hashlib.blake2b(f"{name}\n{text}".encode(), digest_size=8).digest())

@@ -20,6 +20,7 @@ from inflight_engine.request import FinishReason, Request, SamplingParams
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
 from inflight_settings.limits import Limits, LimitsInForce
 from tests.engine.recording.workload import CONFIG, Keep, Workload, config
+from tests.engine.scheduling_fields import gathered
 
 NOTHING = np.empty(0, np.intp)
 
@@ -29,7 +30,9 @@ def recorder(sink, **options):
 
 
 def request(request_id=0, tokens=(11, 12, 13, 14, 15), hashes=(), **fields):
-    made = Request(request_id, np.array(tokens, np.int32), SamplingParams(max_tokens=9), arrival_time=1.5, **fields)
+    made = Request(
+        request_id, np.array(tokens, np.int32), SamplingParams(max_tokens=9), arrival_time=1.5, **gathered(fields)
+    )
     made.block_hashes = list(hashes)
     return made
 

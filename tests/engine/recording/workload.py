@@ -11,7 +11,7 @@ import numpy as np
 from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.recording.recorder import Recorder
-from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
 from inflight_settings.limits import Limits, LimitsInForce
@@ -109,11 +109,13 @@ class Workload:
                 prompt_logprobs=1 if self.scoring.random() < 0.1 else None,
             ),
             arrival_time=self.now,
-            priority=pick.randrange(4),
-            service_class=pick.choice(self.config.classes).name,
-            tenant=pick.choice(["", "", "red", "blue"]),
-            cache_salt=pick.choice(["", "", "", "pepper"]),
-            predicted_tokens=pick.choice([None, 5, 20]),
+            scheduling=Scheduling(
+                priority=pick.randrange(4),
+                service_class=pick.choice(self.config.classes).name,
+                tenant=pick.choice(["", "", "red", "blue"]),
+                cache_salt=pick.choice(["", "", "", "pepper"]),
+                predicted_tokens=pick.choice([None, 5, 20]),
+            ),
         )
         self.next_id += 1
         generated = [VOCAB - 1] * self.continuing.choice((0, 0, 0, 0, 1, 9))

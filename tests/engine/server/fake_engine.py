@@ -25,11 +25,10 @@ from inflight_engine.messages import (
 from inflight_engine.models.generation_config import OPENAI_DEFAULTS
 from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.app import create_admin_app, create_app
-from inflight_engine.server.config import ServerConfig
-from inflight_engine.server.middleware import OpenResponses
+from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.service import Service
+from inflight_engine.server.settings.config import QueueBounds, ServerConfig
 from inflight_settings.limits import Limits, LimitsInForce
 
 EOS = 0

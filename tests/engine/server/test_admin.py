@@ -8,9 +8,9 @@ import pytest
 from inflight_engine.config import EngineConfig
 from inflight_engine.messages import Configured
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.server import engine_calls
-from inflight_engine.server.limits_file import initial_limits
-from inflight_engine.server.phase import Phase
+from inflight_engine.server.engine import calls as engine_calls
+from inflight_engine.server.engine.limits_file import initial_limits
+from inflight_engine.server.engine.phase import Phase
 from inflight_settings.limits import Limits, LimitsInForce
 from tests.engine.server.fake_engine import CAPACITY, until
 
