@@ -23,8 +23,7 @@ from inflight_engine.output import StepOutput, TokenLogprobs
 from inflight_engine.recording.lines import LimitsChanged, TimePassed, WeightsChanged
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
-from inflight_engine.recording.replay import replay
-from inflight_engine.recording.survey import Survey
+from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -425,10 +424,10 @@ def test_only_what_changes_is_recorded(tmp_path):
     engine.handle(Configure(4, IN_FORCE, {"b": 0.5}))
     engine.close()
     assert list(Recording(tmp_path / "record").events()) == [
-        LimitsChanged(2, 8, 1),
+        LimitsChanged(limits.limits, 1),
         WeightsChanged({"a": 3.0}),
         WeightsChanged({"b": 0.5}),
-        LimitsChanged(4, 32, 0),
+        LimitsChanged(CONFIG.capacity, 0),
     ]
 
 
@@ -441,10 +440,10 @@ class Heard(EngineObserver):
     def added(self, request):
         self.log.append(("added", request.request_id))
 
-    def stepped(self, plan, ended, seconds, *, ahead=False):
+    def stepped(self, plan, work, ended, seconds, *, ahead=False):
         self.log.append(("stepped", plan.step, [each.request_id for each in ended], ahead))
 
-    def failed(self, plan, seconds, *, ahead=False):
+    def failed(self, plan, work, seconds, *, ahead=False):
         self.log.append(("failed", plan.step, ahead))
 
     def cancelled(self, request_id, reason):

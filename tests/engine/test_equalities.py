@@ -17,8 +17,7 @@ from inflight_engine.messages import AddRequest, Configure
 from inflight_engine.models.source import resolve
 from inflight_engine.models.tokenizer import load_tokenizer
 from inflight_engine.recording.reader import Recording
-from inflight_engine.recording.replay import replay
-from inflight_engine.recording.survey import Survey
+from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_settings.limits import Limits, LimitsInForce
