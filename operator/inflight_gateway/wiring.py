@@ -15,8 +15,8 @@ from inflight_base.page.scraper import metrics_session
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
+from inflight_gateway.ext_proc.endpoint_picker_ports import EndpointPickerPorts
 from inflight_gateway.ext_proc.exchange import Parts
-from inflight_gateway.ext_proc.guest_ports import GuestPorts
 from inflight_gateway.ext_proc.server import Processor
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.pick.picker import Picker
@@ -30,12 +30,12 @@ from inflight_gateway.state.peers import Peers
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
 from inflight_gateway.state.stream import LoadStream
-from inflight_gateway.telemetry.courses import Courses
-from inflight_gateway.telemetry.metrics import Knowledge, Metrics
+from inflight_gateway.telemetry.access_records import AccessRecords
+from inflight_gateway.telemetry.metrics import DiscoveryCollector, Metrics
 from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
-from inflight_gateway.tenants.routes import PeerClient, take_handler
+from inflight_gateway.tenants.routes import PeerClient, limits_handler
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.timers import Timers
@@ -53,8 +53,8 @@ class Gateway:
     """All parts of the picker but its sockets. `open` makes one.
 
     Attributes:
-        courses: receives the relays' reports.
-        processor: serves Envoy. guests: serves other gateways; None: not served.
+        records: receives the relays' reports.
+        processor: serves Envoy. endpoint_picker: serves other gateways; None: not served.
         publisher: configures Envoy.
     """
 
@@ -80,16 +80,20 @@ class Gateway:
         loads = GatewayLoads(self.catalog, self._holds, self._ledger, monotonic)
         self.metrics.watch_loads(loads.service_loads)
         self._stream = LoadStream(settings.name, loads)
-        self.courses = Courses(self.metrics, self._picks, self._gate, self._holds, monotonic, log=settings.access_log)
+        self.records = AccessRecords(
+            self.metrics, self._picks, self._gate, self._holds, monotonic, log=settings.access_log
+        )
         self._dispatcher = Dispatcher(
             self.catalog, Picker(), self._holds, self._ledger, monotonic, self._stream.changed
         )
         self._parts = Parts(
-            self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic, self._refused
+            self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.records, monotonic, self._refused
         )
         self.processor = Processor(self._parts)
         port = settings.ext_proc_port
-        self.guests = None if port is None else GuestPorts(self._parts, port, tls=settings.ext_proc_tls)
+        self.endpoint_picker = (
+            None if port is None else EndpointPickerPorts(self._parts, port, tls=settings.ext_proc_tls)
+        )
         fixed = Fixed(settings.sockets, any_address(), settings.port, settings.relays)
         self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused, self._endpoints_taken)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}
@@ -113,12 +117,12 @@ class Gateway:
     def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
         """Makes the HTTP port. Args: unready: see `StatePort`. problems: currently failing calls to the Kubernetes
         API."""
-        self.metrics.registry.register(Knowledge(self.catalog, self._samples, self._peers, problems))
+        self.metrics.registry.register(DiscoveryCollector(self.catalog, self._samples, self._peers, problems))
 
-        async def take(request: web.Request) -> web.Response:
-            return await take_handler(self.limits, self._key)(request)
+        async def decide(request: web.Request) -> web.Response:
+            return await limits_handler(self.limits, self._key)(request)
 
-        return StatePort(self._stream, self._picks, self.metrics.page, unready, [web.post(wire.PATH, take)])
+        return StatePort(self._stream, self._picks, self.metrics.page, unready, [web.post(wire.PATH, decide)])
 
     async def run(self) -> None:
         """Reports requests in flight to the gateways that own their tenants, until cancelled."""
@@ -133,7 +137,7 @@ class Gateway:
         self._dispatcher.expire()
         if len(self._holds):
             self._dispatcher.release()
-        self.courses.expire()
+        self.records.expire()
         if monotonic() - self._key_read >= KEY_SECONDS:
             self._read_key()
 

@@ -18,7 +18,7 @@ from inflight_gateway.request.body import Body
 from inflight_gateway.request.headers import CHECK_KEY, DESTINATION, INTERNAL, PROGRESS, SUBSET
 from inflight_gateway.request.paths import is_hidden
 from inflight_gateway.request.view import Head, view
-from inflight_gateway.telemetry.courses import Course, Courses
+from inflight_gateway.telemetry.access_records import AccessRecord, AccessRecords
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import Endpoint, Refusal, RequestView, Retried, ServiceConfig
@@ -55,7 +55,7 @@ class Parts:
     gate: Gate
     engine_headers: EngineHeaders
     dispatcher: Dispatcher
-    courses: Courses
+    records: AccessRecords
     clock: Callable[[], float]
     refused: Callable[[str], None]
     sent: dict[str, Exchange] = field(default_factory=dict)
@@ -73,7 +73,7 @@ class Exchange:
     Args:
         head: head of the request.
         allowed: addresses that another gateway allows for it; None: all.
-        guest: the call comes from another gateway, not from the Envoy of this pod.
+        other_gateway: the call comes from another gateway, not from the Envoy of this pod.
         pool: service whose InferencePool the other gateway routes the request to; None: unknown.
     """
 
@@ -83,18 +83,18 @@ class Exchange:
         head: Head,
         allowed: Collection[str] | None,
         *,
-        guest: bool = False,
+        other_gateway: bool = False,
         pool: ServiceKey | None = None,
     ) -> None:
         self._parts = parts
         self._head = head
         self._allowed = allowed
-        self._guest = guest
+        self._other_gateway = other_gateway
         self._pool = pool
         self._arrived = parts.clock()
         self._placed: tuple[str, ServiceKey] | None = None
         self._admitted = False
-        self._course: Course | None = None
+        self._record: AccessRecord | None = None
         self._picked: tuple[Endpoint, ...] = ()
 
     @property
@@ -145,14 +145,14 @@ class Exchange:
         # The dispatcher has what it needs of it.
         self._head.body = None
         del body
-        parts.courses.decided(parts.clock() - begin)
+        parts.records.decided(parts.clock() - begin)
         if isinstance(outcome, asyncio.Future) and not outcome.done():
             yield messages.wait_longer(config.hold.max_wait_s + _HOLD_MARGIN_S)
         result = outcome if isinstance(outcome, Refusal) else await outcome
         if isinstance(result, Refusal):
             yield self._refuse(result, config.key)
             return
-        self._course = parts.courses.started(request, *result, relayed=self._head.relayed)
+        self._record = parts.records.started(request, *result, relayed=self._head.relayed)
         self._picked = result.pick.endpoints
         parts.sent[self._head.request_id] = self
         yield self._go_on(stage, request, config, result, limit_headers)
@@ -166,8 +166,8 @@ class Exchange:
 
     def answered(self, status: int) -> None:
         """Applies the head of an engine's response. Args: status: its HTTP status."""
-        if self._course is not None and not self._head.relayed:
-            self._parts.courses.answered(self._course, status)
+        if self._record is not None and not self._head.relayed:
+            self._parts.records.answered(self._record, status)
 
     def close(self) -> None:
         """Ends the request: its response has ended, or the client disconnected."""
@@ -177,8 +177,8 @@ class Exchange:
             self._parts.dispatcher.end(*self._placed)
         if self._admitted:
             self._parts.gate.ended(self._head.request_id)
-        if self._course is not None:
-            self._parts.courses.ended(self._course)
+        if self._record is not None:
+            self._parts.records.ended(self._record)
 
     def _check_key(self) -> Any:
         """Checks the API key for a relay that has not read the body yet. Only a 401 is a refusal here; the request
@@ -201,7 +201,7 @@ class Exchange:
         return key if isinstance(key, Refusal) else catalog.services[key]
 
     def _refuse(self, refusal: Refusal, service: ServiceKey | None) -> Any:
-        self._course = self._parts.courses.refused(self._head, service, refusal)
+        self._record = self._parts.records.refused(self._head, service, refusal)
         return messages.refuse(refusal, service)
 
     def _go_on(
@@ -217,7 +217,7 @@ class Exchange:
         endpoints = pick.endpoints[: max(1, config.max_attempts - request.attempt + 1)]
         destination = ",".join(endpoint.address for endpoint in endpoints)
         to_set = [(DESTINATION, destination), *headers.to_set(config, request.tenant, request.external_id)]
-        if self._guest:
+        if self._other_gateway:
             present = {name for name, _ in to_set}
             # A client may have sent them: no proxy before the picker removes them.
             forged = [name for name in (*INTERNAL, SUBSET) if name not in present]

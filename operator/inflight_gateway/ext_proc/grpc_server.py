@@ -17,7 +17,7 @@ from envoy.service.discovery.v3 import ads_pb2_grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
 from inflight_base.manifest.slices import address_of
-from inflight_gateway.ext_proc.guests import GuestProcessor
+from inflight_gateway.ext_proc.endpoint_picker import EndpointPickerProcessor
 from inflight_gateway.ext_proc.server import Processor
 from inflight_gateway.proxy.ads import Ads
 from inflight_gateway.settings import MAX_BODY_BYTES, any_address
@@ -82,7 +82,9 @@ async def serve(socket: Path, ads: Ads, processor: Processor) -> grpc.aio.Server
     return server
 
 
-async def serve_guests(port: int, processor: GuestProcessor, certificate: Certificate | None) -> grpc.aio.Server:
+async def serve_endpoint_picker(
+    port: int, processor: EndpointPickerProcessor, certificate: Certificate | None
+) -> grpc.aio.Server:
     """Listens on a TCP port of all addresses until stopped. Other gateways do not get ADS, which would configure them.
 
     Args:

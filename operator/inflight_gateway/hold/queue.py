@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.bounds import exceeded, queue_full
-from inflight_gateway.hold.service_queue import Held, ServiceQueue
+from inflight_gateway.hold.service_queue import QueuedRequest, ServiceQueue
 from inflight_gateway.types import Pick, Refusal, RequestView, ServiceConfig
 from inflight_policies.lazy_heap import LazyHeap
 from inflight_policies.service_counter import OUTPUT_TOKEN, PROMPT_TOKEN
@@ -36,8 +36,8 @@ class HoldQueue:
 
     def __init__(self) -> None:
         self._services: dict[ServiceKey, ServiceQueue] = {}
-        self._by_id: dict[str, Held] = {}
-        self._by_expiry: LazyHeap[Held] = LazyHeap()
+        self._by_id: dict[str, QueuedRequest] = {}
+        self._by_expiry: LazyHeap[QueuedRequest] = LazyHeap()
         self._offers = 0
 
     def __len__(self) -> int:
@@ -56,12 +56,12 @@ class HoldQueue:
             oldest_s = self.waiting(request.service, now).oldest_s
             return queue_full(request.service, why, min(oldest_s, config.hold.max_wait_s))
         self._offers += 1
-        held = Held(
-            request, self._offers, now, now + config.hold.max_wait_s, latest_start=queue.lead.latest_start(request)
+        queued = QueuedRequest(
+            request, self._offers, now, now + config.hold.max_wait_s, latest_start=queue.lead_time.latest_start(request)
         )
-        queue.push(held)
-        self._by_id[request.request_id] = held
-        self._by_expiry.push(held, (held.until, held.sequence))
+        queue.push(queued)
+        self._by_id[request.request_id] = queued
+        self._by_expiry.push(queued, (queued.until, queued.sequence))
         return None
 
     def release(
@@ -80,18 +80,18 @@ class HoldQueue:
         queues = list(self._services) if service is None else [service] if service in self._services else []
         for key in queues:
             queue = self._services[key]
-            while (held := queue.head(now)) is not None:
-                pick = can_start(held.request)
-                if pick is None and above is not None and above(held.request, now):
-                    held = queue.passing(now, above)
-                    pick = can_start(held.request) if held is not None else None
-                if held is None or pick is None:
+            while (queued := queue.head(now)) is not None:
+                pick = can_start(queued.request)
+                if pick is None and above is not None and above(queued.request, now):
+                    queued = queue.overtaking(now, above)
+                    pick = can_start(queued.request) if queued is not None else None
+                if queued is None or pick is None:
                     break
-                computed = max(0, held.request.prompt_tokens - pick.cached_tokens)
-                queue.lead.started(held.request, pick)
-                queue.start(held, PROMPT_TOKEN * computed + OUTPUT_TOKEN)
-                self._forget(held)
-                released.append((held.request, pick))
+                computed = max(0, queued.request.prompt_tokens - pick.cached_tokens)
+                queue.lead_time.started(queued.request, pick)
+                queue.start(queued, PROMPT_TOKEN * computed + OUTPUT_TOKEN)
+                self._forget(queued)
+                released.append((queued.request, pick))
         return released
 
     def expire(self, now: float) -> list[RequestView]:
@@ -104,10 +104,10 @@ class HoldQueue:
 
     def remove(self, request_id: str) -> bool:
         """Remove a request whose client disconnected; False: it is not held."""
-        held = self._by_id.get(request_id)
-        if held is None:
+        queued = self._by_id.get(request_id)
+        if queued is None:
             return False
-        self._discard(held)
+        self._discard(queued)
         return True
 
     def served(self, request: RequestView, output_tokens: int) -> None:
@@ -127,15 +127,15 @@ class HoldQueue:
         """Remove a deleted service; returns its held requests."""
         queue = self._services.get(service)
         left = [] if queue is None else list(queue)
-        for held in left:
-            self._discard(held)
+        for queued in left:
+            self._discard(queued)
         self._services.pop(service, None)
-        return [held.request for held in left]
+        return [queued.request for queued in left]
 
-    def _discard(self, held: Held) -> None:
-        self._services[held.request.service].discard(held)
-        self._forget(held)
+    def _discard(self, queued: QueuedRequest) -> None:
+        self._services[queued.request.service].discard(queued)
+        self._forget(queued)
 
-    def _forget(self, held: Held) -> None:
-        del self._by_id[held.request.request_id]
-        self._by_expiry.remove(held)
+    def _forget(self, queued: QueuedRequest) -> None:
+        del self._by_id[queued.request.request_id]
+        self._by_expiry.remove(queued)

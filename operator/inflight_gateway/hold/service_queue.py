@@ -33,7 +33,7 @@ class VirtualCounters:
         """Returns the waiting client with the least service."""
         return self._counters.least(0)
 
-    def lead(self, client: str) -> float:
+    def ahead(self, client: str) -> float:
         """Returns how far a waiting client's counter is ahead of the least one, in tokens by weight."""
         return (self._counters.service(client, 0) - self._counters.level(0)) / _UNIT
 
@@ -61,7 +61,7 @@ MARGIN_SHARE = 0.2
 be late, so without a margin every other start comes too late after all."""
 
 
-class Lead:
+class LeadTime:
     """Time before its deadline at which a request has to start, learned from the predictions of a service's latest
     starts.
 
@@ -90,14 +90,14 @@ class Lead:
         return self.wait_s + MARGIN_SHARE * ttft_s
 
 
-MOST_LEAD = 32_768.0
+MOST_AHEAD = 32_768.0
 """Tokens of service, relative to weight, by which a tenant (and its class) may be ahead of the next one and still
 overtake its head: more than a tenant with a modest load is charged before the others catch up, and a bound for one
 whose requests have far more tokens than those of others, which its share of slots alone would not be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
+class QueuedRequest:
     """A request in the queue.
 
     Attributes:
@@ -117,7 +117,7 @@ class _ClassQueue:
 
     def __init__(self) -> None:
         self.counters = VirtualCounters()
-        self.tenants: dict[str, DeadlineQueue[Held]] = {}
+        self.tenants: dict[str, DeadlineQueue[QueuedRequest]] = {}
         """Queues of the tenants that have waiting requests."""
 
 
@@ -136,25 +136,25 @@ class ServiceQueue:
 
     def __init__(self, config: ServiceConfig) -> None:
         self.room = Room()
-        self.lead = Lead()
+        self.lead_time = LeadTime()
         self._by_tenant: dict[str, Room] = {}
         self._counters = VirtualCounters()
         self._classes: dict[str, _ClassQueue] = {}
-        self._held: dict[int, Held] = {}
+        self._queued: dict[int, QueuedRequest] = {}
         """Queued requests by sequence: the first is the oldest."""
         self.config = config
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._queued)
 
-    def __iter__(self) -> Iterator[Held]:
-        return iter(self._held.values())
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        return iter(self._queued.values())
 
     def tenant_room(self, tenant: str) -> Room:
         return self._by_tenant.get(tenant) or Room()
 
-    def push(self, held: Held) -> None:
-        request = held.request
+    def push(self, queued: QueuedRequest) -> None:
+        request = queued.request
         queue = self._classes.get(request.service_class)
         if queue is None:
             queue = self._classes[request.service_class] = _ClassQueue()
@@ -165,21 +165,21 @@ class ServiceQueue:
             tenant = queue.tenants[request.tenant] = DeadlineQueue()
             queue.counters.start_waiting(request.tenant, self.config.tenant(request.tenant).weight)
         place = aged(request.arrived, request.priority, self.config.priority_aging_s)
-        tenant.push(held, (place, held.sequence), held.latest_start)
-        self._held[held.sequence] = held
+        tenant.push(queued, (place, queued.sequence), queued.latest_start)
+        self._queued[queued.sequence] = queued
         self.room.add(request)
         self._by_tenant.setdefault(request.tenant, Room()).add(request)
 
-    def head(self, now: float) -> Held | None:
+    def head(self, now: float) -> QueuedRequest | None:
         """Returns the request to start next, and leaves it in place."""
-        service_class = self._counters.least() if self._held else None
+        service_class = self._counters.least() if self._queued else None
         if service_class is None:
             return None
         queue = self._classes[service_class]
         tenant = queue.counters.least()
         return None if tenant is None else _head(queue.tenants[tenant], self._start(now))
 
-    def passing(self, now: float, above: Callable[[RequestView, float], bool]) -> Held | None:
+    def overtaking(self, now: float, above: Callable[[RequestView, float], bool]) -> QueuedRequest | None:
         """Returns the request that may overtake the head if the head's tenant is above its share and leaves slots free
         to others, and leaves it in place: it is of the least served tenant not above its share, at most `MOST_AHEAD`
         ahead.
@@ -189,31 +189,31 @@ class ServiceQueue:
         """
         start = self._start(now)
         best: tuple[float, float] | None = None
-        found: Held | None = None
+        found: QueuedRequest | None = None
         for service_class, queue in self._classes.items():
-            if not queue.tenants or (class_lead := self._counters.lead(service_class)) > MOST_LEAD:
+            if not queue.tenants or (class_ahead := self._counters.ahead(service_class)) > MOST_AHEAD:
                 continue
             for name, tenant in queue.tenants.items():
-                order = class_lead, queue.counters.lead(name)
-                if order[1] > MOST_LEAD or (best is not None and order >= best):
+                order = class_ahead, queue.counters.ahead(name)
+                if order[1] > MOST_AHEAD or (best is not None and order >= best):
                     continue
-                held = _head(tenant, start)
-                if held is not None and not above(held.request, now):
-                    best, found = order, held
+                queued = _head(tenant, start)
+                if queued is not None and not above(queued.request, now):
+                    best, found = order, queued
         return found
 
-    def start(self, held: Held, tokens: int) -> None:
+    def start(self, queued: QueuedRequest, tokens: int) -> None:
         """Remove the head, or a request that overtakes it, and charge its class and tenant."""
-        request = held.request
-        self._classes[request.service_class].tenants[request.tenant].pick(held)
+        request = queued.request
+        self._classes[request.service_class].tenants[request.tenant].pick(queued)
         self.charge(request.service_class, request.tenant, tokens)
-        self._left(held)
+        self._left(queued)
 
-    def discard(self, held: Held) -> None:
+    def discard(self, queued: QueuedRequest) -> None:
         """Remove a request at any position."""
-        request = held.request
-        self._classes[request.service_class].tenants[request.tenant].remove(held)
-        self._left(held)
+        request = queued.request
+        self._classes[request.service_class].tenants[request.tenant].remove(queued)
+        self._left(queued)
 
     def charge(self, service_class: str, tenant: str, tokens: int) -> None:
         self._counters.charge(service_class, tokens)
@@ -221,9 +221,9 @@ class ServiceQueue:
         if queue is not None:
             queue.counters.charge(tenant, tokens)
 
-    def _left(self, held: Held) -> None:
-        request = held.request
-        del self._held[held.sequence]
+    def _left(self, queued: QueuedRequest) -> None:
+        request = queued.request
+        del self._queued[queued.sequence]
         self.room.add(request, -1)
         room = self._by_tenant[request.tenant]
         room.add(request, -1)
@@ -238,13 +238,13 @@ class ServiceQueue:
 
     def _start(self, now: float) -> float:
         """Returns when the prefill of a request sent now would begin, in seconds."""
-        return now + self.lead.wait(self.config.ttft_s)
+        return now + self.lead_time.wait(self.config.ttft_s)
 
     def _class_weight(self, name: str) -> float:
         return next((each.weight for each in self.config.classes if each.name == name), 1.0)
 
 
-def _head(tenant: DeadlineQueue[Held], start: float) -> Held | None:
+def _head(tenant: DeadlineQueue[QueuedRequest], start: float) -> QueuedRequest | None:
     """Returns the next of a tenant's requests, and leaves it in place. Args: start: see `ServiceQueue._start`."""
     tenant.pass_time(start)
     return tenant.head()

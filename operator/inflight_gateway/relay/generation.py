@@ -21,7 +21,7 @@ from inflight_gateway.relay.errors import ClientError, engine_died, engine_error
 from inflight_gateway.relay.frames import Frame
 from inflight_gateway.relay.heads import Headers, end_to_end, retry_after_seconds, without, without_internal
 from inflight_gateway.relay.key_check import KeyCheck
-from inflight_gateway.relay.passing import start_proxied
+from inflight_gateway.relay.proxying import start_proxied
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import Shared
 from inflight_gateway.request.body import Body, parse

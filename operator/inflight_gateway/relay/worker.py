@@ -12,7 +12,7 @@ from inflight_gateway.relay.budget import RetryBudget
 from inflight_gateway.relay.client import ClientConnection, Exchange, Request
 from inflight_gateway.relay.generation import Generation
 from inflight_gateway.relay.inner import InnerPool
-from inflight_gateway.relay.passing import PassThrough
+from inflight_gateway.relay.proxying import PassThrough
 from inflight_gateway.relay.reports import Reports
 from inflight_gateway.relay.shared import Shared, Tuning
 from inflight_gateway.request.paths import GENERATING

@@ -196,7 +196,7 @@ class _Loads(Collector):
             yield _gauges(name, text, {service: getattr(load, field) for service, load in loads.items()})
 
 
-class Knowledge(Collector):
+class DiscoveryCollector(Collector):
     """The gateway's view: services, engines, other gateway pods, and reachability of the API server.
 
     Args: problems: currently failing calls to the Kubernetes API.

@@ -21,7 +21,7 @@ class TenantKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class Admission:
     """An admission request. Attributes: tokens: to charge (`limits.charge_for`)."""
 
     key: TenantKey
@@ -57,24 +57,24 @@ class Accounts:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def admit(self, take: Take, now: float, peer: str | None = None) -> Verdict:
+    def admit(self, admission: Admission, now: float, peer: str | None = None) -> Verdict:
         """Admits or rejects a request. Args: peer: the gateway that received it; None: this one."""
         self._sweep(now)
-        entry = self._entry(take.key)
+        entry = self._entry(admission.key)
         for name in [name for name, (_, at) in entry.elsewhere.items() if now - at > PEER_SILENCE_S]:
             del entry.elsewhere[name]
         elsewhere = sum(count for count, _ in entry.elsewhere.values())
-        verdict = entry.account.admit(take.limits, take.tokens, now, elsewhere)
+        verdict = entry.account.admit(admission.limits, admission.tokens, now, elsewhere)
         if peer is not None and verdict.refused_by is None:
             entry.account.in_flight -= 1
             entry.elsewhere[peer] = entry.elsewhere.get(peer, (0, now))[0] + 1, now
         return verdict
 
-    def charge(self, take: Take, now: float) -> int:
+    def charge(self, admission: Admission, now: float) -> int:
         """Counts a request that another gateway admitted for this one, in case this one has to decide alone later."""
-        entry = self._entry(take.key)
+        entry = self._entry(admission.key)
         entry.account.in_flight += 1
-        return entry.account.charge(take.tokens, now)
+        return entry.account.charge(admission.tokens, now)
 
     def add(self, key: TenantKey, requests: int, tokens: int, now: float) -> None:
         """Charges requests that another gateway admitted on its own."""

@@ -14,7 +14,7 @@ from inflight_gateway.tenants.sharing import SharedLimits
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
-def take_handler(limits: SharedLimits, gateway_key: bytes | None) -> Handler:
+def limits_handler(limits: SharedLimits, gateway_key: bytes | None) -> Handler:
     """Makes the handler of `POST /v1/limits/take` (`wire.PATH`).
 
     401: the signature is wrong, or there is no gateway key; 408: the message is too old; 400: the message is invalid.

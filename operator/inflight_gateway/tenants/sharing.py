@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from inflight_gateway.tenants import wire
-from inflight_gateway.tenants.accounts import Accounts, Settlement, Take, TenantKey
+from inflight_gateway.tenants.accounts import Accounts, Admission, Settlement, TenantKey
 from inflight_gateway.tenants.limits import Verdict, charge_for, share
 from inflight_gateway.tenants.link import Link, OwnerAwayError
 from inflight_gateway.types import RateLimits
@@ -64,24 +64,24 @@ class SharedLimits:
 
     async def admit(self, key: TenantKey, limits: RateLimits, tokens: int, now: float) -> Grant:
         """Admits or rejects a request, and charges it if admitted. Args: tokens: estimate of prompt and answer."""
-        take = Take(key, limits, charge_for(tokens, limits))
+        admission = Admission(key, limits, charge_for(tokens, limits))
         peers = self._peers() if limits != NO_LIMITS else {}
         owner = owner_of(key, (self._name, *peers)) if peers else self._name
         if owner == self._name:
-            return self._alone(take, now)
+            return self._alone(admission, now)
         link = self._link(owner, peers[owner])
         if not link.away:
             try:
-                verdict, slot = await link.take(take)
+                verdict, slot = await link.admit(admission)
             except OwnerAwayError:
                 pass
             else:
-                return Grant(key, verdict, take.tokens, slot, owner)
+                return Grant(key, verdict, admission.tokens, slot, owner)
         part = share(limits, len(peers) + 1)
-        take = Take(key, part, charge_for(tokens, part))
-        grant = self._alone(take, now)
+        admission = Admission(key, part, charge_for(tokens, part))
+        grant = self._alone(admission, now)
         if grant.verdict.refused_by is None:
-            link.admitted_alone(take)
+            link.admitted_alone(admission)
         return grant
 
     def settle(self, grant: Grant, used: int) -> None:
@@ -110,7 +110,7 @@ class SharedLimits:
             self._accounts.add(one.key, one.requests, one.tokens, now)
         for settlement in batch.settlements:
             self._accounts.settle(settlement, now)
-        return tuple(self._accounts.admit(take, now, batch.gateway) for take in batch.takes)
+        return tuple(self._accounts.admit(admission, now, batch.gateway) for admission in batch.admissions)
 
     async def run(self) -> None:
         """Reports requests in flight to owners, until cancelled."""
@@ -129,9 +129,9 @@ class SharedLimits:
             if owner != self._name:
                 self._link(owner, peers[owner]).touch(key)
 
-    def _alone(self, take: Take, now: float) -> Grant:
-        verdict = self._accounts.admit(take, now)
-        return Grant(take.key, verdict, take.tokens, verdict.slot)
+    def _alone(self, admission: Admission, now: float) -> Grant:
+        verdict = self._accounts.admit(admission, now)
+        return Grant(admission.key, verdict, admission.tokens, verdict.slot)
 
     def _touch(self, grant: Grant) -> None:
         link = self._link_of(grant)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from inflight_gateway.tenants.accounts import Settlement, Take, TenantKey
+from inflight_gateway.tenants.accounts import Admission, Settlement, TenantKey
 from inflight_gateway.tenants.limits import Verdict
 
 PATH = "/v1/limits/take"
@@ -38,13 +38,12 @@ class Alone:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """The content of a call. Attributes: gateway: name of the sender's pod. at: Unix time."""
 
     gateway: str
     at: float
-    takes: tuple[Take, ...] = ()
+    admissions: tuple[Admission, ...] = msgspec.field(default=(), name="takes")
     settlements: tuple[Settlement, ...] = ()
     in_flight: tuple[InFlight, ...] = ()
     alone: tuple[Alone, ...] = ()

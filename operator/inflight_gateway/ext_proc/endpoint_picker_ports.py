@@ -13,9 +13,9 @@ import grpc
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
 from inflight_gateway.discovery.catalog import Catalog, Change
+from inflight_gateway.ext_proc.endpoint_picker import Bodies, EndpointPickerProcessor
 from inflight_gateway.ext_proc.exchange import Parts
-from inflight_gateway.ext_proc.grpc_server import self_signed, serve_guests
-from inflight_gateway.ext_proc.guests import Bodies, GuestProcessor
+from inflight_gateway.ext_proc.grpc_server import self_signed, serve_endpoint_picker
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +23,7 @@ AGAIN_S = 5.0
 """Seconds between two attempts to open a port that is in use."""
 
 
-class GuestPorts:
+class EndpointPickerPorts:
     """Opens the ports. A port stays open when its last pool is deleted: ports are few, and the requests of later calls
     name their service.
 
@@ -93,8 +93,8 @@ class GuestPorts:
     async def _listen(self, port: int, pool: Callable[[], ServiceKey | None]) -> None:
         """Opens a port. Args: pool: returns the service whose pool has the port now; None: it depends on the
         request."""
-        self._servers[port] = await serve_guests(
-            port, GuestProcessor(self._parts, self._bodies, pool), self._certificate
+        self._servers[port] = await serve_endpoint_picker(
+            port, EndpointPickerProcessor(self._parts, self._bodies, pool), self._certificate
         )
 
     def _pool_of(self, port: int) -> ServiceKey | None:

@@ -51,7 +51,7 @@ class Bodies:
     kept: int = 0
 
 
-class GuestProcessor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]  # no types
+class EndpointPickerProcessor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]  # no types
     """Serves one stream for each request, as `Processor` does. No proxy has removed the internal headers, so a client
     may have sent them: they are ignored.
 
@@ -128,7 +128,7 @@ class _Stream:
         pairs = messages.header_pairs(message.request_headers)
         ends = bool(message.request_headers.end_of_stream)
         head = Head([pair for pair in pairs if pair[0] not in _NOT_FROM_CLIENTS], end_of_stream=ends)
-        self._exchange = Exchange(self._parts, head, allowed(message), guest=True, pool=self._pool)
+        self._exchange = Exchange(self._parts, head, allowed(message), other_gateway=True, pool=self._pool)
         refusal = self._exchange.refusal()
         if refusal is not None:
             self._answered = True

@@ -21,7 +21,7 @@ _log = logging.getLogger("inflight_gateway.access")
 
 
 @dataclass(slots=True, eq=False)
-class Course:
+class AccessRecord:
     """The picker's state of a request, over all its attempts.
 
     Attributes:
@@ -46,17 +46,17 @@ class Course:
     open: int = 0
 
 
-def _write(finished: Finished, course: Course | None) -> None:
-    """Writes a line of the access log. Args: course: None: this picker started after the request."""
+def _write(finished: Finished, record: AccessRecord | None) -> None:
+    """Writes a line of the access log. Args: record: None: this picker started after the request."""
     fields: dict[str, Any] = {
         "request_id": finished.external_id,
         "service": str(finished.service) if finished.service.name else None,
-        "tenant": course.request.tenant if course and course.request else None,
+        "tenant": record.request.tenant if record and record.request else None,
         "status": finished.status,
         "endpoint": finished.endpoints[-1] if finished.endpoints else None,
         "attempts": len(finished.endpoints),
         "continuations": finished.continuations,
-        "held_s": round(course.held_s, 4) if course else None,
+        "held_s": round(record.held_s, 4) if record else None,
         "ttft_s": None if finished.ttft_s is None else round(finished.ttft_s, 4),
         "e2e_s": round(finished.e2e_s, 4),
         "prompt_tokens": finished.prompt_tokens,
@@ -65,15 +65,15 @@ def _write(finished: Finished, course: Course | None) -> None:
     }
     if finished.error:
         fields["error"] = finished.error
-    if course and course.refusal:
-        fields["refusal"] = course.refusal
+    if record and record.refusal:
+        fields["refusal"] = record.refusal
     _log.info("request", extra={"fields": fields})
 
 
 _NO_SERVICE = ServiceKey("", "")
 
 
-class Courses:
+class AccessRecords:
     """Receives the events of requests from exchanges, and the reports of relays.
 
     Args:
@@ -90,43 +90,43 @@ class Courses:
         self._holds = holds
         self._clock = clock
         self._log = log
-        self._open: dict[str, Course] = {}
+        self._open: dict[str, AccessRecord] = {}
         """Records by request id."""
         self._unreported: Timers[str] = Timers(REPORT_WAIT_S)
         """Ids of requests whose attempts have all ended."""
 
-    def started(self, request: RequestView, pick: Pick, held_s: float, *, relayed: bool) -> Course:
+    def started(self, request: RequestView, pick: Pick, held_s: float, *, relayed: bool) -> AccessRecord:
         """Notes that an attempt is sent to a replica."""
-        course = self._course(request.request_id, request.external_id, relayed)
-        course.request = course.request or request
-        course.held_s += held_s
-        course.picked.append(pick.endpoints[0].address)
+        record = self._record(request.request_id, request.external_id, relayed)
+        record.request = record.request or request
+        record.held_s += held_s
+        record.picked.append(pick.endpoints[0].address)
         self._metrics.picked(request, pick, held_s)
         self._picks.picked(request, pick, held_s, time.time())
-        return course
+        return record
 
-    def refused(self, head: Head, service: ServiceKey | None, refusal: Refusal) -> Course:
+    def refused(self, head: Head, service: ServiceKey | None, refusal: Refusal) -> AccessRecord:
         """Notes that the gateway itself responds."""
-        course = self._course(head.request_id, head.external_id, head.relayed)
-        course.refusal, course.status = refusal.code, refusal.status
-        if course.request is None and service is not None:
-            course.request = RequestView(head.request_id, service, self._clock(), external_id=head.external_id)
+        record = self._record(head.request_id, head.external_id, head.relayed)
+        record.refusal, record.status = refusal.code, refusal.status
+        if record.request is None and service is not None:
+            record.request = RequestView(head.request_id, service, self._clock(), external_id=head.external_id)
         self._metrics.refused(service, refusal)
-        return course
+        return record
 
-    def answered(self, course: Course, status: int) -> None:
+    def answered(self, record: AccessRecord, status: int) -> None:
         """Notes the status of an engine's response to a request that no relay reports."""
-        course.status = status
+        record.status = status
 
-    def ended(self, course: Course) -> None:
+    def ended(self, record: AccessRecord) -> None:
         """Notes that the attempt of the last `started` or `refused` has ended."""
-        course.open -= 1
-        if course.open or self._open.get(course.request_id) is not course:
+        record.open -= 1
+        if record.open or self._open.get(record.request_id) is not record:
             return
-        if course.relayed:
-            self._unreported.begin(course.request_id, self._clock())
+        if record.relayed:
+            self._unreported.begin(record.request_id, self._clock())
         else:
-            self._finish_unreported(course)
+            self._finish_unreported(record)
 
     def decided(self, seconds: float) -> None:
         """Observes the seconds that the picker took for a request, without time held."""
@@ -134,44 +134,44 @@ class Courses:
 
     def report(self, finished: Finished) -> None:
         """Applies a relay's report on how a request ended."""
-        course = self._open.pop(finished.request_id, None)
+        record = self._open.pop(finished.request_id, None)
         self._unreported.stop(finished.request_id)
-        if not finished.service.name and course is not None and course.request is not None:
-            finished = replace(finished, service=course.request.service)
+        if not finished.service.name and record is not None and record.request is not None:
+            finished = replace(finished, service=record.request.service)
         self._gate.settle(finished)
-        if course is not None and course.request is not None and finished.completion_tokens:
-            self._holds.served(course.request, finished.completion_tokens)
-        self._finish(finished, course)
+        if record is not None and record.request is not None and finished.completion_tokens:
+            self._holds.served(record.request, finished.completion_tokens)
+        self._finish(finished, record)
 
     def expire(self) -> None:
         """Expires requests whose relay died without a report."""
         for request_id in self._unreported.expire(self._clock()):
             self._finish_unreported(self._open[request_id])
 
-    def _course(self, request_id: str, external_id: str, relayed: bool) -> Course:
+    def _record(self, request_id: str, external_id: str, relayed: bool) -> AccessRecord:
         """Returns the record of a new attempt's request; all attempts of a request share one."""
-        course = self._open.get(request_id)
-        if course is None:
-            course = self._open[request_id] = Course(request_id, external_id, relayed)
-        course.open += 1
+        record = self._open.get(request_id)
+        if record is None:
+            record = self._open[request_id] = AccessRecord(request_id, external_id, relayed)
+        record.open += 1
         self._unreported.stop(request_id)
-        return course
+        return record
 
-    def _finish_unreported(self, course: Course) -> None:
-        del self._open[course.request_id]
-        service = course.request.service if course.request is not None else _NO_SERVICE
+    def _finish_unreported(self, record: AccessRecord) -> None:
+        del self._open[record.request_id]
+        service = record.request.service if record.request is not None else _NO_SERVICE
         finished = Finished(
-            course.request_id,
+            record.request_id,
             service,
-            course.status,
+            record.status,
             stream=False,
-            endpoints=tuple(course.picked),
-            external_id=course.external_id,
+            endpoints=tuple(record.picked),
+            external_id=record.external_id,
         )
-        self._finish(finished, course)
+        self._finish(finished, record)
 
-    def _finish(self, finished: Finished, course: Course | None) -> None:
+    def _finish(self, finished: Finished, record: AccessRecord | None) -> None:
         self._metrics.finished(finished)
         self._picks.finished(finished)
         if self._log:
-            _write(finished, course)
+            _write(finished, record)
