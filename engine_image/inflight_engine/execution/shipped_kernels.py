@@ -153,7 +153,7 @@ def _launch_attention(shape: ModelShape, cache_dtype: torch.dtype) -> None:
         AttentionBatch(np.zeros(3, np.int64), np.zeros(1, np.intp), np.ones(1, np.int64), chunks, table, none)
     )
     qkv = _tensor(3, shape.num_heads + 2 * shape.num_kv_heads, shape.head_dim)
-    attention.forward(0, *qkv.split([shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1))
+    attention.forward(0, *torch.split(qkv, [shape.num_heads, shape.num_kv_heads, shape.num_kv_heads], dim=1))
 
 
 def _tensor(*sizes: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
