@@ -16,7 +16,7 @@ _Q8_0 = 8
 
 
 def dequantize(raw: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """float32 of a shape, from Q4_1 or Q8_0.
+    """Return float32 of a shape, from Q4_1 or Q8_0.
 
     Raises:
         KernelError: the shape is not one of whole blocks.
