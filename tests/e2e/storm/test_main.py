@@ -52,13 +52,13 @@ def test_ordered_services_are_those_with_a_replica():
 
 
 def watched(monkeypatch, answers, processes_of=lambda uid: []):
-    """A watch whose looks get these Deployments with a replica in turn, and the clock, which a look moves by 10 s."""
+    """A watch whose updates get these Deployments with a replica in turn, and the clock, which a look moves by 10 s."""
     clock = SimpleNamespace(now=100.0)
-    looks = iter(answers)
+    updates = iter(answers)
 
     def kubectl(*arguments):
         clock.now += 10.0
-        items = [{"metadata": {"name": name}, "spec": {"replicas": 1}} for name in next(looks)]
+        items = [{"metadata": {"name": name}, "spec": {"replicas": 1}} for name in next(updates)]
         return json.dumps({"items": items})
 
     pod = SimpleNamespace(name="gateway-1", uid="u")
@@ -103,13 +103,13 @@ def test_a_pod_whose_groups_vanish_while_they_are_read_does_not_end_the_update(m
 
 
 @pytest.mark.parametrize("error", [OSError("the group is gone"), ValueError("half a line"), ClusterError("away")])
-def test_watching_survives_a_look_that_fails(monkeypatch, error):
-    looks, enough = [], threading.Event()
+def test_watching_survives_an_update_that_fails(monkeypatch, error):
+    updates, enough = [], threading.Event()
 
     class Failing:
-        def look(self):
-            looks.append(1)
-            if len(looks) == 3:
+        def update(self):
+            updates.append(1)
+            if len(updates) == 3:
                 enough.set()
             raise error
 
