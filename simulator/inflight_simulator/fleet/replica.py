@@ -14,13 +14,14 @@ from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
-from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
+from inflight_engine.scheduling.scheduler import CannotFitError
 from inflight_simulator.arrivals import OUTPUT_TOKEN
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.course import Course
 from inflight_simulator.fleet.meter import Meter
 from inflight_simulator.fleet.noise import Noise
 from inflight_simulator.fleet.requests import Floats
+from inflight_simulator.fleet.scheduler import FleetScheduler
 from inflight_simulator.passes import prefill_work
 
 NEVER = math.inf
@@ -77,7 +78,7 @@ class Replica:
         self.starts = False
         self.idle_s = 0.0
         self.refused: list[int] = []
-        self.scheduler = Scheduler(scheduling, contents=scheduling.prefix_caching)
+        self.scheduler = FleetScheduler(scheduling)
         self.scheduler.limits = Limits(*config.limits)
         self.scheduler.prefill_cost = config.replica.cost
         self._course = course
@@ -207,7 +208,7 @@ class Replica:
         self._noise.use(steps)
         now = self._begun = self._ends[steps - 1]
         del self._ends[:steps]
-        for request in self.scheduler.advance_many(steps, OUTPUT_TOKEN):
+        for request in self.scheduler.advance_many(steps):
             self._finish(request.request_id, now)
 
     def _end(self, now: float) -> None:
