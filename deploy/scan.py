@@ -23,8 +23,8 @@ import yaml
 from deploy.manifest import WITH_GATEWAY
 from inflight_base.manifest import Manifest
 from inflight_operator.api import InferenceService
-from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, Settings, render
+from inflight_settings.limits import Limits, LimitsInForce
 from tools.localcluster import ClusterError
 from tools.localcluster.layout import REPOSITORY
 from tools.testbed.helm import CHART, rendered
@@ -42,7 +42,7 @@ _BARE = "bare-"
 """Before the names of installations without their exceptions."""
 
 _NO_CONNECTION = "error sending request"
-"""What uv says where a server could not be reached, and not of a server's answer."""
+"""Text of uv's errors about a server that could not be reached, and of no other error."""
 
 _DIGEST = "sha256:" + "0" * 64
 
@@ -75,7 +75,7 @@ class OfflineError(ScanError):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One failed check."""
+    """A failed check."""
 
     check: str
     name: str

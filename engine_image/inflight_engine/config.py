@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_policies.deadline import LATE_SHARE
 from inflight_policies.priority import PRIORITY_AGING_S
+from inflight_settings.limits import DEFAULT_LIMITS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
 QUANTIZATIONS = ("none", "int8", "int4")
 KV_CACHE_DTYPES = ("auto", "fp8")
-ATTENTION_BACKENDS = ("auto", "flash-attn-3", "triton", "torch-varlen", "cpu-native", "torch-sdpa")
+ATTENTION_BACKENDS = ("auto", "flash-attn-3", "triton", "cpu-native", "torch-sdpa")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,8 @@ class EngineConfig:
         max_model_len: longest prompt plus output in tokens; None takes the model's own.
         max_num_seqs: capacity: most requests running at once.
         max_num_batched_tokens: capacity: most tokens in one step.
-        block_size: tokens in a KV block; None takes what the attention backend prefers, 16 or 256.
+        block_size: tokens in a KV block. Small blocks waste less memory at the end of each sequence and share more
+            prefixes.
         num_kv_blocks: KV blocks; None derives them from `kv_cache_memory`.
         kv_cache_memory: bytes for the KV cache; None takes a share of what the device has left after the weights.
         kv_cache_dtype: `auto` is `dtype`; `fp8` (GPUs that have it) halves the cache.
@@ -63,9 +65,9 @@ class EngineConfig:
     batch_invariant: bool = False
     num_threads: int | None = None
     max_model_len: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
-    block_size: int | None = None
+    max_num_seqs: int = DEFAULT_LIMITS.max_num_seqs
+    max_num_batched_tokens: int = DEFAULT_LIMITS.max_num_batched_tokens
+    block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_memory: int | None = None
     kv_cache_dtype: str = "auto"

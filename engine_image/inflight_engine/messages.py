@@ -12,9 +12,9 @@ import msgspec
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
-from inflight_engine.request import DEFAULT_CLASS, FinishReason, SamplingParams
+from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.limits import Limits
+from inflight_settings.limits import Limits, LimitsInForce
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
@@ -27,11 +27,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
     prompt_token_ids: bytes
     sampling: SamplingParams
     arrival_time: float
-    priority: int = 0
-    service_class: str = DEFAULT_CLASS
-    tenant: str = ""
-    cache_salt: str = ""
-    predicted_tokens: int | None = None
+    scheduling: Scheduling = Scheduling()
     announce_start: bool = False
     external_id: str = ""
     output_token_ids: bytes = b""
@@ -54,7 +50,7 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
     """
 
     call_id: int
-    limits: Limits
+    limits: LimitsInForce
     class_weights: dict[str, float] = {}
 
 
@@ -205,7 +201,7 @@ class Configured(msgspec.Struct, frozen=True, tag=True):
     """What is in force now. `class_weights`: of all service classes."""
 
     call_id: int
-    limits: Limits
+    limits: LimitsInForce
     class_weights: dict[str, float]
 
 

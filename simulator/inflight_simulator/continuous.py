@@ -9,7 +9,7 @@ import numpy as np
 
 from inflight_cost.model import StepWork
 from inflight_engine.cache.swap import SwapRates
-from inflight_engine.request import DEFAULT_CLASS, Request, SamplingParams
+from inflight_engine.request import DEFAULT_CLASS, Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
@@ -119,9 +119,7 @@ class _Engine:
                 prompt_token_ids=prompt_token_ids(arrival, request_id),
                 sampling=SamplingParams(max_tokens=arrival.output_tokens),
                 arrival_time=arrival.arrival_s,
-                priority=arrival.priority,
-                service_class=arrival.service_class or DEFAULT_CLASS,
-                tenant=arrival.tenant,
+                scheduling=Scheduling(arrival.service_class or DEFAULT_CLASS, arrival.priority, arrival.tenant),
             )
             try:
                 self.scheduler.add(request)
@@ -151,7 +149,7 @@ class _Engine:
             self._finish(self.admitted.pop(request.request_id))
 
     def _compute(self, computed: Pass, copied_tokens: int) -> None:
-        """One forward pass: advances the clock by its cost."""
+        """Runs a forward pass, which advances the clock by its cost."""
         started = self.now
         slots = computed.decode_slots
         prefill_tokens, prefill_context = prefill_work(computed.prefills)

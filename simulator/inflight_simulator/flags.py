@@ -15,8 +15,8 @@ from inflight_engine.scheduling.config import PREEMPTION_MODES
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 
-DEFAULTS = {field.name: field.default for field in fields(EngineConfig)} | {"block_size": 16}
-"""The engine's; its block size depends on the attention backend, and this is what most of them prefer."""
+DEFAULTS = {field.name: field.default for field in fields(EngineConfig)}
+"""The engine's defaults, by field."""
 COST_FLAGS = {
     "base_s": ("--cost-base-ms", 1e-3, "milliseconds of any step"),
     "decode_seq_s": ("--cost-decode-seq-us", 1e-6, "microseconds for each sequence that decodes"),
@@ -56,12 +56,12 @@ PREFILL_ONLY = ("--max-num-batched-tokens", "--no-chunked-prefill")
 
 
 def attribute(flag: str) -> str:
-    """Of the parsed flags."""
+    """Returns the name of a flag's value among the parsed flags."""
     return flag.removeprefix("--").replace("-", "_")
 
 
 finite = partial(number, float, most=sys.float_info.max)
-"""A parser of a float of at least so much that is not infinite."""
+"""A parser of a finite number of at least `least`."""
 
 
 def _class_weight(text: str) -> tuple[str, float]:
@@ -73,7 +73,7 @@ def _class_weight(text: str) -> tuple[str, float]:
 
 
 def add_trace_flags(parser: argparse.ArgumentParser) -> None:
-    """ARRIVALS, and its transformations."""
+    """Adds ARRIVALS, and the flags of its transformations."""
     parser.add_argument("arrivals", type=Path, metavar="ARRIVALS", help="file of requests, in one of the formats below")
     group = parser.add_argument_group("what to take of ARRIVALS, in this order")
     group.add_argument("--duration", type=finite(0.001), metavar="S", help="use the first S seconds only")

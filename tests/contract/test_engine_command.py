@@ -10,7 +10,7 @@ from inflight_base.manifest.units import parse_duration, parse_quantity
 from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
-from inflight_engine.server.serve_flags import add_serve_flags, server_config
+from inflight_engine.server.settings.serve_flags import add_serve_flags, server_config
 from inflight_operator.api.scheduling import BOUNDS
 from inflight_operator.api.types import Engine, Scheduling
 from inflight_operator.api.types import ServiceClass as APIServiceClass

@@ -17,11 +17,11 @@ from inflight_engine.messages import AddRequest, Configure
 from inflight_engine.models.source import resolve
 from inflight_engine.models.tokenizer import load_tokenizer
 from inflight_engine.recording.reader import Recording
-from inflight_engine.recording.replay import replay
-from inflight_engine.recording.survey import Survey
+from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.limits import Limits
+from inflight_settings.limits import Limits, LimitsInForce
+from tests.engine.scheduling_fields import gathered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -72,7 +72,7 @@ def reference():
 
 @pytest.fixture(scope="module")
 def expected(reference, prompts, max_tokens):
-    """What transformers generates for each prompt alone."""
+    """Output of transformers for each prompt alone."""
     import torch
 
     outputs = []
@@ -87,7 +87,7 @@ def expected(reference, prompts, max_tokens):
 
 @dataclass
 class Run:
-    """What came out, and what happened on the way."""
+    """Outputs and counts of a run."""
 
     outputs: list[list[int]]
     preemptions: int = 0
@@ -109,7 +109,7 @@ def run(engine, prompts, sampling, order=None, *, change_limits=None, **fields):
     for request_id, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
         own = {name: values[request_id] for name, values in fields.items()}
         own.setdefault("arrival_time", float(request_id))
-        engine.handle(AddRequest(request_id, np.array(prompt, np.int32).tobytes(), params, **own))
+        engine.handle(AddRequest(request_id, np.array(prompt, np.int32).tobytes(), params, **gathered(own)))
     result = Run([[] for _ in prompts])
     owner = {}
     while engine.has_work:
@@ -236,7 +236,9 @@ def test_limits_changed_at_random_in_every_step_change_no_token(prompts, greedy,
     capacity = ready.capacity
 
     def change():
-        return Limits(rng.randint(1, capacity.max_num_seqs), rng.randint(1, capacity.max_num_batched_tokens))
+        return LimitsInForce(
+            Limits(rng.randint(1, capacity.max_num_seqs), rng.randint(1, capacity.max_num_batched_tokens))
+        )
 
     assert run(engine, prompts, greedy, change_limits=change).outputs == expected
 

@@ -43,12 +43,12 @@ from inflight_engine.models.source import resolve
 from inflight_engine.models.tokenizer import load_tokenizer
 from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.limits import Limits
-from inflight_engine.server.process import EngineProcess
+from inflight_engine.server.engine.process import EngineProcess
 from inflight_engine.server.run import run
-from inflight_engine.server.serve_flags import add_serve_flags, server_config
+from inflight_engine.server.settings.serve_flags import add_serve_flags, server_config
 from inflight_kubectl.answers import Answer
 from inflight_kubectl.load.client import Client
+from inflight_settings.limits import Limits
 from tools.measure.machine import cpu_model
 from tools.measure.served import MODEL
 
@@ -161,11 +161,11 @@ def _wait_ready(address: tuple[str, int]) -> None:
 
 
 class Cost(NamedTuple):
-    """Of the API process.
+    """Cost of answers in the API process.
 
     Attributes:
         request, token: CPU seconds for each.
-        events: a token had; below 1, tokens were sent together.
+        events: events for each token; below 1, tokens were sent together.
     """
 
     request: float
@@ -184,7 +184,7 @@ def measure(
     profile: bool = False,
     server: Sequence[str] = (),
 ) -> Cost:
-    """What `streams` answers of `tokens` cost.
+    """Measures the cost of `streams` answers of `tokens`.
 
     Args:
         step_seconds: from one step to the next; 0: no longer than it takes to send one.

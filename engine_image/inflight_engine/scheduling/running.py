@@ -30,7 +30,7 @@ class Running:
     found once their request leaves.
 
     Attributes:
-        registered: by slot, the blocks of chunks that can be found since the dictionary was last taken.
+        registered: the blocks of chunks that can be found since the list was last taken.
         releases: slots that were left since the list was last taken.
         prefilling: slots with tokens still to be computed, in order of admission.
         paused: slots that would decode but for a token budget smaller than the number of decodes.
@@ -48,7 +48,7 @@ class Running:
         self.phases = Phases(table.num_slots)
         self.prefilling = self.phases.slots(Phase.PREFILLING)
         self.paused = self.phases.slots(Phase.PAUSED)
-        self.registered: dict[int, list[int]] = {}
+        self.registered: list[int] = []
         self.releases: list[int] = []
         self.num_uncomputed_tokens = 0
         self.tenants: Counter[str] = Counter()
@@ -67,7 +67,7 @@ class Running:
         request.slot = slot
         self.phases.start(slot)
         self.num_uncomputed_tokens += request.num_tokens - num_computed
-        self.tenants[request.tenant] += 1
+        self.tenants[request.scheduling.tenant] += 1
         self.stops.add(request.sampling.stop_token_ids)
 
     def blocks_by_tenant(self) -> dict[str, int]:
@@ -75,7 +75,7 @@ class Running:
         slots: dict[str, list[int]] = {}
         for slot, request in enumerate(self.table.requests):
             if request is not None:
-                slots.setdefault(request.tenant, []).append(slot)
+                slots.setdefault(request.scheduling.tenant, []).append(slot)
         return {tenant: self._num_held(of_tenant) for tenant, of_tenant in slots.items()}
 
     def blocks_of(self, tenant: str, service_class: str | None = None) -> int:
@@ -84,7 +84,9 @@ class Running:
             [
                 slot
                 for slot, request in enumerate(self.table.requests)
-                if request is not None and request.tenant == tenant and service_class in (None, request.service_class)
+                if request is not None
+                and request.scheduling.tenant == tenant
+                and service_class in (None, request.scheduling.service_class)
             ]
         )
 
@@ -102,9 +104,7 @@ class Running:
         request = self.table.request(slot)
         remaining = request.num_tokens - start
         length = min(remaining, budget)
-        registered = self._register(request, slot, start + length)
-        if registered:
-            self.registered[slot] = registered
+        self.registered += self._register(request, slot, start + length)
         return PrefillChunk(slot, start, length, samples=length == remaining)
 
     def count_chunk(self, chunk: PrefillChunk) -> bool:
@@ -172,9 +172,9 @@ class Running:
             # Of the tokens that are known; a step in flight may be computing the last one.
             computed = request.num_tokens - 1
             self._register(request, slot, computed)
-        self.tenants[request.tenant] -= 1
-        if not self.tenants[request.tenant]:
-            del self.tenants[request.tenant]
+        self.tenants[request.scheduling.tenant] -= 1
+        if not self.tenants[request.scheduling.tenant]:
+            del self.tenants[request.scheduling.tenant]
         blocks = self.table.table(slot).copy()
         self.pool.free(blocks)
         self.table.release(slot)
@@ -227,7 +227,7 @@ def hash_blocks(request: Request, num_tokens: int, block_size: int) -> None:
 
 def _root(request: Request) -> bytes:
     if request.sampling.prompt_logprobs is None:
-        return root_hash(request.tenant, request.cache_salt)
+        return root_hash(request.scheduling.tenant, request.scheduling.cache_salt)
     # What others have computed would leave out prompt tokens whose log-probabilities are asked for. Of what the request
     # itself had computed before a preemption they are reported, so it may go on from there.
     return private_root_hash(request.order)

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from inflight_cost.capacity import StepLimits
 from inflight_engine.flag_types import number
 from inflight_engine.scheduling.policies import POLICIES
+from inflight_settings.limits import HIGHEST_LIMITS, Limits
 from inflight_simulator.errors import InputError
 from inflight_simulator.fleet.config import DEFAULT_LIMITS, ROUTINGS, FleetConfig, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.replica_file import read_replica
@@ -30,15 +30,16 @@ def seconds(text: str) -> float:
 
 
 def target(text: str) -> float:
-    """As `seconds`, with a minimum for targets."""
+    """Parses `seconds` of a target, which have a minimum."""
     value = seconds(text)
     if value < _LEAST_TARGET_S:
         raise argparse.ArgumentTypeError(f"must be at least {_LEAST_TARGET_S * 1000:g}ms, not {text}")
     return value
 
 
-def limits(text: str) -> tuple[bool, StepLimits]:
-    """Whether the operator tunes, and the limits at the start: `fixed:256/2048`, `autopilot`, `autopilot:256/2048`."""
+def limits(text: str) -> tuple[bool, Limits]:
+    """Parses `fixed:256/2048`, `autopilot` or `autopilot:256/2048`. Returns whether the operator tunes, and the first
+    limits."""
     kind, colon, pair = text.partition(":")
     seqs, slash, tokens = pair.partition("/")
     if kind == "autopilot" and not colon:
@@ -47,7 +48,9 @@ def limits(text: str) -> tuple[bool, StepLimits]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not fixed:SEQS/TOKENS, as in fixed:256/2048, nor autopilot or autopilot:SEQS/TOKENS"
         )
-    return kind == "autopilot", StepLimits(number(int, 1, 65_536)(seqs), number(int, 1, 1_048_576)(tokens))
+    return kind == "autopilot", Limits(
+        number(int, 1, HIGHEST_LIMITS.max_num_seqs)(seqs), number(int, 1, HIGHEST_LIMITS.max_num_batched_tokens)(tokens)
+    )
 
 
 def add_arrivals(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +119,7 @@ def add_json_flag(output: argparse._ArgumentGroup) -> None:
 
 
 def print_numbers(flags: argparse.Namespace, numbers: object, text: Callable[[], str]) -> None:
-    """As the flag of `add_json_flag` says. Raises OSError where the file cannot be written."""
+    """Prints or writes the results, by the flag of `add_json_flag`. Raises OSError where the file cannot be written."""
     if flags.json == Path("-"):
         print(msgspec.json.encode(numbers).decode())
         return

@@ -41,8 +41,10 @@ class BlockCounter(BlockPool):
 
 @cache
 def _output(num_tokens: int) -> TokenIds:
-    """int32 [num_tokens], all `OUTPUT_TOKEN`."""
-    return np.full(num_tokens, OUTPUT_TOKEN, np.int32)
+    """Return int32 [num_tokens], all `OUTPUT_TOKEN`, read-only."""
+    tokens = np.full(num_tokens, OUTPUT_TOKEN, np.int32)
+    tokens.flags.writeable = False
+    return tokens
 
 
 class SteadyDecodes(DecodeGroup):

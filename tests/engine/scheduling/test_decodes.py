@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.decodes import DecodeGroup
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.scheduling.slots import SlotTable
+from inflight_settings.limits import Limits
 
 NUM_SLOTS = 5
 NUM_BLOCKS = 4000

@@ -16,9 +16,9 @@ import pytest
 from inflight_engine import cli
 from inflight_engine.config import EngineConfig
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.server.config_file import parse_with_file
-from inflight_engine.server.serve_flags import EXAMPLE, add_serve_flags, server_config, size
-from inflight_engine.server.tracing_config import TracingConfig
+from inflight_engine.server.settings.config import TracingConfig
+from inflight_engine.server.settings.config_file import parse_with_file
+from inflight_engine.server.settings.serve_flags import EXAMPLE, add_serve_flags, server_config, size
 
 
 def parse(*argv):

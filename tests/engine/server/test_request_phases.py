@@ -4,8 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.generation import Preempted, Timings
-from inflight_engine.server.request_phases import request_phases
+from inflight_engine.server.requests.generation import Preempted, Timings
+from inflight_engine.server.telemetry.request_phases import request_phases
 
 
 class Past:
@@ -18,7 +18,7 @@ class Past:
 
 @st.composite
 def pasts(draw):
-    """What can have happened to a request, up to some moment."""
+    """Possible histories of a request, up to some moment."""
     times = sorted(draw(st.lists(st.floats(0, 100), min_size=2, max_size=20)))
     finished = times.pop()
     take = iter(times)

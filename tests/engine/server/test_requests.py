@@ -11,9 +11,9 @@ from inflight_engine.config import EngineConfig
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server import lifecycle
-from inflight_engine.server.admission import QueueBounds
-from inflight_engine.server.generation import Generation
-from inflight_engine.server.middleware import OpenResponses
+from inflight_engine.server.http.middleware import OpenResponses
+from inflight_engine.server.requests.generation import Generation
+from inflight_engine.server.settings.config import QueueBounds
 from tests.engine.server.fake_engine import EOS, READY, ByteTokenizer, until
 
 

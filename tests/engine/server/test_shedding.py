@@ -9,8 +9,8 @@ from inflight_engine.config import EngineConfig
 from inflight_engine.messages import StepCost
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.server.shedding import Shedding
-from inflight_engine.server.slot_wait import Slots
+from inflight_engine.server.admission.shedding import Shedding
+from inflight_engine.server.admission.wait import Slots
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import metrics
 from tests.engine.server.test_scheduling_fields import start

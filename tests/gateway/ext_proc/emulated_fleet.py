@@ -12,9 +12,8 @@ import numpy as np
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.request import Request, SamplingParams
+from inflight_engine.request import Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_gateway.discovery.catalog import Catalog
@@ -24,10 +23,11 @@ from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, Refusal, RequestView, ServiceConfig
+from inflight_settings.limits import Limits
 
 KEY = ServiceKey("default", "a")
 COST = CostModel(25e-3, 50e-6, 60e-6, 0.0, 0.0)
-"""As tools/standin/timed.py: requests that run side by side hardly slow each other down."""
+"""Cost model of tools/standin/timed.py: requests that run side by side hardly slow each other down."""
 BUDGET = 2048
 BLOCK_SIZE = 16
 LONGEST = 8192
@@ -52,7 +52,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a fleet. Attributes: slots, kv_tokens, cost: of each replica."""
+    """Size of a fleet. Attributes: slots, kv_tokens, cost: properties of each replica."""
 
     slots: int
     replicas: int = 1
@@ -89,7 +89,7 @@ class Engine:
 
     def take(self, sent: Sent, now: float) -> None:
         request = Request(len(self._sent), np.zeros(sent.prompt, np.int32), SamplingParams(max_tokens=sent.tokens), now)
-        request.tenant = sent.tenant
+        request.scheduling = Scheduling(tenant=sent.tenant)
         self._sent.append(sent)
         self._scheduler.add(request)
 
@@ -114,8 +114,7 @@ class Engine:
             scheduler.num_uncomputed_tokens,
             kv_utilization=scheduler.kv_usage,
             kv_cache_tokens=self.shape.kv_tokens,
-            max_num_seqs=self.shape.slots,
-            max_num_batched_tokens=BUDGET,
+            limits=Limits(self.shape.slots, BUDGET),
             cost=self.shape.cost,
         )
 
@@ -125,7 +124,7 @@ Arrival = tuple[float, str, str, int, int]
 
 
 class Fleet:
-    """One gateway in front of some engines, which it scrapes every second.
+    """A gateway in front of some engines, which it scrapes every second.
 
     Attributes: done: requests that ended. now: seconds.
     """

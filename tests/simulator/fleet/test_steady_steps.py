@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_settings.limits import Limits
 from inflight_simulator.arrivals import OUTPUT_TOKEN
 from inflight_simulator.fleet.scheduler import FleetScheduler
 
@@ -28,9 +28,7 @@ def request(number, prompt, output, classes=("default",)):
         tokens,
         SamplingParams(max_tokens=output),
         arrival_time=float(number),
-        tenant=f"t{number % 3}",
-        priority=number % 2,
-        service_class=classes[number % len(classes)],
+        scheduling=Scheduling(classes[number % len(classes)], number % 2, f"t{number % 3}"),
     )
 
 
@@ -202,7 +200,8 @@ def test_no_pass_comes_in_steady_steps():
 
     def add(number, prompt, output, tenant, generated=0):
         each = request(number, prompt, output)
-        each.tenant, each.output_token_ids = tenant, np.full(generated, OUTPUT_TOKEN, np.int32)
+        each.scheduling = Scheduling(tenant=tenant)
+        each.output_token_ids = np.full(generated, OUTPUT_TOKEN, np.int32)
         scheduler.add(each)
 
     add(0, 60, 130, "flood")

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from inflight_operator.apply.engines import EngineClient
-from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.observe.metrics import Sample, parse_metrics
 from inflight_operator.observe.pods import PodView
+from inflight_settings.limits import Limits, LimitsInForce
 from tools.measure.served import served_engine
 
 UID = "bench-autopilot"
@@ -85,7 +85,7 @@ class Admin:
         return wanted
 
     async def sample(self) -> Sample:
-        """What its metrics page shows now."""
+        """Reads the engine's metrics page."""
         async with self._http.get(f"{self._engine.url}/metrics") as response:
             return parse_metrics(await response.text(), time.monotonic())
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from inflight_operator.limits import Limits
+from inflight_settings.limits import Limits
 from tools.bench.autopilot.figures import NEAR, Targets, goodput, latencies, seconds_until_near
 from tools.bench.autopilot.pilot import Change
 from tools.bench.autopilot.traffic import Answer, Slice
@@ -15,7 +15,7 @@ from tools.measure.report import table
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A setting that was held, and its goodput with short and with long prompts."""
+    """A fixed setting, and its goodput with short and with long prompts."""
 
     limits: Limits
     short: float

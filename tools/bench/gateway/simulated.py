@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inflight_cost.capacity import StepLimits
 from inflight_cost.model import StepWork
 from inflight_operator.observe.metrics import Sample
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel, RequestTargets, Routing
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
@@ -22,7 +22,7 @@ from tools.bench.gateway.conversations import BLOCK_TOKENS, Turn
 from tools.measure.percentile import percentile
 
 POLICIES: tuple[Routing, ...] = tuple(each for each in ROUTINGS if each != "least-work")
-"""Of those measured; the simulator has no clients with connections of their own, so no plain Service."""
+"""Measured policies that are simulated: without plain Service, as the simulator has no clients with connections."""
 
 _SEEDS = 20
 _TYPICAL = StepWork(4, 256, 1600, 65_536)
@@ -32,8 +32,8 @@ _MEDIAN_OF_NORMAL = 0.6745
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """Of one policy, the median over seeds of the noise. Attributes: ttft_*: seconds; _low and _high are the tenth and
-    ninetieth percentiles over the seeds. hit_rate: as in `Routed`."""
+    """Results of one policy, medians over seeds of the noise. Attributes: ttft_*: seconds; _low and _high are the tenth
+    and ninetieth percentiles over the seeds. hit_rate: see `Routed`."""
 
     policy: str
     ttft_p50: float
@@ -63,7 +63,7 @@ def replica_model(samples: Sequence[Sample]) -> ReplicaModel:
 
 
 def simulate(
-    turns: Sequence[Turn], replica: ReplicaModel, replicas: int, limits: StepLimits, ttft_s: float
+    turns: Sequence[Turn], replica: ReplicaModel, replicas: int, limits: Limits, ttft_s: float
 ) -> list[Simulated]:
     """The load by each of `POLICIES`.
 
@@ -86,7 +86,7 @@ def simulate(
     return found
 
 
-def _config(replica: ReplicaModel, limits: StepLimits, routing: Routing, ttft_s: float, seed: int) -> FleetConfig:
+def _config(replica: ReplicaModel, limits: Limits, routing: Routing, ttft_s: float, seed: int) -> FleetConfig:
     return FleetConfig(
         replica=replica,
         limits=limits,
