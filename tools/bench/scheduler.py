@@ -26,7 +26,7 @@ CHANGES_TO_A_LOAD = 10
 SETTLE_STEPS = 3
 WARM_UP_STEPS = 100
 MAX_STEPS = 6000
-"""No request reaches its length: they end when the benchmark says so."""
+"""Longest output of a request, which none reaches: requests end when the benchmark ends them."""
 MAX_STEPS_TO_PREEMPT = 1000
 
 

@@ -52,8 +52,8 @@ def scheduler_config(config: FleetConfig, longest: int, *, prefix_caching: bool 
 
 
 class Replica:
-    """Its steps follow each other without a gap while it has requests; a request is scheduled from the first step that
-    starts at its arrival or later.
+    """A replica. Its steps follow each other without a gap while it has requests; a request is scheduled from the first
+    step that starts at its arrival or later.
 
     Steps with prefills are planned one by one. Decodes alone are planned as a run, up to the first of them that ends or
     to the end of the free blocks, and processed at the next event; an arrival ends the run after the current step, as
@@ -92,12 +92,12 @@ class Replica:
         self._in_slot: dict[int, int] = {}
         """Request id by slot."""
         self._lost_s: dict[int, float] = {}
-        """When requests that were preempted got their last token."""
+        """Time of the last token of each preempted request."""
         self._plan: StepPlan | None = None
         self._ends: list[float] = []
         """Ends of the steps of a run."""
         self._begun = 0.0
-        """When the step under way began, or the first one of the run."""
+        """Begin of the step under way, or of the first one of the run."""
         self._tokens = np.full(scheduling.capacity.max_num_seqs, OUTPUT_TOKEN, np.int32)
 
     @property
@@ -115,7 +115,7 @@ class Replica:
         return self.scheduler.num_waiting + len(self._arrived)
 
     def set_limits(self, limits: LimitsInForce, now: float) -> None:
-        """In force from the next step."""
+        """Sets limits, which are in force from the next step."""
         self.take_in_until(now)
         self._cut_run(now)
         if self._ends:
