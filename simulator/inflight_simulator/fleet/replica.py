@@ -12,7 +12,7 @@ from inflight_cost.model import StepWork
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import StepPlan
-from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
+from inflight_engine.scheduling.scheduler import CannotFitError
 from inflight_settings.limits import LimitsInForce
 from inflight_simulator.arrivals import OUTPUT_TOKEN
 from inflight_simulator.fleet.config import FleetConfig
@@ -20,6 +20,7 @@ from inflight_simulator.fleet.meter import Meter
 from inflight_simulator.fleet.noise import Noise
 from inflight_simulator.fleet.request_states import RequestStates
 from inflight_simulator.fleet.requests import Floats
+from inflight_simulator.fleet.scheduler import FleetScheduler
 from inflight_simulator.passes import prefill_work
 
 NEVER = math.inf
@@ -78,7 +79,7 @@ class Replica:
         self.idle_s = 0.0
         self.refused: list[int] = []
         self.revision = 0
-        self.scheduler = Scheduler(scheduling, contents=scheduling.prefix_caching)
+        self.scheduler = FleetScheduler(scheduling)
         self.scheduler.limits = config.limits
         self.scheduler.prefill_cost = config.replica.cost
         self._states = states
@@ -208,7 +209,7 @@ class Replica:
         self._noise.use(steps)
         now = self._begun = self._ends[steps - 1]
         del self._ends[:steps]
-        for request in self.scheduler.advance_many(steps, OUTPUT_TOKEN):
+        for request in self.scheduler.advance_many(steps):
             self._finish(request.request_id, now)
 
     def _end(self, now: float) -> None:
