@@ -26,7 +26,7 @@ BASELINE = {
     "e2e/scenarios": 2,
     "e2e/storm": 3,
     "engine_image": 1,
-    "engine_image/inflight_engine": 211,
+    "engine_image/inflight_engine": 69,
     "engine_image/kernels": 1,
     "operator/inflight_kubectl": 29,
     "operator/inflight_operator": 85,

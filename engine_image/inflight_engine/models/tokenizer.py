@@ -29,7 +29,7 @@ _CONTROL, _USER_DEFINED = 3, 4
 
 
 class Tokenizer:
-    """One model's tokenizer.
+    """Tokenizer of a model.
 
     Args:
         backend: the tokenizers library's object.

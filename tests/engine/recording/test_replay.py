@@ -183,7 +183,7 @@ def changed(monkeypatch):
 
 
 def decisions(plan):
-    """What the digest is to cover, field by field."""
+    """Decisions that a digest covers, field by field."""
     return (
         plan.num_tokens,
         plan.releases,
