@@ -42,7 +42,7 @@ _BARE = "bare-"
 """Before the names of installations without their exceptions."""
 
 _NO_CONNECTION = "error sending request"
-"""What uv says where a server could not be reached, and not of a server's answer."""
+"""Text of uv's errors about a server that could not be reached, and of no other error."""
 
 _DIGEST = "sha256:" + "0" * 64
 
@@ -75,7 +75,7 @@ class OfflineError(ScanError):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One failed check."""
+    """A failed check."""
 
     check: str
     name: str

@@ -18,7 +18,7 @@ ONE_SERVICE = 'namespace="$namespace", name="$service"'
 """Selects where one service is chosen."""
 
 ONE_SERVICE_BEHIND_GATEWAY = 'namespace="$namespace", service="$service"'
-"""As ONE_SERVICE, in the gateway's metrics."""
+"""Selects one service in the gateway's metrics."""
 
 PODS = f'{ONE_SERVICE}, pod=~"$pod"'
 """Selects chosen pods of one service."""

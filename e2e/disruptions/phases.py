@@ -28,11 +28,11 @@ HANG_SECONDS = 75
 
 @dataclass(frozen=True)
 class Phase:
-    """One disruption.
+    """A disruption.
 
     Attributes:
-        name: as `--phases` takes it.
-        about: what happens, in a line.
+        name: its name for `--phases`.
+        about: a line about it.
         run: prepares, yields once for the traffic to begin, disturbs, and returns when the service has recovered. It
             registers what undoes its changes outside the service's spec with `stage.on_way_back`, before each change;
             requests are sent through the way back too.
@@ -340,7 +340,7 @@ PHASES = {phase.name: phase for phase in _ORDER}
 """By name, in the order in which they run."""
 
 IN_MAKE_TEST = ("operator-killed", "pod-deleted", "engine-killed", "pod-hung")
-"""Those that `make test` runs: the most telling ones within 4 minutes. Scenarios have a rollout under traffic."""
+"""Phases that `make test` runs: the most important ones within 4 minutes. Scenarios have a rollout under traffic."""
 
 IN_MAKE_TEST_WITH_GATEWAY = ("gateway-rolled", "gateway-killed")
-"""Those that `make test` runs against a service behind the gateway. Its scenarios kill and hang engines."""
+"""Phases that `make test` runs against a service behind the gateway. Its scenarios kill and hang engines."""

@@ -43,10 +43,10 @@ def replicas(number: int) -> dict[str, Any]:
 
 
 class Stage:
-    """One service in one namespace.
+    """A service in a namespace.
 
     Attributes:
-        image: what clients run from.
+        image: image of the clients.
         say: receives progress lines.
         gateway: the service is behind the gateway.
         blow: the kill of the running phase, if it has one that excuses lost requests.
@@ -88,7 +88,8 @@ class Stage:
         return view.ready and self.rolled_out() and len(pods) == REPLICAS and all(pod.ready for pod in pods)
 
     def rolled_out(self) -> bool:
-        """Whether the operator has seen the spec as it is, and its Deployment has no other pods than the newest."""
+        """Returns whether the operator has observed the present spec, and its Deployment has only pods of the newest
+        template."""
         service = _get(self.service.namespace, "inferenceservice", self.service.name)
         seen = service.get("status", {}).get("observedGeneration")
         return bool(seen == service["metadata"]["generation"]) and is_available(
@@ -136,7 +137,7 @@ class Stage:
         processes.send(pids, sent)
 
     def continued(self) -> int:
-        """As `continued` of the service; 0 without a gateway."""
+        """Returns the answers of the service that were continued; 0 without a gateway."""
         return continued(self.service) if self.gateway else 0
 
     def wait(self, what: str, holds: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
@@ -159,7 +160,7 @@ class Stage:
 
 
 def is_available(deployment: str, namespace: str = OPERATOR_NAMESPACE) -> bool:
-    """Whether a Deployment has no other pods than the newest, and all of them are ready."""
+    """Returns whether a Deployment has only pods of the newest template, and all of them are ready."""
     found = _get(namespace, "deployment", deployment)
     status, wanted = found.get("status", {}), found["spec"]["replicas"]
     return bool(

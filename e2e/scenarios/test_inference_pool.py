@@ -59,7 +59,7 @@ def in_time(what, holds):
 
 
 def endpoints(namespace):
-    """Of the picker's Service: addresses and ports."""
+    """Addresses and ports of the picker's Service."""
     slices = get(namespace, "endpointslices", "-l", "kubernetes.io/service-name=pooled-picker")["items"]
     return {
         (address, port["port"])

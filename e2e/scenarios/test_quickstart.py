@@ -12,7 +12,7 @@ from tools.localcluster.layout import REPOSITORY
 
 SECONDS = 240
 BLOCKS = [block for block in blocks_of(REPOSITORY / "docs" / "quickstart.md") if block.language in {"bash", "python"}]
-"""Those with a note need a registry; tests/docs/test_quickstart.py checks them."""
+"""Blocks to run. Blocks with a note need a registry; tests/docs/test_quickstart.py checks them."""
 
 
 @pytest.fixture

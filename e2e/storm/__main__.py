@@ -90,7 +90,7 @@ def manifest(number: int, options: argparse.Namespace, *, asleep: bool) -> dict[
 
 
 def name_of(number: int) -> str:
-    """As the URL of the clients has it."""
+    """Returns the name of a service, as in the URL of the clients."""
     return f"sleeper-{number:02}"
 
 

@@ -15,13 +15,13 @@ MEBIBYTE = 2**20
 
 @dataclass(frozen=True)
 class Asked:
-    """One request.
+    """A request.
 
     Attributes:
         outcome: answered, refused (each response was a 503 with Retry-After) or lost.
         first_token: seconds from its begin; None without one.
         refusals: clean refusals that it got before its outcome.
-        why: of a request that was not answered.
+        why: why it was not answered.
     """
 
     service: str

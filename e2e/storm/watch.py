@@ -73,7 +73,7 @@ def ordered_services(listing: str) -> list[str]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Of a process, pages that it shares with others included; 0 when it has ended."""
+    """Returns the resident memory of a process, shared pages included; 0 when it has ended."""
     with suppress(OSError, KeyError):  # a process that is ending has no sizes any more
         return process_memory(pid).now
     return 0

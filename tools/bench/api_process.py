@@ -161,11 +161,11 @@ def _wait_ready(address: tuple[str, int]) -> None:
 
 
 class Cost(NamedTuple):
-    """Of the API process.
+    """Cost of answers in the API process.
 
     Attributes:
         request, token: CPU seconds for each.
-        events: a token had; below 1, tokens were sent together.
+        events: events for each token; below 1, tokens were sent together.
     """
 
     request: float
@@ -184,7 +184,7 @@ def measure(
     profile: bool = False,
     server: Sequence[str] = (),
 ) -> Cost:
-    """What `streams` answers of `tokens` cost.
+    """Measures the cost of `streams` answers of `tokens`.
 
     Args:
         step_seconds: from one step to the next; 0: no longer than it takes to send one.

@@ -1,5 +1,5 @@
-"""What the engine process does between the end of one forward pass and the start of the next: its whole loop, with the
-real runner on a tiny random model, over a socket to a process that reads the reports."""
+"""Time of the engine process between the end of a forward pass and the start of the next: its whole loop, with the real
+runner on a tiny random model, over a socket to a process that reads the reports."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ PROMPT_TOKENS = 16
 WARM_UP_STEPS = 50
 MAX_STEPS = 3000
 STOP_TOKEN_ID = 1
-"""Of every request, as a server adds the model's. Its row of the output layer is zero, and the likeliest logit is
-positive, so no request stops."""
+"""Stop token of every request: a server adds that of the model. Its row of the output layer is zero, and the most
+likely logit is positive, so no request stops."""
 
 MODEL: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -241,7 +241,8 @@ def run_client(fd: int, num_running: int, num_steps: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One size, microseconds. `parts`: of `PARTS`, by name. `gap`: their sum, from forward pass to forward pass."""
+    """Times at one size, in microseconds. `parts`: `PARTS` by name. `gap`: their sum, from forward pass to forward
+    pass."""
 
     num_running: int
     num_steps: int

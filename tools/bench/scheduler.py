@@ -39,11 +39,11 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One size. Times in microseconds.
+    """Times at one size, in microseconds.
 
     Attributes:
         schedule, update, metrics: parts of a steady decode step; `metrics` reads what the engine reports of each step.
-        step: the three together.
+        step: sum of the three.
         grown_tables: block tables that got a block, mean of a steady step.
         arrival, finish, preemption: median of the two steps that each touches (the second sees the changed batch), all
             their work included; `arrival` with `add`. None: not measured at this size.
@@ -65,13 +65,13 @@ class Row:
 
 
 def timer_cost_ns() -> int:
-    """What two readings of the clock, one right after the other, differ by."""
+    """Returns the time between two consecutive readings of the clock, in ns."""
     differences = np.diff([time.perf_counter_ns() for _ in range(20_000)])
     return int(np.median(differences))
 
 
 def blocks_for(num_running: int, num_steps: int) -> int:
-    """Enough for the prompts and that many steps, and a prompt to spare for each."""
+    """Returns the blocks for the prompts, that many steps, and a spare prompt for each request."""
     return num_running * -(-(2 * (PROMPT_TOKENS + BLOCK_SIZE) + num_steps) // BLOCK_SIZE)
 
 

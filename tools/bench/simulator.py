@@ -129,12 +129,12 @@ def compare(folder: Path, seconds: float) -> bool:
 
 
 def _first(measured: Sequence[Measured], seconds: float) -> list[Measured]:
-    """Those that came in the first `seconds`."""
+    """Returns the requests that came in the first `seconds`."""
     return [each for each in measured if each.job.at < seconds]
 
 
 def check_recording(folder: Path) -> bool:
-    """Print what the trace's recording is and costs; whether its replay shows no difference."""
+    """Print the size and cost of the trace's recording; returns whether its replay has no difference."""
     path = folder / "trace.jsonl.gz"
     recording = Recording(path)
     survey = Survey(recording.events())

@@ -85,7 +85,7 @@ def settle(watch: Watch) -> None:
     """Watch until the service is back to one idle replica."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        seen = watch.look()
+        seen = watch.update()
         if seen.replicas == seen.ready_replicas == 1 and seen.waiting_requests == seen.running_requests == 0:
             return
         if time.monotonic() > deadline:

@@ -31,7 +31,7 @@ class Slo:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Of clients: 95th percentiles in seconds; None: not measured."""
+    """Latencies of clients: 95th percentiles in seconds; None: not measured."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -57,7 +57,7 @@ def latencies_of(line: Mapping[str, object]) -> Latencies:
 
 
 def verdict(closing: Mapping[str, object], slo: Slo) -> str:
-    """Whether the targets were kept over the whole burst, as clients saw it."""
+    """Returns a sentence on the targets over the whole burst, as clients saw it."""
     seen = latencies_of(closing)
     if seen.ttft is None or seen.tpot is None:
         return "no streamed answer: nothing is known of its TTFT and TPOT"
@@ -88,8 +88,8 @@ class Watch:
         print("   p95 TTFT and TPOT of the last 10 s beside their targets, as clients see them")
         print(f"   seconds  replicas  ready  queue  running     KV  {ttft:>11}  {tpot:>11}  seqs  batched tokens")
 
-    def look(self, latencies: Latencies = NOTHING_SEEN) -> Numbers:
-        """One look, printed if it is news."""
+    def update(self, latencies: Latencies = NOTHING_SEEN) -> Numbers:
+        """Reads the service's numbers, and prints them if they changed."""
         seen = numbers(self._service)
         self.most_queued = max(self.most_queued, seen.waiting_requests or 0)
         self.most_kv = max(self.most_kv, seen.kv_utilization or 0.0)
@@ -118,7 +118,7 @@ def run_burst(service: Service, watch: Watch, arguments: list[str], *, image: st
         follower = threading.Thread(target=_collect, args=(pod, output))
         follower.start()
         while follower.is_alive():
-            watch.look(_newest(output))
+            watch.update(_newest(output))
             follower.join(LOOK_SECONDS)
         said = "".join(output).strip().splitlines() or ["nothing"]
         if pod.exit_code() != 0 or '"done": true' not in said[-1]:

@@ -25,7 +25,7 @@ def choose(kubeconfig: str | None, *, kind_is_there: bool, docker_answers: bool)
 
 
 def docker_answers() -> bool:
-    """Whether a Docker daemon answers this user."""
+    """Returns whether a Docker daemon answers this user."""
     docker = shutil.which("docker")
     return docker is not None and _daemon_answers(docker)
 

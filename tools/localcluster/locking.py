@@ -44,7 +44,8 @@ def in_use(path: Path) -> Iterator[None]:
 
 @contextmanager
 def unless_in_use(path: Path) -> Iterator[bool]:
-    """Whether no process holds `path` by `in_use`; one that begins to meanwhile waits until the block ends."""
+    """Yields whether no process holds `path` by `in_use`; a process that begins to hold it meanwhile waits until the
+    block ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:

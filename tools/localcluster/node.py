@@ -272,7 +272,7 @@ class OwnNode:
         leftovers.forget_cluster(self.layout)
 
     def status(self) -> list[str]:
-        """One line for each component, and what the API says about node and pods."""
+        """Returns a line for each component, and the API's table of nodes and pods."""
         lines = []
         for name in reversed(STOP_ORDER):
             record = self.processes.running(name)
@@ -283,7 +283,7 @@ class OwnNode:
 
 
 def is_ready(node: Mapping[str, Any], since: datetime.datetime) -> bool:
-    """Whether a Node object says Ready, in a report that the kubelet made at or after `since`."""
+    """Returns whether a Node object says Ready, in a report that the kubelet made at or after `since`."""
     for condition in node.get("status", {}).get("conditions", []):
         if condition["type"] == "Ready":
             heartbeat = datetime.datetime.fromisoformat(condition["lastHeartbeatTime"])

@@ -64,7 +64,7 @@ def busy_seconds(stat: str) -> float:
 
 
 def machine_cpu() -> float:
-    """What all cores have worked since the machine's start, in seconds."""
+    """Returns the busy time of all cores since the machine's start, in seconds."""
     return busy_seconds(Path("/proc/stat").read_text())
 
 

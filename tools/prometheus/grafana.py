@@ -117,7 +117,7 @@ def replace(text: str, values: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PanelQuery:
-    """One query of one panel, with variables as the dashboard has them."""
+    """A query of a panel, with the dashboard's variables in it."""
 
     dashboard: str
     panel: str

@@ -100,8 +100,8 @@ class Targets(threading.Thread):
         self._scraping = scraping
         self._ended = threading.Event()
 
-    def look(self) -> None:
-        """One update. Raises ClusterError."""
+    def update(self) -> None:
+        """Writes the present targets. Raises ClusterError."""
         listing = json.loads(kubectl("get", "pods", "-A", "-o", "json"))["items"]
         for monitor in self._monitors:
             namespace = monitor["metadata"]["namespace"]
@@ -112,7 +112,7 @@ class Targets(threading.Thread):
     def run(self) -> None:
         while not self._ended.wait(LOOK_SECONDS):
             try:
-                self.look()
+                self.update()
             except ClusterError:
                 continue  # the API server restarts: the last targets stay
 
@@ -146,7 +146,7 @@ def watching(interval: float, namespaces: Sequence[str] = ()) -> Iterator[Promet
     def configure(folder: Path) -> dict[str, Any]:
         scraping = Scraping(access(kubeconfig_path(), folder), interval, folder, (RULES,))
         looking.append(Targets(monitors, scraping))
-        looking[0].look()
+        looking[0].update()
         return configuration(monitors, scraping)
 
     with started(prometheus(), configure) as running:

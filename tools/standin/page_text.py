@@ -21,7 +21,7 @@ from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
 from inflight_settings.limits import Limits
 
 CAPACITY = Limits(max_num_seqs=8, max_num_batched_tokens=512)
-"""Of every fake engine."""
+"""Largest limits of every fake engine."""
 RUNNING = 6
 """Requests that run in an engine without a queue."""
 REQUESTS_PER_SECOND = 1.5
@@ -39,7 +39,7 @@ _ITL = ((0.042, 40_000), (0.045, 40_000), (0.048, 20_000))
 
 @dataclass(slots=True)
 class EngineState:
-    """What one fake engine's page shows.
+    """State behind a fake engine's page.
 
     Attributes:
         started: steady time from which its counters count.
@@ -70,10 +70,10 @@ LIVE_GAUGES = tuple(EngineState(0.0).gauges())
 
 @dataclass(frozen=True, slots=True)
 class _Line:
-    """One sample of the profile's page.
+    """A sample of the profile's page.
 
     Attributes:
-        name: of the sample.
+        name: name of the sample.
         family: its metric family, without `_total`.
         comments: HELP and TYPE, before the first sample of the family alone.
         series: name and labels.

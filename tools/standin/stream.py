@@ -24,7 +24,7 @@ _METRICS = (
 
 
 class Stream(Connection):
-    """One connection."""
+    """A connection."""
 
     _timer: asyncio.TimerHandle | None = None
 

@@ -11,13 +11,13 @@ from tools.localcluster import kubectl
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod as it is now. The same uid and no more restarts at a later look: the same processes.
+    """State of a pod. With the same uid and no more restarts later, its processes are the same.
 
     Attributes:
-        address: IP; empty before it has one.
-        node: empty before it is scheduled.
+        address: its IP; empty before it has one.
+        node: its node; empty before it is scheduled.
         leaving: it is being deleted.
-        restarts: of all its containers, sidecars excluded.
+        restarts: restarts of all its containers, sidecars excluded.
     """
 
     name: str

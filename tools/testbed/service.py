@@ -1,4 +1,4 @@
-"""One InferenceService in the cluster, read through kubectl."""
+"""An InferenceService in the cluster, read through kubectl."""
 
 from __future__ import annotations
 

@@ -27,15 +27,15 @@ DEFAULT_LIMITS = Limits(256, 2048)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaModel:
-    """One replica of the fleet.
+    """Properties of each replica.
 
     Attributes:
         cost: seconds of a step.
-        kv_tokens: that the KV cache holds. block_size: tokens in a KV block.
+        kv_tokens: tokens that the KV cache holds. block_size: tokens in a KV block.
         kv_headroom: share of the blocks that admission leaves free.
         capacity: largest limits that the engine accepts.
         noise: standard deviation of the logarithm of a step's duration around the cost model's.
-        price: of a replica-hour; None: unknown.
+        price: price of a replica-hour; None: unknown.
     """
 
     cost: CostModel = REFERENCE_COST

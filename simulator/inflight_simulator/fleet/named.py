@@ -17,7 +17,7 @@ from inflight_simulator.fleet.view import Fixed, Scaler
 
 AUTOPILOT, ORACLE = "autopilot", "oracle"
 SPECIAL = (AUTOPILOT, ORACLE)
-"""Those that are no `Scaler` of their own."""
+"""Names that stand for no `Scaler`."""
 NAMES = (*SCALERS, *SPECIAL)
 
 

@@ -62,7 +62,7 @@ class FleetRun:
 
     @property
     def kept(self) -> npt.NDArray[np.bool_]:
-        """Whether each request met both of its targets."""
+        """bool [requests]: True for each request that met both of its targets."""
         kept: npt.NDArray[np.bool_] = (self.ttft <= self.ttft_target) & (self.tpot <= self.tpot_target)
         return kept
 

@@ -1,4 +1,4 @@
-"""One replica on the fleet's clock: decisions by the engine's scheduler, step durations by the cost model."""
+"""A replica on the fleet's clock: decisions by the engine's scheduler, step durations by the cost model."""
 
 from __future__ import annotations
 

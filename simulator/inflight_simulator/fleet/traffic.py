@@ -28,7 +28,7 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 def workload_of(prompt_tokens: Counts, output_tokens: Counts) -> Workload:
-    """Of requests of these sizes, without a prefix cache."""
+    """Returns the workload of requests of these sizes, without a prefix cache."""
     prompt, output = prompt_tokens.astype(np.float64), output_tokens.astype(np.float64)
     mean = float(prompt.mean())
     return Workload(mean, mean, float((prompt**2).mean()), float(output.mean()), float((output**2).mean()))

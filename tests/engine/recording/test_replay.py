@@ -183,7 +183,7 @@ def changed(monkeypatch):
 
 
 def decisions(plan):
-    """Decisions that a digest covers, field by field."""
+    """The fields that the digest must cover."""
     return (
         plan.num_tokens,
         plan.releases,

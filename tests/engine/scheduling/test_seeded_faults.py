@@ -121,7 +121,7 @@ def set_attribute(owner: Any, name: str, value: Any) -> Plant:
 
 
 def with_hashes(parents: Callable[[bytes], bytes], roots: Callable[[str, str], bytes] = root_hash) -> Plant:
-    """What a block's hash says of the block before it, and of whose it is."""
+    """Changes how a block's hash depends on the block before it, and on its tenant and salt."""
 
     def hashes(token_ids: TokenIds, block_size: int, parent: bytes) -> list[bytes]:
         chain: list[bytes] = []

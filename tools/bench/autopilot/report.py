@@ -15,7 +15,7 @@ from tools.measure.report import table
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A setting that was held, and its goodput with short and with long prompts."""
+    """A fixed setting, and its goodput with short and with long prompts."""
 
     limits: Limits
     short: float

@@ -44,12 +44,12 @@ STEADY_PER_S = 0.5
 EMULATED_STEADY_PER_S = 1.0
 """A tenth of what the emulated engine can do, so that the tenant is within its share in nearly all bursts, too."""
 ROUNDS = 2
-"""Of each arm: alone and beside the flood in turns, so that both see the same machine."""
+"""Rounds of each arm: alone and beside the flood in turns, so that both see the same machine."""
 FLOOD_FACTOR = 20
 PROMPT_TOKENS = 64
 OUTPUT_TOKENS = 24
 FLOOD_LEAD_SECONDS = 5.0
-"""The flood begins so much earlier."""
+"""Seconds by which the flood begins earlier."""
 MAX_NUM_SEQS = 8
 ENGINE_FLAGS = (
     "--quantization=int8",
@@ -66,9 +66,9 @@ _GATEWAY_KEY = "benchmark"
 
 @dataclass(frozen=True, slots=True)
 class Arm:
-    """One set-up. Attributes: gateway: else straight to the engine. flags: of the engine, besides `ENGINE_FLAGS`.
-    flooding: limits of the flooding tenant. signed: the gateway sends the engine signed tenants. named: the client
-    sends the engine its tenant. emulated: the engine is `tools.standin.timed`."""
+    """A set-up. Attributes: gateway: through the gateway; else straight to the engine. flags: flags of the engine
+    besides `ENGINE_FLAGS`. flooding: limits of the flooding tenant. signed: the gateway sends the engine signed
+    tenants. named: the client sends the engine its tenant. emulated: the engine is `tools.standin.timed`."""
 
     gateway: bool = True
     flags: tuple[str, ...] = ()

@@ -26,7 +26,7 @@ _SETTLE_SECONDS = 3.0
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Of one path. Milliseconds; `rps`: requests/s that were sent, by clients on the same machine."""
+    """Latencies of one path, in milliseconds; `rps`: requests/s that were sent, by clients on the same machine."""
 
     path: str
     connections: int

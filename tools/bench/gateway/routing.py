@@ -49,8 +49,8 @@ HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Of one policy. Attributes: ttft_*: seconds. hit_rate: share of prompt tokens found in prefix caches. busiest:
-    share of the prompt tokens at the replica that had most of them."""
+    """Results of one policy. Attributes: ttft_*: seconds. hit_rate: share of prompt tokens found in prefix caches.
+    busiest: share of the prompt tokens at the replica that had most of them."""
 
     policy: str
     requests: int

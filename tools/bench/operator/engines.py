@@ -19,7 +19,7 @@ class EngineProcess:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._asking = asyncio.Lock()
+        self._requests = asyncio.Lock()
 
     @property
     def pid(self) -> int:
@@ -38,7 +38,7 @@ class EngineProcess:
         await self._send({"hung": [value, list(addresses)]})
 
     async def counts(self) -> Counts:
-        async with self._asking:
+        async with self._requests:
             await self._send({"counts": 0})
             assert self._process.stdout is not None
             return Counts(**json.loads(await self._process.stdout.readline()))

@@ -47,16 +47,17 @@ class Delays:
 
 @dataclass(frozen=True, slots=True)
 class PhaseFigures:
-    """One phase. Rates are per second.
+    """Figures of one phase. Rates are per second.
 
     Attributes:
         cores: CPU seconds a second, by process.
-        machine_cores: of all processes of the machine: where it nears the number of cores, delays are the machine's.
-        rounds, failed_rounds, mean_round: rounds of the operator by how they ended, and seconds of one.
+        machine_cores: CPU seconds a second of all processes of the machine: where it nears the number of cores, delays
+            are the machine's.
+        rounds, failed_rounds, mean_round: rounds of the operator by result, and mean seconds of one.
         pages: metrics pages that the fake engines answered: scrapes that were of use, counted from outside.
         scrapes: scrapes by result, as the operator counts them; empty where it does not.
         writes: API writes of the operator, by verb and resource.
-        delays: None where no queue jumped.
+        delays: delays after a queue jumped; None: no queue jumped.
     """
 
     name: str
@@ -119,7 +120,7 @@ class Failover:
     """Seconds after the leader was killed until the other operator did a thing; None: not seen in time.
 
     Attributes:
-        leads: it held the Lease.
+        leads: the operator held the Lease.
         first_round: it had finished a round.
         all_rounds: it had finished as many rounds as there are services.
         first_write: it wrote the replicas of a service whose queue jumped at the kill.

@@ -119,7 +119,7 @@ class Fleet:
         return sum(pod.ready for pod in self._pods.values())
 
     def addresses(self, key: ServiceKey | None = None) -> list[str]:
-        """Of all pods, or of those of one service, that have one."""
+        """Returns the addresses of all pods, or of one service's pods, without pods that have none."""
         chosen = self._pods if key is None else self._by_service[key]
         return [self._pods[pod].address for pod in chosen if self._pods[pod].address]
 

@@ -36,10 +36,10 @@ STANDBY_CORES = 0.2
 
 @dataclass
 class Bench:
-    """What the phases act on.
+    """Dependencies of the phases.
 
     Attributes:
-        others: pids of all other processes whose CPU is shown, by name.
+        others: pids of all other processes whose CPU is reported, by name.
     """
 
     options: Options
@@ -134,7 +134,7 @@ class Bench:
         )
 
     async def _caught_up(self, operator: Operator, patience: float = 120.0) -> None:
-        """Waits until the watches of an operator that stands by bring it little news."""
+        """Waits until the watches of an operator that stands by bring it few events."""
         start = monotonic()
         while monotonic() - start < patience:
             before = process_cpu(operator.pid)
@@ -158,7 +158,7 @@ class Bench:
         await asyncio.sleep(self.options.seconds)
 
     def _next_services(self) -> list[ServiceKey]:
-        """One service in ten, of those whose queue has not jumped yet."""
+        """Returns a tenth of the services, from those whose queue has not jumped yet."""
         count = max(1, min(len(self.services) // 4, max(5, len(self.services) // 10)))
         chosen, self._unused = self._unused[:count], self._unused[count:]
         return chosen
