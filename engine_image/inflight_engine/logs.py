@@ -26,7 +26,7 @@ _MOST_HELD = 10_000
 
 
 class RequestIds(NamedTuple):
-    """Ids in the log lines of a request. `trace_id` and `span_id` are hexadecimal, and empty without tracing."""
+    """Ids in the log lines of a request. `trace_id` and `span_id`: hexadecimal; empty without tracing."""
 
     request_id: str
     trace_id: str = ""
@@ -45,7 +45,7 @@ def hold() -> None:
 
 
 def holding() -> bool:
-    """Return True while records are kept for `configure`."""
+    """Return whether records are kept back."""
     return any(isinstance(handler, MemoryHandler) for handler in logging.getLogger().handlers)
 
 

@@ -1,4 +1,4 @@
-"""Messages between the API process and the engine process, over a local socket.
+"""Messages between the API process and the engine process over a local socket.
 
 Each message is one msgpack document (msgspec tagged structs) behind a 4-byte little-endian length. The engine process
 never parses HTTP; the API process never sees a KV block.
@@ -42,11 +42,11 @@ class CancelRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
-    """Changes of settings that the API process has checked. All of them are in force from the next step. Answered by
-    `Configured`.
+    """Settings that change while the engine runs, checked by the API process. All take effect with the next step. The
+    answer is `Configured`.
 
     Attributes:
-        class_weights: new weights of the service classes whose weight changes.
+        class_weights: weights of the service classes whose weight changes.
     """
 
     call_id: int
@@ -125,7 +125,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def work(self) -> StepWork:
-        """Work of the step."""
+        """The work that the step computed."""
         return StepWork(
             self.num_decode_tokens,
             self.num_prefill_tokens,
@@ -152,11 +152,11 @@ class LongStep(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepCost(msgspec.Struct, frozen=True, tag=True):
-    """Cost factors fitted to recent steps. Sent periodically.
+    """Step-cost factors fitted to recent steps. Sent periodically.
 
     Attributes:
-        error: median relative error of the fitted steps.
-        steps: number of fitted steps; those that are forgotten in part count in part.
+        error: median relative error of the steps that the factors are fitted to.
+        steps: number of these steps; steps that were forgotten in part count in part.
     """
 
     model: CostModel
@@ -172,11 +172,11 @@ class Starting(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True):
-    """Results of one step, sent in the order of the steps. Also sent, without tokens, when a request ended or was
+    """Results of a step, sent in the order of the steps. Also sent, without tokens, when requests ended or were
     cancelled outside a step.
 
     Attributes:
-        admitted: requests that took a slot, before the tokens of this step.
+        admitted: requests that got a slot, before the tokens of this step.
         slots, token_ids: int32 little-endian bytes of equal length: the token sampled for each slot. A slot whose
             request ended while the step was under way is not among them.
         logprobs: log-probabilities of the tokens whose requests asked for them.
@@ -198,7 +198,7 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class Configured(msgspec.Struct, frozen=True, tag=True):
-    """Settings in force now. `class_weights` has all service classes."""
+    """The settings in force. `class_weights`: weights of all service classes."""
 
     call_id: int
     limits: LimitsInForce

@@ -53,7 +53,7 @@ class StepOutput(NamedTuple):
         failed_slots: slots without a result, as there was no memory for their chunk or for the log-probabilities that
             they asked for; their token, if they have one, means nothing.
         prompt_logprobs: log-probabilities of chunks whose requests asked for them.
-        out_of_memory: some attempt to compute the step had no memory.
+        out_of_memory: an attempt to compute the step had no memory.
     """
 
     token_ids: TokenIds

@@ -32,7 +32,7 @@ _LONGEST_GUESS = 600.0
 in longer steps gets no answer anyway."""
 
 _FADE = 0.99
-"""Factor by which the slowest step of a size decays with each step of that size."""
+"""Factor by which the time of the slowest step falls with each step of its size."""
 
 _Size: TypeAlias = tuple[int, int]
 """Bit lengths of tokens and context: steps of one size are comparable."""

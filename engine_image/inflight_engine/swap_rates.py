@@ -7,8 +7,8 @@ from inflight_engine.cache.swap import SwapRates
 _WEIGHT = 0.2
 """Weight of the latest step in the running mean."""
 _LEAST_CHANGE = 0.2
-"""Relative change of a rate that is passed on to the scheduler: rates are an input of its decisions, and every change
-of an input is recorded."""
+"""Relative change from which the scheduler is told: rates are an input of its decisions, and every change of an input
+is recorded."""
 
 
 class SwapRateMeter:

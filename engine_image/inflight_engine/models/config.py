@@ -20,8 +20,8 @@ SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 _DEFAULT_KV_HEADS = {"MistralForCausalLM": 8, "Qwen2ForCausalLM": 32, "Qwen3ForCausalLM": 32}
 _DEFAULT_HEAD_DIM = {"Qwen3ForCausalLM": 128}
-"""Defaults of transformers' configurations for fields that config.json leaves out. Other architectures take all heads,
-and hidden_size over heads."""
+"""Defaults of transformers' configurations where config.json has no such field; for other models all heads, and
+hidden_size over heads."""
 
 
 class UnsupportedModelError(ValueError):
@@ -240,8 +240,8 @@ def _rope_from_hf(raw: dict[str, Any]) -> RopeConfig:
 
 
 def _yarn(theta: float, context: int, max_position_embeddings: int, scaling: dict[str, Any]) -> RopeConfig:
-    """Read `yarn` as transformers' `_compute_yarn_parameters` does: the attention factor follows from `factor` by
-    default."""
+    """Read the fields as transformers' `_compute_yarn_parameters` does: the attention factor follows from `factor`
+    unless given."""
     factor = float(scaling.get("factor") or max_position_embeddings / context)
 
     def scaled(mscale: float) -> float:
@@ -271,8 +271,8 @@ def _context_length(raw: dict[str, Any], rope: RopeConfig) -> int:
 
 
 def _sliding_windows(architecture: str, raw: dict[str, Any]) -> tuple[int | None, ...]:
-    """Return each layer's window, with the defaults of transformers' configurations for fields that config.json leaves
-    out."""
+    """Return each layer's window, with the defaults of transformers' configurations for fields that config.json
+    lacks."""
     num_layers = int(raw["num_hidden_layers"])
     window = raw.get("sliding_window", 4096)
     if architecture == "LlamaForCausalLM" or window is None:

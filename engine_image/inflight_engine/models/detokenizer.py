@@ -129,6 +129,6 @@ class WindowDetokenizer:
         return end, text
 
     def _new_text(self, end: int) -> str:
-        """Return the text of the window's tokens that are not emitted, up to `end`."""
+        """Return the text of the tokens of the window that are not emitted, up to `end`."""
         before = self._decode(self._window[: self._num_emitted])
         return self._decode(self._window[:end])[len(before) :]

@@ -114,7 +114,7 @@ class LinearMaker:
         """Make one layer with the outputs of all matrices, one after the other.
 
         Args:
-            bias: biases of all outputs, on the device.
+            bias: bias of all of them, on the device.
         """
         if any(not isinstance(each, torch.Tensor) for each in matrices):
             linear = self._quantized(matrices, bias)

@@ -32,8 +32,8 @@ class ModelShape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
     def for_rank(self, size: int) -> ModelShape:
-        """Return the shape of the part that each of `size` processes has of every layer. With fewer key/value heads
-        than processes, several processes keep each head.
+        """Return the shape of the part of one of `size` processes that share every layer. With fewer key/value heads
+        than processes, each head is kept by several.
 
         Raises:
             ValueError: the heads cannot be shared out evenly.

@@ -29,7 +29,7 @@ _CONTROL, _USER_DEFINED = 3, 4
 
 
 class Tokenizer:
-    """Tokenizer of a model.
+    """The tokenizer of a model.
 
     Args:
         backend: the tokenizers library's object.
