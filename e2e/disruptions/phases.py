@@ -337,7 +337,7 @@ _ORDER = (
 )
 
 PHASES = {phase.name: phase for phase in _ORDER}
-"""By name, in the order in which they run."""
+"""Phases by name, in the order in which they run."""
 
 IN_MAKE_TEST = ("operator-killed", "pod-deleted", "engine-killed", "pod-hung")
 """Phases that `make test` runs: the most important ones within 4 minutes. Scenarios have a rollout under traffic."""

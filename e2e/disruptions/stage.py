@@ -105,16 +105,16 @@ class Stage:
         return [pod for pod in self.pods() if pod.ready and not pod.leaving]
 
     def wait_ready(self, number: int) -> None:
-        """Until exactly so many pods serve, and none is starting or leaving."""
+        """Waits until exactly so many pods serve, and none is starting or leaving."""
         self.wait(f"{number} ready pods", lambda: len(self.ready_pods()) == len(self.pods()) == number)
 
     def wait_available(self, program: str) -> None:
-        """Until the operator's or the gateway's Deployment is complete and all its pods are ready."""
+        """Waits until the operator's or the gateway's Deployment is complete and all its pods are ready."""
         self.wait(f"the {program.removeprefix('inflight-')}", lambda: is_available(program))
 
     @contextmanager
     def replaced(self, what: str, pods: Callable[[], list[Pod]]) -> Iterator[None]:
-        """After the block, wait until none of the `pods` from before it is left."""
+        """Waits after the block until none of the `pods` from before it is left."""
         before = {pod.uid for pod in pods()}
         yield
         self.wait(f"{what} replaced", lambda: not before & {pod.uid for pod in pods()})

@@ -56,7 +56,7 @@ _TEXT = "Requests that wait are admitted when a slot and memory are free, so tha
 
 
 class _CountingEngine(EngineProcess):
-    """In place of the process that the API process starts: only its socket, and it never ends by itself."""
+    """Stands for the process that the API process starts: it is only its socket, and never ends by itself."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.started = time.monotonic()
@@ -150,7 +150,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _wait_ready(address: tuple[str, int]) -> None:
-    """Until the API process has loaded its tokenizer."""
+    """Waits until the API process has loaded its tokenizer."""
     for _ in range(600):
         connection = http.client.HTTPConnection(*address)
         connection.request("GET", "/ready")

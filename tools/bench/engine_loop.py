@@ -70,7 +70,8 @@ PARTS_MEAN = (
 
 
 class Marks:
-    """When the parts of an iteration ended, nanoseconds; one row for each decode step that follows another one.
+    """Times in nanoseconds at which the parts of an iteration ended; a row for each decode step that follows another
+    one.
 
     Args:
         num_running: rows are kept of steps with this many decodes and nothing else.
@@ -223,7 +224,7 @@ def measure(folder: Path, num_running: int, num_steps: int, num_threads: int | N
 
 
 def run_client(fd: int, num_running: int, num_steps: int) -> None:
-    """The other end: sends requests of equal length, reads what comes of them, and tells the engine to leave."""
+    """The other end: sends requests of equal length, reads the reports, and ends the engine."""
     random = np.random.default_rng(0)
     sampling = SamplingParams(max_tokens=num_steps, stop_token_ids=(STOP_TOKEN_ID,))
     with socket.socket(fileno=fd) as sock:

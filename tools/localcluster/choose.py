@@ -10,7 +10,7 @@ import subprocess
 
 
 class Choice(enum.Enum):
-    """The three kinds of cluster, in the order in which they are looked for."""
+    """The three kinds of cluster, in the order of preference."""
 
     NAMED = "named"
     KIND = "kind"

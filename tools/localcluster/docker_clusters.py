@@ -88,7 +88,7 @@ class NamedCluster(_DockerCluster):
         return reference
 
     def down(self, *, purge: bool = False) -> None:
-        """Nothing was created, so nothing is removed."""
+        """Refuses: nothing was created, so nothing is removed."""
         raise ClusterError(
             "the cluster of INFLIGHT_KUBECONFIG was not made here and is not taken down; what was put into it "
             "goes with `kubectl delete ifsvc chat` and `helm uninstall inflight -n inflight-system`"

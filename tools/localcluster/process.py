@@ -34,7 +34,7 @@ class Program:
         return Program(binary.name, (str(binary), *flags), environment)
 
     def plus(self, *flags: str) -> Program:
-        """The same with further flags, which win over earlier ones."""
+        """Returns the program with further flags, which override earlier ones."""
         return replace(self, argv=(*self.argv, *flags))
 
 
@@ -84,7 +84,8 @@ class Processes:
         return record if observe(record.pid) in (record, replace(record, argv=("",))) else None
 
     def started_at(self, name: str) -> datetime.datetime:
-        """When the running process `name` started, to the second, rounded down. Raises ClusterError if it has ended."""
+        """Returns when the running process `name` started, to the second, rounded down. Raises ClusterError if it has
+        ended."""
         record = self.running(name)
         if not record:
             raise ClusterError(f"{name} ended; its log {self.log(name)} ends with:\n{tail(self.log(name))}")

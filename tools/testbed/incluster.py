@@ -27,7 +27,7 @@ class ScriptPod:
     name: str
 
     def follow(self) -> Iterator[str]:
-        """Its output as it comes, in pieces, until it ends."""
+        """Yields the pod's output as it comes, in pieces, until it ends."""
         command = [binary(), "-n", self.namespace, "logs", "-f", self.name]
         kubeconfig = environment(kubeconfig_path())
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=kubeconfig) as process:
@@ -38,7 +38,7 @@ class ScriptPod:
                 yield decoder.decode(piece)
 
     def exit_code(self, seconds: float = 30) -> int:
-        """Its exit code once it has ended.
+        """Returns the pod's exit code once it has ended.
 
         Raises:
             TimeoutError: it runs on.

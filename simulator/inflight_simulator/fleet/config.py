@@ -67,12 +67,14 @@ class RequestTargets:
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """Attributes:
-    limits: of all pods at their start.
-    start_up_s: from a pod's order to its first request.
-    initial_replicas: ready at time 0.
-    policy: order of waiting requests, a name of the engine's policies.
-    tuning: let the operator's tuning change limits.
+    """Configuration of a simulated fleet.
+
+    Attributes:
+        limits: of all pods at their start.
+        start_up_s: from a pod's order to its first request.
+        initial_replicas: ready at time 0.
+        policy: order of waiting requests, a name of the engine's policies.
+        tuning: let the operator's tuning change limits.
     """
 
     replica: ReplicaModel = field(default_factory=ReplicaModel)

@@ -52,7 +52,7 @@ class Size:
 
 
 TINY, WIDE = Size(8, 24, 40, (0.8, 2.5)), Size(48, 96, 120, (3, 8))
-# Outputs longer than the decode ring has rows at first, and more blocks than the pool looks ahead.
+# Long outputs in many blocks.
 LONG = Size(4, 200, 1500, (0.8, 2.5))
 SIZES = (TINY,) * 36 + (WIDE,) * 3 + (LONG,)
 LAST_EVENTS = 12

@@ -29,9 +29,9 @@ PATIENCE = 60.0
 """Seconds after a jump in which the write of replicas is waited for."""
 FAILOVER_PATIENCE = 120.0
 QUIET_SECONDS = 10.0
-"""Without a write but of the Lease: the operator has settled."""
+"""Seconds without a write but of the Lease, after which the operator has settled."""
 STANDBY_CORES = 0.2
-"""Used by an operator that stands by: below it, its watches have caught up."""
+"""Cores that an operator uses that stands by: below it, its watches have caught up."""
 
 
 @dataclass
@@ -85,7 +85,7 @@ class Bench:
         return await self._watched(name, operator, lambda: self._jumps(chosen))
 
     async def hung(self, operator: Operator) -> PhaseFigures:
-        """The same while one pod in ten never answers."""
+        """Measures a phase in which one pod in ten never answers."""
         addresses = self.fleet.addresses()
         silent = self._random.sample(addresses, max(1, len(addresses) // 10))
         await self.engines.hung(True, silent)
