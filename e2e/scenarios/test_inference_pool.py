@@ -51,10 +51,10 @@ def get(namespace, kind, *name):
     return json.loads(kubectl("-n", namespace, "get", kind, *name, "-o", "json"))
 
 
-def in_time(what, holds):
+def in_time(goal, holds):
     deadline = time.monotonic() + SOON_SECONDS
     while not holds():
-        assert time.monotonic() < deadline, f"not after {SOON_SECONDS:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"not after {SOON_SECONDS:.0f} s: {goal}"
         time.sleep(0.5)
 
 

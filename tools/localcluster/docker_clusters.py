@@ -40,9 +40,9 @@ def kind_load_command(reference: str) -> list[str]:
     return ["kind", "load", "docker-image", reference, "--name", KIND_CLUSTER]
 
 
-def _run(command: Sequence[str], what: str, progress: Progress) -> None:
-    with step(progress, what):
-        output(command, f"{what} failed ({{last}}); `{{command}}` shows more")
+def _run(command: Sequence[str], task: str, progress: Progress) -> None:
+    with step(progress, task):
+        output(command, f"{task} failed ({{last}}); `{{command}}` shows more")
 
 
 class _DockerCluster:

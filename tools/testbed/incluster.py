@@ -102,12 +102,12 @@ def _manifests(pod: ScriptPod, module: str, code: bytes, arguments: list[str], i
     ]
 
 
-def _wait_for_state(pod: ScriptPod, what: str, states: tuple[str, ...], seconds: float) -> dict[str, Any]:
+def _wait_for_state(pod: ScriptPod, event: str, states: tuple[str, ...], seconds: float) -> dict[str, Any]:
     deadline = time.monotonic() + seconds
     while not (state := _container_state(pod)).keys() & set(states):
         if time.monotonic() > deadline:
             why = state.get("waiting", "running" if state else "not scheduled")
-            raise TimeoutError(f"pod {pod.name} has not {what} after {seconds:.0f} s: {why}")
+            raise TimeoutError(f"pod {pod.name} has not {event} after {seconds:.0f} s: {why}")
         time.sleep(0.2)
     return state
 

@@ -82,7 +82,7 @@ class Service:
 
     def wait(
         self,
-        what: str,
+        goal: str,
         holds: Callable[[ServiceView], bool],
         *,
         seconds: float,
@@ -104,7 +104,7 @@ class Service:
                 last_message = view.message
                 saying(last_message)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"waited {seconds:.0f} s for {what}; last seen: {view}")
+                raise TimeoutError(f"waited {seconds:.0f} s for {goal}; last seen: {view}")
             time.sleep(interval)
 
 

@@ -73,7 +73,7 @@ class Bench:
     def audit_writes(self) -> Counter[str]:
         """Writes since the last call, without those of Leases."""
         writes = writes_by_kind(self.audit.new_calls())
-        return Counter({what: count for what, count in writes.items() if " leases" not in what})
+        return Counter({call: count for call, count in writes.items() if " leases" not in call})
 
     async def rest(self, operator: Operator) -> PhaseFigures:
         """Steady traffic."""
@@ -120,7 +120,9 @@ class Bench:
         times: dict[str, float] = {}
         while monotonic() - start < FAILOVER_PATIENCE:
             values = await self._values(standby)
-            times |= {what: monotonic() - start for what, is_so in seen.items() if what not in times and is_so(values)}
+            times |= {
+                event: monotonic() - start for event, is_so in seen.items() if event not in times and is_so(values)
+            }
             if len(times) == len(seen) and all(future.done() for future in written.values()):
                 break
             await asyncio.sleep(0.25)
