@@ -11,7 +11,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.config import ServiceClass
+from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.metrics import NO_STATS, EngineMetrics, Gauges
 from inflight_gateway.state.load import ServiceLoad

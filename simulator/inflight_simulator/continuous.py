@@ -9,7 +9,8 @@ import numpy as np
 
 from inflight_cost.model import StepWork
 from inflight_engine.cache.swap import SwapRates
-from inflight_engine.request import DEFAULT_CLASS, Request, SamplingParams
+from inflight_engine.request import Request, SamplingParams
+from inflight_settings.scheduling import DEFAULT_CLASS
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler

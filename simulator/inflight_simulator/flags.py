@@ -9,9 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from inflight_engine.config import EngineConfig
-from inflight_engine.flag_types import number
-from inflight_engine.scheduling.config import PREEMPTION_MODES
+from inflight_settings.engine import EngineConfig
+from inflight_settings.flag_types import number
+from inflight_settings.scheduling import PreemptionMode
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 

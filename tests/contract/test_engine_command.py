@@ -7,7 +7,7 @@ import pytest
 from pydantic.alias_generators import to_snake
 
 from inflight_base.manifest.units import parse_duration, parse_quantity
-from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
+from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 from inflight_engine.server.serve_flags import add_serve_flags, server_config

@@ -26,7 +26,8 @@ from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import replay
 from inflight_engine.recording.survey import Survey
 from inflight_engine.request import FinishReason, SamplingParams
-from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes

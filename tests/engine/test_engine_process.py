@@ -13,7 +13,7 @@ import pytest
 
 from inflight_engine import engine_process, placement
 from inflight_engine.channel import FrameDecoder
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.messages import EngineFailed, EngineReady
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.limits import Limits

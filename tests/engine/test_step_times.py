@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine import engine_process
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.engine import Engine
 from inflight_engine.execution.parallel import ranks
 from inflight_engine.messages import SHORT_STEP_SECONDS, LongStep

@@ -24,7 +24,7 @@ import numpy as np
 
 from inflight_engine import engine_process
 from inflight_engine.channel import EngineChannel, FrameDecoder, encode
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.engine import Engine
 from inflight_engine.messages import AddRequest, FromEngine, Shutdown, StepReport, ToEngine
 from inflight_engine.openmp import let_threads_sleep

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.execution.cpu_decoder import NativeDecoder

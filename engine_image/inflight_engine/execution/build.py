@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from inflight_engine.config import KV_CACHE_DTYPES, EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.attention import choose_backend
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec, StepShape
 from inflight_engine.execution.batch import PersistentBatch
@@ -285,8 +285,6 @@ def _host_memory(parallel: Parallel) -> HostMemory:
 
 
 def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    if name not in KV_CACHE_DTYPES:
-        raise ValueError(f"kv_cache_dtype must be {' or '.join(KV_CACHE_DTYPES)}, not {name}")
     if name == "fp8" and device.type == "cpu":
         raise ValueError("kv_cache_dtype fp8 needs a GPU; on a CPU set it to auto")
     return torch.float8_e4m3fn if name == "fp8" else dtype

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import torch
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.attention.base import AttentionSpec
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.models.config import DecoderConfig

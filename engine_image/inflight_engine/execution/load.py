@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import torch
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.cpu_decoder import NativeDecoder
 from inflight_engine.models.config import (
     DecoderConfig,

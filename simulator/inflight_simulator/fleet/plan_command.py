@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from inflight_engine.flag_types import number
+from inflight_settings.flag_types import number
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_simulator.errors import InputError
 from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel, RequestTargets

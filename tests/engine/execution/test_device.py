@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.device import choose_device, choose_dtype, device_failed
 from inflight_engine.execution.load import is_in_kernels
 from inflight_engine.models.config import load_model_config

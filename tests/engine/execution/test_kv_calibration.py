@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution import build
 from inflight_engine.execution.kv_calibration import calibrate, calibration_tokens
 from inflight_engine.execution.load import load_model

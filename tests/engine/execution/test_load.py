@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.load import kept_formats, load_config, load_model
 from inflight_engine.models.linear import NONE_KEPT
 from inflight_engine.models.parallel import ALONE

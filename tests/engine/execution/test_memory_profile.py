@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.attention.base import AttentionSpec
 from inflight_engine.execution.load import load_config, load_model
 from inflight_engine.execution.memory_profile import (

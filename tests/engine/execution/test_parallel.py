@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.engine_process import load
 from inflight_engine.execution.parallel.plan_frames import PlanDecoder, PlanEncoder
 from inflight_engine.execution.parallel.process_group import TorchDistributed

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.build import make_batch_invariant
 from inflight_engine.models.shape import ModelShape
 from inflight_engine.models.transformers_config import TransformersConfig

@@ -9,7 +9,7 @@ import sys
 import msgspec
 import pytest
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 
 
 def shown_by(module, arguments, **options):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution import build
 
 VOCAB = 97

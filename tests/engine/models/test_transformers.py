@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.load import load_config, load_model
 from inflight_engine.models import transformers_config
 from inflight_engine.models.config import UnsupportedModelError

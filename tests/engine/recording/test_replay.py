@@ -20,7 +20,7 @@ from inflight_engine.recording.lines import (
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import replay
 from inflight_engine.recording.survey import Survey
-from inflight_engine.scheduling.config import ServiceClass
+from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 from tests.engine.recording.workload import CLASSES, CONFIG, Workload, config

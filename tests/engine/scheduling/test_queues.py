@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from inflight_engine.request import Request, RequestState, SamplingParams
-from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_policies.lazy_heap import LazyHeap

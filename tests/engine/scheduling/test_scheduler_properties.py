@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
+from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 from tests.engine.scheduling.driver import Driver
@@ -56,7 +56,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(sorted(POLICIES)),
         num_classes=st.integers(1, 2),
         victim=st.sampled_from(sorted(VICTIMS)),
-        preemption=st.sampled_from(PREEMPTION_MODES),
+        preemption=st.sampled_from(get_args(PreemptionMode)),
         num_host_blocks=st.sampled_from([0, 3, 40]),
         prefix_caching=st.booleans(),
         headroom=st.sampled_from([0.0, 0.1, 0.5]),

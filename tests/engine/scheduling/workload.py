@@ -16,7 +16,7 @@ from typing import Any
 from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, RequestState
-from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
+from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
@@ -86,7 +86,7 @@ def random_fields(random: Random, deadlines: Random) -> dict[str, Any]:
             )
             for name in names
         ),
-        "preemption": random.choice(PREEMPTION_MODES),
+        "preemption": random.choice(get_args(PreemptionMode)),
         "preemption_victim": random.choice(sorted(VICTIMS)),
         "num_host_blocks": random.choice((0, num_blocks // 2, num_blocks, 4 * num_blocks)),
         "prefix_caching": random.random() < 0.7,

@@ -8,7 +8,7 @@ import socket
 import numpy as np
 
 from inflight_engine.channel import FrameDecoder, encode
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.messages import (
     AddRequest,
     Admission,

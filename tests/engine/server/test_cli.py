@@ -14,8 +14,8 @@ import msgspec
 import pytest
 
 from inflight_engine import cli
-from inflight_engine.config import EngineConfig
-from inflight_engine.scheduling.config import ServiceClass
+from inflight_settings.engine import EngineConfig
+from inflight_settings.scheduling import ServiceClass
 from inflight_engine.server.config_file import parse_with_file
 from inflight_engine.server.serve_flags import EXAMPLE, add_serve_flags, server_config, size
 from inflight_engine.server.tracing_config import TracingConfig

@@ -7,7 +7,7 @@ import re
 import httpx
 import pytest
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.messages import Starting
 from inflight_engine.request import FinishReason
 from inflight_engine.server import progress_frames

@@ -4,7 +4,7 @@ import gzip
 
 import pytest
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.server import record
 from inflight_engine.server.phase import Phase
 from tests.engine.server.fake_engine import until

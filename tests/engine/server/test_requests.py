@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ServiceClass
+from inflight_settings.scheduling import ServiceClass
 from inflight_engine.server import lifecycle
 from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.generation import Generation

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.messages import EngineFailed, LongStep, Starting
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ServiceClass
+from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server import run
 from inflight_engine.server import supervisor as supervising

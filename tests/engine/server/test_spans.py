@@ -15,9 +15,9 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import get_current_span
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ServiceClass
+from inflight_settings.scheduling import ServiceClass
 from inflight_engine.server.generation import MAX_PREEMPTIONS
 from inflight_engine.server.spans import MAX_PHASES, HeaderGetter
 from inflight_engine.server.trace_export import TraceExport

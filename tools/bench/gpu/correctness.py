@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.attention import BACKENDS
 from inflight_engine.request import SamplingParams
 from tools.bench.engine.in_process import Generated, InProcessEngine

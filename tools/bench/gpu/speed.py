@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from tools.bench.engine.drivers.ours import decode_seconds
 from tools.bench.engine.in_process import InProcessEngine
 from tools.bench.engine.jobs import Job

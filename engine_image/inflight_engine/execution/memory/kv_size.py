@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 
 CPU_MEMORY_SHARE = 0.5
 """On CPU: share of what is available after the weights. The rest is for activations, the API process and the page

@@ -24,7 +24,7 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.build import build_runner
 from inflight_engine.execution.device import choose_device
 from inflight_engine.execution.load import load_config, refuse_options

@@ -18,7 +18,7 @@ from pathlib import Path
 import msgspec
 
 from inflight_engine import logs
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.cuda_memory import let_segments_grow
 from inflight_engine.execution.parallel.plan_frames import PlanDecoder
 from inflight_engine.openmp import let_threads_sleep

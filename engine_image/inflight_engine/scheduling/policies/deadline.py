@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from inflight_settings.scheduling import SchedulingSettings
+
 from inflight_engine.request import Request
-from inflight_engine.scheduling.policies.base import Policy, PolicySettings
+from inflight_engine.scheduling.policies.base import Policy
 from inflight_policies.deadline import DeadlineQueue
 
 
@@ -16,7 +18,7 @@ class Deadline(Policy):
         ValueError: `late_share` is not above 0 and at most 1.
     """
 
-    def __init__(self, config: PolicySettings) -> None:
+    def __init__(self, config: SchedulingSettings) -> None:
         self._queue: DeadlineQueue[Request] = DeadlineQueue(config.late_share)
         self.num_late_tokens = 0
 

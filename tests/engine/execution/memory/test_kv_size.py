@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.memory.kv_size import (
     CPU_MEMORY_CAP,
     POD_MEMORY_RESERVE,

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.messages import StepReport
 from inflight_engine.openmp import let_threads_sleep
 from tools.bench.engine.drivers.base import DECODE_WARM_UP_STEPS, run
