@@ -29,10 +29,11 @@ demo-engine: .venv/kernels.stamp ## The engine alone on this machine's CPU: one 
 test: .venv/kernels.stamp ## Everything: lint, types, unit, contract and end-to-end tests
 	@$(PY) -m tools.check
 
-lint: .venv/tools.stamp ## Formatter, linter and import rules
+lint: .venv/tools.stamp ## Formatter, linter, import rules and docstrings
 	.venv/bin/ruff format --check .
 	.venv/bin/ruff check .
 	.venv/bin/lint-imports
+	$(PY) -m tools.docstrings
 
 types: .venv/kernels.stamp ## mypy
 	.venv/bin/mypy

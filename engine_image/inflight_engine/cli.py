@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, NoReturn
 
 from inflight_engine import logs
 from inflight_engine import placement as placing
-from inflight_engine.server.process import EngineProcess
+from inflight_engine.server.engine.process import EngineProcess
 
 if TYPE_CHECKING:
-    from inflight_engine.server.config import ServerConfig
+    from inflight_engine.server.settings.config import ServerConfig
 
 LISTEN_BACKLOG = 2048
 
@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     # Imported only now, as the engine process has been started.
     from inflight_engine.recording import command as replay
-    from inflight_engine.server.serve_flags import DESCRIPTION, EXAMPLE, add_serve_flags
+    from inflight_engine.server.settings.serve_flags import DESCRIPTION, EXAMPLE, add_serve_flags
 
     parser = argparse.ArgumentParser(
         prog="inflight-engine",
@@ -77,8 +77,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _run(arguments: list[str], process: EngineProcess | None) -> int:
     from inflight_engine.recording import command as replay
-    from inflight_engine.server.config_file import parse_with_file
-    from inflight_engine.server.serve_flags import server_config
+    from inflight_engine.server.settings.config_file import parse_with_file
+    from inflight_engine.server.settings.serve_flags import server_config
 
     parser = build_parser()
     # The top parser answers --help, --version and unknown commands, and parses `replay`; the flags of `serve` may also

@@ -13,9 +13,9 @@ import msgspec
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams
-from inflight_settings.scheduling import DEFAULT_CLASS
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.limits import Limits
+from inflight_settings.scheduling import DEFAULT_CLASS
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):

@@ -9,11 +9,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from inflight_settings.engine import EngineConfig
-from inflight_settings.flag_types import number
-from inflight_settings.scheduling import PreemptionMode
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
+from inflight_settings.engine import EngineConfig
+from inflight_settings.flag_types import number
 
 DEFAULTS = {field.name: field.default for field in fields(EngineConfig)} | {"block_size": 16}
 """The engine's; its block size depends on the attention backend, and this is what most of them prefer."""

@@ -9,10 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from inflight_settings.scheduling import DEFAULT_CLASS
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_settings.scheduling import ServiceClass, default_policy
 from inflight_engine.scheduling.limits import Limits
+from inflight_settings.scheduling import DEFAULT_CLASS, ServiceClass, default_policy
 from inflight_simulator.arrivals import Arrival, Scaling, blocks_of, scaled
 from inflight_simulator.continuous import simulate_continuous
 from inflight_simulator.cost import LLAMA_8B_H100, Cost, UnitCost, check_cost, read_cost, swap_rates

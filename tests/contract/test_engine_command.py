@@ -7,15 +7,15 @@ import pytest
 from pydantic.alias_generators import to_snake
 
 from inflight_base.manifest.units import parse_duration, parse_quantity
-from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
-from inflight_engine.server.serve_flags import add_serve_flags, server_config
+from inflight_engine.server.settings.serve_flags import add_serve_flags, server_config
 from inflight_operator.api.scheduling import BOUNDS
 from inflight_operator.api.types import Engine, Scheduling
 from inflight_operator.api.types import ServiceClass as APIServiceClass
 from inflight_operator.render import EngineObservability
 from inflight_operator.render.pod import engine_command
+from inflight_settings.scheduling import ServiceClass
 from tests.operator.render.services import CPU, EVERYTHING, make
 
 

@@ -27,11 +27,11 @@ from inflight_engine.recording.replay import replay
 from inflight_engine.recording.survey import Survey
 from inflight_engine.request import FinishReason, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.model_runner import reference_output
 
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from inflight_settings.engine import EngineConfig
 from inflight_engine.engine_process import load
 from inflight_engine.messages import AddRequest, Configure
 from inflight_engine.models.source import resolve
@@ -20,8 +19,9 @@ from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import replay
 from inflight_engine.recording.survey import Survey
 from inflight_engine.request import SamplingParams
-from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.limits import Limits
+from inflight_settings.engine import EngineConfig
+from inflight_settings.scheduling import ServiceClass
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
-from inflight_settings.scheduling import PreemptionMode
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
+from inflight_settings.scheduling import PreemptionMode
 from tests.engine import fuzz
 from tests.engine.scheduling.workload import random_fields
 

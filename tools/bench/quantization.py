@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.execution.cpu_decoder import NativeDecoder
@@ -24,6 +23,7 @@ from inflight_engine.models.config import DecoderConfig, load_model_config
 from inflight_engine.models.parallel import SingleProcess
 from inflight_engine.models.source import ModelFiles, resolve
 from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_settings.engine import EngineConfig
 
 PROJECT = Path(__file__).parents[2]
 BLOCK_SIZE = 16

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from inflight_settings.engine import EngineConfig
 from inflight_engine.execution.attention import choose_backend
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec, StepShape
 from inflight_engine.execution.batch import PersistentBatch
@@ -37,6 +36,7 @@ from inflight_engine.models.protocol import Model
 from inflight_engine.models.source import ModelFiles, resolve
 from inflight_engine.models.transformers_config import TransformersConfig
 from inflight_engine.runner_info import RunnerInfo
+from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)
 

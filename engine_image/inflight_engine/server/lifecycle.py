@@ -11,16 +11,16 @@ from collections.abc import Coroutine
 from typing import Any
 
 from inflight_engine.messages import EngineReady
-from inflight_engine.server.config import ServerConfig
+from inflight_engine.server.engine.limits_file import initial_limits
+from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.engine.process import EngineProcess, describe_exit
+from inflight_engine.server.engine.restarts import MOST_RESTARTS, WINDOW_SECONDS
+from inflight_engine.server.engine.supervisor import Supervisor
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.limits_file import initial_limits
-from inflight_engine.server.middleware import OpenResponses
-from inflight_engine.server.phase import Phase
-from inflight_engine.server.prepare import Tokenizer
-from inflight_engine.server.process import EngineProcess, describe_exit
-from inflight_engine.server.restarts import MOST_RESTARTS, WINDOW_SECONDS
+from inflight_engine.server.http.middleware import OpenResponses
+from inflight_engine.server.requests.prepare import Tokenizer
 from inflight_engine.server.service import Service
-from inflight_engine.server.supervisor import Supervisor
+from inflight_engine.server.settings.config import ServerConfig
 
 log = logging.getLogger(__name__)
 

@@ -14,15 +14,15 @@ import uvloop
 from fastapi import FastAPI
 
 from inflight_engine.server.app import create_admin_app, create_app
-from inflight_engine.server.config import ServerConfig
+from inflight_engine.server.engine.process import EngineProcess
+from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.lifecycle import Lifecycle
-from inflight_engine.server.middleware import OpenResponses
-from inflight_engine.server.process import EngineProcess
 from inflight_engine.server.service import Service
+from inflight_engine.server.settings.config import ServerConfig
 
 if TYPE_CHECKING:
-    from inflight_engine.server.trace_export import TraceExport
-    from inflight_engine.server.tracing_config import TracingConfig
+    from inflight_engine.server.settings.config import TracingConfig
+    from inflight_engine.server.telemetry.trace_export import TraceExport
 
 KEEP_ALIVE_SECONDS = 120
 """Longer than clients and proxies keep idle connections (Go: 90 s), so that the client closes first: a server that
@@ -86,7 +86,7 @@ async def _serve(
 
 
 def _trace_export(config: TracingConfig) -> TraceExport:
-    from inflight_engine.server.trace_export import TraceExport  # imports OpenTelemetry's SDK
+    from inflight_engine.server.telemetry.trace_export import TraceExport  # imports OpenTelemetry's SDK
 
     return TraceExport(config)
 

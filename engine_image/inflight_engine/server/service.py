@@ -8,6 +8,9 @@ import logging
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
+
+from fastapi import Depends, Request
 
 from inflight_engine.messages import (
     CancelRequest,
@@ -25,27 +28,27 @@ from inflight_engine.messages import (
 )
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ttft_targets
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.server.admission import AdmissionQueue
-from inflight_engine.server.config import ServerConfig
-from inflight_engine.server.dispatch import Dispatcher
-from inflight_engine.server.engine_calls import EngineCalls
-from inflight_engine.server.engine_link import EngineLink, add_request
+from inflight_engine.server.admission.bounds import AdmissionQueue
+from inflight_engine.server.admission.shedding import Shedding
+from inflight_engine.server.answers.heartbeats import Heartbeats
+from inflight_engine.server.engine.calls import EngineCalls
+from inflight_engine.server.engine.link import EngineLink, add_request
+from inflight_engine.server.engine.phase import Phase, engine_failed, engine_restarting, no_engine, shutting_down
+from inflight_engine.server.engine.progress import KILL_GRACE_SECONDS, Progress
+from inflight_engine.server.engine.restarts import Restarts
+from inflight_engine.server.engine.runtime_config import RuntimeConfig
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.exchange import RequestSpans
-from inflight_engine.server.generation import Generation, GenerationRequest
-from inflight_engine.server.heartbeats import Heartbeats
-from inflight_engine.server.inbox import Deliveries, Inbox
-from inflight_engine.server.metrics import NO_STATS, EngineMetrics, Gauges
-from inflight_engine.server.phase import Phase, engine_failed, engine_restarting, no_engine, shutting_down
-from inflight_engine.server.prepare import ModelFacts, Tokenizer
-from inflight_engine.server.progress import KILL_GRACE_SECONDS, Progress
-from inflight_engine.server.restarts import Restarts
-from inflight_engine.server.runtime_config import RuntimeConfig
-from inflight_engine.server.shedding import Shedding
-from inflight_engine.server.tenants import Tenants
-from inflight_engine.server.timeouts import Timeouts
+from inflight_engine.server.requests.dispatch import Dispatcher
+from inflight_engine.server.requests.generation import Generation, GenerationRequest
+from inflight_engine.server.requests.inbox import Deliveries, Inbox
+from inflight_engine.server.requests.prepare import ModelFacts, Tokenizer
+from inflight_engine.server.requests.tenants import Tenants
+from inflight_engine.server.requests.timeouts import Timeouts
+from inflight_engine.server.settings.config import ServerConfig
+from inflight_engine.server.telemetry.exchange import RequestSpans
+from inflight_engine.server.telemetry.metrics import NO_STATS, EngineMetrics, Gauges
+from inflight_settings.scheduling import ttft_targets
 
 MAX_TRIES = 2
 """Of a request: one with a slot in two engine processes that died may have caused the crashes."""
@@ -453,3 +456,13 @@ class Service:
 def _had_slot(generation: Generation) -> bool:
     """In the engine process that was lost, as far as it is known."""
     return generation.starting or not generation.waiting
+
+
+async def _service(request: Request) -> Service:
+    # async: FastAPI runs plain functions in a thread, which costs more than the call itself and loses the order of
+    # requests.
+    service: Service = request.app.state.service
+    return service
+
+
+ServiceOf = Annotated[Service, Depends(_service)]

@@ -10,8 +10,8 @@ from pathlib import Path
 import msgspec
 
 from inflight_cost.capacity import StepLimits
-from inflight_settings.flag_types import number
 from inflight_engine.scheduling.policies import POLICIES
+from inflight_settings.flag_types import number
 from inflight_simulator.errors import InputError
 from inflight_simulator.fleet.config import DEFAULT_LIMITS, ROUTINGS, FleetConfig, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.replica_file import read_replica

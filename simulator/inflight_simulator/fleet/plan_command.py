@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from inflight_settings.flag_types import number
 from inflight_engine.scheduling.policies import POLICIES
+from inflight_settings.flag_types import number
 from inflight_simulator.errors import InputError
 from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.flags import add_arrivals, add_target_flags, request_targets

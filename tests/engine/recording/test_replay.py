@@ -20,9 +20,9 @@ from inflight_engine.recording.lines import (
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import replay
 from inflight_engine.recording.survey import Survey
-from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.recording.workload import CLASSES, CONFIG, Workload, config
 
 

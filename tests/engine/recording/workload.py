@@ -13,9 +13,9 @@ from inflight_engine.cache.swap import SwapRates
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
+from inflight_settings.scheduling import ServiceClass
 
 CLASSES = (ServiceClass("chat", 3.0, priority=0), ServiceClass("batch", 1.0, priority=2))
 CONFIG = SchedulerConfig(

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from inflight_engine.request import FinishReason, Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_settings.scheduling import ServiceClass
 
 TOKEN = 7
 CLASSES = (ServiceClass("a", weight=3.0), ServiceClass("b"))

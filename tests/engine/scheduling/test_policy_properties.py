@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from inflight_engine.request import Request, RequestState, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.queues import WaitingQueues
+from inflight_settings.scheduling import ServiceClass
 
 AGING = 3.0
 LATE_SHARE = 0.25

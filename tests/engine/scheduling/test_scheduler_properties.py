@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from inflight_engine.request import FinishReason
-from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
+from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from tests.engine.scheduling.driver import Driver
 from tests.engine.scheduling.model_runner import VOCAB, reference_output
 from tests.engine.scheduling.workload import PREFILL_COSTS, RATES, TENANTS, WEIGHTS, Workload, described

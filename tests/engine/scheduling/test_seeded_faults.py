@@ -22,13 +22,13 @@ from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling import queues
 from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
-from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies.fcfs import Fcfs
 from inflight_engine.scheduling.policies.priority import Priority
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_policies import service_counter
 from inflight_policies.lazy_heap import LazyHeap
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.workload import Workload
 
 SEEDS, STEPS = range(4), 600

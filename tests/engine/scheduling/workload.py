@@ -16,10 +16,10 @@ from typing import Any
 from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, RequestState
-from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
+from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from tests.engine.scheduling.driver import Driver, FailingChunks, Fails, never, no_chunks, nothing
 from tests.engine.scheduling.model_runner import VOCAB
 

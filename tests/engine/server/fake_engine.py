@@ -8,7 +8,6 @@ import socket
 import numpy as np
 
 from inflight_engine.channel import FrameDecoder, encode
-from inflight_settings.engine import EngineConfig
 from inflight_engine.messages import (
     AddRequest,
     Admission,
@@ -26,11 +25,11 @@ from inflight_engine.models.generation_config import OPENAI_DEFAULTS
 from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.server.admission import QueueBounds
 from inflight_engine.server.app import create_admin_app, create_app
-from inflight_engine.server.config import ServerConfig
-from inflight_engine.server.middleware import OpenResponses
+from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.service import Service
+from inflight_engine.server.settings.config import QueueBounds, ServerConfig
+from inflight_settings.engine import EngineConfig
 
 EOS = 0
 CAPACITY = Limits(4, 64)

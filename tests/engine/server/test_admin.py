@@ -5,13 +5,13 @@ import os
 
 import pytest
 
-from inflight_settings.engine import EngineConfig
 from inflight_engine.messages import Configured
-from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.server import engine_calls
-from inflight_engine.server.limits_file import initial_limits
-from inflight_engine.server.phase import Phase
+from inflight_engine.server.engine import calls as engine_calls
+from inflight_engine.server.engine.limits_file import initial_limits
+from inflight_engine.server.engine.phase import Phase
+from inflight_settings.engine import EngineConfig
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import CAPACITY, until
 
 TOKEN = {"authorization": "Bearer secret"}

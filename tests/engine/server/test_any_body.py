@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.server.chat_schema import ChatCompletionRequest
-from inflight_engine.server.schema import CompletionRequest, GenerateRequest
-from inflight_engine.server.tokenize import DetokenizeRequest, TokenizeRequest
+from inflight_engine.server.http.tokenize import DetokenizeRequest, TokenizeRequest
+from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
+from inflight_engine.server.requests.schema import CompletionRequest, GenerateRequest
 from tests.engine.server.fake_engine import connected, server_config
 
 PATHS = {

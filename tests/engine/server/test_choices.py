@@ -6,7 +6,7 @@ import json
 import pytest
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.admission import QueueBounds
+from inflight_engine.server.settings.config import QueueBounds
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import events, metrics, usage
 

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from inflight_engine import cli
+from inflight_engine.server.settings.config import TracingConfig
+from inflight_engine.server.settings.config_file import parse_with_file
+from inflight_engine.server.settings.serve_flags import EXAMPLE, add_serve_flags, server_config, size
 from inflight_settings.engine import EngineConfig
 from inflight_settings.scheduling import ServiceClass
-from inflight_engine.server.config_file import parse_with_file
-from inflight_engine.server.serve_flags import EXAMPLE, add_serve_flags, server_config, size
-from inflight_engine.server.tracing_config import TracingConfig
 
 
 def parse(*argv):

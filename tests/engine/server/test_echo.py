@@ -9,10 +9,10 @@ import pytest
 from inflight_engine.messages import EngineFailed
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason
-from inflight_engine.server import event_stream
-from inflight_engine.server.logprobs import with_prompt
-from inflight_engine.server.phase import Phase
-from inflight_engine.server.prompt_scores import PromptScores
+from inflight_engine.server.answers import event_stream
+from inflight_engine.server.answers.logprobs import with_prompt
+from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.requests.prompt_scores import PromptScores
 from tests.engine.server.fake_engine import EOS, until
 from tests.engine.server.test_requests import events, usage
 from tests.engine.server.test_restart import die, restart

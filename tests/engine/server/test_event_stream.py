@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.event_stream import EventStream
-from inflight_engine.server.generation import Piece
+from inflight_engine.server.answers.event_stream import EventStream
+from inflight_engine.server.requests.generation import Piece
 from tests.engine.server.fake_engine import until
 
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from inflight_engine.server.inbox import READERS_A_ROUND, Deliveries, Inbox
+from inflight_engine.server.requests.inbox import READERS_A_ROUND, Deliveries, Inbox
 
 
 def inboxes(count):

@@ -17,10 +17,10 @@ from inflight_cost.model import CostModel, StepWork
 from inflight_engine import buckets
 from inflight_engine.messages import StepCost
 from inflight_engine.request import FinishReason
-from inflight_engine.server.admission import QueueBounds
-from inflight_engine.server.health import health_status
-from inflight_engine.server.histogram import Histogram
-from inflight_engine.server.phase import Phase
+from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.http.health import health_status
+from inflight_engine.server.settings.config import QueueBounds
+from inflight_engine.server.telemetry.histogram import Histogram
 from tests.engine.server.fake_engine import until
 from tools import localcluster as cluster
 

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.chat_schema import ChatCompletionRequest
-from inflight_engine.server.schema import CompletionRequest, GenerateRequest
+from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
+from inflight_engine.server.requests.schema import CompletionRequest, GenerateRequest
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import metrics
 
@@ -234,7 +234,7 @@ async def test_unknown_path_wrong_method_and_broken_json_have_the_same_shape(mak
 
 @pytest.mark.parametrize("chunked", [False, True])
 async def test_body_above_the_bound_is_413(make_fake, monkeypatch, chunked):
-    monkeypatch.setattr("inflight_engine.server.middleware.MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr("inflight_engine.server.http.middleware.MAX_BODY_BYTES", 1000)
     fake = await make_fake()
 
     async def parts():

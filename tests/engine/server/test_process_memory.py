@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from inflight_engine.server.process_memory import resident_bytes
+from inflight_engine.server.telemetry.process_memory import resident_bytes
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 

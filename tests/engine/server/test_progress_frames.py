@@ -7,15 +7,15 @@ import re
 import httpx
 import pytest
 
-from inflight_settings.engine import EngineConfig
 from inflight_engine.messages import Starting
 from inflight_engine.request import FinishReason
-from inflight_engine.server import progress_frames
-from inflight_engine.server.admission import QueueBounds
+from inflight_engine.server.answers import progress_frames
+from inflight_engine.server.answers.heartbeats import _ROUNDS as ROUNDS
+from inflight_engine.server.answers.heartbeats import Heartbeats
+from inflight_engine.server.engine.progress import Progress
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.heartbeats import _ROUNDS as ROUNDS
-from inflight_engine.server.heartbeats import Heartbeats
-from inflight_engine.server.progress import Progress
+from inflight_engine.server.settings.config import QueueBounds
+from inflight_settings.engine import EngineConfig
 from tests.engine.server.fake_engine import until
 from tests.engine.server.relay_model import Choice, Kept, frames
 from tests.engine.server.test_requests import events, metrics, start
@@ -160,7 +160,7 @@ async def test_seeds_that_the_engine_draws_are_told_once(make_fake):
 
 
 async def test_a_heartbeat_comes_where_nothing_else_does_and_stops_with_the_engine(make_fake, monkeypatch):
-    monkeypatch.setattr("inflight_engine.server.heartbeats._PERIOD", 0.2)
+    monkeypatch.setattr("inflight_engine.server.answers.heartbeats._PERIOD", 0.2)
     fake = await make_fake()
     client = relayed(fake, stream=True, temperature=0)
     await until(lambda: len(client.frames) >= 4)

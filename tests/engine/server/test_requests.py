@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from inflight_settings.engine import EngineConfig
 from inflight_engine.request import FinishReason
-from inflight_settings.scheduling import ServiceClass
 from inflight_engine.server import lifecycle
-from inflight_engine.server.admission import QueueBounds
-from inflight_engine.server.generation import Generation
-from inflight_engine.server.middleware import OpenResponses
+from inflight_engine.server.http.middleware import OpenResponses
+from inflight_engine.server.requests.generation import Generation
+from inflight_engine.server.settings.config import QueueBounds
+from inflight_settings.engine import EngineConfig
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import EOS, READY, ByteTokenizer, until
 
 

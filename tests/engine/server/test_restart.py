@@ -11,21 +11,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_settings.engine import EngineConfig
 from inflight_engine.messages import EngineFailed, LongStep, Starting
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason
-from inflight_settings.scheduling import ServiceClass
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server import run
-from inflight_engine.server import supervisor as supervising
-from inflight_engine.server.admission import QueueBounds
+from inflight_engine.server.engine import supervisor as supervising
+from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.engine.progress import KILL_GRACE_SECONDS, Progress
+from inflight_engine.server.engine.restarts import MOST_RESTARTS, WINDOW_SECONDS, Restarts
+from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.lifecycle import Lifecycle
-from inflight_engine.server.middleware import OpenResponses
-from inflight_engine.server.phase import Phase
-from inflight_engine.server.progress import KILL_GRACE_SECONDS, Progress
-from inflight_engine.server.request_phases import request_phases
-from inflight_engine.server.restarts import MOST_RESTARTS, WINDOW_SECONDS, Restarts
+from inflight_engine.server.settings.config import QueueBounds
+from inflight_engine.server.telemetry.request_phases import request_phases
+from inflight_settings.engine import EngineConfig
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import READY, connect_engine, until
 from tests.engine.server.test_requests import events, metrics, start
 

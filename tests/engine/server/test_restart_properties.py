@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from inflight_engine.messages import AddRequest, Admission, CancelRequest, Configure, Finished, Starting, StepReport
 from inflight_engine.request import FinishReason, SamplingParams
 from inflight_engine.server import service as serving
-from inflight_engine.server.admission import QueueBounds
+from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.generation import GenerationRequest, Scheduling
-from inflight_engine.server.inbox import Inbox
-from inflight_engine.server.metrics import NO_STATS
-from inflight_engine.server.phase import Phase
+from inflight_engine.server.requests.generation import GenerationRequest, Scheduling
+from inflight_engine.server.requests.inbox import Inbox
+from inflight_engine.server.settings.config import QueueBounds
+from inflight_engine.server.telemetry.metrics import NO_STATS
 from tests.engine.server.fake_engine import CAPACITY, READY, ByteTokenizer, server_config
 
 MAX_QUEUED = 6

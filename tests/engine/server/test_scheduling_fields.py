@@ -4,11 +4,11 @@ import asyncio
 
 import pytest
 
-from inflight_settings.engine import EngineConfig
 from inflight_engine.request import FinishReason
+from inflight_engine.server.settings.config import QueueBounds
+from inflight_engine.server.settings.service_class import parse_service_class
+from inflight_settings.engine import EngineConfig
 from inflight_settings.scheduling import ServiceClass
-from inflight_engine.server.admission import QueueBounds
-from inflight_engine.server.service_class import parse_service_class
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import metrics
 

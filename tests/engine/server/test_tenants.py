@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_engine.server.tenants import signature
+from inflight_engine.server.requests.tenants import signature
 from tests.engine.server.fake_engine import until
 
 KEY = "k" * 43

@@ -8,9 +8,9 @@ from urllib.parse import unquote
 
 from pydantic import BaseModel, ValidationError
 
-from inflight_engine.server.chat_schema import ChatCompletionRequest
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.schema import CompletionRequest, GenerateRequest
+from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
+from inflight_engine.server.requests.schema import CompletionRequest, GenerateRequest
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.hostile.case import FORGED, RIGHT_KEY
 from tools.standin.connection import PROGRESS, Connection, Request

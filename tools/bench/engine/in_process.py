@@ -7,12 +7,12 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from inflight_settings.engine import EngineConfig
 from inflight_engine.engine_process import load
 from inflight_engine.messages import AddRequest, Configure, StepReport
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.limits import Limits
+from inflight_settings.engine import EngineConfig
 
 
 @dataclass(slots=True)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from inflight_settings.scheduling import SchedulingSettings
-
 from collections.abc import Callable
 
 from inflight_engine.scheduling.policies.base import Policy
@@ -12,6 +10,7 @@ from inflight_engine.scheduling.policies.fair import Fair
 from inflight_engine.scheduling.policies.fcfs import Fcfs
 from inflight_engine.scheduling.policies.priority import Priority
 from inflight_engine.scheduling.policies.sjf import ShortestJobFirst
+from inflight_settings.scheduling import SchedulingSettings
 
 POLICIES: dict[str, Callable[[SchedulingSettings], Policy]] = {
     "fcfs": Fcfs,

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from inflight_settings.scheduling import SchedulingSettings
-
 from abc import abstractmethod
 from typing import ClassVar, Protocol
 
 from inflight_engine.request import Request
 from inflight_policies.lazy_heap import LazyHeap
+from inflight_settings.scheduling import SchedulingSettings
 
 
 class Policy(Protocol):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from inflight_settings.scheduling import SchedulingSettings
-
 from inflight_engine.request import Request
 from inflight_engine.scheduling.policies.base import Policy
 from inflight_policies.deadline import DeadlineQueue
+from inflight_settings.scheduling import SchedulingSettings
 
 
 class Deadline(Policy):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from inflight_settings.scheduling import SchedulingSettings
-
 from inflight_engine.request import Request
 from inflight_engine.scheduling.policies.base import Policy
 from inflight_policies.lazy_heap import LazyHeap
 from inflight_policies.service_counter import ServiceCounters
+from inflight_settings.scheduling import SchedulingSettings
 
 
 class Fair(Policy):

@@ -1,0 +1,119 @@
+"""Public runtime information; changes of limits, drain and the scheduling record for the operator."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, ConfigDict, Field
+
+from inflight_engine.messages import EngineReady
+from inflight_engine.scheduling.limits import Limits
+from inflight_engine.server.admin.record import RecordResponse, flushed_record
+from inflight_engine.server.admin.token import AdminRoute
+from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.engine.runtime_config import Change
+from inflight_engine.server.service import Service, ServiceOf
+from inflight_engine.server.settings.service_class import LARGEST_WEIGHT
+
+router = APIRouter()
+admin_router = APIRouter(route_class=AdminRoute)
+
+Weight = Annotated[float, Field(gt=0, le=LARGEST_WEIGHT)]
+
+
+class RuntimeConfigChange(BaseModel):
+    """Body of PATCH /v1/runtime_config: any subset."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    # Range of the message to the engine.
+    revision: Annotated[int, Field(lt=2**63)] | None = None
+    class_weights: dict[str, Weight] | None = None
+
+
+@router.get("/v1/runtime_config")
+async def runtime_config(service: ServiceOf) -> Response:
+    """Capacities, live limits and their revision, the shape of the KV cache, and how requests are
+    scheduled and sampled by default."""
+    if service.runtime.limits is None or service.engine is None:
+        raise service.not_ready()
+    return JSONResponse(_describe(service, service.runtime.limits, service.engine))
+
+
+@admin_router.patch("/v1/runtime_config")
+async def change_runtime_config(change: RuntimeConfigChange, service: ServiceOf) -> Response:
+    """Answers with what is in force after the engine applied it."""
+    if service.engine is None or service.phase is not Phase.READY:
+        raise service.not_ready()
+    wanted = Change(
+        change.max_num_seqs, change.max_num_batched_tokens, change.revision, class_weights=change.class_weights or {}
+    )
+    await service.runtime.change(wanted, service.engine.capacity)
+    return await runtime_config(service)
+
+
+@admin_router.post("/admin/drain")
+async def drain(request: Request, service: ServiceOf) -> Response:
+    """Begin to drain, as SIGTERM does; answers at once."""
+    request.app.state.drain()
+    return JSONResponse({"status": "draining", "running": service.stats.num_running}, status_code=202)
+
+
+@admin_router.get("/admin/record")
+async def record(service: ServiceOf) -> Response:
+    """What was recorded up to now, for `inflight-engine replay`."""
+    return RecordResponse(*await flushed_record(service))
+
+
+def _describe(service: Service, limits: Limits, engine: EngineReady) -> dict[str, Any]:
+    """`largest_batch_tokens`: tokens that the KV cache holds, over all requests."""
+    runner, defaults = engine.runner, service.sampling_defaults
+    return {
+        "max_num_seqs": limits.max_num_seqs,
+        "max_num_batched_tokens": limits.max_num_batched_tokens,
+        "revision": limits.revision,
+        "capacity": {
+            "max_num_seqs": engine.capacity.max_num_seqs,
+            "max_num_batched_tokens": engine.capacity.max_num_batched_tokens,
+        },
+        "kv_cache": {
+            "bytes_per_token": runner.kv_bytes_per_token,
+            "num_blocks": runner.num_blocks,
+            "block_size": runner.block_size,
+            "largest_batch_tokens": runner.num_cache_tokens,
+        },
+        "scheduling": _describe_scheduling(service),
+        "default_sampling_params": None if defaults is None else asdict(defaults),
+    }
+
+
+def _describe_scheduling(service: Service) -> dict[str, Any]:
+    engine = service.config.engine
+    return {
+        "policy": engine.scheduling_policy,
+        "ttft_target": engine.ttft_target,
+        "ttft_per_1k_tokens": engine.ttft_per_1k_tokens,
+        "late_share": engine.late_share,
+        "shed_after": service.config.shed_after,
+        "preemption": engine.preemption,
+        "preemption_victim": engine.preemption_victim,
+        "prefix_caching": engine.prefix_caching,
+        "classes": [
+            {
+                "name": service_class.name,
+                "weight": service.runtime.class_weights[service_class.name],
+                "priority": service_class.priority,
+                "ttft_target": service_class.ttft_target,
+                "tpot_target": service_class.tpot_target,
+                "max_queued_requests": service_class.max_queued_requests,
+                "shed_after": service_class.shed_after,
+                "request_timeout": service_class.request_timeout,
+            }
+            for service_class in engine.classes
+        ],
+    }

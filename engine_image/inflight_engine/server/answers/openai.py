@@ -1,0 +1,249 @@
+"""Responses in OpenAI's JSON. Constant parts of a stream's chunks are encoded once."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import msgspec
+
+from inflight_engine.server.answers.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, with_prompt
+from inflight_engine.server.requests.call import Call
+from inflight_engine.server.requests.generation import Generation
+from inflight_engine.server.requests.piece import Piece
+from inflight_engine.server.requests.prepare import Tokenizer
+from inflight_engine.server.requests.prompt_scores import PromptScores
+
+_encode = msgspec.json.encode
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """Content of a response besides its text.
+
+    Attributes:
+        model: the served name.
+        request_id: what its `id` is made of.
+        created: when it was begun, Unix seconds; None: now.
+        usage: a chunk with the token counts ends the stream.
+        continuous_usage: every chunk has those of its choice.
+        token_ids: those of prompt and output.
+        prompt_logprobs: how many of the likeliest tokens with each token of the prompt; None: no log-probabilities.
+    """
+
+    model: str
+    request_id: str
+    created: int | None = None
+    usage: bool = False
+    continuous_usage: bool = False
+    token_ids: bool = False
+    prompt_logprobs: int | None = None
+
+
+class _Answer(ABC):
+    """Token ids are the sampled ones, including a stop token. In a stream text may lag behind them."""
+
+    id_prefix: str
+    whole_object: str
+    chunk_object: str
+
+    def __init__(self, call: Call, tokenizer: Tokenizer, shown: Shown) -> None:
+        self._call = call
+        self._tokenizer = tokenizer
+        self._shown = shown
+        self._head = {
+            "id": f"{self.id_prefix}-{shown.request_id}",
+            "created": int(time.time()) if shown.created is None else shown.created,
+            "model": shown.model,
+        }
+        self._around: dict[int, list[bytes]] = {}
+        self.names_tokens = shown.token_ids
+        self._sent = [len(choice.token_ids) if call.streaming else 0 for choice in call.choices]
+        """Token ids of each choice that are written."""
+        self._begun = {index for index, sent in enumerate(self._sent) if sent}
+        """Choices of a stream that have a chunk with data besides the text."""
+
+    def whole(self, pieces: Sequence[Piece]) -> bytes:
+        choices = [
+            self._whole_choice(choice.request.index, piece.text, self._scores(choice, piece), _finish_reason(choice))
+            | self._new_token_ids(choice, piece)
+            | self._prompt_in_choice(choice, piece.prompt)
+            for choice, piece in zip(self._call.choices, pieces, strict=True)
+        ]
+        body = {**self._head, "object": self.whole_object, "choices": choices, "usage": self._usage()}
+        return _encode(body | self._prompt_in_body(pieces[0].prompt))
+
+    def piece(self, choice: Generation, piece: Piece) -> bytes:
+        index = choice.request.index
+        if choice.scored or self._shown.continuous_usage or self._shown.token_ids:
+            return self._news(choice, piece, self._choice(index, piece.text, self._scores(choice, piece), None))
+        around = self._around.get(index)
+        if around is None:
+            around = self._around[index] = self._chunk([self._choice(index, _MARK, None, None)]).split(_encode(_MARK))
+        before, after = around
+        return before + _encode(piece.text) + after
+
+    def last(self, choice: Generation, piece: Piece) -> bytes:
+        scores = self._scores(choice, piece) if piece.num_scored else None
+        return self._news(
+            choice, piece, self._choice(choice.request.index, piece.text or None, scores, _finish_reason(choice))
+        )
+
+    def end(self) -> bytes:
+        return self._chunk([], self._usage()) if self._shown.usage else b""
+
+    def _news(self, choice: Generation, piece: Piece, written: dict[str, Any]) -> bytes:
+        """A chunk with what there is beside a choice's text; its first has the prompt."""
+        prompt = {} if choice.request.index in self._begun else self._prompt_in_choice(choice)
+        self._begun.add(choice.request.index)
+        return self._chunk(
+            [written | prompt | self._new_token_ids(choice, piece)], self._usage_of(choice, piece.num_tokens)
+        )
+
+    def _chunk(
+        self,
+        choices: list[dict[str, Any]],
+        usage: dict[str, Any] | None = None,
+        more: Mapping[str, Any] = _NOTHING,
+    ) -> bytes:
+        body: dict[str, Any] = {**self._head, "object": self.chunk_object, "choices": choices, **more}
+        if self._shown.usage:
+            body["usage"] = usage
+        return b"data: " + _encode(body) + b"\n\n"
+
+    def _new_token_ids(self, choice: Generation, piece: Piece) -> dict[str, list[int]]:
+        """Unwritten ones of a choice, up to this piece."""
+        if not self._shown.token_ids:
+            return {}
+        index = choice.request.index
+        begin, self._sent[index] = self._sent[index], piece.num_tokens
+        return {"token_ids": choice.token_ids[begin : piece.num_tokens]}
+
+    def _prompt_in_choice(self, choice: Generation, scores: PromptScores | None = None) -> dict[str, Any]:
+        return {}
+
+    def _prompt_in_body(self, scores: PromptScores | None = None) -> dict[str, Any]:
+        return {}
+
+    def _prompt(self, choice: Generation, scores: PromptScores | None) -> dict[str, Any]:
+        """Prompt data of a choice besides its text."""
+        shown: dict[str, Any] = {}
+        if self._shown.token_ids:
+            shown["prompt_token_ids"] = choice.request.prompt_token_ids
+        if self._shown.prompt_logprobs is not None and scores is not None:
+            shown["prompt_logprobs"] = prompt_logprobs(scores, self._shown.prompt_logprobs, self._tokenizer.token_bytes)
+        return shown
+
+    def _scores(self, choice: Generation, piece: Piece) -> dict[str, Any] | None:
+        return self._logprobs(choice, piece) if choice.scored else None
+
+    def _usage(self) -> dict[str, Any]:
+        """Token counts; `completion_tokens` counts what was sampled, a stop token included, as OpenAI does."""
+        call = self._call
+        details = {"cached_tokens": call.num_cached_tokens}
+        return {**_counts(call.num_prompt_tokens, call.num_output_tokens), "prompt_tokens_details": details}
+
+    def _usage_of(self, choice: Generation, num_tokens: int) -> dict[str, int] | None:
+        """For a chunk, with so many tokens of the output."""
+        if not self._shown.continuous_usage:
+            return None
+        return _counts(len(choice.request.prompt_token_ids), num_tokens)
+
+    @abstractmethod
+    def _logprobs(self, choice: Generation, piece: Piece) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _whole_choice(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str
+    ) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def _choice(
+        self, index: int, text: str | None, logprobs: dict[str, Any] | None, finish_reason: str | None
+    ) -> dict[str, Any]: ...
+
+
+class ChatAnswer(_Answer):
+    """A chat completion; `first` names the role of every choice, as OpenAI's first chunks do."""
+
+    id_prefix = "chatcmpl"
+    whole_object = "chat.completion"
+    chunk_object = "chat.completion.chunk"
+
+    def first(self) -> bytes:
+        delta = {"role": "assistant", "content": ""}
+        return b"".join(
+            self._chunk(
+                [{"index": choice.request.index, "delta": delta, "logprobs": None, "finish_reason": None}],
+                self._usage_of(choice, len(choice.token_ids)),
+                self._prompt_in_body(),
+            )
+            for choice in self._call.choices
+        )
+
+    def _prompt_in_body(self, scores: PromptScores | None = None) -> dict[str, Any]:
+        return self._prompt(self._call.choices[0], scores)
+
+    def _logprobs(self, choice: Generation, piece: Piece) -> dict[str, Any]:
+        return chat_logprobs(piece.tokens, self._tokenizer.token_bytes)
+
+    def _whole_choice(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str
+    ) -> dict[str, Any]:
+        message = {"role": "assistant", "content": text, "refusal": None}
+        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
+
+    def _choice(
+        self, index: int, text: str | None, logprobs: dict[str, Any] | None, finish_reason: str | None
+    ) -> dict[str, Any]:
+        delta = {} if text is None else {"content": text}
+        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+class CompletionAnswer(_Answer):
+    """A text completion."""
+
+    id_prefix = "cmpl"
+    whole_object = chunk_object = "text_completion"
+
+    def _prompt_in_choice(self, choice: Generation, scores: PromptScores | None = None) -> dict[str, Any]:
+        return self._prompt(choice, scores)
+
+    def first(self) -> bytes:
+        return b""
+
+    def _logprobs(self, choice: Generation, piece: Piece) -> dict[str, Any]:
+        token_bytes, request = self._tokenizer.token_bytes, choice.request
+        scores = completion_logprobs(piece.tokens, token_bytes)
+        if request.echo is None or piece.prompt is None:
+            return scores
+        return with_prompt(scores, piece.prompt, request.echo, request.sampling.logprobs or 0, token_bytes)
+
+    def _whole_choice(
+        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str
+    ) -> dict[str, Any]:
+        return self._choice(index, text, logprobs, finish_reason)
+
+    def _choice(
+        self, index: int, text: str | None, logprobs: dict[str, Any] | None, finish_reason: str | None
+    ) -> dict[str, Any]:
+        return {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+_MARK = "\x00text\x00"
+"""Placeholder of the text of a chunk; no model name contains it by chance."""
+
+
+def _counts(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _finish_reason(generation: Generation) -> str:
+    if generation.finish_reason is None:
+        raise AssertionError("the generation has not ended")
+    return generation.finish_reason.value

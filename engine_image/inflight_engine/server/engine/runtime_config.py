@@ -1,0 +1,93 @@
+"""Configuration that can change at runtime: the two limits, and the weights of service classes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from inflight_engine.messages import Configure, Configured
+from inflight_engine.scheduling.limits import LimitError, Limits, StaleRevisionError, changed_limits
+from inflight_engine.server.engine.calls import EngineCalls
+from inflight_engine.server.errors import ApiError, bad_request
+from inflight_settings.scheduling import ServiceClass
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Any subset: None, or a class that is not named, stays. Meanings are those of `changed_limits`."""
+
+    max_num_seqs: int | None
+    max_num_batched_tokens: int | None
+    revision: int | None
+    class_weights: Mapping[str, float]
+
+
+class RuntimeConfig:
+    """The configuration in force, as reported by the engine.
+
+    Attributes:
+        limits: None until the engine applied or confirmed the first ones.
+        class_weights: of all classes, in their order.
+    """
+
+    def __init__(self, classes: Sequence[ServiceClass], calls: EngineCalls) -> None:
+        self.limits: Limits | None = None
+        self.class_weights = {service_class.name: service_class.weight for service_class in classes}
+        self._calls = calls
+        self._changing = asyncio.Lock()
+
+    async def start(self, limits: Limits, capacity: Limits) -> None:
+        """The engine starts with its capacity."""
+        if limits != capacity:
+            await self._calls.ask(lambda call_id: Configure(call_id, limits))
+        self.limits = limits
+
+    def restore(self) -> None:
+        """Apply the current limits and weights to the new engine process. They are sent before anything else."""
+        limits = self.limits
+        if limits is not None:
+            self._calls.tell(lambda call_id: Configure(call_id, limits, self.class_weights))
+
+    async def change(self, change: Change, capacity: Limits) -> None:
+        """Apply all of it, or nothing.
+
+        Raises:
+            ApiError: 400 a value is out of range or a class unknown, 409 the revision is an older one, 503 no engine is
+                running, 504 it does not respond (if it responds later, the change is in force then).
+        """
+        async with self._changing:
+            if self.limits is None:
+                raise ApiError(503, "the model is still loading", code="loading", retry_after=1)
+            limits = _limits(self.limits, capacity, change)
+            weights = _changed_weights(self.class_weights, change.class_weights)
+            if limits != self.limits or weights:
+                await self._calls.ask(lambda call_id: Configure(call_id, limits, weights))
+
+    def applied(self, answer: Configured) -> None:
+        self.limits = answer.limits
+        self.class_weights = {name: answer.class_weights[name] for name in self.class_weights}
+
+
+def _limits(current: Limits, capacity: Limits, change: Change) -> Limits:
+    try:
+        return changed_limits(
+            current,
+            capacity,
+            max_num_seqs=change.max_num_seqs,
+            max_num_batched_tokens=change.max_num_batched_tokens,
+            revision=change.revision,
+        )
+    except LimitError as error:
+        raise bad_request(str(error), str(error).split()[0]) from None
+    except StaleRevisionError as error:
+        raise ApiError(409, str(error), "revision", "stale_revision") from None
+
+
+def _changed_weights(current: Mapping[str, float], change: Mapping[str, float]) -> dict[str, float]:
+    for name in change:
+        if name not in current:
+            raise bad_request(
+                f"class_weights: there is no class {name!r}; this server has: {', '.join(current)}", "class_weights"
+            )
+    return {name: weight for name, weight in change.items() if weight != current[name]}

@@ -1,0 +1,91 @@
+"""Supervisor of the engine process: kills one that hangs, and restarts one that has exited."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.engine.process import EngineProcess, describe_exit
+from inflight_engine.server.service import Service
+
+log = logging.getLogger(__name__)
+
+LOOK_SECONDS = 0.5
+"""Seconds between two checks of the engine's progress."""
+
+LEAST_RESTART_SECONDS = 60.0
+RESTART_FACTOR = 3.0
+"""Start-up limit of a new engine process, as a multiple of the first one's time, and at least
+`LEAST_RESTART_SECONDS`."""
+
+
+class Supervisor:
+    """
+    Attributes:
+        process: the current engine process.
+        start_seconds: seconds that the first one took from its start until ready.
+    """
+
+    def __init__(self, service: Service, process: EngineProcess) -> None:
+        self.process = process
+        self.start_seconds = 0.0
+        self._service = service
+        self._restarts = 0
+
+    async def run(self) -> None:
+        """Runs until cancelled. If a new engine process cannot be started, the service fails."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            while True:
+                await self._service.engine_lost.wait()
+                self._service.engine_lost.clear()
+                try:
+                    await self._restart()
+                except Exception as error:
+                    log.exception("another engine process cannot be started")
+                    self._service.fail(f"another engine process cannot be started: {error}")
+        finally:
+            watching.cancel()
+
+    @property
+    def _restart_seconds(self) -> float:
+        return max(LEAST_RESTART_SECONDS, RESTART_FACTOR * self.start_seconds)
+
+    async def _restart(self) -> None:
+        service = self._service
+        self._restarts += 1
+        # The old process frees its memory first, as do processes of other ranks: the next one uses the free memory.
+        await asyncio.to_thread(self.process.kill)
+        log.info("the lost engine process %s", describe_exit(self.process.wait(0)))
+        config = service.config.engine
+        if service.record is not None:
+            service.record = _segment(Path(service.config.engine.record or ""), self._restarts)
+            config = replace(config, record=str(service.record))
+            log.info("the recording goes on in %s", service.record)
+        self.process = self.process.successor()
+        self.process.load(config)
+        await service.link.connect(self.process.socket)
+
+    async def _watch(self) -> None:
+        service, last = self._service, time.monotonic()
+        while True:
+            await asyncio.sleep(LOOK_SECONDS)
+            now = time.monotonic()
+            late = now - last - LOOK_SECONDS
+            if late > LOOK_SECONDS:
+                service.progress.excuse(late)
+            last = now
+            if service.hung:
+                service.lose_engine("the engine process hung: it made no progress in its step")
+            elif service.phase is Phase.RESTARTING and now - service.lost_at > self._restart_seconds:
+                service.fail("the engine process was restarted and was not ready in time")
+
+
+def _segment(path: Path, number: int) -> Path:
+    """The file name of a recording after `number` restarts: `run.jsonl.gz` becomes `run.restart-1.jsonl.gz`."""
+    stem, dot, suffixes = path.name.partition(".")
+    return path.with_name(f"{stem}.restart-{number}{dot}{suffixes}")

@@ -1,0 +1,77 @@
+"""/health: is there progress? /ready: are requests taken? /metrics. None of them adds load to the engine."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Response
+from fastapi.responses import JSONResponse
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
+
+from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.service import Service, ServiceOf
+
+router = APIRouter()
+metrics_router = APIRouter()
+
+MetricNames = Annotated[list[str] | None, Query(alias="name[]")]
+
+
+def health_status(phase: Phase, *, draining: bool, stalled: bool) -> tuple[int, str]:
+    """HTTP status and one word. Loading is healthy: only the start-up probe bounds its duration. So is a restart of the
+    engine process, which is bounded."""
+    if phase is Phase.FAILED:
+        return 503, "failed"
+    if phase is not Phase.READY:
+        return 200, phase.value
+    if stalled:
+        return 503, "stalled"
+    return 200, "draining" if draining else "ok"
+
+
+def unready(service: Service) -> tuple[str, str] | None:
+    """One word and a sentence; None: requests should be sent here."""
+    if service.phase is Phase.FAILED:
+        return "failed", "the engine process is gone; this server is ending"
+    if service.draining:
+        return "draining", "running requests finish, then this server ends"
+    if service.phase is Phase.LOADING:
+        seconds = time.monotonic() - service.started
+        return "loading", f"waiting for model {service.config.engine.model} to load ({seconds:.0f} s so far)"
+    if service.phase is Phase.RESTARTING:
+        return "restarting", "the engine process was lost and another one is loading the model"
+    if service.stalled:
+        return "stalled", "the engine's step takes longer than any such step should"
+    return None
+
+
+@router.get("/health")
+async def health(service: ServiceOf) -> Response:
+    """503 when the engine process stalls or failed; 200 also while it loads, restarts, or has nothing to do."""
+    status, word = health_status(service.phase, draining=service.draining, stalled=service.stalled)
+    return JSONResponse(
+        {
+            "status": word,
+            "queue_size": service.num_waiting,
+            "running": service.stats.num_running,
+            "kv_cache_usage": service.stats.kv_usage,
+        },
+        status_code=status,
+    )
+
+
+@router.get("/ready")
+async def ready(service: ServiceOf) -> Response:
+    """200 when requests should be sent here; 503 says what it waits for."""
+    found = unready(service)
+    if found is None:
+        return JSONResponse({"status": "ready"})
+    word, reason = found
+    return JSONResponse({"status": word, "reason": reason}, status_code=503)
+
+
+@metrics_router.get("/metrics")
+async def metrics(service: ServiceOf, names: MetricNames = None) -> Response:
+    """Prometheus text format; with `?name[]=` only those families or samples."""
+    return Response(service.metrics.text(names), media_type=CONTENT_TYPE_PLAIN_0_0_4)

@@ -1,0 +1,116 @@
+"""Middleware: request id and trace, body limit, count of open responses, closing of connections while draining, access
+log."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from inflight_engine import logs
+from inflight_engine.server.answers.send import keep_server_send, send_error
+from inflight_engine.server.errors import ApiError
+from inflight_engine.server.http.request_id import REQUEST_ID_HEADER, give_request_id
+from inflight_engine.server.service import Service
+from inflight_engine.server.telemetry.access_log import AccessLog
+from inflight_engine.server.telemetry.exchange import Exchange, keep_exchange
+
+MAX_BODY_BYTES = 16 * 1024 * 1024
+"""A prompt of a million tokens as text is 4 MB, as a list of ids 7 MB."""
+
+
+class OpenResponses:
+    """Number of generation requests without a complete response."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._none = asyncio.Event()
+        self._none.set()
+
+    def begin(self) -> None:
+        self._count += 1
+        self._none.clear()
+
+    def end(self) -> None:
+        self._count -= 1
+        if self._count == 0:
+            self._none.set()
+
+    async def none_left(self) -> None:
+        await self._none.wait()
+
+
+class EdgeMiddleware:
+    """Plain ASGI: no task and no copy per request or chunk."""
+
+    def __init__(self, app: ASGIApp, service: Service, responses: OpenResponses) -> None:
+        self._app = app
+        self._service = service
+        self._responses = responses
+        self._access_log = AccessLog(service.config.access_log)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        request_id = give_request_id(scope)
+        exchange = Exchange(request_id, time.monotonic())
+        keep_exchange(scope, exchange)
+        keep_server_send(scope, send)
+        spans = self._service.spans
+        # Not reset: the server runs each request in a context of its own, and logs there what the application raised.
+        logs.current_request.set(
+            logs.RequestIds(request_id) if spans is None else logs.RequestIds(request_id, *spans.begin(exchange, scope))
+        )
+
+        async def send_edge(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                exchange.status = message["status"]
+                headers = MutableHeaders(raw=message["headers"])
+                headers[REQUEST_ID_HEADER] = request_id
+                if self._service.draining:
+                    headers["connection"] = "close"
+            await send(message)
+
+        counted = scope["method"] == "POST" and scope["path"].startswith("/v1/")
+        if counted:
+            self._responses.begin()
+        try:
+            length = Headers(scope=scope).get("content-length", "0")
+            if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+                await send_error(send_edge, too_large())
+            else:
+                await self._app(scope, _bounded(receive), send_edge)
+        except Exception:
+            # What is outside of this answers so.
+            exchange.status = exchange.status or 500
+            raise
+        finally:
+            if counted:
+                self._responses.end()
+            exchange.ended = time.monotonic()
+            if spans is not None:
+                spans.end(exchange, scope)
+            self._access_log.write(exchange, scope)
+
+
+def too_large() -> ApiError:
+    return ApiError(413, f"the body is larger than {MAX_BODY_BYTES} bytes, the most this server takes")
+
+
+def _bounded(receive: Receive) -> Receive:
+    """Bounds a chunked body without a length."""
+    total = 0
+
+    async def bounded() -> Message:
+        nonlocal total
+        message = await receive()
+        total += len(message.get("body", b""))
+        if total > MAX_BODY_BYTES:
+            raise HTTPException(413)
+        return message
+
+    return bounded

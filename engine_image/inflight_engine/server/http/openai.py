@@ -1,0 +1,87 @@
+"""OpenAI's endpoints: chat completions, completions, models. Formats:
+https://platform.openai.com/docs/api-reference."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from inflight_engine.server.answers.openai import ChatAnswer, CompletionAnswer, Shown
+from inflight_engine.server.answers.respond import GenerationResponse
+from inflight_engine.server.errors import ApiError
+from inflight_engine.server.http.endpoint import begin
+from inflight_engine.server.http.request_id import request_id
+from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
+from inflight_engine.server.requests.schema import CompletionRequest, OpenAIFields
+from inflight_engine.server.service import Service, ServiceOf
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions")
+async def chat_completions(body: ChatCompletionRequest, http: Request, service: ServiceOf) -> Response:
+    """A conversation's next message."""
+    return await _answer(body, http, service, ChatAnswer)
+
+
+@router.post("/v1/completions")
+async def completions(body: CompletionRequest, http: Request, service: ServiceOf) -> Response:
+    """Continuations of prompts."""
+    return await _answer(body, http, service, CompletionAnswer)
+
+
+async def _answer(
+    body: OpenAIFields, http: Request, service: Service, shape: type[ChatAnswer | CompletionAnswer]
+) -> Response:
+    check_model(body.model, service)
+    body.check()
+    call = await begin(service, http, body)
+    answer = shape(
+        call,
+        service.tokenizer,
+        Shown(
+            model=service.config.served_model_name,
+            request_id=request_id(http.scope),
+            created=None if body.inflight_continuation is None else body.inflight_continuation.created,
+            usage=body.include_usage,
+            continuous_usage=body.continuous_usage,
+            token_ids=bool(body.return_token_ids),
+            prompt_logprobs=body.prompt_logprobs,
+        ),
+    )
+    return GenerationResponse(service, call, answer)
+
+
+@router.get("/v1/models")
+async def models(service: ServiceOf) -> Response:
+    """The one model that is served."""
+    return JSONResponse({"object": "list", "data": [_model(service)]})
+
+
+@router.get("/v1/models/{name:path}")
+async def model(name: str, service: ServiceOf) -> Response:
+    check_model(name, service)
+    return JSONResponse(_model(service))
+
+
+def _model(service: Service) -> dict[str, object]:
+    described = {"id": service.config.served_model_name, "object": "model", "created": service.created}
+    ready, defaults = service.engine, service.sampling_defaults
+    return {
+        **described,
+        "owned_by": "inflight",
+        # As vLLM gives it; clients size their requests by it.
+        "max_model_len": None if ready is None else ready.runner.max_model_len,
+        "default_sampling_params": None if defaults is None else asdict(defaults),
+    }
+
+
+def check_model(name: str | None, service: Service) -> None:
+    """404 for a model that is not served here; None selects the served model."""
+    served = service.config.served_model_name
+    if name is not None and name != served:
+        raise ApiError(
+            404, f"model {name!r} does not exist here; this server has {served!r}", "model", "model_not_found"
+        )

@@ -1,0 +1,101 @@
+"""/tokenize and /detokenize, in vLLM's formats, and /version."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import TypeVar
+
+import msgspec
+from fastapi import APIRouter, Response
+from fastapi.responses import JSONResponse
+
+from inflight_engine.server.errors import bad_request
+from inflight_engine.server.http.endpoint import LONG_TEXT, encode
+from inflight_engine.server.http.openai import check_model
+from inflight_engine.server.requests.chat_schema import Messages, Tools, conversation
+from inflight_engine.server.requests.fields import Body, PlainText, Prompt, Text, TokenIdList
+from inflight_engine.server.service import ServiceOf
+
+router = APIRouter()
+
+_T = TypeVar("_T")
+
+_VERSION = version("inflight")
+
+
+class TokenizeRequest(Body):
+    """A prompt, or a conversation.
+
+    `add_special_tokens` (default true): of a prompt, as for a completion. `add_generation_prompt` (default true): of a
+    conversation, up to where an answer would begin. `return_token_strs`: the tokens as the vocabulary has them, too.
+    """
+
+    model: str | None = None
+    prompt: Text | None = None
+    add_special_tokens: bool | None = None
+    messages: Messages | None = None
+    tools: Tools | None = None
+    add_generation_prompt: bool | None = None
+    return_token_strs: bool | None = None
+
+
+class DetokenizeRequest(Body):
+    model: str | None = None
+    tokens: TokenIdList
+
+
+@router.post("/tokenize")
+async def tokenize(body: TokenizeRequest, service: ServiceOf) -> Response:
+    """Token ids of a prompt or of a conversation, and how many they are."""
+    check_model(body.model, service)
+    tokenizer, facts = service.model
+    field = "prompt" if body.messages is None else "messages"
+    token_ids = (await encode(tokenizer, {field: _prompt(body)}))[field]
+    answer = {
+        "count": len(token_ids),
+        "max_model_len": facts.max_total_tokens,
+        "tokens": token_ids,
+        "token_strs": await _convert(tokenizer.names, token_ids) if body.return_token_strs else None,
+    }
+    return Response(msgspec.json.encode(answer), media_type="application/json")
+
+
+def _prompt(body: TokenizeRequest) -> Prompt:
+    """
+    Raises:
+        ApiError: 400, a field that goes with the other kind of prompt, or both kinds or none.
+    """
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("prompt: give either a prompt or messages", "prompt")
+    if body.messages is not None:
+        if body.add_special_tokens:
+            raise bad_request("add_special_tokens: the chat template writes those of messages", "add_special_tokens")
+        return conversation(body.messages, body.tools, continues=body.add_generation_prompt is not False)
+    for field in ("tools", "add_generation_prompt"):
+        if getattr(body, field) is not None:
+            raise bad_request(f"{field}: only allowed together with messages", field)
+    return PlainText(body.prompt or "", special_tokens=body.add_special_tokens is not False)
+
+
+@router.post("/detokenize")
+async def detokenize(body: DetokenizeRequest, service: ServiceOf) -> Response:
+    """Text of token ids, special tokens by their names."""
+    check_model(body.model, service)
+    tokenizer, facts = service.model
+    largest = max(body.tokens, default=0)
+    if largest >= facts.vocab_size:
+        message = f"tokens: token id {largest} is not below the vocabulary size {facts.vocab_size}"
+        raise bad_request(message, "tokens")
+    return JSONResponse({"prompt": await _convert(tokenizer.spell, body.tokens)})
+
+
+async def _convert(convert: Callable[[list[int]], _T], token_ids: list[int]) -> _T:
+    """In a thread where it is long, as `encode`."""
+    return convert(token_ids) if len(token_ids) < LONG_TEXT else await asyncio.to_thread(convert, token_ids)
+
+
+@router.get("/version")
+async def engine_version() -> Response:
+    return JSONResponse({"version": _VERSION})

@@ -1,0 +1,201 @@
+"""Bodies of chat requests: conversations with their tool calls, in the form for chat templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from inflight_engine.server.errors import ApiError, bad_request
+from inflight_engine.server.requests.fields import (
+    FIRST_ERROR,
+    MAX_TOP_LOGPROBS,
+    Body,
+    Conversation,
+    Prompt,
+    Text,
+    only,
+)
+from inflight_engine.server.requests.schema import OpenAIFields
+
+
+class TextPart(Body):
+    type: Literal["text"]
+    text: Text
+
+
+def _holds_text(value: Any) -> Any:
+    """JSON that a template writes into the prompt; as `Text`."""
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("not_text", "must hold text, and holds half of a surrogate pair") from None
+    except RecursionError:
+        raise PydanticCustomError("too_deep", "is nested too deeply") from None
+    return value
+
+
+def _is_object(value: str) -> str:
+    """The chat template gets the arguments, not the string that contains them."""
+    if value:
+        try:
+            decoded = json.loads(value)
+        except (ValueError, RecursionError):
+            decoded = None
+        if not isinstance(decoded, dict):
+            raise PydanticCustomError("not_json", "must be a JSON object written as a string")
+        _holds_text(decoded)
+    return value
+
+
+class CalledFunction(Body):
+    """`arguments`: JSON, as the model wrote it."""
+
+    name: Text
+    arguments: Annotated[Text, AfterValidator(_is_object)] = ""
+
+
+class ToolCall(Body):
+    id: Text | None = None
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+    def plain(self) -> dict[str, Any]:
+        """In the form for chat templates: the arguments are an object."""
+        arguments = json.loads(self.function.arguments or "{}")
+        function = {"name": self.function.name, "arguments": arguments}
+        return {"id": self.id, "type": self.type, "function": function}
+
+
+class ToolFunction(Body):
+    """`parameters`: a JSON schema, which the model is shown."""
+
+    name: Text
+    description: Text | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(_holds_text)] | None = None
+    strict: bool | None = None
+
+    def plain(self) -> dict[str, Any]:
+        return self.model_dump(exclude_none=True)
+
+
+class Tool(Body):
+    type: Literal["function"]
+    function: ToolFunction
+
+    def plain(self) -> dict[str, Any]:
+        return {"type": self.type, "function": self.function.plain()}
+
+
+Tools: TypeAlias = Annotated[list[Tool], FIRST_ERROR]
+
+
+class ChatMessage(Body):
+    """One message. Of an assistant that called tools there may be no content. The null fields are those that OpenAI's
+    SDK sends back with an assistant's message."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | Annotated[list[TextPart], FIRST_ERROR] | None = None
+    name: Text | None = None
+    tool_calls: Annotated[list[ToolCall], FIRST_ERROR] | None = None
+    tool_call_id: Text | None = None
+    refusal: Annotated[object, only()] = None
+    annotations: Annotated[object, only([])] = None
+    audio: Annotated[object, only()] = None
+    function_call: Annotated[object, only()] = None
+
+    def plain(self) -> dict[str, Any]:
+        """In the form for chat templates: text parts joined by newlines, OpenAI's newer `developer` as `system`,
+        missing content as an empty string; no other absent fields."""
+        content = self.content or ""
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        plain: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role, "content": content}
+        if self.name is not None:
+            plain["name"] = self.name
+        if self.tool_calls:
+            plain["tool_calls"] = [call.plain() for call in self.tool_calls]
+        if self.tool_call_id is not None:
+            plain["tool_call_id"] = self.tool_call_id
+        return plain
+
+
+Messages: TypeAlias = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
+
+
+def conversation(
+    messages: Sequence[ChatMessage], tools: Sequence[Tool] | None, *, continues: bool = True
+) -> Conversation:
+    """Input of a chat template.
+
+    Raises:
+        ApiError: 400, a message has a field that its role does not permit.
+    """
+    for index, message in enumerate(messages):
+        if message.role != "assistant" and message.content is None:
+            raise _wrong(index, "content", "is required: only an assistant's message may have none")
+        if message.role != "assistant" and message.tool_calls:
+            raise _wrong(index, "tool_calls", "only an assistant's message may have any")
+    return Conversation(
+        [message.plain() for message in messages],
+        [tool.plain() for tool in tools] if tools else None,
+        continues,
+    )
+
+
+def _wrong(index: int, field: str, why: str) -> ApiError:
+    param = f"messages.{index}.{field}"
+    return bad_request(f"{param}: {why}", param)
+
+
+class ChatCompletionRequest(OpenAIFields):
+    """Body of /v1/chat/completions."""
+
+    prompt_field: ClassVar[str] = "messages"
+
+    messages: Messages
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    response_format: Annotated[object, only({"type": "text"})] = None
+    tools: Tools | None = None
+    tool_choice: Annotated[object, only("none", "auto")] = None
+    parallel_tool_calls: Annotated[object, only(True, False)] = None
+    functions: Annotated[object, only([])] = None
+    function_call: Annotated[object, only("none", "auto")] = None
+    modalities: Annotated[object, only(["text"])] = None
+    audio: Annotated[object, only()] = None
+    prediction: Annotated[object, only()] = None
+    reasoning_effort: Annotated[object, only("none")] = None
+    verbosity: Annotated[object, only()] = None
+    service_tier: Annotated[object, only("auto", "default")] = None
+    store: Annotated[object, only(False)] = None
+    metadata: Annotated[object, only({})] = None
+    web_search_options: Annotated[object, only()] = None
+
+    def check(self) -> None:
+        super().check()
+        if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
+            raise bad_request("max_tokens: differs from max_completion_tokens; send one of them", "max_tokens")
+        if self.tools and self.tool_choice != "none":
+            message = (
+                "tools: this server does not parse tool calls out of answers; with tool_choice: none the model sees "
+                "the tools and answers in text"
+            )
+            raise bad_request(message, "tools", "unsupported_parameter")
+        if self.top_logprobs is not None and not self.logprobs:
+            raise bad_request("top_logprobs: only allowed together with logprobs: true", "top_logprobs")
+
+    def prompts(self) -> list[Prompt]:
+        return [conversation(self.messages, self.tools)]
+
+    def num_logprobs(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    def asked_max_tokens(self) -> int | None:
+        """`max_completion_tokens`, or `max_tokens`, its older name."""
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

@@ -1,0 +1,112 @@
+"""Text of one choice: decoded from its tokens, searched for stop strings, and released when it may be sent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from inflight_engine.output import TokenLogprobs
+from inflight_engine.server.requests.piece import ScoredToken
+from inflight_engine.server.requests.stop import StopStrings
+
+
+class Detokenizer(Protocol):
+    """Turns the tokens of one request into text; holds back bytes that are not yet a character."""
+
+    def push(self, token_ids: Sequence[int]) -> str: ...
+
+    def flush(self) -> str: ...
+
+
+class ChoiceText:
+    """Text that was not taken yet, and tokens whose log-probabilities wait for their text.
+
+    Args:
+        stop: stop strings; the text ends before the first one.
+        stop_token_ids: have no text.
+        min_tokens: the text of so many first tokens is not searched for stop strings.
+        echo: the prompt's text, with which the choice begins.
+    """
+
+    __slots__ = (
+        "_decoded",
+        "_detokenizer",
+        "_min_tokens",
+        "_num_decoded",
+        "_released",
+        "_stop",
+        "_stop_token_ids",
+        "_text",
+        "_untaken",
+    )
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        stop: tuple[str, ...],
+        stop_token_ids: frozenset[int],
+        min_tokens: int,
+        echo: str,
+    ) -> None:
+        self._detokenizer = detokenizer
+        self._stop = StopStrings(stop)
+        self._stop_token_ids = stop_token_ids
+        self._min_tokens = min_tokens
+        self._text = echo
+        # Number of decoded tokens.
+        self._num_decoded = 0
+        # Characters of the text: decoded, and of them not held back as a possible stop string.
+        self._decoded = self._released = len(echo)
+        self._untaken: list[ScoredToken] = []
+
+    @property
+    def stopped(self) -> bool:
+        """A stop string is complete: no more text follows."""
+        return self._stop.found
+
+    @property
+    def holds_back(self) -> bool:
+        """Log-probabilities are waiting for the text of their tokens."""
+        return bool(self._untaken) and self._untaken[-1].offset >= self._released
+
+    def score(self, token_id: int, logprobs: TokenLogprobs) -> None:
+        """Log-probabilities of the next token, which is not decoded yet."""
+        self._untaken.append(ScoredToken(token_id, self._decoded, logprobs))
+
+    def decode(self, token_ids: Sequence[int]) -> None:
+        """`token_ids`: all of the choice so far; those that were not decoded yet are."""
+        if self._stop.found or self._num_decoded == len(token_ids):
+            return
+        new = token_ids[self._num_decoded :]
+        self._num_decoded = len(token_ids)
+        if not self._stop_token_ids.isdisjoint(new):
+            new = [token_id for token_id in new if token_id not in self._stop_token_ids]
+        decoded = self._detokenizer.push(new)
+        self._decoded += len(decoded)
+        self._release(decoded if len(token_ids) <= self._min_tokens else self._stop.push(decoded))
+
+    def take(self, *, done: bool) -> tuple[str, list[ScoredToken]]:
+        """Text that may be sent now and was not taken before, and the scored tokens whose text begins in it; all of the
+        rest when the choice is done."""
+        all_out = done and not self._stop.found
+        if all_out:
+            self._release(self._stop.push(self._detokenizer.flush()))
+            self._release(self._stop.flush())
+        text, self._text = self._text, ""
+        return text, self._take_tokens(all_out=all_out) if self._untaken else []
+
+    def drop(self) -> None:
+        """Another replica has sent the text so far."""
+        self._text = ""
+
+    def _take_tokens(self, *, all_out: bool) -> list[ScoredToken]:
+        """Of a stop string, and after it, there are none."""
+        count = len(self._untaken)
+        while not all_out and count and self._untaken[count - 1].offset >= self._released:
+            count -= 1
+        taken, self._untaken = self._untaken[:count], self._untaken[count:]
+        return taken
+
+    def _release(self, text: str) -> None:
+        self._text += text
+        self._released += len(text)

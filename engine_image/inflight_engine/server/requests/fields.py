@@ -1,0 +1,188 @@
+"""Fields of generation requests that several endpoints share, and their permitted values."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from inflight_engine.request import MAX_LOGIT_BIAS
+from inflight_engine.server.settings.service_class import HIGHEST_PRIORITY, LOWEST_PRIORITY
+
+MAX_N = 128
+"""OpenAI's."""
+MAX_STOP_STRINGS = 16
+MAX_STOP_TOKEN_IDS = 128
+MAX_TOP_LOGPROBS = 20
+"""OpenAI's, for chat."""
+MAX_SALT_LENGTH = 256
+
+
+def only(*neutral: object) -> AfterValidator:
+    """An unsupported parameter: null, or a value without effect, is accepted; any other value is rejected."""
+
+    def check(value: Any) -> Any:
+        if value is None or any(
+            value == allowed and isinstance(value, bool) == isinstance(allowed, bool) for allowed in neutral
+        ):
+            return value
+        raise PydanticCustomError("unsupported_parameter", "this parameter is not supported by this server")
+
+    return AfterValidator(check)
+
+
+def _is_text(value: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise PydanticCustomError("not_text", "must be text, and holds half of a surrogate pair") from None
+    return value
+
+
+FIRST_ERROR = Field(fail_fast=True)
+"""Of a list or an object whose size the client chooses, the first wrong item is enough: pydantic keeps a kilobyte for
+each, and a body has room for millions."""
+
+TokenId = Annotated[int, Field(ge=0)]
+TokenIdList = Annotated[list[TokenId], FIRST_ERROR]
+TokenIdName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
+"""A token id as a key of a JSON object."""
+Text = Annotated[str, AfterValidator(_is_text)]
+"""JSON can write strings that are no Unicode text; tokenizers take none of them."""
+StopString = Annotated[Text, Field(min_length=1)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """Input of a chat template.
+
+    Attributes:
+        messages: `role` and `content` of each, and where they are there `name`, `tool_calls` and `tool_call_id`.
+        tools: for the chat template; None: none.
+        continues: the prompt ends at the start of an assistant's answer.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    continues: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class PlainText:
+    """`special_tokens`: with those that the model expects around a prompt."""
+
+    text: str
+    special_tokens: bool = True
+
+
+Prompt: TypeAlias = PlainText | list[int] | Conversation
+"""Text, token ids, or a conversation."""
+
+
+class Body(BaseModel):
+    """An object in a request: nothing unknown in it, no conversions."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_unknown(cls, value: Any) -> Any:
+        """As `FIRST_ERROR`: with more fields than exist, one unknown field is kept for the error."""
+        if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
+            return value
+        names = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next(name for name in value if name not in names)
+        return {name: item for name, item in value.items() if name in names or name == unknown}
+
+
+class SamplingFields(Body):
+    """How to choose tokens, and when to stop; see `SamplingParams`.
+
+    `top_k`: 0 or -1 keeps all tokens. `stop`: strings that end the answer and are not part of it. `n`: how many
+    answers; the i-th of them takes `seed` + i. `repetition_penalty`: vLLM's range, less what float32 cannot divide by.
+    """
+
+    n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None
+    top_k: Annotated[int, Field(ge=-1)] | None = None
+    min_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[float, Field(ge=1e-6, le=1e6)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: (
+        Annotated[
+            dict[TokenIdName, Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_LOGIT_BIAS, fail_fast=True),
+        ]
+        | None
+    ) = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
+    ignore_eos: bool | None = None
+    stream: bool | None = None
+
+    def stop_strings(self) -> tuple[str, ...]:
+        if self.stop is None:
+            return ()
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+
+class SchedulingFields(Body):
+    """When it is its turn; see `Request`. `class` names a service class, `expected_output_tokens` is a prediction."""
+
+    priority: Annotated[int, Field(ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)] | None = None
+    service_class: Annotated[Text | None, Field(alias="class")] = None
+    cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_SALT_LENGTH)] | None = None
+    expected_output_tokens: Annotated[int, Field(ge=1)] | None = None
+
+
+class ContinuedChoice(Body):
+    """What a relay has of a choice: its tokens, the seed that was drawn for it, and why it ended, if it did."""
+
+    token_ids: TokenIdList
+    seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
+    finish_reason: Literal["stop", "length"] | None = None
+
+
+class Continuation(Body):
+    """Where an answer goes on that another replica began. `choices`: all of them. `created`: that of its chunks."""
+
+    choices: Annotated[list[ContinuedChoice], Field(min_length=1, fail_fast=True)]
+    created: Annotated[int, Field(ge=0, lt=2**63)]
+
+
+class GenerationFields(SamplingFields, SchedulingFields):
+    """What every generation endpoint's body is."""
+
+    inflight_continuation: Continuation | None = None
+
+    prompt_field: ClassVar[str] = "prompt"
+    default_max_tokens: ClassVar[int | None] = None
+    """When the client asks for none, and more of the context is left; None takes all that is left."""
+
+    @abstractmethod
+    def prompts(self) -> list[Prompt]: ...
+
+    @abstractmethod
+    def num_logprobs(self) -> int | None:
+        """As `SamplingParams.logprobs`."""
+
+    def num_prompt_logprobs(self) -> int | None:
+        """As `SamplingParams.prompt_logprobs`."""
+        return None
+
+    def echoes(self) -> bool:
+        """Whether a response begins with its prompt."""
+        return False
+
+    def asked_max_tokens(self) -> int | None:
+        """0: only the prompt is requested."""
+        return self.max_tokens

@@ -1,0 +1,173 @@
+"""Converts a validated body to engine input: token ids, sampling parameters, and a length that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from inflight_engine.messages import EngineReady
+from inflight_engine.models.generation_config import SamplingDefaults
+from inflight_engine.request import SamplingParams
+from inflight_engine.server.errors import bad_request
+from inflight_engine.server.requests.choice_text import Detokenizer
+from inflight_engine.server.requests.fields import GenerationFields
+
+_UINT63 = 2**63 - 1
+
+TOO_LONG = "context_length_exceeded"
+"""OpenAI's code for a request that can never fit."""
+
+
+class Tokenizer(Protocol):
+    """The methods of the model's tokenizer that the API process uses."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def sampling_defaults(self) -> SamplingDefaults: ...
+
+    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]: ...
+
+    def encode_chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        continues: bool = True,
+    ) -> list[int]: ...
+
+    def spell(self, token_ids: Sequence[int]) -> str:
+        """Text of tokens, special ones by their names."""
+        ...
+
+    def names(self, token_ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary has them."""
+        ...
+
+    def detokenizer(self, prompt_token_ids: Sequence[int]) -> Detokenizer: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The token as UTF-8 text, maybe only part of a character; of a special token its name."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """Attributes:
+    eos_token_ids: of those that the model's files name, the ones in its vocabulary.
+    max_total_tokens: longest prompt plus output: the model's context, or the whole KV cache where that is less.
+    defaults: of requests that do not say how to sample.
+    """
+
+    eos_token_ids: tuple[int, ...]
+    vocab_size: int
+    max_total_tokens: int
+    defaults: SamplingDefaults
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizer, ready: EngineReady) -> ModelFacts:
+        runner = ready.runner
+        # Some models' files name -1, or a token that was added to the tokenizer alone.
+        eos_token_ids = tuple(each for each in tokenizer.eos_token_ids if 0 <= each < runner.vocab_size)
+        return cls(eos_token_ids, runner.vocab_size, runner.max_model_len, tokenizer.sampling_defaults)
+
+
+def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelFacts, field: str) -> SamplingParams:
+    """Check lengths and token ids, and fill in defaults; the seed is left to `choice_seed`.
+
+    Args:
+        field: what this prompt is called in the body.
+
+    Raises:
+        ApiError: 400, it can never fit or a token is not in the vocabulary.
+    """
+    _check_vocabulary(prompt_token_ids, facts, field)
+    defaults = facts.defaults
+    logit_bias = tuple((int(token_id), float(bias)) for token_id, bias in (fields.logit_bias or {}).items())
+    _check_vocabulary([token_id for token_id, _ in logit_bias], facts, "logit_bias")
+    max_tokens = _max_tokens(fields, len(prompt_token_ids), facts, field)
+    return SamplingParams(
+        # The engine's requests sample at least one token; for a prompt-only request it is not returned.
+        max_tokens=max(1, max_tokens),
+        min_tokens=_min_tokens(fields, max_tokens),
+        temperature=_number(fields.temperature, defaults.temperature),
+        top_p=_number(fields.top_p, defaults.top_p),
+        # The vocabulary keeps all; a larger number need not fit where the engine stores it.
+        top_k=min(max(defaults.top_k if fields.top_k is None else fields.top_k, 0), facts.vocab_size),
+        min_p=_number(fields.min_p, defaults.min_p),
+        repetition_penalty=_number(fields.repetition_penalty, defaults.repetition_penalty),
+        presence_penalty=_number(fields.presence_penalty, 0.0),
+        frequency_penalty=_number(fields.frequency_penalty, 0.0),
+        logit_bias=logit_bias,
+        stop_token_ids=_stop_token_ids(fields, facts),
+        logprobs=fields.num_logprobs(),
+        prompt_logprobs=fields.num_prompt_logprobs(),
+    )
+
+
+def choice_seed(given: int | None, sample: int, base: int, request_id: int) -> int:
+    """The random stream of one answer: the given seed plus its number among the prompt's `n`, or one of its own."""
+    return seed_for(base, request_id) if given is None else (given + sample) & _UINT63
+
+
+def _number(value: float | None, default: float) -> float:
+    return default if value is None else float(value)
+
+
+def _max_tokens(fields: GenerationFields, num_prompt: int, facts: ModelFacts, field: str) -> int:
+    most = facts.max_total_tokens
+    bound = f"this server takes at most {most} tokens in all (--max-model-len and the KV cache bound it)"
+    if num_prompt == 0:
+        raise bad_request(f"{field}: must hold at least one token", fields.prompt_field)
+    left = most - num_prompt
+    if left < 1:
+        raise bad_request(
+            f"{field}: {num_prompt} prompt tokens and at least one of output do not fit; {bound}",
+            fields.prompt_field,
+            TOO_LONG,
+        )
+    asked = fields.asked_max_tokens()
+    if asked is None:
+        asked = left if fields.default_max_tokens is None else min(fields.default_max_tokens, left)
+    if asked > left:
+        raise bad_request(
+            f"max_tokens: {num_prompt} prompt tokens leave room for {left} of output, not {asked}; {bound}",
+            "max_tokens",
+            TOO_LONG,
+        )
+    return asked if facts.defaults.max_tokens is None else min(asked, facts.defaults.max_tokens)
+
+
+def _min_tokens(fields: GenerationFields, max_tokens: int) -> int:
+    asked = fields.min_tokens or 0
+    if asked > max_tokens:
+        raise bad_request(f"min_tokens: {asked} is more than max_tokens, which is {max_tokens}", "min_tokens")
+    return asked
+
+
+def _stop_token_ids(fields: GenerationFields, facts: ModelFacts) -> tuple[int, ...]:
+    asked = tuple(fields.stop_token_ids or ())
+    _check_vocabulary(asked, facts, "stop_token_ids")
+    return tuple(dict.fromkeys(asked if fields.ignore_eos else (*facts.eos_token_ids, *asked)))
+
+
+def _check_vocabulary(token_ids: Sequence[int], facts: ModelFacts, field: str) -> None:
+    largest = max(token_ids, default=0)
+    if largest >= facts.vocab_size:
+        raise bad_request(
+            f"{field}: token id {largest} is not below the vocabulary size {facts.vocab_size}", field.partition(".")[0]
+        )
+
+
+def seed_for(base: int, request_id: int) -> int:
+    """The random stream of a request that brings no seed: splitmix64 of the engine's seed and the request's number.
+
+    Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators" (OOPSLA 2014).
+    """
+    mask = 2**64 - 1
+    z = (base + (request_id + 1) * 0x9E3779B97F4A7C15) & mask
+    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+    return (z ^ (z >> 31)) & _UINT63

@@ -1,0 +1,133 @@
+"""Bodies of generation requests. Unsupported fields are rejected by name, never ignored."""
+
+from __future__ import annotations
+
+from typing import Annotated, ClassVar
+
+from pydantic import Field
+
+from inflight_engine.server.errors import bad_request
+from inflight_engine.server.requests.fields import (
+    FIRST_ERROR,
+    MAX_TOP_LOGPROBS,
+    Body,
+    GenerationFields,
+    PlainText,
+    Prompt,
+    Text,
+    TokenIdList,
+    only,
+)
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default for /v1/completions."""
+
+COMPLETION_MAX_LOGPROBS = 5
+"""OpenAI's, for /v1/completions."""
+
+
+def _plain(prompt: str | list[int]) -> Prompt:
+    return PlainText(prompt) if isinstance(prompt, str) else prompt
+
+
+class GenerateRequest(GenerationFields):
+    """Body of /v1/generate. `prompt`: text, or token ids. `logprobs`: as in vLLM, how many of the likeliest tokens."""
+
+    prompt: Text | TokenIdList
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    def prompts(self) -> list[Prompt]:
+        return [_plain(self.prompt)]
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+
+class StreamOptions(Body):
+    """`include_usage`: one more chunk at the end of a stream, with the token counts; `continuous_usage_stats` (vLLM's):
+    every chunk has those of its choice up to there."""
+
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    include_obfuscation: Annotated[object, only(False)] = None
+
+
+class OpenAIFields(GenerationFields):
+    """What both OpenAI endpoints share.
+
+    `user` is the caller's own note of whom it asks for; it changes no answer, at OpenAI's as here. `best_of` above `n`
+    would choose among answers, which this server does not. `return_token_ids` (vLLM's): the answer holds the token ids
+    of prompt and output too. `prompt_logprobs` (vLLM's): how many of the likeliest tokens to show for each token of the
+    prompt. `max_tokens`: 0 asks for the prompt alone.
+    """
+
+    model: str | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+
+    best_of: Annotated[int, Field(ge=1)] | None = None
+    return_token_ids: bool | None = None
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+
+    def check(self) -> None:
+        """Validation across fields.
+
+        Raises:
+            ApiError: 400.
+        """
+        if self.stream_options is not None and not self.stream:
+            raise bad_request("stream_options: only allowed together with stream: true", "stream_options")
+        if self.continuous_usage and not self.include_usage:
+            message = "stream_options.continuous_usage_stats: only allowed together with include_usage: true"
+            raise bad_request(message, "stream_options.continuous_usage_stats")
+        if self.best_of is not None and self.best_of != (self.n or 1):
+            message = "best_of: this server chooses no best answers; only best_of equal to n is supported"
+            raise bad_request(message, "best_of", "unsupported_parameter")
+        if self.prompt_logprobs is not None and self.stream:
+            raise bad_request("prompt_logprobs: not available in a stream; leave out stream", "prompt_logprobs")
+        if self.max_tokens == 0 and not self.echoes() and self.prompt_logprobs is None:
+            message = "max_tokens: must be at least 1; 0 is only allowed together with echo or prompt_logprobs"
+            raise bad_request(message, "max_tokens")
+
+    def num_prompt_logprobs(self) -> int | None:
+        return self.prompt_logprobs
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def continuous_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.continuous_usage_stats)
+
+
+class CompletionRequest(OpenAIFields):
+    """Body of /v1/completions. Several prompts make several answers, those of the first prompt first. `echo`: answers
+    begin with their prompt, and its log-probabilities where `logprobs` are asked for."""
+
+    default_max_tokens: ClassVar[int | None] = COMPLETION_MAX_TOKENS
+
+    prompt: Text | TokenIdList | Annotated[list[Text], FIRST_ERROR] | Annotated[list[TokenIdList], FIRST_ERROR]
+    logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
+
+    echo: bool | None = None
+    suffix: Annotated[object, only("")] = None
+
+    def prompts(self) -> list[Prompt]:
+        if isinstance(self.prompt, str):
+            return [_plain(self.prompt)]
+        token_ids = [item for item in self.prompt if isinstance(item, int)]
+        several = [_plain(item) for item in self.prompt if not isinstance(item, int)]
+        return [*several] if several else [token_ids]
+
+    def num_logprobs(self) -> int | None:
+        return self.logprobs
+
+    def num_prompt_logprobs(self) -> int | None:
+        """As many as are shown anywhere: an echoed prompt has those of `logprobs`."""
+        counts = (self.prompt_logprobs, self.logprobs if self.echo else None)
+        return max((count for count in counts if count is not None), default=None)
+
+    def echoes(self) -> bool:
+        return bool(self.echo)

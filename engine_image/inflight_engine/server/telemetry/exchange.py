@@ -1,0 +1,94 @@
+"""One HTTP request from its head to its end: data for the access log and its trace."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+from starlette.types import Scope
+
+if TYPE_CHECKING:
+    from inflight_engine.server.requests.call import Call
+    from inflight_engine.server.requests.generation import Scheduling
+
+_KEY = "inflight.exchange"
+
+
+class Exchange:
+    """Attributes:
+    began, ended: seconds on the monotonic clock; `ended` is 0 before the end.
+    status: of the response; None: no response was started, for example because the client disconnected.
+    scheduling: of a request for generation whose class is known.
+    call: its generations; None: none requested, or rejected.
+    span: the tracer's state; None: not traced.
+    """
+
+    __slots__ = ("began", "call", "ended", "request_id", "scheduling", "span", "status")
+
+    def __init__(self, request_id: str, began: float) -> None:
+        self.request_id = request_id
+        self.began = began
+        self.ended = 0.0
+        self.status: int | None = None
+        self.scheduling: Scheduling | None = None
+        self.call: Call | None = None
+        self.span: Any = None
+
+    @property
+    def aborted(self) -> bool:
+        """The client disconnected before its response was complete."""
+        return self.call is not None and self.call.error is None and self.call.abandoned
+
+    @property
+    def finish_reasons(self) -> list[str]:
+        """Of its generations that have ended, in the order of the choices."""
+        choices = () if self.call is None else self.call.choices
+        return [str(choice.finish_reason) for choice in choices if choice.finish_reason is not None]
+
+    @property
+    def queue_seconds(self) -> float | None:
+        """From its arrival until the first of its generations had a slot; None: none had."""
+        waits = [
+            choice.timings.admitted - choice.timings.arrived
+            for choice in (() if self.call is None else self.call.choices)
+            if choice.timings.admitted is not None
+        ]
+        return min(waits, default=None)
+
+    @property
+    def first_token_seconds(self) -> float | None:
+        """From its arrival to the first token of any of its generations; None: there was none."""
+        times = [choice.time_to_first_token for choice in (() if self.call is None else self.call.choices)]
+        return min((seconds for seconds in times if seconds is not None), default=None)
+
+    @property
+    def num_preemptions(self) -> int:
+        """Of its generations."""
+        return sum(choice.num_preemptions for choice in (() if self.call is None else self.call.choices))
+
+    @property
+    def failed(self) -> bool:
+        """The response has a status of 500 or more, or was aborted with an error."""
+        broken = self.call is not None and self.call.error is not None
+        return broken or (self.status is not None and self.status >= 500)
+
+
+class RequestSpans(Protocol):
+    """Creates the trace of a request. No method raises."""
+
+    def begin(self, exchange: Exchange, scope: Scope) -> tuple[str, str]:
+        """Start its server span; returns the ids of trace and span in hexadecimal."""
+        ...
+
+    def end(self, exchange: Exchange, scope: Scope) -> None:
+        """End it, with the spans of its phases."""
+        ...
+
+
+def keep_exchange(scope: Scope, exchange: Exchange) -> None:
+    scope[_KEY] = exchange
+
+
+def exchange_of(scope: Scope) -> Exchange:
+    """That of a request that the edge let in."""
+    exchange: Exchange = scope[_KEY]
+    return exchange

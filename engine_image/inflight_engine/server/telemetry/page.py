@@ -1,0 +1,199 @@
+"""The /metrics page: vLLM's names for metrics that vLLM has, `inflight_*` for others.
+
+Names, types and meanings of `vllm:*` are those of vLLM's v1 engine,
+https://docs.vllm.ai/en/latest/design/metrics.html.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from inflight_engine.server.telemetry.class_metrics import class_families
+from inflight_engine.server.telemetry.families import Families
+from inflight_engine.server.telemetry.process_memory import memory_families
+from inflight_engine.server.telemetry.step_parts import TERMS, step_part_families
+
+if TYPE_CHECKING:
+    from inflight_engine.messages import StepCost
+    from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
+    from inflight_engine.server.telemetry.span_counts import SpanCounts
+
+
+def add_engine_families(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
+    """Add all families of an engine, in the order of the page."""
+    _engine_state(page, metrics, now)
+    _counters(page, metrics, now)
+    _histograms(page, metrics)
+    _limits(page, now)
+    _demand(page, metrics)
+    _step_cost(page, metrics.step_cost)
+    _traces(page, metrics.spans)
+    step_part_families(page, metrics.step_parts)
+    class_families(page, metrics.classes, now.queued_by_class)
+    memory_families(page)
+
+
+def _engine_state(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
+    stats = now.stats
+    page.gauge("vllm:num_requests_running", "Running requests (with a slot).", stats.num_running)
+    page.gauge("vllm:num_requests_waiting", "Requests waiting for a slot, including preempted requests.", now.waiting)
+    page.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", stats.kv_usage)
+    page.gauge("inflight_swapped_blocks", "Blocks of host memory in use by swapped requests.", stats.num_swapped_blocks)
+    if now.ready is not None:
+        runner = now.ready.runner
+        page.gauges(
+            "vllm:cache_config_info",
+            "Shape of the KV cache: tokens in a block, and number of blocks.",
+            ("block_size", "num_gpu_blocks"),
+            [((str(runner.block_size), str(runner.num_blocks)), 1)],
+        )
+        page.gauge("inflight_kv_cache_tokens", "Capacity of the KV cache in tokens.", runner.num_cache_tokens)
+    page.gauge(
+        "inflight_waiting_prompt_tokens",
+        "Prompt tokens not yet computed, of waiting requests and requests in prefill.",
+        now.waiting_tokens,
+    )
+    page.gauge(
+        "inflight_predicted_queue_seconds",
+        "Predicted seconds until all waiting requests have a slot and their prompts are computed, from the step cost "
+        "and the mean output.",
+        metrics.seconds_for(now.waiting_tokens, now.waiting, now),
+    )
+    page.gauge("inflight_draining", "1 while the engine drains.", float(now.draining))
+
+
+def _counters(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
+    since_start = metrics.since_start(now.stats)
+    page.counter("vllm:num_preemptions", "Preemptions of requests.", since_start.num_preemptions)
+    page.counter("vllm:prompt_tokens", "Prompt tokens of requests that completed prefill.", metrics.prompt_tokens)
+    page.counter("vllm:generation_tokens", "Generated tokens.", metrics.generation_tokens)
+    page.counter(
+        "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", since_start.prefix_queries
+    )
+    page.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", since_start.prefix_hits)
+    page.counter(
+        "inflight_step_out_of_memory",
+        "Steps for which device memory did not suffice; they were split or failed.",
+        since_start.num_out_of_memory,
+    )
+    page.counters(
+        "vllm:request_success",
+        "Finished requests by reason.",
+        ("finished_reason",),
+        [((str(reason),), count) for reason, count in metrics.finished.items()],
+    )
+    page.counters(
+        "inflight_admission_rejections",
+        "Rejected requests by reason.",
+        ("reason",),
+        [((reason,), count) for reason, count in metrics.rejections.items()],
+    )
+    page.counter(
+        "inflight_requests_cancelled",
+        "Requests aborted before completion: client disconnect, timeout, end of drain, or engine process lost.",
+        metrics.cancelled,
+    )
+    page.counter(
+        "inflight_engine_restarts",
+        "Restarts of the engine process after it exited or hung.",
+        metrics.engine_restarts,
+    )
+    page.counter(
+        "inflight_requests_resubmitted",
+        "Resubmissions of requests to a new engine process.",
+        metrics.resubmitted,
+    )
+
+
+def _histograms(page: Families, metrics: EngineMetrics) -> None:
+    for name, documentation, histogram in (
+        ("vllm:time_to_first_token_seconds", "Time from arrival to the first token.", metrics.time_to_first_token),
+        ("vllm:inter_token_latency_seconds", "Time between two tokens of a request.", metrics.inter_token_latency),
+        (
+            "vllm:request_time_per_output_token_seconds",
+            "Mean time per output token of a finished request, excluding the first token.",
+            metrics.time_per_output_token,
+        ),
+        ("vllm:e2e_request_latency_seconds", "Time from arrival to the last token.", metrics.end_to_end),
+        ("vllm:request_queue_time_seconds", "Time from arrival to a slot.", metrics.queue_time),
+        ("vllm:iteration_tokens_total", "Tokens computed in a step.", metrics.step_tokens),
+        ("inflight_step_duration_seconds", "Duration of a step, including scheduling.", metrics.step_duration),
+        ("inflight_schedule_duration_seconds", "Time of a step in the scheduler.", metrics.schedule_duration),
+    ):
+        page.histogram(name, documentation, histogram)
+
+
+def _limits(page: Families, now: Gauges) -> None:
+    if now.limits is None or now.ready is None:
+        return
+    limits, capacity, stats = now.limits, now.ready.capacity, now.stats
+    page.gauge("inflight_max_num_seqs", "Limit in force of the requests that run at once.", limits.max_num_seqs)
+    page.gauge("inflight_max_num_seqs_capacity", "Upper bound of max_num_seqs.", capacity.max_num_seqs)
+    page.gauge(
+        "inflight_max_num_batched_tokens", "Limit in force of the tokens in a step.", limits.max_num_batched_tokens
+    )
+    page.gauge(
+        "inflight_max_num_batched_tokens_capacity",
+        "Upper bound of max_num_batched_tokens.",
+        capacity.max_num_batched_tokens,
+    )
+    page.gauge("inflight_runtime_config_revision", "Revision of the limits in force.", limits.revision)
+    empty = max(0, limits.max_num_seqs - stats.num_running)
+    page.gauge(
+        "inflight_slots_wasted_ratio",
+        "Share of max_num_seqs without a request while requests wait, after the latest step.",
+        empty / limits.max_num_seqs if stats.num_waiting else 0.0,
+    )
+
+
+def _demand(page: Families, metrics: EngineMetrics) -> None:
+    page.counter(
+        "inflight_arrived_requests",
+        "Accepted requests; a request with n answers counts n times.",
+        metrics.arrived_requests,
+    )
+    page.counter("inflight_arrived_prompt_tokens", "Prompt tokens of accepted requests.", metrics.arrived_prompt_tokens)
+    page.counter(
+        "inflight_arrived_prompt_tokens_squared",
+        "Sum of squared prompt lengths of accepted requests.",
+        metrics.arrived_prompt_tokens_squared,
+    )
+    lengths = metrics.output_lengths.estimate()
+    if lengths is not None:
+        page.gauge(
+            "inflight_output_tokens_mean",
+            "Mean tokens of an output. Running requests count as censored observations.",
+            lengths.mean,
+        )
+        page.gauge("inflight_output_tokens_second_moment", "Mean of squared output lengths.", lengths.second_moment)
+
+
+def _step_cost(page: Families, cost: StepCost | None) -> None:
+    if cost is None:
+        return
+    page.gauges(
+        "inflight_step_cost_seconds",
+        "Seconds that each term adds to a step, fitted to recent steps.",
+        ("term",),
+        [((term,), getattr(cost.model, field)) for term, field in TERMS.items()],
+    )
+    page.gauges(
+        "inflight_step_cost_curve_seconds",
+        "Seconds that a number of tokens adds to a step, where the cost is not linear.",
+        ("tokens",),
+        [((f"{tokens:g}",), seconds) for tokens, seconds in cost.model.curve],
+    )
+    page.gauge("inflight_step_cost_error_ratio", "Median relative error of the fitted step cost.", cost.error)
+    page.gauge("inflight_step_cost_steps", "Steps behind the fit. Older steps count less.", cost.steps)
+
+
+def _traces(page: Families, spans: SpanCounts | None) -> None:
+    if spans is None:
+        return
+    page.counter("inflight_trace_spans_exported", "Spans that the trace collector accepted.", spans.exported)
+    page.counters(
+        "inflight_trace_spans_dropped",
+        "Dropped spans, by reason: the export queue was full, or the export failed.",
+        ("reason",),
+        [(("queue_full",), spans.queue_full), (("export_failed",), spans.refused)],
+    )

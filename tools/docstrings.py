@@ -1,0 +1,94 @@
+"""Finds docstrings whose subject is elsewhere, as in "Of a piece." `make lint` runs it.
+
+A docstring is read in a tooltip, in `help()` or in a list, without the code above or below it. So it says its subject
+and its unit: "Minimum number of tokens in a piece." The check covers docstrings of modules, classes and functions, and
+strings below constants and attributes.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RUFF = Path(sys.executable).parent / "ruff"
+BEGINNING = re.compile(r"\s*(Of|As|Those|What|Whether|One)(?![\w-])")
+BASELINE = {
+    "common/inflight_cost": 7,
+    "common/inflight_policies": 5,
+    "deploy": 4,
+    "deploy/dashboards": 3,
+    "docs/generate": 2,
+    "e2e/disruptions": 9,
+    "e2e/scenarios": 2,
+    "e2e/storm": 3,
+    "engine_image": 1,
+    "engine_image/inflight_engine": 211,
+    "engine_image/kernels": 1,
+    "operator/inflight_base": 16,
+    "operator/inflight_gateway": 106,
+    "operator/inflight_kubectl": 29,
+    "operator/inflight_operator": 85,
+    "simulator/inflight_simulator": 39,
+    "tests": 1,
+    "tests/chart": 9,
+    "tests/contract": 7,
+    "tests/cost": 1,
+    "tests/deploy": 5,
+    "tests/docs": 4,
+    "tests/e2e": 2,
+    "tests/engine": 58,
+    "tests/gateway": 30,
+    "tests/kubectl": 3,
+    "tests/operator": 31,
+    "tests/simulator": 7,
+    "tests/tools": 7,
+    "tools": 2,
+    "tools/bench": 85,
+    "tools/demo": 3,
+    "tools/load": 9,
+    "tools/localcluster": 14,
+    "tools/measure": 2,
+    "tools/prometheus": 2,
+    "tools/standin": 13,
+    "tools/testbed": 2,
+}
+"""Number of such docstrings that a package may have, until they are rewritten. It only falls."""
+
+
+def find(source: str) -> Iterator[tuple[int, str]]:
+    """Yields the line number and the first line of each docstring in `source` that begins without its subject."""
+    for node in ast.walk(ast.parse(source)):
+        match node:
+            case ast.Expr(value=ast.Constant(value=str(text))) if BEGINNING.match(text):
+                yield node.lineno, text.strip().splitlines()[0]
+
+
+def files() -> list[Path]:
+    """Returns the files that the linter checks, which git does not ignore."""
+    listed = subprocess.run([RUFF, "check", "--show-files", "."], cwd=ROOT, capture_output=True, text=True, check=True)
+    return [Path(line) for line in sorted(listed.stdout.splitlines()) if line.endswith(".py")]
+
+
+def main() -> int:
+    """Print each docstring to rewrite; returns 1 if a package has more of them than its baseline, else 0."""
+    found: defaultdict[str, list[str]] = defaultdict(list)
+    for path in files():
+        name = path.relative_to(ROOT)
+        package = "/".join(name.parts[:-1][:2])
+        found[package] += [f"{name}:{line}: {text}" for line, text in find(path.read_text())]
+    more = {package: lines for package, lines in found.items() if len(lines) > BASELINE.get(package, 0)}
+    for package, lines in more.items():
+        print("\n".join(lines))
+        print(f"error: {package}: {len(lines)} docstrings begin with Of, As, Those, What, Whether or One, ", end="")
+        print(f"{BASELINE.get(package, 0)} may. Begin with the subject: 'Minimum number of tokens in a piece.'")
+    return 1 if more else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
