@@ -44,9 +44,7 @@ class EngineConfig(SchedulingSettings):
         False,
         "on a GPU, the same tokens whatever else is in the batch, at some cost in speed; CPU kernels always do",
     )
-    max_model_len: int | None = setting(
-        None, "longest prompt plus output, in tokens (default: the model's own)", ge=1
-    )
+    max_model_len: int | None = setting(None, "longest prompt plus output, in tokens (default: the model's own)", ge=1)
     max_num_seqs: int = setting(DEFAULT_LIMITS.max_num_seqs, "capacity: most requests running at once", ge=1)
     max_num_batched_tokens: int = setting(
         DEFAULT_LIMITS.max_num_batched_tokens, "capacity: most tokens computed in one step", ge=1

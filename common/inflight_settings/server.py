@@ -25,7 +25,9 @@ class ServerSettings:
         metavar="PORT",
     )
     serving_metrics: bool = setting(True, "with --admin-port: /metrics is there only")
-    served_model_name: str = setting("", "what clients call the model (default: the last part of MODEL)", metavar="NAME")
+    served_model_name: str = setting(
+        "", "what clients call the model (default: the last part of MODEL)", metavar="NAME"
+    )
     generation_config: str = setting(
         "auto",
         "where requests get the temperature, top_p, top_k, min_p and repetition_penalty that they do not set, and "

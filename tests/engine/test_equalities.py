@@ -203,7 +203,7 @@ def test_log_probabilities_of_prompts_equal_those_of_transformers_whatever_is_ca
 def test_any_policy_gives_each_request_what_fcfs_gives_it(prompts, greedy, expected, policy):
     rng = random.Random(10)
     classes = (ServiceClass("a", weight=3.0), ServiceClass("b"))
-    engine, _ = make_engine(max_num_seqs=4, scheduling_policy=policy, classes=classes)
+    engine, _ = make_engine(max_num_seqs=4, policy=policy, classes=classes)
     result = run(
         engine,
         prompts,
@@ -218,7 +218,7 @@ def test_any_policy_gives_each_request_what_fcfs_gives_it(prompts, greedy, expec
 def test_requests_that_go_by_their_deadlines_get_what_fcfs_gives_them(prompts, greedy, expected, tmp_path):
     rng, path = random.Random(11), tmp_path / "run.gz"
     deadlines = {"ttft_target": 50.0, "ttft_per_1k_tokens": 20.0, "late_share": 0.25, "record": str(path)}
-    engine, _ = make_engine(max_num_seqs=4, scheduling_policy="deadline", **deadlines)
+    engine, _ = make_engine(max_num_seqs=4, policy="deadline", **deadlines)
     arrived = time.monotonic()
     order = []
     result = run(engine, prompts, greedy, order, arrival_time=[arrived - rng.choice((0, 100)) for _ in prompts])

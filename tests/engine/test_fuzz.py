@@ -1,6 +1,7 @@
 """A bounded run of the fuzzer, in which everything that it is for really happened."""
 
 import math
+from typing import get_args
 
 import pytest
 

@@ -48,7 +48,6 @@ from inflight_engine.server.requests.timeouts import Timeouts
 from inflight_engine.server.settings.config import ServerConfig
 from inflight_engine.server.telemetry.exchange import RequestSpans
 from inflight_engine.server.telemetry.metrics import NO_STATS, EngineMetrics, Gauges
-from inflight_settings.scheduling import ttft_targets
 
 MAX_TRIES = 2
 """Of a request: one with a slot in two engine processes that died may have caused the crashes."""
@@ -109,11 +108,11 @@ class Service:
         self.runtime = RuntimeConfig(config.engine.classes, self.calls)
         self._tokenizer: Tokenizer | None = None
         self._facts: ModelFacts | None = None
-        self._queue = AdmissionQueue(config.bounds, config.engine.classes)
+        self._queue = AdmissionQueue(config)
         self._shedding = Shedding(
             config.engine.classes,
             config.shed_after,
-            ttft_targets(config.engine.scheduling_policy, config.engine.classes, config.engine.ttft_target),
+            config.engine.ttft_targets,
             self._seconds_for,
             config.engine.ttft_per_token,
         )

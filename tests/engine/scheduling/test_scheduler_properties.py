@@ -3,6 +3,7 @@ configuration, keeps the rules: the model runner checks each plan's contract and
 decision."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest

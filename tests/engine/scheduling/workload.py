@@ -11,7 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates

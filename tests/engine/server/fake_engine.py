@@ -28,7 +28,7 @@ from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.app import create_admin_app, create_app
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.service import Service
-from inflight_engine.server.settings.config import QueueBounds, ServerConfig
+from inflight_engine.server.settings.config import ServerConfig
 from inflight_settings.engine import EngineConfig
 
 EOS = 0
@@ -172,7 +172,7 @@ def server_config(**changes):
         "generation_config": "auto",
         "trust_tenant_header": False,
         "tenant_key_file": None,
-        "bounds": QueueBounds(8),
+        "max_queued_requests": 8,
         "shed_after": None,
         "queue_timeout": 30.0,
         "request_timeout": 30.0,

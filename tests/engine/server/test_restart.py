@@ -22,7 +22,6 @@ from inflight_engine.server.engine.progress import KILL_GRACE_SECONDS, Progress
 from inflight_engine.server.engine.restarts import MOST_RESTARTS, WINDOW_SECONDS, Restarts
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.lifecycle import Lifecycle
-from inflight_engine.server.settings.config import QueueBounds
 from inflight_engine.server.telemetry.request_phases import request_phases
 from inflight_settings.engine import EngineConfig
 from inflight_settings.scheduling import ServiceClass
@@ -159,7 +158,7 @@ async def test_request_that_waited_for_a_slot_in_every_crash_is_not_refused(make
 
 
 async def test_while_it_restarts_new_requests_wait_in_the_same_bounded_queue(make_fake):
-    fake = await make_fake(bounds=QueueBounds(2))
+    fake = await make_fake(max_queued_requests=2)
     first = start(fake)
     await until(lambda: fake.engine.requests)
     fake.engine.report(admitted=[(0, 0)], num_running=1)

@@ -17,7 +17,7 @@ from opentelemetry.trace import get_current_span
 
 from inflight_engine.request import FinishReason
 from inflight_engine.server.requests.generation import MAX_PREEMPTIONS
-from inflight_engine.server.settings.config import TracingConfig
+from inflight_engine.server.settings.tracing import TracingConfig
 from inflight_engine.server.telemetry.spans import MAX_PHASES, HeaderGetter
 from inflight_engine.server.telemetry.trace_export import TraceExport
 from inflight_settings.engine import EngineConfig
