@@ -13,7 +13,7 @@ DType = Literal["auto", "float32", "bfloat16", "float16"]
 Device = Literal["auto", "cpu", "cuda"]
 Quantization = Literal["none", "int8", "int4"]
 KVCacheDType = Literal["auto", "fp8"]
-AttentionBackendName = Literal["auto", "flash-attn-3", "triton", "torch-varlen", "cpu-native", "torch-sdpa"]
+AttentionBackendName = Literal["auto", "flash-attn-3", "triton", "cpu-native", "torch-sdpa"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 LogFormat = Literal["text", "json"]
 
@@ -49,9 +49,7 @@ class EngineConfig(SchedulingSettings):
     max_num_batched_tokens: int = setting(
         DEFAULT_LIMITS.max_num_batched_tokens, "capacity: most tokens computed in one step", ge=1
     )
-    block_size: int | None = setting(
-        None, "tokens in a KV block (default: what the attention backend prefers, 16 or 256)", ge=1
-    )
+    block_size: int = setting(16, "tokens in a KV block", ge=1)
     num_kv_blocks: int | None = setting(None, "blocks of the KV cache", ge=1, exclusive="cache")
     kv_cache_memory: int | None = setting(
         None,

@@ -132,7 +132,7 @@ class SchedulingSettings:
     )
     preemption: PreemptionMode = setting(
         "auto",
-        "what happens to the KV cache of a preempted request: recompute, or swap to host memory (recompute while that is "
+        "what happens to the KV cache of a preempted request: recompute, or swap to host memory (recompute while it is "
         "full); auto: the faster by measurement",
     )
     preemption_victim: VictimName = setting("last_arrived", "request that is preempted when the KV cache is full")

@@ -7,15 +7,16 @@ import sys
 from dataclasses import fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 from inflight_settings.engine import EngineConfig
 from inflight_settings.flag_types import number
+from inflight_settings.scheduling import PreemptionMode
 
-DEFAULTS = {field.name: field.default for field in fields(EngineConfig)} | {"block_size": 16}
-"""The engine's; its block size depends on the attention backend, and this is what most of them prefer."""
+DEFAULTS = {field.name: field.default for field in fields(EngineConfig)}
+"""The engine's defaults, by field."""
 COST_FLAGS = {
     "base_s": ("--cost-base-ms", 1e-3, "milliseconds of any step"),
     "decode_seq_s": ("--cost-decode-seq-us", 1e-6, "microseconds for each sequence that decodes"),
@@ -120,7 +121,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         metavar="NAME=WEIGHT",
         action="append",
     )
-    add("--preemption", "what happens to the KV cache of a preempted request", choices=PREEMPTION_MODES)
+    add("--preemption", "what happens to the KV cache of a preempted request", choices=get_args(PreemptionMode))
     add("--preemption-victim", "request that is preempted when the KV cache is full", choices=tuple(VICTIMS))
     add(
         "--swap-space-blocks",

@@ -15,7 +15,7 @@ from inflight_operator.api.types import Engine, Scheduling
 from inflight_operator.api.types import ServiceClass as APIServiceClass
 from inflight_operator.render import EngineObservability
 from inflight_operator.render.pod import engine_command
-from inflight_settings.scheduling import ServiceClass
+from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from tests.operator.render.services import CPU, EVERYTHING, make
 
 

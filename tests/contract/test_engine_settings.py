@@ -4,13 +4,13 @@ the two programs share no code, so they are compared here."""
 import argparse
 
 import pytest
+from inflight_engine.server.settings.serve_flags import add_serve_flags
 from pydantic.alias_generators import to_snake
 
 from inflight_base.manifest.units import parse_duration, parse_quantity
 from inflight_engine.messages import SHORT_STEP_SECONDS
 from inflight_engine.server.engine.progress import KILL_GRACE_SECONDS
 from inflight_engine.server.engine.supervisor import LOOK_SECONDS
-from inflight_engine.server.settings.serve_flags import add_serve_flags
 from inflight_operator.api.crd import crd
 from inflight_operator.api.engine import OWN_FLAGS
 from inflight_operator.render.pod import engine_probes

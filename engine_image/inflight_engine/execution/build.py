@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import time
@@ -28,7 +27,7 @@ from inflight_engine.execution.memory_profile import measure
 from inflight_engine.execution.pieces import Pieces
 from inflight_engine.execution.runner import Runner, StepParts
 from inflight_engine.execution.sampling.sampler import make_sampler
-from inflight_engine.execution.step_shapes import chunk_shapes, decode_shapes
+from inflight_engine.execution.step_shapes import graph_shapes
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.models.kv_scales import load_kv_scales
 from inflight_engine.models.parallel import ALONE, Parallel
@@ -57,7 +56,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE) -> Runner:
     backend, spec = choose_attention(config, target, parallel)  # before the weights, which may take minutes
     model = load_model(config, target.files, target.model_config, target.dtype, target.device, parallel)
     spec = choose_kv_scales(target, spec, model, parallel)
-    graph_shapes = choose_graph_shapes(config, target.device, backend)
+    graph_shapes = choose_graph_shapes(config, target.device)
     spec = size_cache(config, spec, model, backend, graph_shapes, parallel)
     attention = backend(spec)
     host_cache = make_host_cache(config, spec, attention, parallel)
@@ -124,7 +123,7 @@ def choose_attention(
     spec = AttentionSpec(
         shape=target.model_config.shape.for_rank(parallel.size),
         num_blocks=0,
-        block_size=config.block_size or 0,  # the backend's own
+        block_size=config.block_size,
         dtype=target.dtype,
         cache_dtype=_cache_dtype(config.kv_cache_dtype, target.dtype, target.device),
         device=target.device,
@@ -133,8 +132,7 @@ def choose_attention(
         max_model_len=target.max_model_len,
         batch_invariant=config.batch_invariant,
     )
-    backend = choose_backend(config.attention_backend, spec)
-    return backend, backend.with_block_size(spec)
+    return choose_backend(config.attention_backend, spec), spec
 
 
 def choose_kv_scales(target: Target, spec: AttentionSpec, model: Model, parallel: Parallel) -> AttentionSpec:
@@ -158,21 +156,11 @@ def choose_kv_scales(target: Target, spec: AttentionSpec, model: Model, parallel
     return replace(spec, kv_scales=scales)
 
 
-def choose_graph_shapes(
-    config: EngineConfig, device: torch.device, backend: type[AttentionBackend]
-) -> tuple[StepShape, ...]:
-    """Shapes of steps that get a CUDA graph, ascending; empty: none does."""
+def choose_graph_shapes(config: EngineConfig, device: torch.device) -> tuple[StepShape, ...]:
+    """Return the shapes of steps that get a CUDA graph, ascending; empty without graphs."""
     if device.type != "cuda" or config.enforce_eager:
         return ()
-    return graph_shapes(config, backend)
-
-
-def graph_shapes(config: EngineConfig, backend: type[AttentionBackend]) -> tuple[StepShape, ...]:
-    """What a backend's steps can be captured in, ascending."""
-    shapes = decode_shapes(config.max_num_seqs)
-    if backend.captures_chunks:
-        shapes += chunk_shapes(config.max_num_seqs, config.max_num_batched_tokens)
-    return tuple(sorted(shapes))
+    return graph_shapes(config.max_num_seqs, config.max_num_batched_tokens)
 
 
 def size_cache(
@@ -266,8 +254,6 @@ def make_batch_invariant(config: EngineConfig, model_config: ModelConfig, device
             f"batch_invariant is not supported with {model_config.shape.architecture}, which runs through "
             "transformers' modules; turn it off"
         )
-    if importlib.util.find_spec("triton") is None:
-        raise ValueError("batch_invariant on a GPU needs the package triton; install it or turn batch_invariant off")
     from inflight_engine.execution.invariant_matmul import use_for_all_products  # imports Triton: a second
 
     use_for_all_products()

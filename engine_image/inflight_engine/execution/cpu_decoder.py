@@ -114,7 +114,7 @@ class NativeDecoder:
         spec = AttentionSpec(
             shape=model_config.shape,
             num_blocks=1,  # how many there will be depends on the memory that the weights leave
-            block_size=config.block_size or CpuNativeBackend.preferred_block_size,
+            block_size=config.block_size,
             dtype=dtype,
             cache_dtype=dtype,
             device=device,

@@ -1,6 +1,8 @@
-"""Which device and number type to compute in."""
+"""The choice of device and number type."""
 
 from __future__ import annotations
+
+import importlib.util
 
 import torch
 
@@ -11,14 +13,18 @@ _CUDA_FAULTS = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]")
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of a name: `auto` is a GPU when there is one.
+    """Return the device of a name: `auto` is a GPU when there is one.
 
     Raises:
-        ValueError: `cuda` where torch finds no GPU.
+        ValueError: `cuda` where torch finds no GPU, or a GPU without the package triton.
     """
     if name == "cpu":
         return torch.device("cpu")
     if torch.cuda.is_available():
+        if importlib.util.find_spec("triton") is None:
+            raise ValueError(
+                "a GPU needs the package triton, which torch's builds for GPUs require; install it, or set device cpu"
+            )
         return torch.device("cuda", torch.cuda.current_device())
     if name == "cuda":
         raise ValueError("device is cuda, but torch finds no GPU here; use device auto or cpu, or check the driver")
@@ -26,9 +32,9 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, device: torch.device, *, in_kernels: bool) -> torch.dtype:
-    """The number type of a name: `auto` is bfloat16 where it is faster: on GPUs that have it, and on CPUs in the native
-    decoder (weights of half the size; it still computes in float32) or with AMX. Else it is float32, which is exact:
-    torch alone was measured to be slower in bfloat16 on a CPU with AVX512-BF16.
+    """Return the number type of a name: `auto` is bfloat16 where it is faster: on GPUs that have it, and on CPUs in the
+    native decoder (weights of half the size; it still computes in float32) or with AMX. Else it is float32, which is
+    exact: torch alone was measured to be slower in bfloat16 on a CPU with AVX512-BF16.
 
     Args:
         in_kernels: the CPU kernels compute the whole model.
@@ -39,8 +45,8 @@ def choose_dtype(name: str, device: torch.device, *, in_kernels: bool) -> torch.
 
 
 def device_failed(error: Exception) -> bool:
-    """Whether a step raised because of a fault of the GPU or of a kernel, after which no step of this process succeeds:
-    CUDA reports such a fault again at every call. Exhausted memory is no such fault."""
+    """Return whether a step raised because of a fault of the GPU or of a kernel, after which no step of this process
+    succeeds: CUDA reports such a fault again at every call. Exhausted memory is no such fault."""
     text = str(error)
     if "out of memory" in text or "ALLOC_FAILED" in text:
         return False

@@ -67,7 +67,7 @@ def load_model(
     device: torch.device,
     parallel: Parallel,
 ) -> Model:
-    """Make the fastest forward pass that there is for a model on a device.
+    """Make the fastest forward pass for a model on a device.
 
     Raises:
         ValueError: `quantization` or `tensor_parallel_size` where no forward pass has it, or weights that are not of
@@ -85,20 +85,17 @@ def load_model(
         return NativeDecoder(model_config, weights, dtype, config.quantization, max_model_len)
     if config.quantization != "none":
         raise ValueError(f"quantization {config.quantization}: the native CPU decoder cannot be used: {reason}")
-    has_triton = importlib.util.find_spec("triton") is not None
     capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else None
-    kept = kept_formats(capability, dtype, has_triton=has_triton, batch_invariant=config.batch_invariant)
-    ops = _operators(config, device, has_triton)
+    kept = kept_formats(capability, dtype, batch_invariant=config.batch_invariant)
+    ops = _operators(config, device)
     return LlamaModel(model_config, weights, dtype, device, ops, max_model_len, parallel, kept)
 
 
-def kept_formats(
-    capability: tuple[int, int] | None, dtype: torch.dtype, *, has_triton: bool, batch_invariant: bool
-) -> KeptFormats:
-    """Which quantized weights of a checkpoint stay as they are.
+def kept_formats(capability: tuple[int, int] | None, dtype: torch.dtype, *, batch_invariant: bool) -> KeptFormats:
+    """Return which quantized weights of a checkpoint stay as they are.
 
     Args:
-        capability: of the GPU, as CUDA counts; None: it is a CPU.
+        capability: the GPU's compute capability, major and minor; None: the device is a CPU.
     """
     if capability is None:
         return NONE_KEPT
@@ -110,15 +107,13 @@ def kept_formats(
         why_not_fp8 = f"float8 products need compute capability 8.9 ({this})"
     elif batch_invariant:
         why_not_fp8 = "batch_invariant: float8 products add in an order that depends on the number of tokens"
-    if not has_triton:
-        why_not_int4 = "4-bit matrix products require the package triton"
-    elif capability < (8, 0):
+    if capability < (8, 0):
         why_not_int4 = f"4-bit matrix products need compute capability 8.0 ({this})"
     return KeptFormats(why_not_fp8, why_not_int4)
 
 
-def _operators(config: EngineConfig, device: torch.device, has_triton: bool) -> Ops:
-    if device.type != "cuda" or not has_triton:
+def _operators(config: EngineConfig, device: torch.device) -> Ops:
+    if device.type != "cuda":
         return TorchOps()
     from inflight_engine.execution.triton_ops import TritonOps  # not before it is needed: Triton takes a second
 
@@ -126,7 +121,7 @@ def _operators(config: EngineConfig, device: torch.device, has_triton: bool) -> 
 
 
 def refuse_options(config: EngineConfig, model_config: ModelConfig) -> None:
-    """Refuse what no forward pass of a model has.
+    """Refuse options that no forward pass of a model has.
 
     Raises:
         ValueError: it names the option and what to set.

@@ -23,6 +23,11 @@ _CHUNK_TOKENS = (16, 32, 64, 128, 192, 256, 320, 384, 448, 512)
 _MIN_SEQUENCES = 8
 
 
+def graph_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> tuple[StepShape, ...]:
+    """Return all shapes, ascending by tokens, then sequences."""
+    return tuple(sorted(decode_shapes(max_num_seqs) + chunk_shapes(max_num_seqs, max_num_batched_tokens)))
+
+
 def decode_shapes(max_num_seqs: int) -> tuple[StepShape, ...]:
     """Shapes of steps that only decode, ascending: 1, 2, 4, 8 rows, then multiples of 8 up to 64, of 16 up to 256, of
     32 beyond, and the capacity itself.

@@ -25,7 +25,7 @@ def test_tokens_are_those_of_plain_torch(monkeypatch):
     plain = tiny_runner(folder, attention_backend="torch-sdpa", **options)
     on_plain = Driver(plain, max_running=2)
     expected = on_plain.run(prompts, SAMPLING)
-    monkeypatch.setattr(load, "_operators", lambda config, device, has_triton: TritonOps())
+    monkeypatch.setattr(load, "_operators", lambda config, device: TritonOps())
     capture = Recorded()
     runner = tiny_runner(folder, lookahead=True, capture=capture, backend=TritonBackend, **options)
     driver = Driver(runner, chunk=16, max_running=2, rng=random.Random(1))

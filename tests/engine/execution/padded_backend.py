@@ -12,7 +12,6 @@ class PaddedBackend(AttentionBackend):
     """The cache of a layer is [2, num_blocks + 1, block_size, kv_heads, D]; the last block is the padded tokens'."""
 
     name = "padded"
-    captures_chunks = True
 
     @classmethod
     def why_not(cls, spec):

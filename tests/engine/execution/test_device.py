@@ -1,5 +1,7 @@
 """Which number type `auto` is."""
 
+import importlib.util
+
 import pytest
 import torch
 
@@ -42,6 +44,15 @@ def test_a_named_type_is_taken_and_an_unknown_one_refused():
     assert choose_dtype("float16", CPU, in_kernels=False) == torch.float16
     with pytest.raises(ValueError, match="dtype must be auto, float32, bfloat16, float16, not int8"):
         choose_dtype("int8", CPU, in_kernels=True)
+
+
+def test_a_gpu_without_triton_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    for name in ("auto", "cuda"):
+        with pytest.raises(ValueError, match="a GPU needs the package triton"):
+            choose_device(name)
+    assert choose_device("cpu") == CPU
 
 
 def test_a_gpu_that_is_not_there_is_refused(monkeypatch):

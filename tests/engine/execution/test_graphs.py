@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from inflight_engine.execution.attention.base import StepShape
 from inflight_engine.execution.graphs import CudaCapture
-from inflight_engine.execution.step_shapes import chunk_shapes, decode_shapes
+from inflight_engine.execution.step_shapes import graph_shapes
 from inflight_engine.models.parallel import SingleProcess
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart
@@ -51,10 +51,6 @@ def folder(tmp_path_factory):
     return folder
 
 
-def shapes_for(max_num_seqs, max_num_batched_tokens=8192):
-    return sorted(decode_shapes(max_num_seqs) + chunk_shapes(max_num_seqs, max_num_batched_tokens))
-
-
 class Counted(PaddedBackend):
     """Counts steps with chunks: those of a fixed shape, and the others."""
 
@@ -76,7 +72,7 @@ def test_replays_give_the_eager_tokens(folder, lookahead, sampling, monkeypatch)
     expected = Driver(tiny_runner(folder, **options), max_running=19).run(prompts, sampling)
     capture = Recorded()
     runner = tiny_runner(folder, lookahead=lookahead, capture=capture, backend=Counted, **options)
-    assert len(capture.captured) == len(shapes_for(19))
+    assert len(capture.captured) == len(graph_shapes(19, 8192))
     for company in ({}, {"preempt_every": 5, "swap": True, "chunk": 40}, {"chunk": 7}):
         before = capture.num_replays
         monkeypatch.setattr(Counted, "padded", 0)
@@ -141,23 +137,6 @@ def test_a_step_that_samples_nothing_is_replayed_and_feeds_nobody(folder):
     assert Counted.padded - before == 3
 
 
-def test_a_backend_that_cannot_capture_chunks_has_graphs_of_decodes_only(folder):
-    class DecodesOnly(PaddedBackend):
-        captures_chunks = False
-
-        def prepare(self, batch, shape=None):
-            assert shape is None or shape.decodes_only
-            super().prepare(batch, shape)
-
-    capture = Recorded()
-    runner = tiny_runner(folder, capture=capture, backend=DecodesOnly, max_num_seqs=19)
-    assert len(capture.captured) == len(decode_shapes(19))
-    prompts = prompts_for(random.Random(5), 6)
-    expected = Driver(tiny_runner(folder)).run(prompts, GREEDY)
-    assert Driver(runner, chunk=30, max_running=19).run(prompts, GREEDY) == expected
-    assert capture.num_replays > 0
-
-
 def test_the_largest_is_captured_first_so_that_its_memory_serves_the_others(folder):
     prepared = []
 
@@ -167,7 +146,7 @@ def test_the_largest_is_captured_first_so_that_its_memory_serves_the_others(fold
             super().prepare(batch, shape)
 
     tiny_runner(folder, capture=Recorded(), backend=Watched, max_num_seqs=19)
-    assert prepared == shapes_for(19)[::-1]
+    assert tuple(prepared) == graph_shapes(19, 8192)[::-1]
     assert prepared[0] == StepShape(512, 19)
 
 
@@ -191,7 +170,7 @@ def test_no_rank_has_graphs_unless_all_have(folder, monkeypatch):
     capture = Recorded()
     runner = tiny_runner(folder, capture=capture, backend=PaddedBackend)
     assert Driver(runner).run(prompts, GREEDY) == expected
-    assert (len(capture.captured), capture.num_replays) == (len(shapes_for(32)), 0)
+    assert (len(capture.captured), capture.num_replays) == (len(graph_shapes(32, 8192)), 0)
 
 
 class FakeCuda:

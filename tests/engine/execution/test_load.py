@@ -16,8 +16,8 @@ from tests.engine.models.packed_checkpoint import awq, write_checkpoint
 BF16 = torch.bfloat16
 
 
-def kept(capability, dtype=BF16, *, has_triton=True, batch_invariant=False):
-    return kept_formats(capability, dtype, has_triton=has_triton, batch_invariant=batch_invariant)
+def kept(capability, dtype=BF16, *, batch_invariant=False):
+    return kept_formats(capability, dtype, batch_invariant=batch_invariant)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -36,7 +36,6 @@ def test_a_cpu_keeps_neither():
         (kept((8, 0)), "this GPU has 8.0", None),
         (kept((7, 5)), "this GPU has 7.5", "this GPU has 7.5"),
         (kept((9, 0), torch.float32), "dtype is float32", "dtype is float32"),
-        (kept((9, 0), has_triton=False), None, "require the package triton"),
         (kept((9, 0), batch_invariant=True), "batch_invariant", None),
     ],
 )

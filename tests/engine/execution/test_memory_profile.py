@@ -13,11 +13,11 @@ from inflight_engine.execution.memory_profile import (
     largest_batch,
     run_largest_step,
 )
-from inflight_engine.execution.sampling.device_sampler import DeviceSampler
 from inflight_engine.models.parallel import ALONE
 from inflight_engine.models.source import resolve
 from inflight_settings.engine import EngineConfig
 from tests.engine.execution.padded_backend import PaddedBackend
+from tests.engine.execution.sampling.gumbel import PlainSampler
 from tests.engine.execution.tiny_model import make_model
 
 CPU = torch.device("cpu")
@@ -66,7 +66,7 @@ def test_the_largest_step_fills_the_budget_with_sequences_of_full_length(
     drawn = []
     logits = model.logits
     model.logits = lambda hidden: drawn.append(len(hidden)) or logits(hidden)
-    run_largest_step(model, PaddedBackend(spec), DeviceSampler(max_num_seqs, spec.shape.vocab_size, CPU), spec)
+    run_largest_step(model, PaddedBackend(spec), PlainSampler(max_num_seqs, spec.shape.vocab_size, CPU), spec)
     assert drawn == [min(max_num_seqs, sum(lengths)), sum(lengths)], "rows that are sampled from, then rows to score"
 
 

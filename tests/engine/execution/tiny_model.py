@@ -94,8 +94,8 @@ def tiny_runner(folder, *, lookahead=False, capture=None, backend=None, **option
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build, "looks_ahead", lambda config, device: lookahead)
         if capture is not None:
-            shapes = build.graph_shapes(config, backend)
-            patch.setattr(build, "choose_graph_shapes", lambda config, device, backend: shapes)
+            shapes = build.graph_shapes(config.max_num_seqs, config.max_num_batched_tokens)
+            patch.setattr(build, "choose_graph_shapes", lambda config, device: shapes)
             patch.setattr(build, "CudaCapture", lambda: capture)
         if backend is not None:
             patch.setattr(build, "choose_backend", lambda name, spec: backend)

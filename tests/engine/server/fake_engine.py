@@ -179,7 +179,6 @@ def server_config(**changes):
         "drain_delay": 0.0,
         "drain_timeout": 1.0,
         "limits_file": None,
-        "access_log": None,
         "tracing": None,
     }
     return ServerConfig(**{**values, **changes})

@@ -17,6 +17,7 @@ from inflight_engine import cli
 from inflight_engine.server.settings.flags import EXAMPLE, add_serve_flags, read_config
 from inflight_engine.server.settings.tracing import TracingConfig
 from inflight_settings.engine import EngineConfig
+from inflight_settings.flag_types import size
 from inflight_settings.scheduling import ServiceClass
 
 

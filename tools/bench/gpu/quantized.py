@@ -173,7 +173,7 @@ class _Tinygemm:
 def _kept(device: str) -> KeptFormats:
     if device != "cuda":
         return KeptFormats(None, None)  # by torch, so that the same code runs
-    return kept_formats(torch.cuda.get_device_capability(), torch.bfloat16, has_triton=True, batch_invariant=False)
+    return kept_formats(torch.cuda.get_device_capability(), torch.bfloat16, batch_invariant=False)
 
 
 def _operators(device: str) -> Ops:

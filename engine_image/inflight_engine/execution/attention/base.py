@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar, NamedTuple
 
 import msgspec
@@ -114,21 +114,11 @@ class AttentionBackend(ABC):
     of the model's shape."""
 
     name: ClassVar[str]
-    captures_chunks: ClassVar[bool] = False
-    """Whether `forward` of a step with chunks can be part of a CUDA graph. A backend cannot where its launches depend
-    on the chunks' lengths by values of the host."""
-    preferred_block_size: ClassVar[int] = 16
-    """Tokens. Small blocks waste less memory at the end of each sequence, and more prefixes are shared."""
 
     @classmethod
     @abstractmethod
     def why_not(cls, spec: AttentionSpec) -> str | None:
         """Why this backend cannot serve a spec on this machine, as the end of "... cannot be used: "; None: it can."""
-
-    @classmethod
-    def with_block_size(cls, spec: AttentionSpec) -> AttentionSpec:
-        """A spec with this backend's block size where none is chosen yet."""
-        return spec if spec.block_size else replace(spec, block_size=cls.preferred_block_size)
 
     @abstractmethod
     def __init__(self, spec: AttentionSpec) -> None: ...

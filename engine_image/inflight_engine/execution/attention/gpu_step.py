@@ -37,7 +37,6 @@ class GpuStep:
         query_tiles: [N, 4]: pieces of the chunks, and each decode where that was asked for, see `cut`; then padding,
             pieces of no tokens. Or empty.
         chunk_starts: [C + 1]: packed tokens before each chunk, and after the last; empty without chunks.
-        chunk_contexts: [C + 1]: the chunks' context lengths, summed up; empty without chunks.
     """
 
     num_rows: int
@@ -49,7 +48,6 @@ class GpuStep:
     kv_slots: torch.Tensor
     query_tiles: torch.Tensor
     chunk_starts: torch.Tensor
-    chunk_contexts: torch.Tensor
 
 
 class StepStaging:
@@ -76,7 +74,7 @@ class StepStaging:
         self._decode_tiles = decode_tiles
         sequences = self._max_sequences
         num_tiles = 0 if tile_queries is None else self._max_tokens // tile_queries + sequences
-        sizes = (sequences, sequences, self._max_tokens, 4 * num_tiles, sequences + 1, sequences + 1)
+        sizes = (sequences, sequences, self._max_tokens, 4 * num_tiles, sequences + 1)
         # On CPU too: what is tested there is what runs on a GPU.
         self._staging = Staging(staged_bytes(*(4 * size for size in sizes)), spec.device, copies=True)
         self._table = DeviceBlockTable(spec)
@@ -114,7 +112,6 @@ class StepStaging:
             num_rows, longest_chunk = 0 if self._lists_all(shape) else shape.num_sequences, shape.num_tokens
         num_chunks = size.num_sequences - num_rows
         chunk_starts = np.zeros(0, np.int32)
-        chunk_contexts = np.zeros(0, np.int32)
         if num_chunks:
             sequences = slice(num_decodes, num_decodes + len(chunks))
             context_lens[sequences] = [chunk.start + chunk.length for chunk in chunks]
@@ -122,10 +119,9 @@ class StepStaging:
             starts = [*range(num_rows, num_decodes), *(chunk.first for chunk in chunks)]
             chunk_starts = np.full(num_chunks + 1, num_tokens, np.int32)
             chunk_starts[: len(starts)] = starts
-            chunk_contexts = np.concatenate([[0], np.cumsum(context_lens[num_rows:])]).astype(np.int32)
         tiles = self._tiles(batch, shape)
         self._table.update(batch)
-        sent = self._staging.send(context_lens, slots, kv_slots, tiles, chunk_starts, chunk_contexts)
+        sent = self._staging.send(context_lens, slots, kv_slots, tiles, chunk_starts)
         table = self._table.rows
         if self._gathered is not None:
             gathered = self._gathered[: len(slots)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from abc import abstractmethod
 
 import torch
@@ -13,12 +12,12 @@ from inflight_engine.execution.memory.zeros import zeros
 
 
 class PagedGpuBackend(AttentionBackend):
-    """A cache in device memory, [layers, num_blocks, 2, kv_heads, block_size, D], keys before values: what one head
-    reads of a block is contiguous. A cache of float8_e4m3fn holds keys and values divided by the scale of their layer
-    and head (`AttentionSpec.kv_scales`); quotients beyond +-448 are kept as +-448."""
+    """Keeps the cache in device memory, [layers, num_blocks, 2, kv_heads, block_size, D], keys before values: the keys
+    (or values) of one head and block are contiguous. A cache of float8_e4m3fn holds keys and values divided by the
+    scale of their layer and head (`AttentionSpec.kv_scales`); quotients beyond +-448 are clamped to +-448."""
 
     def __init__(self, spec: AttentionSpec, staging: StepStaging) -> None:
-        # Triton takes a good part of a second to import, so only who needs it does.
+        # Importing Triton takes a good part of a second, and the backends for CPUs do not need it.
         from inflight_engine.execution.attention.triton_cache import write_kv
 
         self._write_kv = write_kv
@@ -46,45 +45,12 @@ class PagedGpuBackend(AttentionBackend):
 
     @abstractmethod
     def _attend(self, layer: int, queries: torch.Tensor, step: GpuStep) -> torch.Tensor:
-        """[T, heads * D] of queries [T, heads, D]; the step's keys and values are in the cache."""
-
-
-class FlashBackend(PagedGpuBackend):
-    """FlashAttention's kernels (Dao et al. 2022), from a library: one call for the decodes, one for the chunks."""
-
-    def __init__(self, spec: AttentionSpec) -> None:
-        super().__init__(spec, StepStaging(spec, gathers=True))
-        # The kernels take [num_blocks, block_size, kv_heads, D] of any strides but the last.
-        self._keys = [layer[:, 0].transpose(1, 2) for layer in self._cache]
-        self._values = [layer[:, 1].transpose(1, 2) for layer in self._cache]
-
-    def _attend(self, layer: int, queries: torch.Tensor, step: GpuStep) -> torch.Tensor:
-        rows = step.num_rows
-        if not step.num_chunks:
-            return self._decode(layer, queries, step).flatten(1)
-        mixed = self._prefill(layer, queries, step)  # has rows for the decodes, which it leaves as they are
-        if rows:
-            mixed[:rows] = self._decode(layer, queries[:rows], step)
-        return mixed.flatten(1)
-
-    def _window(self, layer: int) -> tuple[int, int]:
-        """(tokens before the query that it sees, tokens after it); -1: all."""
-        window = self._spec.shape.sliding_windows[layer]
-        return (-1 if window is None else window - 1, 0)
-
-    @abstractmethod
-    def _decode(self, layer: int, queries: torch.Tensor, step: GpuStep) -> torch.Tensor:
-        """[rows, heads, D] of queries [rows, heads, D]."""
-
-    @abstractmethod
-    def _prefill(self, layer: int, queries: torch.Tensor, step: GpuStep) -> torch.Tensor:
-        """[T, heads, D] of queries [T, heads, D]: the chunks' rows of it; the others hold anything."""
+        """Return [T, heads * D] for queries [T, heads, D]; the step's keys and values are in the cache."""
 
 
 def why_no_triton(spec: AttentionSpec) -> str | None:
-    """Why Triton kernels cannot run for a spec, the one that writes the cache among them; None: they can."""
-    if importlib.util.find_spec("triton") is None:
-        return "the package triton is not installed"
+    """Return the reason why the Triton kernels, among them the one that writes the cache, cannot serve a spec, as the
+    end of "... cannot be used: "; None: they can."""
     if spec.cache_dtype not in (spec.dtype, torch.float8_e4m3fn):
         return f"it keeps keys and values in {spec.dtype} or float8_e4m3fn, not in {spec.cache_dtype}"
     if spec.device.type == "cuda":
@@ -94,20 +60,3 @@ def why_no_triton(spec: AttentionSpec) -> str | None:
         if spec.cache_dtype == torch.float8_e4m3fn and capability < (8, 9):
             return f"fp8 needs a GPU of compute capability 8.9 (this one has {capability[0]}.{capability[1]})"
     return None
-
-
-def why_no_flash(spec: AttentionSpec) -> str | None:
-    """Why FlashAttention's kernels cannot serve a spec here, whichever library has them; None: they can."""
-    shape = spec.shape
-    if spec.device.type != "cuda":
-        return "it needs a GPU"
-    if spec.dtype not in (torch.float16, torch.bfloat16):
-        return f"it computes in float16 and bfloat16, not in {spec.dtype}"
-    if spec.cache_dtype != spec.dtype:
-        # FlashAttention 3 scales keys and values in fp8, but only for queries in fp8, which lose bits in every step.
-        return f"it takes queries, keys and values of one dtype, not {spec.dtype} with {spec.cache_dtype}"
-    if shape.head_dim > 256 or shape.head_dim % 8:
-        return f"it has heads of up to 256 dimensions, a multiple of 8, not {shape.head_dim}"
-    if spec.batch_invariant:
-        return "its decodes and its prefill differ in the last bits"
-    return why_no_triton(spec)

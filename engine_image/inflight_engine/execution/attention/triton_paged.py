@@ -25,7 +25,6 @@ class TritonBackend(PagedGpuBackend):
     """
 
     name = "triton"
-    captures_chunks = True
 
     @classmethod
     def why_not(cls, spec: AttentionSpec) -> str | None:

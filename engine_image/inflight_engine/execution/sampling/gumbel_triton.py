@@ -1,8 +1,18 @@
-"""`gumbel` in Triton kernels that sort nothing, that the host does not wait for, and whose launches follow from the
-number of rows alone, so that a CUDA graph can hold them.
+"""Sampling by the Gumbel-max trick in Triton kernels, without sorting and without waiting for the device. Launches
+depend on the number of rows alone, so that a CUDA graph can hold them.
 
-A program (row, split) has one row's tokens of one part of the vocabulary. Parts are of one size, whatever the number of
-rows, and what programs hand on to each other is added in integers, so a row's token depends on nothing but the row.
+A draw from probabilities p is the token with the greatest log p + g, where the g are independent draws of the standard
+Gumbel distribution (Gumbel 1954; Maddison, Tarlow, Minka 2014). Nothing is summed over the vocabulary, so a row can be
+cut into parts that are computed in any order. The g of token i is made from output i of splitmix64 (Steele, Lea, Flood
+2014), seeded with a hash of the request's seed and the token's position.
+
+Filters apply in the order min_p, top_k, top_p; each filters the tokens that the previous one left. Of equally likely
+tokens, those with the smallest ids stay. Masses are sums of integers (weights in units of 2**-40), so that the order of
+addition does not change them.
+
+A program (row, split) computes the tokens of one part of the vocabulary in one row. All parts have the same size,
+whatever the number of rows, and programs exchange sums of integers only, so a row's token depends on nothing but the
+row.
 """
 
 from __future__ import annotations
@@ -39,18 +49,18 @@ from inflight_engine.execution.sampling.triton_logits import (
 )
 
 _SPAN = 8192
-"""Tokens of a split."""
+"""Tokens per split."""
 _BLOCK = 1024
 _WARPS = 8
 _BITS = 4
-"""Of a digit; a divisor of 32."""
+"""Bits per radix digit. Must divide 32."""
 
 _MOST_MET = tl.constexpr(columns.MOST_MET)
 
 
 @triton.jit
 def splitmix64(x: tl.tensor) -> tl.tensor:
-    """Of uint64."""
+    """Return the outputs of splitmix64 for uint64 states."""
     x += 0x9E3779B97F4A7C15
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB
@@ -59,7 +69,7 @@ def splitmix64(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def gumbel_noise(stream: tl.tensor, ids: tl.tensor) -> tl.tensor:
-    """See `gumbel.exponential`."""
+    """Draw from the standard Gumbel distribution for some tokens of a row's stream; finite for every token."""
     outputs = splitmix64(stream + ids.to(tl.uint64) * 0x9E3779B97F4A7C15)
     share = ((outputs >> 24).to(tl.int64).to(tl.float32) + 0.5) * 9.094947017729282e-13  # 2**-40
     share = tl.minimum(share, 0.999999940395355)  # 1 - 2**-24
@@ -93,7 +103,8 @@ def pick_kernel(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """A split's token with the greatest score: of its logit where the row is greedy, else with noise added."""
+    """Pick a split's token with the greatest score: the logit where the row is greedy, else the logit over the
+    temperature plus noise."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     temperature = tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32)
@@ -159,7 +170,7 @@ def combine_kernel(
     SPLITS: tl.constexpr,
     PADDED_SPLITS: tl.constexpr,
 ) -> None:
-    """The splits' best token of a row, the first of equals. Always one of the vocabulary, whatever the logits are."""
+    """Pick the best of a row's splits, of equals the first: always a token of the vocabulary, whatever the logits."""
     row = tl.program_id(0).to(tl.int64)
     splits = tl.arange(0, PADDED_SPLITS)
     score = tl.load(scores + row * SPLITS + splits, mask=splits < SPLITS, other=float("-inf"))
@@ -177,7 +188,7 @@ def count_kernel(
     num_rows: tl.tensor,
     BLOCK: tl.constexpr,
 ) -> None:
-    """See `gumbel.count`. Rows of padding write to one place."""
+    """Count one token in each row's slot. Rows of padding write to one place."""
     rows = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = rows < num_rows
     at = met + tl.load(slots + rows, mask=mask, other=0) * vocab_size + tl.load(token_ids + rows, mask=mask, other=0)
@@ -186,7 +197,7 @@ def count_kernel(
 
 
 def choose(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, table: SlotTable) -> torch.Tensor:
-    """See `gumbel.choose`; the last dimension of the logits is contiguous."""
+    """See `Sampler.choose`; the logits stay as they are, and their last dimension is contiguous."""
     num_rows, vocab_size = logits.shape
     splits = triton.cdiv(vocab_size, _SPAN)
     device = logits.device
@@ -220,7 +231,7 @@ def choose(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, t
 
 
 def count(slots: torch.Tensor, token_ids: torch.Tensor, table: SlotTable) -> None:
-    """See `gumbel.count`."""
+    """See `Sampler.count`."""
     num_rows = len(slots)
     count_kernel[(triton.cdiv(num_rows, 128),)](
         slots, token_ids, table.met, table.vocab_size, num_rows, BLOCK=128, num_warps=4

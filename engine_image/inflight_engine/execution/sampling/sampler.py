@@ -1,4 +1,4 @@
-"""What a runner needs of sampling, on any device.
+"""The interface of sampling, which a runner uses on any device.
 
 The order is that of vLLM's sampler: log-probabilities are the model's own; then come logit_bias, penalties and
 min_tokens, which change greedy choices too; then temperature, min_p, top_k and top_p.
@@ -15,22 +15,22 @@ from inflight_engine.scheduling.plan import Slots, StepPlan
 
 
 class Sampler(Protocol):
-    """The sampling parameters of all slots, and the tokens that the penalised ones have met."""
+    """Keeps the sampling parameters of all slots and, for penalised slots, the counts of tokens."""
 
     def apply(self, plan: StepPlan) -> None:
-        """Take in what the plan starts and releases, before anything of its step is computed."""
+        """Apply the starts and releases of a plan, before anything of its step is computed."""
         ...
 
     def choose(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        """Choose one token for each row of logits; nothing of it waits for the device.
+        """Choose one token for each row of logits, without waiting for the device.
 
-        On a GPU all that is launched, and where it reads and writes, follows from the number of rows, so that it can be
-        part of a CUDA graph. A row's token follows from the row, its slot and its position alone.
+        On a GPU, launches and addresses depend on the number of rows alone, so that a CUDA graph can hold them. A row's
+        token depends on the row, its slot and its position alone.
 
         Args:
             logits: float32 [N, vocab_size]. Where no slot asks for log-probabilities, they may be overwritten. Rows of
-                padding hold anything, NaN too, and get some token of the vocabulary.
-            slots: int64 [N], on the device: no slot twice, but `max_num_seqs`, which is that of padding.
+                padding hold any values, including NaN, and get some token of the vocabulary.
+            slots: int64 [N], on the device: each slot once, except `max_num_seqs`, the slot of padding.
             positions: int64 [N], on the device: index of each token in its sequence.
 
         Returns:
@@ -39,18 +39,18 @@ class Sampler(Protocol):
         ...
 
     def count(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """What has become of the rows, for penalties to come; as `choose`, it can be part of a CUDA graph.
+        """Count the rows' tokens, for penalties; like `choose`, it can be part of a CUDA graph.
 
         Args:
-            slots: as for `choose`. token_ids: int64 [N]: on all ranks those of rank 0.
+            slots: as for `choose`. token_ids: int64 [N]: on all ranks the tokens of rank 0.
         """
         ...
 
     def report(self, logits: torch.Tensor, token_ids: torch.Tensor, slots: Slots) -> Reported | None:
-        """Log-probabilities for those of some slots that ask for them; never part of a graph.
+        """Compute log-probabilities for the slots that ask for them; never part of a graph.
 
         Args:
-            logits: those that were given to `choose`. token_ids: what it has chosen. slots: [N], on the host.
+            logits: the argument of `choose`. token_ids: its result. slots: [N], on the host.
 
         Returns:
             None: no slot asks.
@@ -59,7 +59,7 @@ class Sampler(Protocol):
 
 
 def make_sampler(max_num_seqs: int, vocab_size: int, device: torch.device) -> Sampler:
-    """The sampler of a device."""
+    """Make the sampler for a device."""
     if device.type == "cpu":
         from inflight_engine.execution.sampling.host_sampler import HostSampler
 

@@ -1,5 +1,5 @@
-"""The backends on FlashAttention's kernels, which need a GPU: stand-ins with their parameters, layouts and conditions
-compute in plain torch what those are documented to compute. The kernel that writes the cache is Triton's, interpreted,
+"""The backend on FlashAttention's kernels, which need a GPU: a stand-in with their parameters, layouts and conditions
+computes in plain torch what they are documented to compute. The kernel that writes the cache is Triton's, interpreted,
 so `test_triton_interpreted` runs this file in a process of its own."""
 
 import itertools
@@ -11,7 +11,6 @@ import torch
 from inflight_engine.execution.attention import flash_attn_3
 from inflight_engine.execution.attention.base import StepShape
 from inflight_engine.execution.attention.flash_attn_3 import FlashAttn3Backend
-from inflight_engine.execution.attention.torch_varlen import TorchVarlenBackend
 from tests.engine.execution.attention.reference import Workload, make_spec
 
 CHECKED = 8
@@ -87,68 +86,32 @@ def flash_attn_with_kvcache(
     return out.view_as(q)
 
 
-def aten_flash_attention_forward(
-    query,
-    key,
-    value,
-    cum_seq_q,
-    cum_seq_k,
-    max_q,
-    max_k,
-    dropout_p,
-    is_causal,
-    return_debug_mask,
-    *,
-    scale,
-    window_size_left,
-    window_size_right,
-    seqused_k,
-    block_table,
-    num_splits,
-):
-    check_cache(key, value, block_table, cum_seq_q, cum_seq_k, seqused_k)
-    assert key.shape[1] % 256 == 0, "Paged KV cache block size must be divisible by 256"
-    assert (dropout_p, return_debug_mask) == (0.0, False)
-    assert len(cum_seq_q) == len(cum_seq_k) == len(seqused_k) + 1 == len(block_table) + 1
-    assert is_causal or max_q == 1 or window_size_right == 0
-    swapped = max_q == 1 and query.shape[1] > key.shape[2] and window_size_left < 0 and window_size_right < 0
-    assert swapped or num_splits == 1, "splits of packed queries are not put together rightly"
-    starts, contexts = cum_seq_q.tolist(), seqused_k.tolist()
-    assert max(b - a for a, b in itertools.pairwise(starts)) <= max_q
-    assert max(contexts) <= max_k
-    window = (window_size_left, window_size_right)
-    return packed(query, key, value, starts, contexts, block_table, scale, window, 0.0), None, None, None, None
-
-
 @pytest.fixture(autouse=True)
 def stand_ins(monkeypatch):
     library = types.SimpleNamespace(flash_attn_with_kvcache=flash_attn_with_kvcache)
     monkeypatch.setattr(flash_attn_3, "_library", lambda: library)
-    monkeypatch.setattr(torch.ops.aten, "_flash_attention_forward", aten_flash_attention_forward)
 
 
 @pytest.mark.parametrize(
-    ("backend_class", "options"),
+    "options",
     [
-        (FlashAttn3Backend, {}),
-        (FlashAttn3Backend, {"block_size": 16, "num_blocks": 80}),
-        (FlashAttn3Backend, {"windows": (None, 9), "layers": 2, "softcap": 2.0, "scale": 0.7}),
-        (TorchVarlenBackend, {}),
-        (TorchVarlenBackend, {"windows": (None, 9), "layers": 2, "scale": 0.7}),
-        (TorchVarlenBackend, {"kv_heads": 4}),
+        {},
+        {"block_size": 16, "num_blocks": 80},
+        {"windows": (None, 9), "layers": 2, "softcap": 2.0, "scale": 0.7},
+        {"kv_heads": 4},
     ],
     ids=str,
 )
-def test_steps_equal_plain_attention(backend_class, options):
+def test_steps_equal_plain_attention(options):
     spec = make_spec(**{"head_dim": 16, "block_size": 256, "num_blocks": 5, "max_model_len": 1024} | options)
     workload = Workload(spec, [21, 14, 260])
-    backend = backend_class(spec)
+    backend = FlashAttn3Backend(spec)
     workload.fill(backend, {2: (0, 252)})
     for decodes, chunks, shape in [
         ({}, {0: (0, 20), 1: (0, 6)}, None),
         ({0: 20}, {1: (6, 7), 2: (252, 7)}, None),
         ({1: 13, 2: 259}, {}, (5, 5)),
-        ({0: 20}, {1: (6, 7), 2: (252, 7)}, (18, 5) if backend_class.captures_chunks else None),
+        ({0: 20}, {1: (6, 7), 2: (252, 7)}, (18, 5)),
     ]:
         results = workload.step(backend, decodes, chunks, shape)
         for layer, result in enumerate(results):
@@ -162,11 +125,10 @@ def test_steps_equal_plain_attention(backend_class, options):
                 row += length
 
 
-@pytest.mark.parametrize("backend_class", [FlashAttn3Backend, TorchVarlenBackend])
-def test_what_a_graph_captured_serves_later_steps_of_the_same_rows(backend_class):
+def test_what_a_graph_captured_serves_later_steps_of_the_same_rows():
     spec = make_spec(head_dim=16, block_size=256, num_blocks=5, max_model_len=1024)
     workload = Workload(spec, [3, 262, 1])
-    backend = backend_class(spec)
+    backend = FlashAttn3Backend(spec)
     workload.fill(backend, {0: (0, 2), 1: (0, 261)})
     backend.prepare(workload.batch({2: 0}, {}), StepShape(3, 3))
     captured = backend._step

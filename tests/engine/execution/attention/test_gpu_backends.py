@@ -7,12 +7,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.torch_version import TorchVersion
 
 from inflight_engine.execution.attention import BACKENDS, choose_backend
 from inflight_engine.execution.attention.flash_attn_3 import FlashAttn3Backend
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
-from inflight_engine.execution.attention.torch_varlen import TorchVarlenBackend
 from inflight_engine.execution.attention.triton_paged import TritonBackend
 from tests.engine.execution.attention.reference import make_spec
 
@@ -60,23 +58,13 @@ def test_the_fastest_that_can_is_chosen(flash_attn, monkeypatch):
     assert [backend.name for backend in BACKENDS] == [
         "flash-attn-3",
         "triton",
-        "torch-varlen",
         "cpu-native",
         "torch-sdpa",
     ]
-    for block_size in (0, 16, 256):
+    for block_size in (16, 256):
         assert choose_backend("auto", on_gpu(block_size=block_size)) is FlashAttn3Backend
-    assert choose_backend("torch-varlen", on_gpu()) is TorchVarlenBackend
     monkeypatch.delitem(sys.modules, "flash_attn_interface")
     assert choose_backend("auto", on_gpu()) is TritonBackend
-
-
-def test_a_block_size_that_is_not_given_is_the_backends_own(flash_attn):
-    spec = on_gpu(block_size=0)
-    for name, block_size in (("flash-attn-3", 16), ("triton", 16), ("torch-varlen", 256)):
-        backend = choose_backend(name, spec)
-        assert backend.with_block_size(spec).block_size == block_size
-        assert backend.with_block_size(on_gpu(block_size=512)).block_size == 512
 
 
 def test_the_log_says_how_to_get_a_faster_one(caplog):
@@ -100,25 +88,16 @@ def test_the_log_says_how_to_get_a_faster_one(caplog):
     ],
 )
 def test_flash_attention_is_refused_where_its_kernels_cannot_serve(flash_attn, options, reason):
-    for backend in (FlashAttn3Backend, TorchVarlenBackend):
-        assert backend.why_not(on_gpu(**options)) == reason
-
-
-def test_only_the_flash_attention_of_torch_needs_large_blocks(flash_attn):
-    spec = on_gpu(block_size=128)
-    assert FlashAttn3Backend.why_not(spec) is None
-    assert TorchVarlenBackend.why_not(spec) == "it needs a block_size that is a multiple of 256, not 128"
+    assert FlashAttn3Backend.why_not(on_gpu(**options)) == reason
 
 
 def test_flash_attention_takes_windows(flash_attn):
-    for backend in (FlashAttn3Backend, TorchVarlenBackend):
-        assert backend.why_not(on_gpu(windows=(1024,))) is None
+    assert FlashAttn3Backend.why_not(on_gpu(windows=(1024,))) is None
 
 
-def test_all_but_the_flash_attention_of_torch_have_soft_caps(flash_attn):
+def test_both_have_soft_caps(flash_attn):
     spec = on_gpu(softcap=50.0)
     assert FlashAttn3Backend.why_not(spec) is None
-    assert TorchVarlenBackend.why_not(spec) == "it has no soft caps"
     assert TritonBackend.why_not(spec) is None
 
 
@@ -144,13 +123,6 @@ def test_a_flash_attn_that_cannot_be_imported_is_refused(monkeypatch):
     monkeypatch.setattr(flash_attn_3.importlib.util, "find_spec", lambda name: object())
     monkeypatch.setattr(flash_attn_3, "_library", broken)
     assert FlashAttn3Backend.why_not(on_gpu()) == "the package flash-attn-3 cannot be imported (undefined symbol)"
-
-
-@pytest.mark.parametrize(("version", "is_refused"), [("2.9.1", True), ("2.12.1+cu130", True), ("2.13.0+cu130", False)])
-def test_a_torch_without_paged_keys_is_refused(monkeypatch, version, is_refused):
-    monkeypatch.setattr(torch, "__version__", TorchVersion(version))
-    reason = f"paged keys came with torch 2.13, and this is {version}" if is_refused else None
-    assert TorchVarlenBackend.why_not(on_gpu()) == reason
 
 
 def test_triton_serves_what_the_others_do_not():
@@ -184,11 +156,10 @@ def test_older_gpus_are_told(monkeypatch):
         "fp8 needs a GPU of compute capability 8.9 (this one has 8.6)"
     )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
-    for backend in (TorchVarlenBackend, TritonBackend):
-        assert backend.why_not(on_gpu()) == "it needs a GPU of compute capability 8.0 (this one has 7.5)"
+    assert TritonBackend.why_not(on_gpu()) == "it needs a GPU of compute capability 8.0 (this one has 7.5)"
 
 
-@pytest.mark.parametrize("backend", [FlashAttn3Backend, TorchVarlenBackend, TritonBackend])
+@pytest.mark.parametrize("backend", [FlashAttn3Backend, TritonBackend])
 def test_without_a_gpu_none_is_chosen(flash_attn, backend):
     spec = replace(on_gpu(), device=torch.device("cpu"))
     assert backend.why_not(spec) == "it needs a GPU"

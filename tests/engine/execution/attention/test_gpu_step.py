@@ -30,7 +30,6 @@ def test_rows_come_before_chunks():
     assert step.kv_slots.tolist() == MIXED.kv_slots.tolist()
     assert step.block_table[:5, :3].tolist() == TABLE.tolist()
     assert step.chunk_starts.tolist() == [2, 7, 10]
-    assert step.chunk_contexts.tolist() == [0, 5, 24]
     assert step.query_tiles.tolist() == [[4, 7, 16, 3], [3, 6, 4, 1], [3, 2, 0, 4]]
 
 
@@ -39,7 +38,7 @@ def test_padded_rows_have_no_keys_and_go_nowhere():
     assert step.num_rows == 4
     assert step.context_lens.tolist() == [22, 34, 0, 0]
     assert step.kv_slots.tolist() == [37, 81, -1, -1]
-    assert len(step.query_tiles) == len(step.chunk_starts) == len(step.chunk_contexts) == 0
+    assert len(step.query_tiles) == len(step.chunk_starts) == 0
 
 
 @pytest.mark.parametrize("decode_tiles", [False, True])
@@ -61,7 +60,6 @@ def test_without_tiles_all_sequences_of_a_padded_step_with_chunks_count_as_chunk
     assert (step.num_rows, step.num_chunks, step.longest_chunk) == (0, 6, 16)
     assert step.chunk_starts.tolist() == [0, 1, 2, 7, 10, 10, 10]
     assert step.context_lens.tolist() == [22, 34, 5, 19, 0, 0]
-    assert step.chunk_contexts.tolist() == [0, 22, 56, 61, 80, 80, 80]
     assert step.block_table[:4, :3].tolist() == TABLE[[0, 2, 3, 4]].tolist()
 
 

@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from inflight_engine.execution.sampling import gumbel, gumbel_triton
+from inflight_engine.execution.sampling import gumbel_triton
 from inflight_engine.request import SamplingParams
+from tests.engine.execution.sampling import gumbel
 from tests.engine.execution.sampling.slot_tables import random_samplings, table_of
 
 VOCAB = 90

@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.execution.sampling import gumbel
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.reference_sampler import kept_tokens, splitmix64
+from tests.engine.execution.sampling import gumbel
 from tests.engine.execution.sampling.slot_tables import random_samplings, table_of
 
 VOCAB = 30

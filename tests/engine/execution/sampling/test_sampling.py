@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from msgspec.structs import replace
 
-from inflight_engine.execution.sampling import gumbel, host_sampler
-from inflight_engine.execution.sampling.device_sampler import DeviceSampler
+from inflight_engine.execution.sampling import host_sampler
 from inflight_engine.execution.sampling.host_sampler import HostSampler
 from inflight_engine.execution.sampling.logprobs import token_logprobs
 from inflight_engine.output import StepOutput
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.driver import make_plan
 from tests.engine.execution.reference_sampler import changed_logits, inverted, raced, reference_token
+from tests.engine.execution.sampling import gumbel
 from tests.engine.execution.sampling.slot_tables import CPU, start_of
 
 VOCAB = 20
@@ -23,7 +23,7 @@ SLOTS = 4
 
 
 def make_sampler(kind, slots):
-    return HostSampler(slots) if kind == "host" else DeviceSampler(slots, VOCAB, CPU)
+    return HostSampler(slots) if kind == "host" else gumbel.PlainSampler(slots, VOCAB, CPU)
 
 
 DRAWN = {"host": inverted, "device": raced}

@@ -1,19 +1,10 @@
-"""Choosing tokens by the Gumbel-max trick, in plain torch: what the kernels of `gumbel_triton` compute, and what runs
-where there is no Triton.
-
-A draw from probabilities p is the token with the greatest log p + g, where the g are independent draws of the standard
-Gumbel distribution (Gumbel 1954; Maddison, Tarlow, Minka 2014). Nothing is summed over the vocabulary, so a row can be
-cut into parts that are looked at in any order. Token i's g is made from output i of splitmix64 (Steele, Lea, Flood
-2014), seeded with a hash of the request's seed and the token's position.
-
-Filters: min_p, then top_k, then top_p of what that left; of equally likely tokens those with the smallest ids stay.
-Masses are sums of integers (weights in units of 2**-40), the same in whatever order they are added.
-"""
+"""The reference for the kernels of `gumbel_triton`, in plain torch, and a device's sampler that runs it on a CPU."""
 
 from __future__ import annotations
 
 import torch
 
+from inflight_engine.execution.sampling.device_sampler import DeviceSampler
 from inflight_engine.execution.sampling.slot_table import (
     FREQUENCY,
     MIN_P,
@@ -32,6 +23,16 @@ MASS_UNIT = 2.0**-40
 _GOLDEN = 0x9E3779B97F4A7C15 - 2**64
 _MIX_1 = 0xBF58476D1CE4E5B9 - 2**64
 _MIX_2 = 0x94D049BB133111EB - 2**64
+
+
+class PlainSampler(DeviceSampler):
+    """Samples in plain torch where a GPU runs the kernels."""
+
+    def choose(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        return choose(logits, slots, positions, self._table)
+
+    def count(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
+        count(slots, token_ids, self._table)
 
 
 def choose(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, table: SlotTable) -> torch.Tensor:
@@ -54,7 +55,7 @@ def count(slots: torch.Tensor, token_ids: torch.Tensor, table: SlotTable) -> Non
 
 
 def edit(logits: torch.Tensor, slots: torch.Tensor, table: SlotTable) -> torch.Tensor:
-    """float32 [N, V]: logits after logit_bias, then penalties, see `Penalties`."""
+    """Return float32 [N, V]: logits after logit_bias, then penalties, see `Penalties`."""
     edited = logits.clone()
     is_biased = torch.arange(table.bias_tokens.shape[1], device=logits.device) < table.integers[slots, NUM_BIASES, None]
     edited.scatter_add_(1, table.bias_tokens[slots].long(), torch.where(is_biased, table.bias_values[slots], 0))
@@ -72,10 +73,11 @@ def edit(logits: torch.Tensor, slots: torch.Tensor, table: SlotTable) -> torch.T
 def keep(
     logits: torch.Tensor, weights: torch.Tensor, min_p: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor
 ) -> torch.Tensor:
-    """bool [N, V]: the tokens that filters leave.
+    """Return bool [N, V]: the tokens that pass the filters.
 
     Args:
-        logits: float32 [N, V]: order the tokens. weights: float32 [N, V]: of the likeliest, 1.
+        logits: float32 [N, V]: order the tokens. weights: float32 [N, V]: unnormalised probabilities, 1 for the most
+            likely token.
         min_p, top_k, top_p: [N].
     """
     possible = (weights > 0) & (weights >= min_p[:, None].float())
@@ -90,8 +92,8 @@ def keep(
 
 
 def exponential(seeds: torch.Tensor, positions: torch.Tensor, vocab_size: int) -> torch.Tensor:
-    """float32 [N, V]: draws of the standard exponential distribution, which are positive and finite; less their
-    logarithms are of Gumbel's.
+    """Draw float32 [N, V] from the standard exponential distribution, positive and finite. The negated logarithms
+    follow the standard Gumbel distribution.
 
     Args:
         seeds, positions: int64 [N].
@@ -112,5 +114,5 @@ def _splitmix64(x: torch.Tensor) -> torch.Tensor:
 
 
 def _shift_right(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """Of int64 as if it had no sign."""
+    """Shift int64 as if it had no sign."""
     return (x >> bits) & ((1 << (64 - bits)) - 1)
