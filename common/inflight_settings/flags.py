@@ -42,20 +42,17 @@ def add_flags(parser: argparse.ArgumentParser, owner: type) -> None:
 
 def add_flag(parser: argparse._ActionsContainer, name: str, setting: Setting) -> None:
     """The flag of one setting; `name`: attribute of the namespace."""
-    flag, how = f"--{setting.flag}", {"dest": name, "default": argparse.SUPPRESS}
+    default = "" if setting.default in (None, "") or setting.parse else f" (default: {written(setting.default)})"
+    how: dict[str, Any] = {
+        "help": setting.help + default,
+        "type": parser_of(setting),
+        "choices": setting.choices or None,
+        "metavar": setting.metavar or _METAVARS.get(setting.unit or setting.kind),
+        "action": AppendNamed if setting.parse else "store",
+    }
     if setting.kind is bool:
-        parser.add_argument(flag, help=setting.help, action=f"store_{str(not setting.default).lower()}", **how)
-        return
-    default = setting.default
-    parser.add_argument(
-        flag,
-        help=setting.help + ("" if default in (None, "") else f" (default: {written(default)})"),
-        type=parser_of(setting),
-        choices=setting.choices or None,
-        metavar=setting.metavar or _METAVARS.get(setting.unit or setting.kind),
-        **({"action": AppendNamed} if setting.parse else {}),
-        **how,
-    )
+        how = {"help": setting.help, "action": "store_false" if setting.default else "store_true"}
+    parser.add_argument(f"--{setting.flag}", dest=name, default=argparse.SUPPRESS, **how)
 
 
 def parser_of(setting: Setting) -> Callable[[str], Any]:

@@ -143,7 +143,8 @@ class SchedulingSettings:
             targets = [self.ttft_target, *(each.ttft_target for each in self.classes)]
             policy = "fcfs" if all(target is None for target in targets) else "deadline"
             object.__setattr__(self, "policy", policy)
-        for name, each in settings_of(type(self)).items():
+        kind: type = type(self)
+        for name, each in settings_of(kind).items():
             if each.choices and getattr(self, name) not in each.choices:
                 raise ValueError(f"{name} must be one of {', '.join(each.choices)}, not {getattr(self, name)!r}")
 

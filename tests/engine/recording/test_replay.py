@@ -110,7 +110,7 @@ def test_time_is_recorded_where_it_changes_an_order_and_nowhere_else(tmp_path, l
     configuration = config(
         policy="deadline",
         ttft_target=2.0,
-        ttft_per_token=0.05 * (seed % 2),
+        ttft_per_1k_tokens=50.0 * (seed % 2),
         late_share=0.3,
         classes=classes,
         prefix_caching=seed > 0,
@@ -131,7 +131,7 @@ def test_a_file_of_the_format_without_times_replays_as_it_did(tmp_path):
     header, *lines = gzip.decompress(Workload(seed=3, lookahead=True).run(1500)).decode().splitlines()
     header = json.loads(header)
     header["version"] = 2
-    for later in ("ttft_target", "ttft_per_token", "late_share"):
+    for later in ("ttft_target", "ttft_per_1k_tokens", "late_share"):
         del header["config"][later]
     path.write_text("\n".join([json.dumps(header), *(line for line in lines if '["cost"' not in line)]) + "\n")
     assert replay_file(path) is None

@@ -62,7 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         headroom=st.sampled_from([0.0, 0.1, 0.5]),
         ttft_target=st.sampled_from([None, 0.5, 4.0]),
-        ttft_per_token=st.sampled_from([0.0, 0.1]),
+        ttft_per_1k_tokens=st.sampled_from([0.0, 100.0]),
         lookahead=st.booleans(),
     )
     def start(
@@ -78,7 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching,
         headroom,
         ttft_target,
-        ttft_per_token,
+        ttft_per_1k_tokens,
         lookahead,
     ):
         self.classes = CLASSES[:num_classes]
@@ -94,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             priority_aging=2.0,
             ttft_target=ttft_target,
-            ttft_per_token=ttft_per_token,
+            ttft_per_1k_tokens=ttft_per_1k_tokens,
             late_share=0.25,
             classes=tuple(ServiceClass(name, weight=data.draw(st.sampled_from(WEIGHTS))) for name in self.classes),
             preemption=preemption,

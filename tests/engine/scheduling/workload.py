@@ -75,7 +75,7 @@ def random_fields(random: Random, deadlines: Random) -> dict[str, Any]:
         "policy": random.choice(sorted(POLICIES)),
         "priority_aging": random.choice((0.5, 5.0, 50.0)),
         "ttft_target": deadlines.choice((None, 1.0, 8.0)),
-        "ttft_per_token": deadlines.choice((0.0, 0.0, 0.02, 0.5)),
+        "ttft_per_1k_tokens": deadlines.choice((0.0, 0.0, 20.0, 500.0)),
         "late_share": deadlines.choice((0.1, 0.25, 1.0)),
         "classes": tuple(
             ServiceClass(
