@@ -20,14 +20,15 @@ _HALVINGS = 50
 _MOST_TOKENS = 2.0**24
 
 _TTFT_SHARE = 0.25
-"""Of the TTFT target of a mean prompt that one step may take: a request that just missed a step waits for its end."""
+"""Share of the TTFT target of a mean prompt that a step may take: a request that just missed a step waits for its
+end."""
 
 _THROUGHPUT = 0.98
-"""Without a target of time: the share of the prompt tokens a second that ever larger steps would come to."""
+"""Without a latency target: share of the prompt tokens a second of unlimited steps that the limits must reach."""
 
 _FULL_STEP, _ALL_SLOTS = 0.95, 0.98
-"""Of the TPOT target that a full step may take: with the decodes of an overload, and with all slots decoding. Durations
-vary, and at the target itself half of the requests would miss it."""
+"""Shares of the TPOT target that a full step may take: with the decodes of an overload, and with all slots decoding.
+Durations vary, and at the target itself half of the requests would miss it."""
 
 
 def best_limits(
@@ -139,7 +140,7 @@ def _largest(holds: Callable[[float], bool]) -> float:
 
 
 def _rounded(number: float) -> int:
-    """Down to a multiple of a power of 2 that is 1.5% to 3% of it."""
+    """Rounds down to a multiple of a power of 2 that is 1.5% to 3% of the number."""
     step = 1 << max(0, math.floor(math.log2(max(1.0, number) / 32)))
     # What is above a multiple by less than a computed number is wrong by is that multiple.
     return max(1, math.floor(number / step + 1e-6) * step)

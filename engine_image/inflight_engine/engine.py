@@ -210,38 +210,34 @@ class Engine:
         self._failures = 0
         collected = self._clock()
         self._reports.num_out_of_memory += output.out_of_memory
-        failed = self._fail_chunks(plan, output.uncomputed_slots) if output.uncomputed_slots else []
+        failed = self._fail_slots(plan, output.failed_slots) if output.failed_slots else []
         discarded = scheduler.discarded_slots(plan)
-        failed += [scheduler.request_in(slot) for slot in output.failed_slots if slot not in discarded]
-        ended = scheduler.update(plan, output.token_ids)
+        ended = failed + scheduler.update(plan, output.token_ids)
         done = self._clock()
         seconds = done - max(step.started, self._done)
         for observer in self._observers:
-            observer.stepped(plan, ended, seconds, ahead=ahead)
+            observer.stepped(plan, step.work, ended, seconds, ahead=ahead)
         computing = collected - max(step.planned, self._collected)
         self._measurements.observe(step.work, started=step.started, done=done, seconds=seconds, computing=computing)
         self._collected, self._done = collected, done
-        for request in failed:
-            self._end_failed(request, FinishReason.OUT_OF_MEMORY)
-        reports = [Finished(each.request_id, FinishReason.OUT_OF_MEMORY) for each in failed]
-        reports += [finished(each) for each in ended if each not in failed]
         return self._reports.of(
             plan,
             step.work,
             step.admitted,
             output,
-            discarded | set(output.failed_slots),
-            self._take_ended() + reports,
+            discarded,
+            self._take_ended() + [finished(each) for each in ended],
             step_seconds=seconds,
             schedule_seconds=(step.planned - step.started) + (done - collected),
         )
 
-    def _fail_chunks(self, plan: StepPlan, slots: Sequence[int]) -> list[Request]:
-        """There was no memory for these slots' chunks; returns the requests that end with it once the step is taken
-        in."""
-        failed = self._scheduler.fail_chunks(plan, slots)
+    def _fail_slots(self, plan: StepPlan, slots: Sequence[int]) -> list[Request]:
+        """End the requests that a step had no memory for; the others of the step go on."""
+        failed = self._scheduler.fail_slots(plan, slots)
         for observer in self._observers:
-            observer.chunks_failed(slots)
+            observer.slots_failed(slots)
+        for request in failed:
+            _log_failed(request, FinishReason.OUT_OF_MEMORY)
         return failed
 
     def _fail(self, step: _Launched, error: Exception, *, ahead: bool) -> StepReport:
@@ -261,12 +257,13 @@ class Engine:
         failed = self._scheduler.fail(plan)
         seconds = self._clock() - max(step.started, self._done)
         for observer in self._observers:
-            observer.failed(plan, seconds, ahead=ahead)
+            observer.failed(plan, step.work, seconds, ahead=ahead)
             if self._in_flight is not None:
-                observer.failed(self._in_flight.plan, 0.0)
+                observer.failed(self._in_flight.plan, self._in_flight.work, 0.0)
         self._in_flight = None
         for request in failed:
-            self._end_failed(request, reason)
+            _log_failed(request, reason)
+            self._cancel(request.request_id, reason)
         ended = self._take_ended() + [finished(each) for each in failed]
         return self._reports.failed(plan, step.admitted, ended)
 
@@ -280,11 +277,7 @@ class Engine:
             prompt_token_ids=np.frombuffer(message.prompt_token_ids, np.int32),
             sampling=message.sampling,
             arrival_time=message.arrival_time,
-            priority=message.priority,
-            service_class=message.service_class,
-            tenant=message.tenant,
-            cache_salt=message.cache_salt,
-            predicted_tokens=message.predicted_tokens,
+            scheduling=message.scheduling,
             external_id=message.external_id,
             output_token_ids=np.frombuffer(message.output_token_ids, np.int32),
         )
@@ -299,12 +292,11 @@ class Engine:
         if message.announce_start:
             self._to_announce.add(message.request_id)
 
-    def _end_failed(self, request: Request, reason: FinishReason) -> None:
-        """End a request that a step failed on."""
-        extra = logs.of_request(request.external_id)
-        log.error("request %d ends with %s: its part of a step failed", request.request_id, reason, extra=extra)
-        self._cancel(request.request_id, reason)
-
     def _cancel(self, request_id: int, reason: FinishReason) -> bool:
         self._to_announce.discard(request_id)
         return self._inputs.cancel(request_id, reason)
+
+
+def _log_failed(request: Request, reason: FinishReason) -> None:
+    extra = logs.of_request(request.external_id)
+    log.error("request %d ends with %s: its part of a step failed", request.request_id, reason, extra=extra)

@@ -12,10 +12,9 @@ import msgspec
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
-from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.limits import Limits
-from inflight_settings.scheduling import DEFAULT_CLASS
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
@@ -28,11 +27,7 @@ class AddRequest(msgspec.Struct, frozen=True, tag=True):
     prompt_token_ids: bytes
     sampling: SamplingParams
     arrival_time: float
-    priority: int = 0
-    service_class: str = DEFAULT_CLASS
-    tenant: str = ""
-    cache_salt: str = ""
-    predicted_tokens: int | None = None
+    scheduling: Scheduling = Scheduling()
     announce_start: bool = False
     external_id: str = ""
     output_token_ids: bytes = b""

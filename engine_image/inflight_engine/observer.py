@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inflight_cost.model import CostModel
+from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, Request
 from inflight_engine.scheduling.limits import Limits
@@ -36,20 +36,23 @@ class EngineObserver:
     def time_passed(self, step: int, now: float) -> None:
         """The scheduler was asked for a step, and `now` is its `last_change`."""
 
-    def stepped(self, plan: StepPlan, ended: list[Request], seconds: float, *, ahead: bool = False) -> None:
+    def stepped(
+        self, plan: StepPlan, work: StepWork, ended: list[Request], seconds: float, *, ahead: bool = False
+    ) -> None:
         """A step was planned, computed and taken in.
 
         Args:
+            work: what it computed.
             ended: what `Scheduler.update` returned.
             seconds: how long the whole step took.
             ahead: between the step's plan and its `update` the scheduler was asked for the next one.
         """
 
-    def chunks_failed(self, slots: Sequence[int]) -> None:
-        """Of the step that `stepped` tells next, the chunks of these slots were not computed: `Scheduler.fail_chunks`
-        was called. Their requests are `cancelled` after that."""
+    def slots_failed(self, slots: Sequence[int]) -> None:
+        """The step of the next call of `stepped` had no memory for these slots: `Scheduler.fail_slots` was called. The
+        requests that ended with it are among those of `stepped`."""
 
-    def failed(self, plan: StepPlan, seconds: float, *, ahead: bool = False) -> None:
+    def failed(self, plan: StepPlan, work: StepWork, seconds: float, *, ahead: bool = False) -> None:
         """A step was planned but gave no tokens: `Scheduler.fail` was called for it or for the step before, and
         `Scheduler.update` was not. `ahead` as in `stepped`."""
 

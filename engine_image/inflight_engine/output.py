@@ -50,9 +50,9 @@ class StepOutput(NamedTuple):
     Attributes:
         token_ids: int32, one for each of `plan.sampled_slots`.
         logprobs: for those slots that asked for them.
-        failed_slots: sampled slots for which there was no memory to compute what they alone asked for.
+        failed_slots: slots without a result, as there was no memory for their chunk or for the log-probabilities that
+            they asked for; their token, if they have one, means nothing.
         prompt_logprobs: of chunks whose requests asked for them.
-        uncomputed_slots: slots whose chunk there was no memory to compute; their token, if they have one, is 0.
         out_of_memory: whether some attempt to compute the step had no memory.
     """
 
@@ -60,5 +60,4 @@ class StepOutput(NamedTuple):
     logprobs: list[TokenLogprobs]
     failed_slots: tuple[int, ...] = ()
     prompt_logprobs: Sequence[PromptLogprobs] = ()
-    uncomputed_slots: tuple[int, ...] = ()
     out_of_memory: bool = False

@@ -84,6 +84,25 @@ class SamplingParams:
     prompt_logprobs: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """Scheduling parameters of a request, the same value from its body to the scheduler.
+
+    Attributes:
+        service_class: name of its service class.
+        priority: for the `priority` policy; a smaller number is served earlier.
+        tenant: owner of the request, for the `fair` policy; tenants never share cached prefixes.
+        cache_salt: only requests with equal salts (and tenants) share cached prefixes.
+        predicted_tokens: output tokens that it is expected to generate, for the `sjf` policy; None: `max_tokens`.
+    """
+
+    service_class: str = DEFAULT_CLASS
+    priority: int = 0
+    tenant: str = ""
+    cache_salt: str = ""
+    predicted_tokens: int | None = None
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """One request's whole state inside the engine process.
@@ -91,11 +110,6 @@ class Request:
     Attributes:
         prompt_token_ids: int32 [num_prompt_tokens].
         arrival_time: seconds on the system-wide monotonic clock.
-        priority: for the `priority` policy; a smaller number is served earlier.
-        service_class: name of its service class.
-        tenant: whose it is, for the `fair` policy; tenants never share cached prefixes.
-        cache_salt: only requests with equal salts (and tenants) share cached prefixes.
-        predicted_tokens: output tokens it is expected to generate, for the `sjf` policy; None: `max_tokens`.
         order: place in the order of arrival; the scheduler sets it when the request is added.
         latest_start: until when it must start to keep its TTFT target, on the clock of `arrival_time`; the scheduler
             sets it when the request is added. Infinite: it has no target, or the policy does not order by it.
@@ -110,11 +124,7 @@ class Request:
     prompt_token_ids: TokenIds
     sampling: SamplingParams
     arrival_time: float
-    priority: int = 0
-    service_class: str = DEFAULT_CLASS
-    tenant: str = ""
-    cache_salt: str = ""
-    predicted_tokens: int | None = None
+    scheduling: Scheduling = Scheduling()
     external_id: str = ""
 
     state: RequestState = RequestState.WAITING
@@ -144,4 +154,5 @@ class Request:
 
     @property
     def predicted_output_tokens(self) -> int:
-        return self.sampling.max_tokens if self.predicted_tokens is None else self.predicted_tokens
+        predicted = self.scheduling.predicted_tokens
+        return self.sampling.max_tokens if predicted is None else predicted

@@ -9,7 +9,7 @@ import numpy as np
 
 from inflight_cost.model import StepWork
 from inflight_engine.cache.swap import SwapRates
-from inflight_engine.request import Request, SamplingParams
+from inflight_engine.request import Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
@@ -120,9 +120,7 @@ class _Engine:
                 prompt_token_ids=prompt_token_ids(arrival, request_id),
                 sampling=SamplingParams(max_tokens=arrival.output_tokens),
                 arrival_time=arrival.arrival_s,
-                priority=arrival.priority,
-                service_class=arrival.service_class or DEFAULT_CLASS,
-                tenant=arrival.tenant,
+                scheduling=Scheduling(arrival.service_class or DEFAULT_CLASS, arrival.priority, arrival.tenant),
             )
             try:
                 self.scheduler.add(request)

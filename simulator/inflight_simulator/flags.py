@@ -32,7 +32,7 @@ SETTINGS = {
     **{name: each for name, each in _SCHEDULING.items() if name != "classes"},
     "policy": replace(
         _SCHEDULING["policy"],
-        help="order of waiting requests; sjf knows the output lengths (default: deadline with a TTFT target, else fcfs)",
+        help="order of waiting requests; sjf knows output lengths (default: deadline with --ttft-target, else fcfs)",
     ),
 }
 """Settings of the engine that are flags here too."""

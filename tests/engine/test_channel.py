@@ -20,7 +20,7 @@ from inflight_engine.messages import (
     StepStats,
 )
 from inflight_engine.output import TokenLogprobs
-from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.scheduling.limits import Limits
 
 TO_ENGINE = [
@@ -30,11 +30,7 @@ TO_ENGINE = [
         b"\2\0\0\0",
         SamplingParams(max_tokens=3, logit_bias=((7, -1.5), (8, 100.0)), logprobs=2),
         13.5,
-        priority=-3,
-        service_class="batch",
-        tenant="t",
-        cache_salt="s",
-        predicted_tokens=2,
+        scheduling=Scheduling(service_class="batch", priority=-3, tenant="t", cache_salt="s", predicted_tokens=2),
     ),
     CancelRequest(1, FinishReason.STOP),
     Configure(9, Limits(4, 64, 2)),

@@ -23,9 +23,8 @@ from inflight_engine.output import StepOutput, TokenLogprobs
 from inflight_engine.recording.lines import LimitsChanged, TimePassed, WeightsChanged
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
-from inflight_engine.recording.replay import replay
-from inflight_engine.recording.survey import Survey
-from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.recording.replay import Survey, replay
+from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -150,7 +149,7 @@ def outputs(reports):
 
 def add(request_id, prompt, max_tokens=4, stop=()):
     sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop)
-    return AddRequest(request_id, np.array(prompt, np.int32).tobytes(), sampling, 0.0, service_class="a")
+    return AddRequest(request_id, np.array(prompt, np.int32).tobytes(), sampling, 0.0, Scheduling("a"))
 
 
 def tokens(report):
@@ -279,7 +278,7 @@ class LittleMemory(AheadStandIn):
 
     def collect(self):
         slots = self.uncomputed[self.launched[0][0]]
-        return super().collect()._replace(uncomputed_slots=slots, out_of_memory=bool(slots))
+        return super().collect()._replace(failed_slots=slots, out_of_memory=bool(slots))
 
 
 @pytest.mark.parametrize("lookahead", [False, True])
@@ -425,10 +424,10 @@ def test_only_what_changes_is_recorded(tmp_path):
     engine.handle(Configure(4, CONFIG.capacity, {"b": 0.5}))
     engine.close()
     assert list(Recording(tmp_path / "record").events()) == [
-        LimitsChanged(2, 8, 1),
+        LimitsChanged(limits),
         WeightsChanged({"a": 3.0}),
         WeightsChanged({"b": 0.5}),
-        LimitsChanged(4, 32, CONFIG.capacity.revision),
+        LimitsChanged(CONFIG.capacity),
     ]
 
 
@@ -441,10 +440,10 @@ class Heard(EngineObserver):
     def added(self, request):
         self.log.append(("added", request.request_id))
 
-    def stepped(self, plan, ended, seconds, *, ahead=False):
+    def stepped(self, plan, work, ended, seconds, *, ahead=False):
         self.log.append(("stepped", plan.step, [each.request_id for each in ended], ahead))
 
-    def failed(self, plan, seconds, *, ahead=False):
+    def failed(self, plan, work, seconds, *, ahead=False):
         self.log.append(("failed", plan.step, ahead))
 
     def cancelled(self, request_id, reason):

@@ -16,12 +16,12 @@ from inflight_engine.messages import AddRequest, Configure
 from inflight_engine.models.source import resolve
 from inflight_engine.models.tokenizer import load_tokenizer
 from inflight_engine.recording.reader import Recording
-from inflight_engine.recording.replay import replay
-from inflight_engine.recording.survey import Survey
+from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.limits import Limits
 from inflight_settings.engine import EngineConfig
 from inflight_settings.scheduling import ServiceClass
+from tests.engine.scheduling_fields import gathered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -109,7 +109,7 @@ def run(engine, prompts, sampling, order=None, *, change_limits=None, **fields):
     for request_id, (prompt, params) in enumerate(zip(prompts, sampling, strict=True)):
         own = {name: values[request_id] for name, values in fields.items()}
         own.setdefault("arrival_time", float(request_id))
-        engine.handle(AddRequest(request_id, np.array(prompt, np.int32).tobytes(), params, **own))
+        engine.handle(AddRequest(request_id, np.array(prompt, np.int32).tobytes(), params, **gathered(own)))
     result = Run([[] for _ in prompts])
     owner = {}
     while engine.has_work:

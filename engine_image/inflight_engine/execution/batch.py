@@ -75,7 +75,7 @@ class PersistentBatch:
         # Stale or unset entries are read as padding and masked, so they only have to be valid block ids.
         self._block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int64)
         self._changed_cells: list[IntArray] = []
-        """Of the flattened block table, since the last packed step."""
+        """Indices into the flattened block table of what changed since the last step that was computed."""
         self._num_tokens = np.zeros(max_num_seqs, np.int64)
         self._known_tokens: dict[int, TokenIds] = {}
         self._scored_prompts: dict[int, tuple[int, int]] = {}
@@ -96,12 +96,11 @@ class PersistentBatch:
             self._changed_cells.append(growth.slots * self._block_table.shape[1] + growth.indices)
 
     def pack(self, plan: StepPlan) -> PackedStep:
-        """Lay the plan's tokens out in one sequence: the decodes, then the chunks. From here on the sequences are as
-        much longer as the plan samples."""
+        """Lay the plan's tokens out in one sequence: the decodes, then the chunks. The plan, or pieces of it, may be
+        packed several times until `advance`."""
         slots = plan.decode_slots
         decodes = self._decodes = self._next_decodes(plan) or self._new_decodes(slots)
         if not plan.prefills:
-            self._num_tokens[slots] += 1
             return PackedStep(
                 token_slots=slots,
                 token_ids=None,
@@ -138,8 +137,6 @@ class PersistentBatch:
         token_slots = np.full(first, len(self._num_tokens), np.intp)
         token_slots[:num_decodes] = slots
         sampled_slots = plan.sampled_slots
-        sampled_positions = self._num_tokens[sampled_slots]
-        self._num_tokens[sampled_slots] += 1
         return PackedStep(
             token_slots=token_slots,
             token_ids=np.concatenate(tokens).astype(np.int64, copy=False),
@@ -147,9 +144,14 @@ class PersistentBatch:
             attention=self._attention(decodes, np.concatenate(kv_slots), tuple(chunks)),
             sampled_rows=np.concatenate([np.arange(num_decodes), np.array(sampled_rows, np.int64)]),
             sampled_slots=sampled_slots,
-            sampled_positions=sampled_positions,
+            sampled_positions=self._num_tokens[sampled_slots],
             prompts=self._prompts(prompt_rows, spans) if spans else None,
         )
+
+    def advance(self, plan: StepPlan) -> None:
+        """The plan is computed: each sequence that it samples is one token longer."""
+        self._num_tokens[plan.sampled_slots] += 1
+        self._changed_cells.clear()
 
     def _scored_span(self, chunk: PrefillChunk) -> PromptSpan | None:
         """The prompt tokens that follow a chunk's, where they are asked for; behind a preempted request's prompt comes
@@ -166,7 +168,7 @@ class PersistentBatch:
         return PromptRows(np.concatenate(rows), np.concatenate(token_ids).astype(np.int64), tuple(spans))
 
     def _attention(self, decodes: _Decodes, kv_slots: IntArray, chunks: tuple[ChunkSpan, ...]) -> AttentionBatch:
-        changed, self._changed_cells = self._changed_cells, []
+        changed = self._changed_cells
         return AttentionBatch(
             kv_slots=kv_slots,
             decode_slots=decodes.slots,

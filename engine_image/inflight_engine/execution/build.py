@@ -15,7 +15,7 @@ from inflight_engine.execution.attention.base import AttentionBackend, Attention
 from inflight_engine.execution.batch import PersistentBatch
 from inflight_engine.execution.device import choose_device, choose_dtype
 from inflight_engine.execution.forward import Forward
-from inflight_engine.execution.graphs import Capture, CudaCapture, StepGraphs
+from inflight_engine.execution.graphs import CudaCapture, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.kv_calibration import calibrate
 from inflight_engine.execution.load import ModelConfig, is_in_kernels, load_config, load_model
@@ -25,8 +25,8 @@ from inflight_engine.execution.memory.resources import choose_num_threads, read_
 from inflight_engine.execution.memory.staging import Staging, step_bytes
 from inflight_engine.execution.memory_profile import measure
 from inflight_engine.execution.pieces import Pieces
-from inflight_engine.execution.runner import Runner, StepParts
-from inflight_engine.execution.sampling.sampler import make_sampler
+from inflight_engine.execution.runner import Runner
+from inflight_engine.execution.sampling.sampler import Sampler, make_sampler
 from inflight_engine.execution.step_shapes import graph_shapes
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.models.kv_scales import load_kv_scales
@@ -60,8 +60,10 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE) -> Runner:
     spec = size_cache(config, spec, model, backend, graph_shapes, parallel)
     attention = backend(spec)
     host_cache = make_host_cache(config, spec, attention, parallel)
-    capture = CudaCapture() if graph_shapes else None
-    parts = make_parts(model, attention, spec, host_cache, graph_shapes, capture, parallel)
+    feed = TokenFeed(spec.max_num_seqs, spec.device, parallel)
+    sampler = make_sampler(spec.max_num_seqs, spec.shape.vocab_size, spec.device)
+    forward = make_forward(model, attention, feed, spec, graph_shapes)
+    graphs = capture_graphs(model, forward, feed, sampler, spec, graph_shapes, parallel) if graph_shapes else None
     info = RunnerInfo(
         num_blocks=spec.num_blocks,
         block_size=spec.block_size,
@@ -75,7 +77,19 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE) -> Runner:
         copy_tokens_per_second=host_cache.measure_copy_rate(spec.num_blocks) if host_cache.num_blocks else None,
         load_seconds=time.monotonic() - started,
     )
-    return Runner(parts, info, lookahead=looks_ahead(config, target.device))
+    return Runner(
+        info,
+        model,
+        forward,
+        feed,
+        sampler,
+        PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size),
+        host_cache,
+        graphs=graphs,
+        # If only some ranks cut a step into pieces, the ranks would deadlock.
+        pieces=Pieces(torch.cuda.empty_cache) if parallel.size == 1 else None,
+        lookahead=looks_ahead(config, target.device),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,36 +212,28 @@ def make_host_cache(
     return HostCache(num_blocks, spec.block_size, block_bytes, spec.device, attention)
 
 
-def make_parts(
-    model: Model,
-    attention: AttentionBackend,
-    spec: AttentionSpec,
-    host_cache: HostCache,
-    graph_shapes: Sequence[StepShape],
-    capture: Capture | None,
-    parallel: Parallel,
-) -> StepParts:
-    """Allocate what steps need besides the KV cache, and capture the graphs.
+def make_forward(
+    model: Model, attention: AttentionBackend, feed: TokenFeed, spec: AttentionSpec, graph_shapes: Sequence[StepShape]
+) -> Forward:
+    """The forward pass, with buffers for the inputs of the largest step."""
+    copies = spec.device.type != "cpu" or len(graph_shapes) > 0
+    staging = Staging(step_bytes(spec.max_num_seqs, spec.max_num_batched_tokens), spec.device, copies=copies)
+    return Forward(model, attention, feed, staging)
 
-    Args:
-        capture: None: no graphs. Where it fails for this model, there are none either, and the log says why.
-    """
-    device = spec.device
-    feed = TokenFeed(spec.max_num_seqs, device, parallel)
-    sampler = make_sampler(spec.max_num_seqs, spec.shape.vocab_size, device)
-    copies = device.type != "cpu" or capture is not None
-    staging = Staging(step_bytes(spec.max_num_seqs, spec.max_num_batched_tokens), device, copies=copies)
-    forward = Forward(model, attention, feed, staging)
-    graphs = None
-    if capture is not None:
-        graphs = StepGraphs(model, forward, feed, sampler, graph_shapes, spec.shape.vocab_size, device)
-        # If only some ranks padded their steps, the ranks would deadlock.
-        if not parallel.minimum(int(graphs.try_capture(capture))):
-            graphs = None
-    batch = PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size)
-    # If only some ranks cut a step into pieces, the ranks would deadlock, too.
-    pieces = Pieces(torch.cuda.empty_cache) if parallel.size == 1 else None
-    return StepParts(model, forward, batch, feed, sampler, host_cache, graphs, pieces, device.type == "cuda")
+
+def capture_graphs(
+    model: Model,
+    forward: Forward,
+    feed: TokenFeed,
+    sampler: Sampler,
+    spec: AttentionSpec,
+    graph_shapes: Sequence[StepShape],
+    parallel: Parallel,
+) -> StepGraphs | None:
+    """Capture steps of these shapes; None: it fails for this model, and the log says why."""
+    graphs = StepGraphs(model, forward, feed, sampler, graph_shapes, spec.shape.vocab_size, spec.device)
+    # If only some ranks padded their steps, the ranks would deadlock.
+    return graphs if parallel.minimum(int(graphs.try_capture(CudaCapture()))) else None
 
 
 def looks_ahead(config: EngineConfig, device: torch.device) -> bool:

@@ -37,7 +37,7 @@ class Deadlines:
         All of it as it is when the request arrives: the cost model, what the prefix cache has of the prompt, the budget
         and the running requests. A request is in time for no longer than its target, so little of it changes.
         """
-        target = self._targets.get(request.service_class)
+        target = self._targets.get(request.scheduling.service_class)
         if target is None:
             return inf
         target += self._per_token * request.num_prompt_tokens

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
+from collections.abc import Set
 
 from inflight_engine.request import TokenIds
 from inflight_engine.scheduling.plan import PrefillChunk, StepPlan
 from inflight_engine.scheduling.running import Running
-from inflight_engine.scheduling.spoiled_blocks import SpoiledBlocks
 
 _NO_SLOTS: Set[int] = frozenset()
 
@@ -32,11 +31,11 @@ class PlansInFlight:
         """Slots that reach their length with `counted`."""
         self._discarded: dict[int, set[int]] = {}
         """By the step of a plan: slots whose request finished since it was made."""
-        self._registered: dict[int, dict[int, list[int]]] = {}
-        """By the step of a plan, and by slot: blocks that can be found since it was made."""
+        self._registered: dict[int, list[int]] = {}
+        """By the step of a plan: blocks that can be found since it was made."""
 
-    def add(self, plan: StepPlan, registered: dict[int, list[int]]) -> None:
-        """A plan was made; `registered`: by slot, the blocks that it makes findable."""
+    def add(self, plan: StepPlan, registered: list[int]) -> None:
+        """A plan was made; `registered`: the blocks that it makes findable."""
         self.newest = plan
         if registered:
             self._registered[plan.step] = registered
@@ -90,34 +89,26 @@ class PlansInFlight:
         if plan.step != plans[0].step:
             raise AssertionError(f"step {plan.step} cannot fail before step {plans[0].step} is taken in")
         dropped = [(each, self.discarded(each)) for each in plans]
-        for registered in self._registered.values():
-            self._running.pool.unregister([block for blocks in registered.values() for block in blocks])
+        self._forget_blocks()
         self.newest = self.counted = None
         self._discarded.clear()
-        self._registered.clear()
         return dropped
 
-    def fail_chunks(self, plan: StepPlan, slots: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Chunks of the older plan are not computed. The blocks that they, and requests that found these blocks,
-        were to fill are forgotten, and so are their tokens.
+    def misled(self) -> list[int]:
+        """A chunk of a plan in flight was not computed: forget the content of all blocks that the plans were to
+        compute.
 
         Returns:
-            The slots of the chunks, and those of requests that found such blocks, without those whose request has
-            finished.
+            The slots that started with such blocks: what these plans compute for them may be wrong.
         """
-        plans = self._plans()
-        if not plans or plan.step != plans[0].step:
-            raise AssertionError(f"step {plan.step} is not the older one in flight")
-        failed = [slot for slot in slots if slot not in self.discarded(plan)]
-        misled: list[int] = []
-        spoiled = SpoiledBlocks(self._running.pool.block_size)
-        for each in plans:
-            found = spoiled.follow(each, self._registered.get(each.step, {}), slots if each is plan else ())
-            misled += [slot for slot in found if slot not in self.discarded(each)]
-        self._running.pool.unregister(sorted(spoiled.blocks))
-        for slot in failed + misled:
-            self.discard(slot)
-        return failed, misled
+        lost, block_size = self._forget_blocks(), self._running.pool.block_size
+        return [
+            start.slot
+            for plan in self._plans()
+            for start in plan.starts
+            if start.slot not in self.discarded(plan)
+            and not lost.isdisjoint(start.block_ids[: start.num_cached_tokens // block_size].tolist())
+        ]
 
     def discard(self, slot: int) -> None:
         """A slot's request finishes: the tokens that plans in flight sample for it are discarded."""
@@ -128,6 +119,13 @@ class PlansInFlight:
     def discarded(self, plan: StepPlan) -> Set[int]:
         """Slots whose requests finished since the plan was made."""
         return self._discarded.get(plan.step, _NO_SLOTS)
+
+    def _forget_blocks(self) -> set[int]:
+        """Unregister the blocks that plans in flight made findable; returns them."""
+        blocks = {block for registered in self._registered.values() for block in registered}
+        self._running.pool.unregister(sorted(blocks))
+        self._registered.clear()
+        return blocks
 
     def _plans(self) -> list[StepPlan]:
         """Older first."""

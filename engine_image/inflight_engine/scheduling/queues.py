@@ -79,7 +79,7 @@ class WaitingQueues:
         Raises:
             ValueError: its class does not exist.
         """
-        name = request.service_class
+        name = request.scheduling.service_class
         queue = self._queues.get(name)
         if queue is None:
             raise ValueError(f"class must be one of {', '.join(self._queues)}, not {name!r}")
@@ -91,7 +91,7 @@ class WaitingQueues:
     def standing(self, request: Request) -> tuple[float, int]:
         """A running request's rank when KV blocks run out, smaller is higher: the weight of its class, then its
         priority where the policy orders by it."""
-        return -self._weights[request.service_class], request.priority if self._by_priority else 0
+        return -self._weights[request.scheduling.service_class], request.scheduling.priority if self._by_priority else 0
 
     def pass_time(self, now: float) -> bool:
         """It is `now`, which never goes back; before `head` and `pop`. True: it makes a difference."""
@@ -121,7 +121,7 @@ class WaitingQueues:
         if queue is None:
             raise IndexError("no request waits")
         request = queue.pop_behind(clock) if behind else queue.pop(clock)
-        self._left(request.service_class, queue)
+        self._left(request.scheduling.service_class, queue)
         return request
 
     def behind(self, clock: int) -> Request | None:
@@ -135,9 +135,9 @@ class WaitingQueues:
         Raises:
             KeyError: it does not wait.
         """
-        queue = self._queues[request.service_class]
+        queue = self._queues[request.scheduling.service_class]
         queue.remove(request)
-        self._left(request.service_class, queue)
+        self._left(request.scheduling.service_class, queue)
 
     @property
     def head_stays(self) -> bool:
@@ -148,20 +148,20 @@ class WaitingQueues:
         """A request got a slot, right after it was popped, and its prefill computes this many tokens."""
         num_counted = 0 if request.num_preemptions or len(request.output_token_ids) else num_tokens
         if self._counters is not None:
-            self._counters.admitted(request.service_class, num_counted, clock)
-        self._queues[request.service_class].policy.admitted(request, num_counted, clock)
+            self._counters.admitted(request.scheduling.service_class, num_counted, clock)
+        self._queues[request.scheduling.service_class].policy.admitted(request, num_counted, clock)
 
     def decode_started(self, request: Request, clock: int) -> None:
         """From now on it generates a token for each count of the clock."""
         if self._counters is not None:
-            self._counters.decode_started(request.service_class, clock)
-        self._queues[request.service_class].policy.decode_started(request, clock)
+            self._counters.decode_started(request.scheduling.service_class, clock)
+        self._queues[request.scheduling.service_class].policy.decode_started(request, clock)
 
     def decode_ended(self, request: Request, clock: int) -> None:
         """It no longer does: it ended, lost its slot or pauses. Only after a `decode_started`."""
         if self._counters is not None:
-            self._counters.decode_ended(request.service_class, clock)
-        self._queues[request.service_class].policy.decode_ended(request, clock)
+            self._counters.decode_ended(request.scheduling.service_class, clock)
+        self._queues[request.scheduling.service_class].policy.decode_ended(request, clock)
 
     def _next_queue(self, clock: int) -> ClassQueue | None:
         if self._counters is None:

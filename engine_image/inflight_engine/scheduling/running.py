@@ -33,7 +33,7 @@ class Running:
     found once their request leaves.
 
     Attributes:
-        registered: by slot, the blocks of chunks that can be found since the dictionary was last taken.
+        registered: the blocks of chunks that can be found since the list was last taken.
         releases: slots that were left since the list was last taken.
         num_uncomputed_tokens: of the slots in prefill.
         tenants: how many requests each of them has.
@@ -47,7 +47,7 @@ class Running:
         self.decodes = DecodeGroup(self.table, config.block_size, None if contents else NoTokens(longest))
         self.stops = StopTokens()
         self.phases = Phases(self.table.num_slots)
-        self.registered: dict[int, list[int]] = {}
+        self.registered: list[int] = []
         self.releases: list[int] = []
         self.num_uncomputed_tokens = 0
         self.tenants: Counter[str] = Counter()
@@ -66,7 +66,7 @@ class Running:
         request.slot = slot
         self.phases.start(slot)
         self.num_uncomputed_tokens += request.num_tokens - num_computed
-        self.tenants[request.tenant] += 1
+        self.tenants[request.scheduling.tenant] += 1
         self.stops.add(request.sampling.stop_token_ids)
 
     @property
@@ -84,7 +84,7 @@ class Running:
         slots: dict[str, list[int]] = {}
         for slot, request in enumerate(self.table.requests):
             if request is not None:
-                slots.setdefault(request.tenant, []).append(slot)
+                slots.setdefault(request.scheduling.tenant, []).append(slot)
         return {tenant: self._num_held(of_tenant) for tenant, of_tenant in slots.items()}
 
     def blocks_of(self, tenant: str, service_class: str | None = None) -> int:
@@ -93,7 +93,9 @@ class Running:
             [
                 slot
                 for slot, request in enumerate(self.table.requests)
-                if request is not None and request.tenant == tenant and service_class in (None, request.service_class)
+                if request is not None
+                and request.scheduling.tenant == tenant
+                and service_class in (None, request.scheduling.service_class)
             ]
         )
 
@@ -111,9 +113,7 @@ class Running:
         request = self.table.request(slot)
         remaining = request.num_tokens - start
         length = min(remaining, budget)
-        registered = self._register(request, slot, start + length)
-        if registered:
-            self.registered[slot] = registered
+        self.registered += self._register(request, slot, start + length)
         return PrefillChunk(slot, start, length, samples=length == remaining)
 
     def count_chunk(self, chunk: PrefillChunk) -> bool:
@@ -181,9 +181,9 @@ class Running:
             # Of the tokens that are known; a step in flight may be computing the last one.
             computed = request.num_tokens - 1
             self._register(request, slot, computed)
-        self.tenants[request.tenant] -= 1
-        if not self.tenants[request.tenant]:
-            del self.tenants[request.tenant]
+        self.tenants[request.scheduling.tenant] -= 1
+        if not self.tenants[request.scheduling.tenant]:
+            del self.tenants[request.scheduling.tenant]
         blocks = self.table.table(slot).copy()
         self.pool.free(blocks)
         self.table.release(slot)
@@ -236,7 +236,7 @@ def hash_blocks(request: Request, num_tokens: int, block_size: int) -> None:
 
 def _root(request: Request) -> bytes:
     if request.sampling.prompt_logprobs is None:
-        return root_hash(request.tenant, request.cache_salt)
+        return root_hash(request.scheduling.tenant, request.scheduling.cache_salt)
     # What others have computed would leave out prompt tokens whose log-probabilities are asked for. Of what the request
     # itself had computed before a preemption they are reported, so it may go on from there.
     return private_root_hash(request.order)

@@ -361,30 +361,34 @@ class Scheduler:
         if not dropped:
             return []
         lost, *later = [self._requests_in(each, discarded) for each, discarded in dropped]
-        self._changed = True
-        for request in [each for requests in later for each in requests if each not in lost]:
-            self._running.leave(request)
-            self._put_back(request, RequestState.PREEMPTED)
+        self._recompute([each for requests in later for each in requests if each not in lost])
         return lost
 
-    def fail_chunks(self, plan: StepPlan, slots: Sequence[int]) -> list[Request]:
-        """Chunks of a plan in flight, the older one of two, are not computed, and their slots get no tokens of it. All
-        else in it is. To be called before its `update`.
+    def fail_slots(self, plan: StepPlan, slots: Sequence[int]) -> list[Request]:
+        """There was no memory for these slots of a plan in flight, the older one of two: their requests end with
+        `OUT_OF_MEMORY`. Call it before the plan's `update`, where the plan was computed but for these slots.
 
-        Requests that found blocks which these chunks were to fill have computed nothing of use: they are queued to be
-        computed from the start.
+        Where a chunk is among them, requests that found blocks which plans in flight were to fill may have read
+        nothing of use: they are queued to be computed from the start.
 
         Returns:
-            The requests of the chunks, without those that have ended. The caller has to end them after `update` and
-            before anything else.
+            The requests that ended with it.
         """
-        failed, misled = self._in_flight.fail_chunks(plan, slots)
+        discarded, table = self.discarded_slots(plan), self._running.table
+        failed = [table.request(slot) for slot in slots if slot not in discarded]
+        for request in failed:
+            self._finish(request, FinishReason.OUT_OF_MEMORY)
+        if any(chunk.slot in slots for chunk in plan.prefills):
+            self._recompute([table.request(slot) for slot in self._in_flight.misled()])
+        return failed
+
+    def _recompute(self, requests: Sequence[Request]) -> None:
+        """Take slot and blocks away from requests that plans in flight compute in vain."""
         self._changed = True
-        for slot in misled:
-            request = self._running.table.request(slot)
+        for request in requests:
+            self._in_flight.discard(request.slot)
             self._running.leave(request)
             self._put_back(request, RequestState.PREEMPTED)
-        return [self._running.table.request(slot) for slot in failed]
 
     def _requests_in(self, plan: StepPlan, discarded: Set[int]) -> list[Request]:
         slots = [*plan.decode_slots.tolist(), *(chunk.slot for chunk in plan.prefills)]
@@ -444,7 +448,7 @@ class Scheduler:
         self._num_steps += 1
         self._preemptions.clear()
         running.releases.clear()
-        running.registered = {}
+        running.registered = []
         return plan
 
     def _runs_out(self) -> bool:
@@ -477,7 +481,8 @@ class Scheduler:
         if queues.ranks_running or len(running.tenants) > 1:
             held = running.blocks_by_tenant()
             requests = [table.request(slot) for slot in candidates.tolist()]
-            candidates = candidates[lowest([(*queues.standing(each), held[each.tenant]) for each in requests])]
+            standings = [(*queues.standing(each), held[each.scheduling.tenant]) for each in requests]
+            candidates = candidates[lowest(standings)]
         index = self._choose_victim(
             table.order[candidates], running.decodes.num_tokens(candidates), table.num_preemptions[candidates]
         )
@@ -530,10 +535,10 @@ class Scheduler:
         running = self._running
         request = self._behind = self._queues.behind(running.decodes.clock)
         self._pass_at = NEVER
-        if request is None or request.tenant == head.tenant:
+        if request is None or request.scheduling.tenant == head.scheduling.tenant:
             return None
-        most = running.blocks_of(head.tenant, head.service_class)
-        excess = running.blocks_of(request.tenant) + running.pool.blocks_for(request.num_tokens) - most
+        most = running.blocks_of(head.scheduling.tenant, head.scheduling.service_class)
+        excess = running.blocks_of(request.scheduling.tenant) + running.pool.blocks_for(request.num_tokens) - most
         if excess > 0:
             # Until something changes decodes take blocks and give none back: each makes up for one at most.
             self._pass_at = max(NEVER, running.pool.num_free - excess)

@@ -27,13 +27,13 @@ MAX_COUNT = 2.0**40
 """Largest gauge: no engine has more tokens or requests."""
 
 MAX_SERIES = 64
-"""Most series of one name that are summed: engines of one vLLM server."""
+"""Most series of one name that are summed: a vLLM server has one for each of its engines."""
 
 READER = PageReader(_NAMES, largest=MAX_COUNT, strict=False)
 
 
 def read_page(body: bytes, at: float) -> EngineSample:
-    """The sample on a page. `at`: when its scrape began.
+    """Returns the sample on a page. `at`: when its scrape began, in seconds.
 
     Values of several series of one name (engines of one vLLM server) are summed; shares and limits take the largest.
 

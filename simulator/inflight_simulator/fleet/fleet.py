@@ -8,13 +8,13 @@ from typing import Any
 
 from inflight_cost.capacity import StepLimits
 from inflight_simulator.fleet.config import FleetConfig
-from inflight_simulator.fleet.course import Course
 from inflight_simulator.fleet.gateway import Gateway
 from inflight_simulator.fleet.meter import Meter
 from inflight_simulator.fleet.noise import Noise
 from inflight_simulator.fleet.outcome import ReplicaCount
 from inflight_simulator.fleet.pods import Pod, first_to_go
 from inflight_simulator.fleet.replica import NEVER, Replica, scheduler_config
+from inflight_simulator.fleet.request_states import RequestStates
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.routing import Router
 
@@ -38,7 +38,7 @@ class Fleet:
 
     def __init__(self, config: FleetConfig, requests: Requests, begin: float, *, metered: bool) -> None:
         self.config = config
-        self.course = Course(requests)
+        self.states = RequestStates(requests)
         self.pods: list[Pod] = []
         self.live: list[Pod] = []
         self.ordered = config.initial_replicas
@@ -47,7 +47,7 @@ class Fleet:
         longest = int((requests.prompt_tokens + requests.output_tokens).max())
         self._scheduling = scheduler_config(config, longest, prefix_caching=bool(requests.hash_ids))
         self._router = Router(config.routing)
-        self.gateway = Gateway(config, self.course) if config.routing == "gateway" else None
+        self.gateway = Gateway(config, self.states) if config.routing == "gateway" else None
         self._metered = metered
         self._events: list[tuple[float, bool, int]] = []
         """Next event of each replica: when, whether a step starts, which. Some are out of date."""
@@ -72,7 +72,7 @@ class Fleet:
 
     def _send_to(self, number: int, request_id: int, now: float) -> None:
         replica = self.pods[number].replica
-        self.course.pod[request_id] = number
+        self.states.pod[request_id] = number
         before = replica.event
         replica.arrive(request_id, now)
         if replica.event != before:
@@ -138,7 +138,7 @@ class Fleet:
         config = self.config
         meter = Meter() if self._metered else None
         noise = Noise(config.replica.noise, (config.seed, number))
-        replica = Replica(config, self._scheduling, self.course, noise, meter)
+        replica = Replica(config, self._scheduling, self.states, noise, meter)
         pod = Pod(number, replica, now, starts_s, meter)
         self.pods.append(pod)
         self.live.append(pod)

@@ -17,9 +17,9 @@ from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
 from inflight_simulator.arrivals import OUTPUT_TOKEN
 from inflight_simulator.fleet.config import FleetConfig
-from inflight_simulator.fleet.course import Course
 from inflight_simulator.fleet.meter import Meter
 from inflight_simulator.fleet.noise import Noise
+from inflight_simulator.fleet.request_states import RequestStates
 from inflight_simulator.fleet.requests import Floats
 from inflight_simulator.passes import prefill_work
 
@@ -70,7 +70,7 @@ class Replica:
     """
 
     def __init__(
-        self, config: FleetConfig, scheduling: SchedulerConfig, course: Course, noise: Noise, meter: Meter | None
+        self, config: FleetConfig, scheduling: SchedulerConfig, states: RequestStates, noise: Noise, meter: Meter | None
     ) -> None:
         self.outstanding = 0
         self.event = NEVER
@@ -80,7 +80,7 @@ class Replica:
         self.scheduler = Scheduler(scheduling, contents=scheduling.prefix_caching)
         self.scheduler.limits = Limits(*config.limits)
         self.scheduler.prefill_cost = config.replica.cost
-        self._course = course
+        self._states = states
         self._cost = config.replica.cost
         self._noise = noise
         self._meter = meter
@@ -125,7 +125,7 @@ class Replica:
         """A request arrives at `now`; all earlier events were processed."""
         self.outstanding += 1
         self._arrived.append(request_id)
-        tokens = self._course.prompt_tokens[request_id]
+        tokens = self._states.prompt_tokens[request_id]
         self._arrived_tokens += tokens
         if self._meter is not None:
             self._meter.arrived(tokens)
@@ -222,7 +222,7 @@ class Replica:
 
     def _end_plan(self, plan: StepPlan, now: float) -> None:
         self._plan = None
-        first_s, sampled = self._course.first_s, len(plan.decode_slots)
+        first_s, sampled = self._states.first_s, len(plan.decode_slots)
         meter = self._meter
         if meter is not None:
             meter.step(now - self._begun, sampled, plan.num_tokens)
@@ -238,33 +238,33 @@ class Replica:
             if first_s[request_id] != first_s[request_id]:
                 first_s[request_id] = now
                 if meter is not None:
-                    meter.first_token(now - self._course.arrival_s[request_id])
+                    meter.first_token(now - self._states.arrival_s[request_id])
         for request in self.scheduler.update(plan, self._tokens[:sampled]):
             self._finish(request.request_id, now)
 
     def _finish(self, request_id: int, now: float) -> None:
         self.outstanding -= 1
-        self._course.end_s[request_id] = now
-        self._course.ended.append(request_id)
+        self._states.end_s[request_id] = now
+        self._states.ended.append(request_id)
         if self._meter is not None:
-            tokens = self._course.output_tokens[request_id]
-            self._meter.finished(request_id, tokens, now - self._course.first_s[request_id])
+            tokens = self._states.output_tokens[request_id]
+            self._meter.finished(request_id, tokens, now - self._states.first_s[request_id])
 
     def _hand_over(self) -> None:
         """Submit arrived requests to the scheduler."""
-        course = self._course
+        states = self._states
         for request_id in self._arrived:
             request = Request(
                 request_id,
-                course.prompt_token_ids(request_id),
-                _sampling(course.output_tokens[request_id]),
-                course.sent_s[request_id],
+                states.prompt_token_ids(request_id),
+                _sampling(states.output_tokens[request_id]),
+                states.sent_s[request_id],
             )
             try:
                 self.scheduler.add(request)
             except CannotFitError:
                 self.outstanding -= 1
                 self.refused.append(request_id)
-                course.ended.append(request_id)
+                states.ended.append(request_id)
         self._arrived.clear()
         self._arrived_tokens = 0

@@ -11,10 +11,11 @@ import numpy as np
 from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.recording.recorder import Recorder
-from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
+from inflight_engine.step_work import work_of
 from inflight_settings.scheduling import ServiceClass
 
 CLASSES = (ServiceClass("chat", 3.0, priority=0), ServiceClass("batch", 1.0, priority=2))
@@ -109,11 +110,13 @@ class Workload:
                 prompt_logprobs=1 if self.scoring.random() < 0.1 else None,
             ),
             arrival_time=self.now,
-            priority=pick.randrange(4),
-            service_class=pick.choice(self.config.classes).name,
-            tenant=pick.choice(["", "", "red", "blue"]),
-            cache_salt=pick.choice(["", "", "", "pepper"]),
-            predicted_tokens=pick.choice([None, 5, 20]),
+            scheduling=Scheduling(
+                priority=pick.randrange(4),
+                service_class=pick.choice(self.config.classes).name,
+                tenant=pick.choice(["", "", "red", "blue"]),
+                cache_salt=pick.choice(["", "", "", "pepper"]),
+                predicted_tokens=pick.choice([None, 5, 20]),
+            ),
         )
         self.next_id += 1
         generated = [VOCAB - 1] * self.continuing.choice((0, 0, 0, 0, 1, 9))
@@ -152,11 +155,11 @@ class Workload:
         assert oldest is not None
         self.under_way = self.launch() if self.lookahead else None
         ahead = self.lookahead
-        plan, owners, work, seconds = oldest
+        plan, owners, work, expected, seconds = oldest
         if fails:
-            self.fail(plan, seconds, ahead)
+            self.fail(plan, work, seconds, ahead)
             return
-        self.work.append(work)
+        self.work.append(expected)
         sampled = self.random.choices(range(VOCAB), k=len(owners))
         left = self.scheduler.discarded_slots(plan)
         for slot, request_id, token in zip(plan.sampled_slots.tolist(), owners, sampled, strict=True):
@@ -165,7 +168,7 @@ class Workload:
             else:
                 self.tokens[request_id].append(token)
         ended = self.scheduler.update(plan, np.array(sampled, np.int32))
-        self.recorder.stepped(plan, ended, seconds, ahead=ahead)
+        self.recorder.stepped(plan, work, ended, seconds, ahead=ahead)
         for request in ended:
             self.stopped += request.finish_reason is FinishReason.STOP
             self.forget(request.request_id)
@@ -186,13 +189,14 @@ class Workload:
             self.swapped_in += bool(start.host_block_ids)
         self.num_steps += 1
         owners = [self.request_in[slot] for slot in plan.sampled_slots.tolist()]
-        return plan, owners, None if self.lookahead else self.work_of(plan, seconds), seconds
+        work = work_of(plan, self.scheduler.num_attended_tokens, self.config.block_size)
+        return plan, owners, work, None if self.lookahead else self.work_of(plan, seconds), seconds
 
-    def fail(self, plan, seconds, ahead):
+    def fail(self, plan, work, seconds, ahead):
         lost = self.scheduler.fail(plan)
-        self.recorder.failed(plan, seconds, ahead=ahead)
+        self.recorder.failed(plan, work, seconds, ahead=ahead)
         if self.under_way is not None:
-            self.recorder.failed(self.under_way[0], 0.0)
+            self.recorder.failed(self.under_way[0], self.under_way[2], 0.0)
             self.under_way = None
         for request in lost:
             self.scheduler.cancel(request.request_id, FinishReason.ERROR)

@@ -26,7 +26,8 @@ class CacheRules:
         self._content: dict[int, int] = {}
         self._evictable: dict[int, None] = {}
         self._offered: dict[int, int] = {}
-        self._planned: dict[int, list[int]] = {}
+        self._planned: dict[int, list[tuple[int, int]]] = {}
+        """By step, content and block of what it makes findable."""
 
     def findable(self, stamps: list[int], num_tokens: int) -> int:
         """Tokens of a hit for a request of `num_tokens`; the last one is always computed."""
@@ -67,27 +68,21 @@ class CacheRules:
         """What the step was planned to compute is there."""
         self._planned.pop(step, None)
 
-    def dropped(self, step: int) -> None:
-        """What the step was planned to compute is not there, nor will it be."""
-        for stamp in self._planned.pop(step, ()):
+    def dropped(self, step: int) -> set[int]:
+        """What the step was planned to compute is not there, nor will it be. Returns its blocks."""
+        planned = self._planned.pop(step, [])
+        for stamp, _ in planned:
             block = self._holder.pop(stamp, None)
             if block is not None:
                 del self._content[block]
                 if block in self._evictable:
                     del self._evictable[block]
                     self._num_empty += 1
+        return {block for _, block in planned}
 
-    def forget(self, blocks: set[int]) -> None:
-        """They do not hold what they are found by."""
-        for block in blocks & self._content.keys():
-            del self._holder[self._content.pop(block)]
-            if block in self._evictable:
-                del self._evictable[block]
-                self._num_empty += 1
-
-    def _offer(self, sequence: ModelSequence, num_tokens: int) -> list[int]:
+    def _offer(self, sequence: ModelSequence, num_tokens: int) -> list[tuple[int, int]]:
         """Its full blocks of so many tokens can be found from now on. Of equal ones only the first, even if it goes
-        earlier. Returns the stamps of those that could not be found before."""
+        earlier. Returns stamp and block of those that could not be found before."""
         if not self.enabled:
             return []
         size, full, added = self.block_size, num_tokens // self.block_size, []
@@ -96,7 +91,7 @@ class CacheRules:
             if stamp not in self._holder and block not in self._content:
                 self._holder[stamp] = block
                 self._content[block] = stamp
-                added.append(stamp)
+                added.append((stamp, block))
         self._offered[sequence.request_id] = max(full, self._offered.get(sequence.request_id, 0))
         return added
 

@@ -17,18 +17,19 @@ from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
 from tests.engine.scheduling.model_runner import Computed, ModelRunner, reference_output
 from tests.engine.scheduling.rules import Rules
+from tests.engine.scheduling_fields import gathered
 
 SMALL = SchedulerConfig(Limits(4, 16), num_blocks=16, block_size=4, max_model_len=64)
 
 Fails: TypeAlias = Callable[[StepPlan], bool]
-FailingChunks: TypeAlias = Callable[[StepPlan], Set[int]]
+FailingSlots: TypeAlias = Callable[[StepPlan], Set[int]]
 
 
 def never(plan: StepPlan) -> bool:
     return False
 
 
-def no_chunks(plan: StepPlan) -> Set[int]:
+def no_slots(plan: StepPlan) -> Set[int]:
     return frozenset()
 
 
@@ -80,8 +81,8 @@ class Driver:
         under_way: with lookahead, the step that is launched and not taken in.
         unscored: of requests that ask for log-probabilities of their prompts, the positions that were not computed yet.
         late_tokens: sampled for requests that had ended. put_back: requests that a broken step before theirs cost
-            their slot. misled: those that found blocks of chunks which were not computed. waited: how often nothing was
-            planned before the tokens of the step under way.
+            their slot. misled: those that found blocks of a step one of whose chunks was not computed. waited: how
+            often nothing was planned before the tokens of the step under way.
     """
 
     def __init__(
@@ -128,10 +129,10 @@ class Driver:
         sampling = SamplingParams(max_tokens=max_tokens, stop_token_ids=stop, prompt_logprobs=1 if scored else None)
         expected = reference_output(prompt, max_tokens, stop)
         output = expected[: min(generated, len(expected) - 1)]
-        request = Request(request_id, np.array(prompt, np.int32), sampling, **{"arrival_time": 0.0, **fields})
+        request = Request(request_id, np.array(prompt, np.int32), sampling, **{"arrival_time": 0.0, **gathered(fields)})
         request.output_token_ids = np.array(output, np.int32)
         self.scheduler.add(request)
-        shared = (request.tenant, request.cache_salt)
+        shared = (request.scheduling.tenant, request.scheduling.cache_salt)
         domain = self._domains.setdefault(request_id if scored else shared, len(self._domains))
         if scored:
             self.unscored[request_id] = set(range(1, len(prompt)))
@@ -164,13 +165,13 @@ class Driver:
         return known
 
     def step(
-        self, fails: Fails = never, meanwhile: Callable[[], None] = nothing, failing_chunks: FailingChunks = no_chunks
+        self, fails: Fails = never, meanwhile: Callable[[], None] = nothing, failing_slots: FailingSlots = no_slots
     ) -> StepPlan | None:
         """One iteration, of the plan that is returned: with lookahead the next one is launched before it is taken in.
 
         Where `fails` says so the runner breaks in a step, and the requests that it was for end: it breaks when it is
         launched, and with lookahead every other time when its tokens are collected. `meanwhile` happens while steps are
-        under way. `failing_chunks`: slots whose chunk finds no memory, where the step does not break.
+        under way. `failing_slots`: those that a step has no memory for, where it does not break.
         """
         self.plans = []
         step = self.under_way or self._launch(fails, ahead=False)
@@ -181,7 +182,7 @@ class Driver:
             self.rules.counted(step.plan)
             self.under_way = self._launch(fails, ahead=True)
         meanwhile()
-        self._take_in(step, failing_chunks)
+        self._take_in(step, failing_slots)
         return step.plan
 
     def _launch(self, fails: Fails, *, ahead: bool) -> Launched | None:
@@ -212,7 +213,7 @@ class Driver:
         owners = {slot: self.slot_owner[slot] for slot in computing}
         return Launched(plan, owners, token_ids, written, self.runner.computed, breaks)
 
-    def _take_in(self, step: Launched, failing_chunks: FailingChunks) -> None:
+    def _take_in(self, step: Launched, failing_slots: FailingSlots) -> None:
         plan = step.plan
         left = {slot for slot, request_id in step.owners.items() if request_id in self.finished} | step.put_back
         assert self.scheduler.discarded_slots(plan) & step.owners.keys() == left, "discarded_slots is not who has ended"
@@ -220,8 +221,9 @@ class Driver:
             self._fail(step)
             return
         assert step.token_ids is not None
-        failing = failing_chunks(plan)
-        failed = self._fail_chunks(step, failing) if failing else []
+        failing = failing_slots(plan)
+        if failing:
+            self._fail_slots(step, failing)
         left |= failing | step.put_back
         complete = set()
         for chunk in plan.prefills:
@@ -251,20 +253,36 @@ class Driver:
             assert request.finish_reason == (FinishReason.STOP if stopped else FinishReason.LENGTH)
             self._end(request.request_id, request.finish_reason)
         assert ended == complete, "requests must end with their last token, and no others"
-        for request_id in failed:
-            self.cancel(request_id, FinishReason.OUT_OF_MEMORY)
         self.rules.check_counters(self.scheduler)
 
-    def _fail_chunks(self, step: Launched, failing: Set[int]) -> list[int]:
-        """Chunks of these slots were not computed: what they should have written holds nothing, and what was computed
-        from that is worth nothing. Returns the requests to be ended."""
+    def _fail_slots(self, step: Launched, failing: Set[int]) -> None:
+        """There is no memory for these slots: what their chunks should have written holds nothing, and what was
+        computed from that is worth nothing."""
         steps = [step] if self.under_way is None else [step, self.under_way]
         slots = [slot for slot in step.owners if slot in failing]
-        # One that an earlier failure has put back starts anew anyway.
         failed = [step.owners[slot] for slot in slots if slot not in step.put_back]
+        failed = [request_id for request_id in failed if request_id not in self.finished]
+        returned = self.scheduler.fail_slots(step.plan, slots)
+        assert [request.request_id for request in returned] == failed, "fail_slots does not return who ends"
+        assert all(request.finish_reason is FinishReason.OUT_OF_MEMORY for request in returned)
+        for request_id in failed:
+            self._end(request_id, FinishReason.OUT_OF_MEMORY)
+        failed_chunks = {chunk.slot for chunk in step.plan.prefills} & failing
+        if failed_chunks:
+            self._lose_chunks(steps, {step.owners[slot] for slot in failed_chunks - step.put_back})
+
+    def _lose_chunks(self, steps: list[Launched], failed: Set[int]) -> None:
+        """Chunks of these requests were not computed. All that found blocks of a step under way start anew."""
+        planned = self.rules.chunks_failed([each.plan for each in steps])
+        misled: list[int] = []
+        for each in steps:
+            for start in each.plan.starts:
+                num_found = 0 if start.host_block_ids else start.num_computed_tokens // self.config.block_size
+                left = start.request_id in self.finished or start.slot in each.put_back
+                if not left and not planned.isdisjoint(start.block_ids[:num_found].tolist()):
+                    misled.append(start.request_id)
         spoiled = set(failed)
         lost: set[tuple[int, int]] = set()
-        misled: dict[int, None] = {}
         for each in steps:
             for start in each.plan.starts:  # A copy from host memory fills a block before anything is computed.
                 copied = start.block_ids[: len(start.host_block_ids)].tolist()
@@ -275,22 +293,16 @@ class Driver:
                 elif computed.request_id in spoiled or not lost.isdisjoint(computed.read):
                     spoiled.add(computed.request_id)
                     lost |= computed.written
-                    if computed.request_id not in {*failed, *self.finished}:
-                        misled[computed.request_id] = None
                 else:
                     lost -= computed.written
+        assert spoiled <= {*misled, *self.finished}, "a request goes on that has read what was not computed"
+        self.runner.lose(lost)
         for each in steps:
             each.put_back |= {slot for slot, request_id in each.owners.items() if request_id in misled}
-        failed = [request_id for request_id in failed if request_id not in self.finished]
-        returned = [request.request_id for request in self.scheduler.fail_chunks(step.plan, slots)]
-        assert returned == failed, "fail_chunks does not return the requests of the chunks"
-        self.runner.lose(lost)
-        self.rules.chunks_failed(spoiled, lost)
         for request_id in misled:
             self.rules.put_back(request_id)
             self.runner.put_back(request_id)
         self.misled += len(misled)
-        return failed
 
     def _fail(self, step: Launched) -> None:
         """The step breaks, and the one that was launched after it with it."""

@@ -65,14 +65,14 @@ class QueueRules:
         if known.continued:
             self.pause(known)
             return
-        self._class_starts(request.service_class)
+        self._class_starts(request.scheduling.service_class)
         if self._tenants and not self._tenant_waits(request):
-            self._tenants[request.service_class].starts_waiting(request.tenant)
-        self.waiting[request.service_class][request.request_id] = known
+            self._tenants[request.scheduling.service_class].starts_waiting(request.scheduling.tenant)
+        self.waiting[request.scheduling.service_class][request.request_id] = known
 
     def pause(self, known: Known) -> None:
         """It was preempted, or came with tokens."""
-        name = known.request.service_class
+        name = known.request.scheduling.service_class
         self._class_starts(name)
         self.paused[name][known.request.request_id] = known
 
@@ -83,14 +83,14 @@ class QueueRules:
     def remove(self, known: Known) -> None:
         """It ended, or was admitted."""
         request = known.request
-        name = request.service_class
+        name = request.scheduling.service_class
         was_paused = self.paused[name].pop(request.request_id, None) is not None
         if not was_paused:
             del self.waiting[name][request.request_id]
         if not self.waiting[name] and not self.paused[name]:
             self._classes.stops_waiting(name)
         if not was_paused and self._tenants and not self._tenant_waits(request):
-            self._tenants[name].stops_waiting(request.tenant)
+            self._tenants[name].stops_waiting(request.scheduling.tenant)
 
     def head(self) -> Known | None:
         """Nobody may be admitted before this one."""
@@ -116,7 +116,7 @@ class QueueRules:
         queue = self.waiting[name]
         if self._tenants:
             tenant = self._tenants[name].first_waiting()
-            return next(each for each in queue.values() if each.request.tenant == tenant)
+            return next(each for each in queue.values() if each.request.scheduling.tenant == tenant)
         if self.config.policy == "deadline":
             return self._by_deadline(name)
         return min(queue.values(), key=self._key)
@@ -136,7 +136,7 @@ class QueueRules:
     def admitted(self, known: Known, num_tokens: int) -> None:
         """`num_tokens`: that its prefill computes. A prompt counts once, however often it is computed, and that of a
         continued request not at all: it counted elsewhere."""
-        name = known.request.service_class
+        name = known.request.scheduling.service_class
         if known.state is RequestState.WAITING:
             if self.is_late(known):
                 self._passed_over[name] = 0
@@ -162,16 +162,16 @@ class QueueRules:
             shares.generated(client)
 
     def _accounts(self, known: Known) -> list[tuple[FairShare, str]]:
-        name = known.request.service_class
+        name = known.request.scheduling.service_class
         # A class that is alone is always next.
         accounts = [(self._classes, name)] if len(self.waiting) > 1 else []
         if self._tenants:
-            accounts.append((self._tenants[name], known.request.tenant))
+            accounts.append((self._tenants[name], known.request.scheduling.tenant))
         return accounts
 
     def _tenant_waits(self, request: Request) -> bool:
-        queue = self.waiting[request.service_class]
-        return any(each.request.tenant == request.tenant for each in queue.values())
+        queue = self.waiting[request.scheduling.service_class]
+        return any(each.request.scheduling.tenant == request.scheduling.tenant for each in queue.values())
 
     def _key(self, known: Known) -> tuple[float, int]:
         """The smallest in its class is next; of equals the first that arrived."""
@@ -184,5 +184,5 @@ class QueueRules:
             case "priority":
                 # A step of priority is worth `priority_aging` seconds of waiting. So whoever overtakes a request
                 # arrived less than (difference of priorities) x `priority_aging` after it: that bounds its wait.
-                return request.arrival_time + request.priority * self.config.priority_aging, known.order
+                return request.arrival_time + request.scheduling.priority * self.config.priority_aging, known.order
         raise ValueError(self.config.policy)

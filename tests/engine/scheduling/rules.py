@@ -11,7 +11,6 @@ of a plan in between is said by `counted` and `confirmed`.
 from __future__ import annotations
 
 import math
-from collections.abc import Set
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -100,7 +99,7 @@ class Rules:
         others, a fifth of the target at most."""
         if self.config.policy != "deadline":
             return math.inf
-        target = self.queues.targets[request.service_class]
+        target = self.queues.targets[request.scheduling.service_class]
         if target is None:
             return math.inf
         cost, num_tokens = self.prefill_cost, request.num_prompt_tokens
@@ -139,15 +138,15 @@ class Rules:
         self._cache.leave(sequence)
         self.queues.pause(known)
         known.ending = False
-
-    def chunks_failed(self, request_ids: Set[int], lost: Set[tuple[int, int]]) -> None:
-        """The plans under way have computed nothing for these requests. `lost`: (block, offset) of all the entries that
-        hold nothing though they should."""
-        self._cache.forget({block for block, _ in lost})
         for under_way in self._under_way.values():
-            for slot, (request_id, _) in under_way.computed.items():
-                if request_id in request_ids:
+            for slot, (owner, _) in under_way.computed.items():
+                if owner == request_id:
                     under_way.computed[slot] = (NOBODY, 0)
+
+    def chunks_failed(self, plans: list[StepPlan]) -> set[int]:
+        """A chunk of these plans under way was not computed: nothing that they were to compute is found any more.
+        Returns the blocks that could be found since they were made."""
+        return set().union(*(self._cache.dropped(plan.step) for plan in plans))
 
     # One step.
 
@@ -346,8 +345,12 @@ class Rules:
         the tenant with the most blocks; then by the rule; of equals the last arrived."""
         known = self.requests[sequence.request_id]
         request = known.request
-        urgency = request.priority if self.config.policy == "priority" else 0
-        standing = -self.queues.class_weights[request.service_class], urgency, num_held(held, request.tenant)
+        urgency = request.scheduling.priority if self.config.policy == "priority" else 0
+        standing = (
+            -self.queues.class_weights[request.scheduling.service_class],
+            urgency,
+            num_held(held, request.scheduling.tenant),
+        )
         match self.config.preemption_victim:
             case "last_arrived":
                 return *standing, 0, known.order
@@ -384,14 +387,17 @@ class Rules:
 
     def _owner(self, sequence: ModelSequence) -> tuple[str, str]:
         request = self.requests[sequence.request_id].request
-        return request.tenant, request.service_class
+        return request.scheduling.tenant, request.scheduling.service_class
 
     def _may_pass(self, known: Known, head: Known, held: Held) -> bool:
         """Its tenant then holds no more blocks than the head's does in the head's class."""
         request, ahead = known.request, head.request
         blocks = -(-request.num_tokens // self.config.block_size)
-        most = num_held(held, ahead.tenant, ahead.service_class)
-        return request.tenant != ahead.tenant and num_held(held, request.tenant) + blocks <= most
+        most = num_held(held, ahead.scheduling.tenant, ahead.scheduling.service_class)
+        return (
+            request.scheduling.tenant != ahead.scheduling.tenant
+            and num_held(held, request.scheduling.tenant) + blocks <= most
+        )
 
     def _check_start(self, start: SlotStart, held: Held) -> None:
         """`held`: with those that start before it in the plan."""
@@ -407,7 +413,9 @@ class Rules:
             assert known is self.queues.behind(), overtakes
             assert self._may_pass(known, head, held), f"{overtakes}, of a tenant with fewer blocks or the same"
         request = known.request
-        held.setdefault((request.tenant, request.service_class), set()).update(start.block_ids.tolist())
+        held.setdefault((request.scheduling.tenant, request.scheduling.service_class), set()).update(
+            start.block_ids.tolist()
+        )
         self.queues.remove(known)
         self.queues.admitted(known, len(start.token_ids) - start.num_computed_tokens)
         if known.state is RequestState.WAITING and self.config.prefix_caching:

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -27,9 +27,7 @@ def request(number, prompt, output, classes=("default",)):
         tokens,
         SamplingParams(max_tokens=output),
         arrival_time=float(number),
-        tenant=f"t{number % 3}",
-        priority=number % 2,
-        service_class=classes[number % len(classes)],
+        scheduling=Scheduling(classes[number % len(classes)], number % 2, f"t{number % 3}"),
     )
 
 

@@ -13,6 +13,7 @@ from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.policies.base import StaticKeyPolicy
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_policies import service_counter
+from tests.engine.scheduling_fields import gathered
 
 
 def config(policy="fcfs", **changes):
@@ -30,7 +31,7 @@ class Line:
     def push(self, prompt=10, max_tokens=10, **fields):
         order = next(self.orders)
         fields.setdefault("arrival_time", float(order))
-        request = Request(order, np.zeros(prompt, np.int32), SamplingParams(max_tokens), **fields)
+        request = Request(order, np.zeros(prompt, np.int32), SamplingParams(max_tokens), **gathered(fields))
         request.order = order
         self.policy.push(request, self.clock)
         return request
@@ -191,11 +192,11 @@ def test_fair_counts_tokens_while_they_are_generated_not_when_the_request_ends()
     for tenant in "aabb":
         line.push(prompt=4, max_tokens=50, tenant=tenant)
     goes_on, pauses = line.admit(), line.admit()
-    assert (goes_on.tenant, pauses.tenant) == ("a", "b")
-    assert line.policy.head(line.clock).tenant == "a", "equal so far, and it came first"
+    assert (goes_on.scheduling.tenant, pauses.scheduling.tenant) == ("a", "b")
+    assert line.policy.head(line.clock).scheduling.tenant == "a", "equal so far, and it came first"
     line.policy.decode_ended(pauses, line.clock)
     line.clock += 1
-    assert line.policy.head(line.clock).tenant == "b"
+    assert line.policy.head(line.clock).scheduling.tenant == "b"
 
 
 def test_fair_does_not_let_an_absent_tenant_save_up():
@@ -206,7 +207,9 @@ def test_fair_does_not_let_an_absent_tenant_save_up():
         line.serve()
     for _ in range(3):
         line.push(tenant="back")
-    assert [line.serve().tenant for _ in range(6)].count("back") == 3, "turn by turn, not all at once before the other"
+    assert [line.serve().scheduling.tenant for _ in range(6)].count("back") == 3, (
+        "turn by turn, not all at once before the other"
+    )
 
 
 def test_fair_does_not_forgive_a_tenant_that_sends_one_request_at_a_time():
@@ -217,7 +220,7 @@ def test_fair_does_not_forgive_a_tenant_that_sends_one_request_at_a_time():
     for _ in range(20):
         if "hasty" not in served[-1:]:
             line.push(tenant="hasty")
-        served.append(line.serve().tenant)
+        served.append(line.serve().scheduling.tenant)
     assert abs(served.count("hasty") - served.count("patient")) <= 1
 
 

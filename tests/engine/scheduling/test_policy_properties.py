@@ -17,6 +17,7 @@ from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_settings.scheduling import ServiceClass
+from tests.engine.scheduling_fields import gathered
 
 AGING = 3.0
 LATE_SHARE = 0.25
@@ -33,7 +34,7 @@ def config(policy, classes=DEFAULT):
 
 def new_request(order, prompt, max_tokens, **fields):
     fields.setdefault("arrival_time", float(order))
-    return Request(order, np.zeros(prompt, np.int32), SamplingParams(max_tokens), order=order, **fields)
+    return Request(order, np.zeros(prompt, np.int32), SamplingParams(max_tokens), order=order, **gathered(fields))
 
 
 class Counters:
@@ -100,21 +101,21 @@ class Model:
         return [
             each
             for each in self.new
-            if each.service_class == service_class and (tenant is None or each.tenant == tenant)
+            if each.scheduling.service_class == service_class and (tenant is None or each.scheduling.tenant == tenant)
         ]
 
     def _resumed_of(self, service_class):
-        return [each for each in self.resumed if each.service_class == service_class]
+        return [each for each in self.resumed if each.scheduling.service_class == service_class]
 
     def push(self, request):
-        name = request.service_class
+        name = request.scheduling.service_class
         if not self._of(name) and not self._resumed_of(name):
             self.classes.start_waiting(name, self.names.index(name))
         if request.state is not RequestState.WAITING:
             self.resumed.append(request)
             return
-        if not self._of(name, request.tenant):
-            self.tenants[name].start_waiting(request.tenant, request.order)
+        if not self._of(name, request.scheduling.tenant):
+            self.tenants[name].start_waiting(request.scheduling.tenant, request.order)
         self.new.append(request)
 
     def head(self):
@@ -134,11 +135,14 @@ class Model:
             case "priority":
                 return min(
                     waiting,
-                    key=lambda each: (each.priority + Fraction(each.arrival_time) / Fraction(AGING), each.order),
+                    key=lambda each: (
+                        each.scheduling.priority + Fraction(each.arrival_time) / Fraction(AGING),
+                        each.order,
+                    ),
                 )
             case "fair":
                 tenant = self.tenants[name].least()
-                return min((each for each in waiting if each.tenant == tenant), key=lambda each: each.order)
+                return min((each for each in waiting if each.scheduling.tenant == tenant), key=lambda each: each.order)
             case "deadline":
                 late = [each for each in waiting if self.is_late(each)]
                 in_time = [each for each in waiting if not self.is_late(each)]
@@ -149,27 +153,27 @@ class Model:
         return request.latest_start < self.now
 
     def remove(self, request):
-        name = request.service_class
+        name = request.scheduling.service_class
         was_new = request in self.new
         (self.new if was_new else self.resumed).remove(request)
         if not self._of(name) and not self._resumed_of(name):
             self.classes.stop_waiting(name)
-        if was_new and not self._of(name, request.tenant):
-            self.tenants[name].stop_waiting(request.tenant)
+        if was_new and not self._of(name, request.scheduling.tenant):
+            self.tenants[name].stop_waiting(request.scheduling.tenant)
 
     def admitted(self, request, num_tokens):
-        name = request.service_class
+        name = request.scheduling.service_class
         if request.state is RequestState.WAITING and self.is_late(request):
             self.passed_over[name] = 0
         elif request.state is RequestState.WAITING and any(map(self.is_late, self._of(name))):
             self.passed_over[name] += 1
         amount = 2 + (0 if request.num_preemptions else num_tokens)
-        self.classes.serve(request.service_class, amount)
-        self.tenants[request.service_class].serve(request.tenant, amount)
+        self.classes.serve(request.scheduling.service_class, amount)
+        self.tenants[request.scheduling.service_class].serve(request.scheduling.tenant, amount)
 
     def decode(self, request, change):
-        self.classes.decode(request.service_class, change)
-        self.tenants[request.service_class].decode(request.tenant, change)
+        self.classes.decode(request.scheduling.service_class, change)
+        self.tenants[request.scheduling.service_class].decode(request.scheduling.tenant, change)
 
     def tick(self):
         for counters in (self.classes, *self.tenants.values()):
@@ -343,13 +347,13 @@ class Server:
             self.end_the_done()
             self.clock += 1
             for request in self.running:
-                self.service[getattr(request, self.attribute)] += 2
+                self.service[getattr(request.scheduling, self.attribute)] += 2
                 self.running[request] -= 1
             self.end_the_done()
         return self
 
     def start(self, request):
-        client = getattr(request, self.attribute)
+        client = getattr(request.scheduling, self.attribute)
         self.send(client)
         assert self.queues.pop(self.clock) is request
         self.free -= request.max_total_tokens
@@ -440,7 +444,7 @@ def test_a_request_is_overtaken_only_within_its_priority_times_the_aging(arrival
         waiting.remove(request)
         for other in waiting:
             if request.arrival_time > other.arrival_time:
-                assert request.arrival_time - other.arrival_time < (other.priority - -3) * AGING + 1e-9
+                assert request.arrival_time - other.arrival_time < (other.scheduling.priority - -3) * AGING + 1e-9
 
     for order, (gap, priority, served) in enumerate(arrivals):
         now += gap

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inflight_engine.request import Request, RequestState, SamplingParams
+from inflight_engine.request import Request, RequestState, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.queues import WaitingQueues
@@ -31,8 +31,7 @@ def request(order, service_class="default", prompt=10, max_tokens=1, state=Reque
         np.zeros(prompt, np.int32),
         SamplingParams(max_tokens),
         arrival_time=float(order),
-        priority=priority,
-        service_class=service_class,
+        scheduling=Scheduling(service_class, priority),
         order=order,
         state=state,
         num_preemptions=int(state is not RequestState.WAITING),
@@ -55,13 +54,13 @@ class Server:
 
     def serve(self, count):
         for _ in range(count):
-            self.refill(self.waiting.head(self.clock).service_class)
+            self.refill(self.waiting.head(self.clock).scheduling.service_class)
             each = self.waiting.pop(self.clock)
             self.waiting.admitted(each, each.num_prompt_tokens, self.clock)
             self.waiting.decode_started(each, self.clock)
             self.clock += each.sampling.max_tokens - 1
             self.waiting.decode_ended(each, self.clock)
-            self.served[each.service_class] += 1
+            self.served[each.scheduling.service_class] += 1
         return self.served
 
 
@@ -150,7 +149,7 @@ def test_equal_classes_go_in_the_order_of_the_configuration():
     for _ in range(4):
         each = waiting.pop(0)
         waiting.admitted(each, each.num_prompt_tokens, 0)
-        order.append(each.service_class)
+        order.append(each.scheduling.service_class)
     assert order == ["z", "a", "z", "a"]
 
 
@@ -173,12 +172,12 @@ def test_a_class_that_comes_back_did_not_save_up():
     for order in range(1000, 1010):
         waiting.push(request(order, "gold"), 10_000)
     head = waiting.head(10_000)
-    assert head.service_class == "gold", "equal, and first in the configuration"
+    assert head.scheduling.service_class == "gold", "equal, and first in the configuration"
     counted = []
     for _ in range(10):
         each = waiting.pop(10_000)
         waiting.admitted(each, each.num_prompt_tokens, 10_000)
-        counted.append(each.service_class)
+        counted.append(each.scheduling.service_class)
     assert "bulk" in counted[:6]
 
 

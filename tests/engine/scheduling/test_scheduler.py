@@ -387,7 +387,7 @@ def test_a_copy_of_a_chunk_without_memory_is_put_back_whether_or_not_its_own_lau
     driver.step()
     driver.step(
         fails=lambda plan: launch_breaks and plan.step == 2,
-        failing_chunks=lambda plan: {0} if plan.step == 1 else frozenset(),
+        failing_slots=lambda plan: {0} if plan.step == 1 else frozenset(),
     )
     (start,) = driver.plans[-1].starts
     assert (start.request_id, start.num_computed_tokens) == (2, 36), "it finds blocks of the chunk that has no memory"
@@ -420,7 +420,7 @@ def test_a_request_copied_from_host_into_blocks_of_a_chunk_without_memory_goes_o
     driver.step(meanwhile=cancel_the_running_ones)
     (chunk_start,) = driver.plans[-1].starts
     assert chunk_start.request_id == overtaking.request_id
-    driver.step(failing_chunks=lambda plan: {chunk_start.slot})
+    driver.step(failing_slots=lambda plan: {chunk_start.slot})
     (start,) = driver.plans[-1].starts
     copied = start.block_ids[: len(start.host_block_ids)].tolist()
     assert not set(chunk_start.block_ids.tolist()).isdisjoint(copied)

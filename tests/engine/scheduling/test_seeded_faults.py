@@ -265,19 +265,18 @@ def finds_what_failed_steps_were_to_compute(scheduler: Scheduler, patch: Patch) 
 
 
 def finds_what_failed_chunks_were_to_compute(scheduler: Scheduler, patch: Patch) -> None:
-    fail_chunks, pool = scheduler.fail_chunks, scheduler._running.pool
+    fail_slots, pool = scheduler.fail_slots, scheduler._running.pool
 
     def forgetting_nothing(plan, slots):
         with pytest.MonkeyPatch.context() as silent:
             silent.setattr(pool, "unregister", lambda blocks: None)
-            return fail_chunks(plan, slots)
+            return fail_slots(plan, slots)
 
-    patch.setattr(scheduler, "fail_chunks", forgetting_nothing)
+    patch.setattr(scheduler, "fail_slots", forgetting_nothing)
 
 
 def lets_the_misled_go_on(scheduler: Scheduler, patch: Patch) -> None:
-    fail_chunks = scheduler._in_flight.fail_chunks
-    patch.setattr(scheduler._in_flight, "fail_chunks", lambda plan, slots: (fail_chunks(plan, slots)[0], []))
+    patch.setattr(scheduler._in_flight, "misled", list)
 
 
 def finds_only_what_is_computed(scheduler: Scheduler, patch: Patch) -> None:
@@ -426,7 +425,7 @@ FAULTS = {
         "do not hold its tokens|the content of block|not all of its prompt is scored",
     ),
     "what was used last is evicted first": Fault(
-        wrap("_running.pool", "_push_cached", lambda push, blocks: push(blocks[::-1])), "used less recently"
+        wrap("_running.pool", "_append", lambda append, blocks: append(blocks[::-1])), "used less recently"
     ),
     "a swap copies out in the wrong order": Fault(
         falsify(copies_backwards), "not those that the request was swapped out to", SWAPPING
@@ -486,7 +485,7 @@ FAULTS = {
         "fcfs: request .* overtakes|nobody is admitted",
     ),
     "priorities do not age": Fault(
-        set_attribute(Priority, "key", lambda policy, request: request.priority),
+        set_attribute(Priority, "key", lambda policy, request: request.scheduling.priority),
         "priority: request .* overtakes|nobody is admitted",
         {"policy": "priority"},
     ),

@@ -20,7 +20,7 @@ from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
 from inflight_settings.scheduling import PreemptionMode, ServiceClass
-from tests.engine.scheduling.driver import Driver, FailingChunks, Fails, never, no_chunks, nothing
+from tests.engine.scheduling.driver import Driver, FailingSlots, Fails, never, no_slots, nothing
 from tests.engine.scheduling.model_runner import VOCAB
 
 TENANTS = ("", "", "", "a", "b")
@@ -136,7 +136,7 @@ class Workload:
         while random.random() < self.load and self.driver.scheduler.num_waiting < self.most_waiting:
             self._add()
         self._interfere()
-        self._step(self._fails, self._meanwhile, self._failing_chunks)
+        self._step(self._fails, self._meanwhile, self._failing_slots)
 
     def finish(self) -> None:
         """Steps until nothing is left."""
@@ -166,9 +166,9 @@ class Workload:
         self.counts["failed_copies"] += fails and copies
         return fails
 
-    def _failing_chunks(self, plan: StepPlan) -> Set[int]:
-        """Slots whose chunk finds no memory, in half of all configurations; oftener where others have found its
-        blocks."""
+    def _failing_slots(self, plan: StepPlan) -> Set[int]:
+        """Slots that a step has no memory for, in half of all configurations; oftener where others have found blocks
+        of their chunk."""
         if not self.short_of_memory:
             return frozenset()
         found = {
@@ -183,15 +183,15 @@ class Workload:
             begin = chunk.start // self.driver.config.block_size
             if sequence is not None and found.intersection(sequence.blocks[begin:]) and self.memory.random() < 0.8:
                 slots.append(chunk.slot)
+        self.counts["failed_chunks"] += len(set(slots))
+        slots += [slot for slot in plan.decode_slots.tolist() if self.memory.random() < 0.001]
         failing = frozenset(slots)
-        if not failing:
-            return failing
-        self.counts["failed_chunks"] += len(failing)
-        self.events.append(("no memory for the chunks of slots", *failing))
+        if failing:
+            self.events.append(("no memory for slots", *failing))
         return failing
 
     def _step(
-        self, fails: Fails = never, meanwhile: Callable[[], None] = nothing, failing_chunks: FailingChunks = no_chunks
+        self, fails: Fails = never, meanwhile: Callable[[], None] = nothing, failing_slots: FailingSlots = no_slots
     ) -> None:
         driver = self.driver
         swapped, hits, throttled = driver.rules.num_swaps, driver.runner.hit_tokens, driver.rules.num_throttled
@@ -199,7 +199,7 @@ class Workload:
         late_tokens, put_back, waited = driver.late_tokens, driver.put_back, driver.waited
         misled = driver.misled
         counts = self.counts
-        if driver.step(fails, meanwhile, failing_chunks) is None:
+        if driver.step(fails, meanwhile, failing_slots) is None:
             counts["idle"] += 1
         counts["steps"] += 1
         counts["late_starts"] += driver.rules.queues.num_late - late_starts

@@ -9,18 +9,18 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_engine.messages import AddRequest, Admission, CancelRequest, Configure, Finished, Starting, StepReport
-from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.server import service as serving
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.requests.generation import GenerationRequest, Scheduling
+from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.telemetry.metrics import NO_STATS
 from tests.engine.server.fake_engine import CAPACITY, READY, ByteTokenizer, server_config
 
 MAX_QUEUED = 6
 PROMPT = [1, 2, 3]
-SCHEDULING = Scheduling("default", 0, "", "", None)
+SCHEDULING = Scheduling()
 
 
 class Engine:

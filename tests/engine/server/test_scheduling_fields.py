@@ -34,7 +34,7 @@ async def test_scheduling_fields_reach_the_engine(make_fake, path):
     said = {"priority": -3, "class": "batch", "cache_salt": "s", "expected_output_tokens": 5}
     call = start(fake, path, {"X-Inflight-Tenant": "team-a"}, max_tokens=9, **said)
     await until(lambda: fake.engine.requests)
-    request = fake.engine.requests[0]
+    request = fake.engine.requests[0].scheduling
     assert (request.priority, request.service_class, request.tenant) == (-3, "batch", "team-a")
     assert (request.cache_salt, request.predicted_tokens) == ("s", 5)
     fake.engine.answer(0, "x")
@@ -45,7 +45,7 @@ async def test_defaults_are_those_of_the_first_class(make_fake):
     fake = await make_fake(engine=CLASSES)
     call = start(fake)
     await until(lambda: fake.engine.requests)
-    request = fake.engine.requests[0]
+    request = fake.engine.requests[0].scheduling
     assert (request.priority, request.service_class, request.tenant) == (-10, "interactive", "")
     assert (request.cache_salt, request.predicted_tokens) == ("", None)
     fake.engine.answer(0, "x")
@@ -72,7 +72,7 @@ async def test_prediction_is_at_most_what_may_be_generated(make_fake, expected):
     fake = await make_fake()
     call = start(fake, max_tokens=9, expected_output_tokens=expected)
     await until(lambda: fake.engine.requests)
-    assert fake.engine.requests[0].predicted_tokens == 9
+    assert fake.engine.requests[0].scheduling.predicted_tokens == 9
     fake.engine.answer(0, "x")
     await call
 
@@ -103,7 +103,7 @@ async def test_nobody_can_name_a_tenant_where_no_gateway_is_trusted(make_fake, t
     fake = await make_fake()
     call = start(fake, headers={"X-Inflight-Tenant": tenant})
     await until(lambda: fake.engine.requests)
-    assert fake.engine.requests[0].tenant == ""
+    assert fake.engine.requests[0].scheduling.tenant == ""
     fake.engine.answer(0, "x")
     assert (await call).status_code == 200
 

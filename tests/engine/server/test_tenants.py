@@ -37,7 +37,7 @@ async def tenant_seen(fake, headers):
     request = [*fake.engine.requests.values()][-1]
     fake.engine.answer(request.request_id, "x")
     assert (await call).status_code == 200
-    return request.tenant
+    return request.scheduling.tenant
 
 
 async def test_a_signed_tenant_reaches_the_engine_and_a_request_without_one_has_none(make_fake, key_file):

@@ -12,7 +12,7 @@ import numpy as np
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.request import Request, SamplingParams
+from inflight_engine.request import Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
@@ -90,7 +90,7 @@ class Engine:
 
     def take(self, sent: Sent, now: float) -> None:
         request = Request(len(self._sent), np.zeros(sent.prompt, np.int32), SamplingParams(max_tokens=sent.tokens), now)
-        request.tenant = sent.tenant
+        request.scheduling = Scheduling(tenant=sent.tenant)
         self._sent.append(sent)
         self._scheduler.add(request)
 

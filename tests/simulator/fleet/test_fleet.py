@@ -104,7 +104,7 @@ def test_no_request_goes_to_a_pod_that_starts_or_drains():
     run_fleet(requests, config, [Watch()])
     fleet = seen["fleet"]
     assert len(fleet.pods) > 5
-    for number, place in enumerate(fleet.course.pod):
+    for number, place in enumerate(fleet.states.pod):
         pod, came = fleet.pods[place], requests.arrival_s[number]
         assert pod.starts_s <= came
         assert came <= pod.ended_s

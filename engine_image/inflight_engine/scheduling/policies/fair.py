@@ -25,10 +25,10 @@ class Fair(Policy):
         return self._size
 
     def push(self, request: Request, clock: int) -> None:
-        queue = self._queues.get(request.tenant)
+        queue = self._queues.get(request.scheduling.tenant)
         if queue is None:
-            queue = self._queues[request.tenant] = LazyHeap()
-            self._counters.start_waiting(request.tenant, request.order, clock)
+            queue = self._queues[request.scheduling.tenant] = LazyHeap()
+            self._counters.start_waiting(request.scheduling.tenant, request.order, clock)
         queue.push(request, (request.order,))
         self._size += 1
 
@@ -45,18 +45,18 @@ class Fair(Policy):
         return request
 
     def remove(self, request: Request) -> None:
-        queue = self._queues[request.tenant]
+        queue = self._queues[request.scheduling.tenant]
         queue.remove(request)
         if not queue:
-            del self._queues[request.tenant]
-            self._counters.stop_waiting(request.tenant)
+            del self._queues[request.scheduling.tenant]
+            self._counters.stop_waiting(request.scheduling.tenant)
         self._size -= 1
 
     def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
-        self._counters.admitted(request.tenant, num_tokens, clock)
+        self._counters.admitted(request.scheduling.tenant, num_tokens, clock)
 
     def decode_started(self, request: Request, clock: int) -> None:
-        self._counters.decode_started(request.tenant, clock)
+        self._counters.decode_started(request.scheduling.tenant, clock)
 
     def decode_ended(self, request: Request, clock: int) -> None:
-        self._counters.decode_ended(request.tenant, clock)
+        self._counters.decode_ended(request.scheduling.tenant, clock)

@@ -14,4 +14,4 @@ class Priority(StaticKeyPolicy):
     orders_by_priority = True
 
     def key(self, request: Request) -> float:
-        return aged(request.arrival_time, request.priority, self.config.priority_aging)
+        return aged(request.arrival_time, request.scheduling.priority, self.config.priority_aging)

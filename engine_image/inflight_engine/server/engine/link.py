@@ -63,19 +63,12 @@ def add_request(
     request: GenerationRequest, arrived: float, token_ids: Sequence[int] = (), *, announce_start: bool
 ) -> AddRequest:
     """The message that submits a request. `token_ids`: of its answer, those that it has."""
-    scheduling, sampling = request.scheduling, request.sampling
-    predicted = scheduling.predicted_tokens
     return AddRequest(
         request_id=request.request_id,
         prompt_token_ids=_packed(request.prompt_token_ids),
-        sampling=sampling,
+        sampling=request.sampling,
         arrival_time=arrived,
-        priority=scheduling.priority,
-        service_class=scheduling.service_class,
-        tenant=scheduling.tenant,
-        cache_salt=scheduling.cache_salt,
-        # It does not generate more than permitted.
-        predicted_tokens=None if predicted is None else min(predicted, sampling.max_tokens),
+        scheduling=request.scheduling,
         announce_start=announce_start,
         external_id=request.external_id,
         output_token_ids=_packed(token_ids),

@@ -17,7 +17,6 @@ from inflight_engine.server.requests.fields import Conversation, GenerationField
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.prepare import TOO_LONG, Tokenizer, choice_seed, prepare
-from inflight_engine.server.requests.scheduling import scheduling_of
 from inflight_engine.server.service import Service
 from inflight_engine.server.telemetry.exchange import exchange_of
 
@@ -36,7 +35,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     arrived = time.monotonic()
     config = service.config
     exchange = exchange_of(http.scope)
-    scheduling = scheduling_of(body, config.engine.classes, service.tenants.of(http.headers, exchange.request_id))
+    scheduling = body.scheduling(config.engine.classes, service.tenants.of(http.headers, exchange.request_id))
     exchange.scheduling = scheduling
     prompts, n = body.prompts(), body.n or 1
     relayed = http.headers.get(PROGRESS_HEADER) == "1"
@@ -54,6 +53,9 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
             if error.code == TOO_LONG:
                 service.metrics.rejections["never_fits"] += 1
             raise
+        predicted = scheduling.predicted_tokens
+        # A request does not generate more than it may.
+        predicted = None if predicted is None else min(predicted, sampling.max_tokens)
         for sample in range(n):
             request_id, before = service.new_request_id(), continued[len(requests)]
             earlier = earlier_of(before, len(requests), sampling, body, facts)
@@ -67,7 +69,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
                     index=len(requests),
                     prompt_token_ids=prompt,
                     sampling=replace(sampling, seed=seed),
-                    scheduling=scheduling,
+                    scheduling=replace(scheduling, predicted_tokens=predicted),
                     stop=body.stop_strings(),
                     streaming=bool(body.stream) or relayed,
                     echo=echo,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from inflight_engine.request import MAX_LOGIT_BIAS
+from inflight_engine.request import MAX_LOGIT_BIAS, Scheduling
+from inflight_engine.server.errors import bad_request
 from inflight_settings.scheduling import ServiceClass
 from inflight_settings.setting import settings_of
 
@@ -140,12 +142,31 @@ _PRIORITY = settings_of(ServiceClass)["priority"]
 
 
 class SchedulingFields(Body):
-    """When it is its turn; see `Request`. `class` names a service class, `expected_output_tokens` is a prediction."""
+    """Fields for `Scheduling`. `class` names a service class, `expected_output_tokens` is a prediction."""
 
     priority: Annotated[int, Field(ge=_PRIORITY.ge, le=_PRIORITY.le)] | None = None
     service_class: Annotated[Text | None, Field(alias="class")] = None
     cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_SALT_LENGTH)] | None = None
     expected_output_tokens: Annotated[int, Field(ge=1)] | None = None
+
+    def scheduling(self, classes: Sequence[ServiceClass], tenant: str) -> Scheduling:
+        """The scheduling parameters, with the defaults of the class; a request that names none belongs to the first.
+
+        Raises:
+            ApiError: 400, the class does not exist.
+        """
+        names = [each.name for each in classes]
+        if self.service_class not in (None, *names):
+            known = ", ".join(names)
+            raise bad_request(f"class: there is no class {self.service_class!r}; this server has: {known}", "class")
+        chosen = classes[0 if self.service_class is None else names.index(self.service_class)]
+        return Scheduling(
+            service_class=chosen.name,
+            priority=chosen.priority if self.priority is None else self.priority,
+            tenant=tenant,
+            cache_salt=self.cache_salt or "",
+            predicted_tokens=self.expected_output_tokens,
+        )
 
 
 class ContinuedChoice(Body):

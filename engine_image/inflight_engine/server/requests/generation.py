@@ -7,24 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
-from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.choice_text import ChoiceText, Detokenizer
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.piece import NO_PIECE, Piece
 from inflight_engine.server.requests.prompt_scores import PromptScores
 from inflight_engine.server.requests.timings import MAX_PREEMPTIONS, Preempted, Timings
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduling:
-    """Scheduling parameters of a request; the fields are those of `Request`."""
-
-    service_class: str
-    priority: int
-    tenant: str
-    cache_salt: str
-    predicted_tokens: int | None
 
 
 @dataclass(frozen=True, slots=True)

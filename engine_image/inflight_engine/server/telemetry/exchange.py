@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.types import Scope
 
 if TYPE_CHECKING:
+    from inflight_engine.request import Scheduling
     from inflight_engine.server.requests.call import Call
-    from inflight_engine.server.requests.generation import Scheduling
 
 _KEY = "inflight.exchange"
 
