@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from inflight_cost.model import CostModel, StepWork
+from inflight_settings.limits import Limits
 
 _HALVINGS = 20
 
@@ -43,13 +43,6 @@ class Workload:
     def attended(self) -> float:
         """Prefill tokens x context of a request, summed, as in `StepWork.prefill_context_tokens`."""
         return self.prompt_square / 2 * (self.computed / max(self.prompt, 1.0))
-
-
-class StepLimits(NamedTuple):
-    """The two live limits of an engine."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +104,7 @@ class Replica:
     kv_tokens: float
 
 
-def steady(replica: Replica, workload: Workload, rate: float, limits: StepLimits) -> Steady:
+def steady(replica: Replica, workload: Workload, rate: float, limits: Limits) -> Steady:
     """Returns the state that a replica settles at with `rate` requests a second."""
     cost, context = replica.cost, workload.decode_context
     tokens = rate * workload.computed
@@ -131,11 +124,11 @@ def steady(replica: Replica, workload: Workload, rate: float, limits: StepLimits
             break
         tpot = after
     room = max(1.0, limits.max_num_batched_tokens - running)
-    full = full_step_seconds(replica, workload, StepLimits(math.ceil(running), limits.max_num_batched_tokens))
+    full = full_step_seconds(replica, workload, Limits(math.ceil(running), limits.max_num_batched_tokens))
     return Steady(tpot, running, share, tokens / (room / full))
 
 
-def full_step_seconds(replica: Replica, workload: Workload, limits: StepLimits) -> float:
+def full_step_seconds(replica: Replica, workload: Workload, limits: Limits) -> float:
     """Returns the seconds of a step with all slots decoding and the rest of the budget in prefill."""
     decodes = max(1, limits.max_num_seqs)
     prefill = max(0, limits.max_num_batched_tokens - decodes)
@@ -144,7 +137,7 @@ def full_step_seconds(replica: Replica, workload: Workload, limits: StepLimits) 
 
 
 def largest_rate(
-    replica: Replica, workload: Workload, targets: Targets, limits: StepLimits, margins: Margins | None = None
+    replica: Replica, workload: Workload, targets: Targets, limits: Limits, margins: Margins | None = None
 ) -> float:
     """Requests a second that one replica carries within its targets; 0: not even one at a time."""
     margins = margins or Margins()

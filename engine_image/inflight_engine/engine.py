@@ -134,7 +134,7 @@ class Engine:
                     self._ended.append(Finished(message.request_id, message.reason))
             case Configure():
                 self._inputs.configure(message.limits, message.class_weights)
-                return Configured(message.call_id, self._scheduler.limits, self._scheduler.class_weights)
+                return Configured(message.call_id, self._inputs.limits, self._scheduler.class_weights)
             case FlushRecord():
                 self.flush()
                 return RecordFlushed(message.call_id)

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, Request
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
+from inflight_settings.limits import LimitsInForce
 
 
 class EngineObserver:
@@ -21,7 +21,7 @@ class EngineObserver:
     def cancelled(self, request_id: int, reason: FinishReason) -> None:
         """A request that was there was ended from outside."""
 
-    def limits(self, limits: Limits) -> None:
+    def limits(self, limits: LimitsInForce) -> None:
         """Other limits are in force."""
 
     def weights(self, weights: dict[str, float]) -> None:

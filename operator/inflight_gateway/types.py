@@ -9,6 +9,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.units import parse_duration, whole_bytes
 from inflight_cost.model import CostModel
 from inflight_policies.priority import PRIORITY_AGING_S
+from inflight_settings.limits import DEFAULT_LIMITS, Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class ServiceConfig:
     tpot_s: float = parse_duration(defaults.TPOT_P95)
     classes: tuple[ServiceClass, ...] = ()
     priority_aging_s: float = PRIORITY_AGING_S
-    max_num_seqs: int = defaults.MAX_NUM_SEQS
+    max_num_seqs: int = DEFAULT_LIMITS.max_num_seqs
     hold: HoldBounds = HoldBounds()
     continuation: bool = True
     max_attempts: int = defaults.MAX_ATTEMPTS
@@ -124,6 +125,7 @@ class EngineSample:
 
     Attributes:
         at: when the scrape began, in seconds.
+        limits: limits in force; the default if the page lacks them.
         cost: cost model that the engine fitted; None before its first fit.
         draining: the engine rejects new requests.
     """
@@ -134,8 +136,7 @@ class EngineSample:
     waiting_prompt_tokens: int = 0
     kv_utilization: float = 0.0
     kv_cache_tokens: int = 0
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
+    limits: Limits = DEFAULT_LIMITS
     cost: CostModel | None = None
     draining: bool = False
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_settings.flags import chosen
+from inflight_settings.limits import Limits
 from inflight_settings.scheduling import DEFAULT_CLASS, SchedulingSettings, ServiceClass
 from inflight_simulator.arrivals import Arrival, Scaling, blocks_of, scaled
 from inflight_simulator.continuous import simulate_continuous

@@ -18,8 +18,8 @@ from inflight_engine.models.tokenizer import load_tokenizer
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import SamplingParams
-from inflight_engine.scheduling.limits import Limits
 from inflight_settings.engine import EngineConfig
+from inflight_settings.limits import Limits, LimitsInForce
 from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling_fields import gathered
 
@@ -236,7 +236,9 @@ def test_limits_changed_at_random_in_every_step_change_no_token(prompts, greedy,
     capacity = ready.capacity
 
     def change():
-        return Limits(rng.randint(1, capacity.max_num_seqs), rng.randint(1, capacity.max_num_batched_tokens))
+        return LimitsInForce(
+            Limits(rng.randint(1, capacity.max_num_seqs), rng.randint(1, capacity.max_num_batched_tokens))
+        )
 
     assert run(engine, prompts, greedy, change_limits=change).outputs == expected
 

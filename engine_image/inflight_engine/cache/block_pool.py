@@ -15,7 +15,7 @@ _NO_BLOCK = -1
 
 
 class OutOfBlocksError(RuntimeError):
-    """More blocks asked for than are free; the scheduler must have made room first."""
+    """More blocks were requested than are free; the scheduler must make room first."""
 
 
 class BlockPool:
@@ -43,7 +43,7 @@ class BlockPool:
         # cached ones are added at the tail, and one that is shared or emptied meanwhile leaves _NO_BLOCK behind.
         self._order = np.full(3 * num_blocks, _NO_BLOCK)
         self._place = np.zeros(num_blocks, np.intp)
-        """By block without owner: its index in _order."""
+        """Index in _order of each block without owner."""
         self._head = self._tail = num_blocks
         self._append(np.arange(num_blocks))
 
@@ -109,8 +109,8 @@ class BlockPool:
         self.num_free += len(unowned)
 
     def match(self, hashes: Sequence[bytes]) -> BlockIds:
-        """The blocks, owned or not, of the longest leading run of hashes whose content is here. Takes nothing: they
-        stay only if they are shared before anything is allocated.
+        """Find the blocks, owned or not, of the longest leading run of hashes whose content is here. Takes nothing:
+        they stay only if they are shared before anything is allocated.
 
         Returns:
             int32 [at most len(hashes)].
@@ -124,7 +124,7 @@ class BlockPool:
         return np.array(blocks, np.int32)
 
     def num_unowned(self, block_ids: BlockIds | Sequence[int]) -> int:
-        """How many of the blocks have no owner, so that sharing them uses up free ones."""
+        """Return how many of the blocks have no owner, so that sharing them uses up free ones."""
         return len(block_ids) - int(np.count_nonzero(self._num_owners[np.asarray(block_ids, np.intp)]))
 
     def share(self, block_ids: BlockIds | Sequence[int]) -> None:
@@ -178,8 +178,8 @@ class BlockPool:
         return registered
 
     def unregister(self, block_ids: BlockIds | Sequence[int]) -> None:
-        """These blocks were registered and never computed: what they should contain cannot be found. Blocks that lost
-        that content already stay as they are."""
+        """Forget the content of blocks that were registered and never computed. Blocks that lost that content already
+        stay as they are."""
         blocks = _all_different(block_ids)
         blocks = blocks[self._content_mask[blocks]]
         self._content_mask[blocks] = False
@@ -188,7 +188,7 @@ class BlockPool:
         self._prepend(unowned)
 
     def _blocks(self, width: int) -> _Ids:
-        """The blocks in the first `width` places of the order."""
+        """Return the blocks in the first `width` places of the order."""
         part = self._order[self._head : min(self._head + width, self._tail)]
         return part[part >= 0]
 

@@ -21,14 +21,16 @@ _STRAIGHT = 0.01
 """A line with no larger mean error needs no curve."""
 _DECODES, _PREFILLS = StepWork._fields.index("decode_seqs"), StepWork._fields.index("prefill_tokens")
 FACTORS = ("decode_seq_s", "prefill_token_s", "decode_kv_token_s", "prefill_context_token_s", "copied_token_s")
-"""Of `CostModel`, in the order of `StepWork`."""
+"""Names of the factors of `CostModel`, in the order of `StepWork`."""
 
 
 class Fitted(NamedTuple):
-    """Attributes:
-    unseen: factors of what no step did.
-    errors: [steps], |predicted - measured| / measured.
-    median_error: of them, by the weights of the steps.
+    """A cost model with its errors.
+
+    Attributes:
+        unseen: factors of work that no step did.
+        errors: [steps], |predicted - measured| / measured.
+        median_error: median of `errors` by the weights of the steps.
     """
 
     cost: CostModel
@@ -68,7 +70,8 @@ def fit_steps(works: Floats, seconds: Floats, unseen: CostModel, weights: Floats
 
 
 def _typical(errors: Floats) -> float:
-    """Mean error of all steps alike: a curve also has to hold for sizes that are out of use and weigh little."""
+    """Return the mean error of all steps alike: a curve also has to hold for sizes that are out of use and weigh
+    little."""
     return float(np.minimum(errors, 1.0).mean())
 
 

@@ -75,13 +75,14 @@ class PersistentBatch:
         # Stale or unset entries are read as padding and masked, so they only have to be valid block ids.
         self._block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int64)
         self._changed_cells: list[IntArray] = []
-        """Indices into the flattened block table of what changed since the last step that was computed."""
+        """Indices into the flattened block table of the cells that changed since the last step that was computed."""
         self._num_tokens = np.zeros(max_num_seqs, np.int64)
         self._known_tokens: dict[int, TokenIds] = {}
         self._scored_prompts: dict[int, tuple[int, int]] = {}
-        """Of slots that ask for log-probabilities of their prompts: its length, and how many likeliest tokens."""
+        """Prompt length and number of likeliest tokens to report, by slot that asks for log-probabilities of its
+        prompt."""
         self._decodes: _Decodes | None = None
-        """Of the last plan. While the same slots decode, each step follows from the one before."""
+        """Decodes of the last plan. While the same slots decode, each step follows from the one before."""
 
     def apply(self, plan: StepPlan) -> None:
         """Edit the rows that the plan names."""
@@ -186,7 +187,7 @@ class PersistentBatch:
         return _Decodes(slots, positions, lens, self._kv_slots(blocks, positions))
 
     def _next_decodes(self, plan: StepPlan) -> _Decodes | None:
-        """Those of the plan before, one token on; None: they are others."""
+        """Return the decodes of the plan before, one token on; None: other slots decode."""
         before, growth = self._decodes, plan.growth
         if before is None or plan.decode_slots is not before.slots:
             return None

@@ -94,7 +94,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE) -> Runner:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is computed, and in what.
+    """The model, the device and the number type of a runner.
 
     Attributes:
         max_model_len: longest sequence in tokens.
@@ -127,7 +127,7 @@ def choose_target(config: EngineConfig) -> Target:
 def choose_attention(
     config: EngineConfig, target: Target, parallel: Parallel
 ) -> tuple[type[AttentionBackend], AttentionSpec]:
-    """The backend, and what it will be made for; the number of blocks is not known yet, and 0.
+    """Return the backend and its spec; the number of blocks is not known yet, and 0.
 
     Raises:
         ValueError: as `build_runner`.
@@ -150,7 +150,7 @@ def choose_attention(
 
 
 def choose_kv_scales(target: Target, spec: AttentionSpec, model: Model, parallel: Parallel) -> AttentionSpec:
-    """`spec` with the scales of a cache in fp8: the checkpoint's, else calibrated; any other cache has none.
+    """Return `spec` with the scales of a cache in fp8: the checkpoint's, else calibrated; any other cache has none.
 
     Raises:
         ValueError: as `load_kv_scales` and `calibrate`.
@@ -185,7 +185,7 @@ def size_cache(
     graph_shapes: tuple[StepShape, ...],
     parallel: Parallel,
 ) -> AttentionSpec:
-    """`spec` with as many blocks as the memory beside the weights holds, on a GPU measured by a step.
+    """Return `spec` with as many blocks as the memory beside the weights holds, on a GPU measured by a step.
 
     Raises:
         KVCacheSizeError: too few.
@@ -199,7 +199,7 @@ def size_cache(
 def make_host_cache(
     config: EngineConfig, spec: AttentionSpec, attention: AttentionBackend, parallel: Parallel
 ) -> HostCache:
-    """Host memory for preempted requests.
+    """Allocate host memory for preempted requests.
 
     Raises:
         KVCacheSizeError: `swap_space` is more than there is, or wrong.
@@ -215,7 +215,7 @@ def make_host_cache(
 def make_forward(
     model: Model, attention: AttentionBackend, feed: TokenFeed, spec: AttentionSpec, graph_shapes: Sequence[StepShape]
 ) -> Forward:
-    """The forward pass, with buffers for the inputs of the largest step."""
+    """Make the forward pass, with buffers for the inputs of the largest step."""
     copies = spec.device.type != "cpu" or len(graph_shapes) > 0
     staging = Staging(step_bytes(spec.max_num_seqs, spec.max_num_batched_tokens), spec.device, copies=copies)
     return Forward(model, attention, feed, staging)
@@ -237,13 +237,13 @@ def capture_graphs(
 
 
 def looks_ahead(config: EngineConfig, device: torch.device) -> bool:
-    """Whether a step may be launched before the previous one is collected. A CPU has nothing to gain by it: while it
-    schedules it does not compute."""
+    """Return whether a step may be launched before the previous one is collected. A CPU has nothing to gain by it:
+    while it schedules it does not compute."""
     return device.type == "cuda" and config.async_scheduling
 
 
 def make_batch_invariant(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> None:
-    """See to it that a token's result does not depend on the others in its step; attention has its own ways.
+    """Make products independent of the other tokens in a step; attention has its own ways.
 
     Raises:
         ValueError: no forward pass of this model here is so.
@@ -266,12 +266,12 @@ def make_batch_invariant(config: EngineConfig, model_config: ModelConfig, device
 
 
 def _kv_bytes_per_token(spec: AttentionSpec) -> int:
-    """Of this rank."""
+    """Return the bytes of keys and values of one token on this rank."""
     return spec.shape.kv_bytes_per_token(spec.cache_dtype.itemsize)
 
 
 def _host_memory(parallel: Parallel) -> HostMemory:
-    """What each rank can still take."""
+    """Return the host memory that each rank can still take."""
     resources = read_resources()
     return HostMemory(resources.memory // parallel.size, resources.memory_limited)
 

@@ -270,7 +270,7 @@ class _Packer:
         self._at = memory
 
     def vector(self, name: str, size: int) -> int:
-        """Address of a tensor in float32."""
+        """Return the address of a tensor, converted to float32."""
         tensor = self._tensor(name, size).float().contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
@@ -278,8 +278,8 @@ class _Packer:
     def linear(
         self, format_: str, has_bias: bool, inputs: int, parts: dict[str, int], interleaved: bool = False
     ) -> tuple[Matrix, int | None]:
-        """One product for several projections, one after the other or, of two, register by register: `parts` are
-        their names and sizes. Gives the matrix, and the address of the bias in its order."""
+        """Pack several projections into one matrix, one after the other or, for two, register by register. `parts` are
+        their names and sizes. Returns the matrix, and the address of the bias in its order."""
         lanes = self._kernels.inflight_lanes()
         panels = -(-next(iter(parts.values())) // lanes) if interleaved else -(-sum(parts.values()) // (2 * lanes))
         outputs = panels * 2 * lanes if interleaved else sum(parts.values())

@@ -1,4 +1,4 @@
-"""One forward pass of a step, launched kernel by kernel or captured in a graph: from inputs on the device to the hidden
+"""The forward pass of a step, launched kernel by kernel or captured in a graph: from inputs on the device to the hidden
 states of the tokens whose successors are sampled, or are prompt tokens to score."""
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ import triton.language as tl
 from inflight_engine.models.matrices import Int4Matrix
 
 MOST_ROWS = 256
-"""Above, weights are dequantized for one product of cuBLAS."""
+"""Maximum number of rows; for more, weights are dequantized for one product of cuBLAS."""
 _TILES = ((16, 32), (32, 64), (64, 64))
 """Rows and outputs of a tile, the first whose rows are enough or else the last. With few rows a product reads little
 but weights, and many small tiles read them faster."""

@@ -18,7 +18,7 @@ _TILE_M, _TILE_N, _TILE_K = 64, 64, 64
 _GROUP_M = 8
 
 _overrides: list[torch.library.Library] = []
-"""A registration holds as long as its library."""
+"""Libraries of the registrations, which hold as long as their library lives."""
 
 
 @triton.jit(do_not_specialize=["M"])

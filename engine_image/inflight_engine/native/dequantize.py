@@ -19,7 +19,7 @@ def can_dequantize(ggml_type: int) -> bool:
 
 
 def dequantize(raw: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """float32 of a shape, from a type that `can_dequantize`.
+    """Return float32 of a shape, from a type that `can_dequantize`.
 
     Raises:
         KernelError: the shape is not one of whole blocks.

@@ -21,8 +21,8 @@ from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import Slots, StepPlan
+from inflight_settings.limits import Limits
 
 HEADER_TAG = "inflight-engine schedule"
 FORMAT_VERSION = 6
@@ -80,6 +80,7 @@ class LimitsChanged(msgspec.Struct, frozen=True, array_like=True, tag="limits"):
     """Other limits are in force from the next step."""
 
     limits: Limits
+    revision: int
 
 
 class WeightsChanged(msgspec.Struct, frozen=True, array_like=True, tag="weights"):

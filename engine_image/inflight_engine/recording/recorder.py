@@ -41,8 +41,8 @@ from inflight_engine.recording.lines import (
 )
 from inflight_engine.request import FinishReason, Request, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
+from inflight_settings.limits import LimitsInForce
 
 log = logging.getLogger(__name__)
 
@@ -130,8 +130,8 @@ class Recorder(EngineObserver):
         self._write(Cancelled(request_id, reason))
         self._end_request(request_id)
 
-    def limits(self, limits: Limits) -> None:
-        self._write(LimitsChanged(limits))
+    def limits(self, limits: LimitsInForce) -> None:
+        self._write(LimitsChanged(limits.limits, limits.revision))
 
     def weights(self, weights: dict[str, float]) -> None:
         self._write(WeightsChanged(weights))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inflight_engine.scheduling.limits import Limits
+from inflight_settings.limits import Limits
 from inflight_settings.scheduling import SchedulingSettings
 
 

@@ -28,7 +28,6 @@ from inflight_engine.messages import (
 )
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.admission.bounds import AdmissionQueue
 from inflight_engine.server.admission.shedding import Shedding
 from inflight_engine.server.answers.heartbeats import Heartbeats
@@ -48,6 +47,7 @@ from inflight_engine.server.requests.timeouts import Timeouts
 from inflight_engine.server.settings.config import ServerConfig
 from inflight_engine.server.telemetry.exchange import RequestSpans
 from inflight_engine.server.telemetry.metrics import NO_STATS, EngineMetrics, Gauges
+from inflight_settings.limits import LimitsInForce
 
 MAX_TRIES = 2
 """Of a request: one with a slot in two engine processes that died may have caused the crashes."""
@@ -251,7 +251,7 @@ class Service:
             message = "the engine process is gone and the request is lost; try again"
             self.end(generation, FinishReason.ABORT, lost(message))
 
-    async def open(self, tokenizer: Tokenizer, limits: Limits) -> None:
+    async def open(self, tokenizer: Tokenizer, limits: LimitsInForce) -> None:
         """Start accepting requests: the model is loaded."""
         ready = self.engine_ready.result()
         await self.runtime.start(limits, ready.capacity)
@@ -444,6 +444,7 @@ class Service:
         return Gauges(
             stats=self.stats,
             limits=self.runtime.limits,
+            revision=self.runtime.revision,
             ready=self.engine,
             waiting=self.num_waiting,
             queued_by_class=self._queue.by_class,

@@ -60,7 +60,7 @@ def slots_worth(load: EndpointLoad, prompt_tokens: int) -> int:
     sample = load.sample
     if sample is None or not sample.kv_cache_tokens:
         return 1
-    return max(1, round((prompt_tokens + load.answer_tokens) * sample.max_num_seqs / sample.kv_cache_tokens))
+    return max(1, round((prompt_tokens + load.answer_tokens) * sample.limits.max_num_seqs / sample.kv_cache_tokens))
 
 
 def leaves_kv_cache(sample: EngineSample, load: EndpointLoad, held_tokens: float, uncached_tokens: int) -> bool:

@@ -76,7 +76,7 @@ def prefill_tokens_per_second(sample: EngineSample) -> float:
     if waits_for_blocks(sample):
         return 0.0
     decoding = decode_work(sample, sample.running)
-    room = max(1.0, sample.max_num_batched_tokens - decoding.decode_seqs)
+    room = max(1.0, sample.limits.max_num_batched_tokens - decoding.decode_seqs)
     attended = sample.waiting_prompt_tokens / max(1, sample.waiting) / 2
     step = decoding._replace(prefill_tokens=room, prefill_context_tokens=room * attended)
     return room / (sample.cost or DEFAULT_COST).seconds(step)

@@ -98,9 +98,9 @@ class _Constants:
         self.cost = cost = known or DEFAULT_COST
         decoding = decode_work(sample, running)
         self.used_kv = decoding.decode_kv_tokens
-        self.slots = sample.max_num_seqs
-        self.budget = sample.max_num_batched_tokens
-        self.room = max(1.0, sample.max_num_batched_tokens - running)
+        self.slots = sample.limits.max_num_seqs
+        self.budget = sample.limits.max_num_batched_tokens
+        self.room = max(1.0, sample.limits.max_num_batched_tokens - running)
         self.waiting_tokens = sample.waiting_prompt_tokens if fresh else 0
         self.waiting_mean = self.waiting_tokens / sample.waiting if fresh and sample.waiting else None
         self.seqs_s = cost.base_s + cost.decode_seq_s * running

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from inflight_base.manifest.defaults import MOST_SEQS, MOST_TOKENS
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
 from inflight_kubectl.flag_types import DurationType, written
 from inflight_kubectl.output import Problem, console, in_utc, json_option, plain_table, print_json
 from inflight_kubectl.overrides import LimitsView, Pair, clear_override, limits_view, set_override
+from inflight_settings.limits import HIGHEST_LIMITS
 
 if TYPE_CHECKING:
     from inflight_kubectl.cluster import Cluster
@@ -35,9 +35,17 @@ Examples:
 """,
 )
 @service_argument
-@click.option("--max-num-seqs", type=click.IntRange(1, MOST_SEQS), metavar="N", help="Most requests that run at once.")
 @click.option(
-    "--max-num-batched-tokens", type=click.IntRange(1, MOST_TOKENS), metavar="N", help="Most tokens in one step."
+    "--max-num-seqs",
+    type=click.IntRange(1, HIGHEST_LIMITS.max_num_seqs),
+    metavar="N",
+    help="Most requests that run at once.",
+)
+@click.option(
+    "--max-num-batched-tokens",
+    type=click.IntRange(1, HIGHEST_LIMITS.max_num_batched_tokens),
+    metavar="N",
+    help="Most tokens in one step.",
 )
 @click.option(
     "--for",

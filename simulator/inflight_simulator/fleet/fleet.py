@@ -6,7 +6,7 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-from inflight_cost.capacity import StepLimits
+from inflight_settings.limits import LimitsInForce
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.gateway import Gateway
 from inflight_simulator.fleet.meter import Meter
@@ -31,7 +31,7 @@ class Fleet:
         pods: all pods of the run, by number.
         live: existing pods, oldest first.
         ordered: replicas, as ordered last.
-        first_limits: of pods that become ready, and their revision.
+        first_limits: limits of pods that become ready.
         counts: of replicas, a row at each change.
         gateway: None: requests are routed on arrival.
     """
@@ -43,7 +43,7 @@ class Fleet:
         self.live: list[Pod] = []
         self.ordered = config.initial_replicas
         self.counts: list[ReplicaCount] = []
-        self.first_limits = (config.limits, 0)
+        self.first_limits = LimitsInForce(config.limits)
         longest = int((requests.prompt_tokens + requests.output_tokens).max())
         self._scheduling = scheduler_config(config, longest, prefix_caching=bool(requests.hash_ids))
         self._router = Router(config.routing)
@@ -106,7 +106,7 @@ class Fleet:
         """Pods whose start-up is over take requests."""
         due = [pod for pod in self.live if not pod.ready and pod.starts_s <= now]
         for pod in due:
-            pod.replica.set_limits(*self.first_limits, now)
+            pod.replica.set_limits(self.first_limits, now)
             self._become_ready(pod)
         if due:
             self._count(now)
@@ -127,9 +127,9 @@ class Fleet:
                 self._end(pod, now)
         self._count(now)
 
-    def set_limits(self, pod: Pod, limits: StepLimits, revision: int, now: float) -> None:
+    def set_limits(self, pod: Pod, limits: LimitsInForce, now: float) -> None:
         replica = pod.replica
-        replica.set_limits(limits, revision, now)
+        replica.set_limits(limits, now)
         if replica.event != NEVER:
             heappush(self._events, (replica.event, replica.starts, pod.number))
 

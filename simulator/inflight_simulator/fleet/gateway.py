@@ -114,7 +114,7 @@ class Gateway:
         replica = pod.replica
         replica.take_in_until(now)
         scheduler = replica.scheduler
-        config, limits = scheduler.config, scheduler.limits
+        config = scheduler.config
         return EngineSample(
             at=now,
             running=scheduler.num_running,
@@ -122,7 +122,6 @@ class Gateway:
             waiting_prompt_tokens=replica.pending_tokens,
             kv_utilization=scheduler.kv_usage,
             kv_cache_tokens=config.num_blocks * config.block_size,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
+            limits=scheduler.limits,
             cost=self._cost,
         )

@@ -8,13 +8,12 @@ from functools import lru_cache
 
 import numpy as np
 
-from inflight_cost.capacity import StepLimits
 from inflight_cost.model import StepWork
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
+from inflight_settings.limits import LimitsInForce
 from inflight_simulator.arrivals import OUTPUT_TOKEN
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.meter import Meter
@@ -38,7 +37,7 @@ def scheduler_config(config: FleetConfig, longest: int, *, prefix_caching: bool 
     """The scheduler of a replica. `longest`: tokens of the longest request."""
     model = config.replica
     return SchedulerConfig(
-        capacity=Limits(*config.capacity),
+        capacity=config.capacity,
         num_blocks=model.kv_tokens // model.block_size,
         block_size=model.block_size,
         max_model_len=longest,
@@ -67,6 +66,7 @@ class Replica:
         event: time of the next end of a step that may change state, or of a start (`starts`).
         idle_s: when its last request ended.
         refused: requests that could never run.
+        revision: of the limits in force.
     """
 
     def __init__(
@@ -77,8 +77,9 @@ class Replica:
         self.starts = False
         self.idle_s = 0.0
         self.refused: list[int] = []
+        self.revision = 0
         self.scheduler = Scheduler(scheduling, contents=scheduling.prefix_caching)
-        self.scheduler.limits = Limits(*config.limits)
+        self.scheduler.limits = config.limits
         self.scheduler.prefill_cost = config.replica.cost
         self._states = states
         self._cost = config.replica.cost
@@ -112,14 +113,14 @@ class Replica:
     def num_waiting(self) -> int:
         return self.scheduler.num_waiting + len(self._arrived)
 
-    def set_limits(self, limits: StepLimits, revision: int, now: float) -> None:
+    def set_limits(self, limits: LimitsInForce, now: float) -> None:
         """In force from the next step."""
         self.take_in_until(now)
         self._cut_run(now)
         if self._ends:
             # The current step is processed with the limits it was planned with.
             self._commit(len(self._ends))
-        self.scheduler.limits = Limits(*limits, revision)
+        self.scheduler.limits, self.revision = limits.limits, limits.revision
 
     def arrive(self, request_id: int, now: float) -> None:
         """A request arrives at `now`; all earlier events were processed."""

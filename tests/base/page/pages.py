@@ -8,8 +8,8 @@ from inflight_base.page.histogram import Histogram
 from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.limits import Limits as EngineLimits
 from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
+from inflight_settings.limits import Limits
 from inflight_settings.scheduling import ServiceClass
 
 
@@ -30,15 +30,16 @@ def engine_page(names=None, observations=1, seed=0):
         step_seconds=0.2,
         schedule_seconds=0.001,
     )
-    ready = EngineReady(EngineLimits(64, 2048), RunnerInfo(10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0))
+    ready = EngineReady(Limits(64, 2048), RunnerInfo(10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0))
     gauges = Gauges(
         stats=stats,
-        limits=EngineLimits(48, 1024, 7),
+        limits=Limits(48, 1024),
         ready=ready,
         waiting=2,
         queued_by_class={"interactive": 2, "batch": 0},
         queued_tokens=300,
         draining=False,
+        revision=7,
     )
     metrics = EngineMetrics("m", [ServiceClass("interactive"), ServiceClass("batch")], lambda: gauges)
     numbers = random.Random(seed)

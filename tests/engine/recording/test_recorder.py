@@ -16,8 +16,8 @@ from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import FinishReason, Request, SamplingParams
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
+from inflight_settings.limits import Limits, LimitsInForce
 from tests.engine.recording.workload import CONFIG, Keep, Workload, config
 from tests.engine.scheduling_fields import gathered
 
@@ -65,7 +65,7 @@ def test_a_run_reads_like_this():
     record.stepped(plan(3, decodes), work(3), [], 0.003)
     record.stepped(plan(4, decodes), work(4), [], 0.004, ahead=True)
     record.stepped(plan(5, decodes), work(5), [], 0.005, ahead=True)
-    record.limits(Limits(2, 8, 5))
+    record.limits(LimitsInForce(Limits(2, 8), 5))
     record.weights({"chat": 2.0})
     record.rates(None)
     record.failed(plan(6, decodes), work(6), 0.006)
@@ -83,7 +83,7 @@ def test_a_run_reads_like_this():
         ["same", [2000, 3000]],
         ["step", 4, 4000, [1, 0, 9, 0, 0], 3954038922, [], True],
         ["same", [5000]],
-        ["limits", {"max_num_seqs": 2, "max_num_batched_tokens": 8, "revision": 5}],
+        ["limits", {"max_num_seqs": 2, "max_num_batched_tokens": 8}, 5],
         ["weights", {"chat": 2.0}],
         ["rates", None],
         ["step", 6, 6000, [1, 0, 11, 0, 0], 3954038922, None, False],

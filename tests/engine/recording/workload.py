@@ -13,9 +13,9 @@ from inflight_engine.cache.swap import SwapRates
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
 from inflight_engine.step_work import work_of
+from inflight_settings.limits import Limits, LimitsInForce
 from inflight_settings.scheduling import ServiceClass
 
 CLASSES = (ServiceClass("chat", 3.0, priority=0), ServiceClass("batch", 1.0, priority=2))
@@ -59,6 +59,7 @@ class Workload:
         self.next_id = 0
         self.num_added = self.num_steps = self.num_changes = 0
         self.hits = self.swapped_in = self.stopped = self.cancelled = self.failed = self.late_tokens = 0
+        self.revision = 0
 
     def _is_cached(self, block_hash):
         return len(self.scheduler._running.pool.match([block_hash])) > 0
@@ -140,14 +141,12 @@ class Workload:
         self.cancelled += 1
 
     def set_limits(self):
-        capacity, revision = self.config.capacity, self.scheduler.limits.revision + 1
-        limits = Limits(
-            self.random.randint(1, capacity.max_num_seqs),
-            self.random.randint(1, capacity.max_num_batched_tokens),
-            revision,
+        capacity = self.config.capacity
+        self.revision += 1
+        self.scheduler.limits = Limits(
+            self.random.randint(1, capacity.max_num_seqs), self.random.randint(1, capacity.max_num_batched_tokens)
         )
-        self.scheduler.limits = limits
-        self.recorder.limits(limits)
+        self.recorder.limits(LimitsInForce(self.scheduler.limits, self.revision))
 
     def step(self, fails=False):
         """With lookahead: the next step is planned, then the one before is taken in."""

@@ -5,9 +5,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from inflight_cost.capacity import StepLimits
 from inflight_cost.model import CostModel
 from inflight_operator.observe.metrics import parse_metrics
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet.request_states import RequestStates
 from inflight_simulator.fleet.requests import Requests
 from tools.bench.gateway.conversations import BLOCK_TOKENS, turns
@@ -49,6 +49,6 @@ def test_the_simulated_prompts_share_what_the_sent_prompts_share():
 
 
 def test_each_policy_serves_the_whole_load():
-    rows = simulate(turns(240.0, 49_152)[:30], replica_model([fitted(1)]), 2, StepLimits(16, 256), 0.5)
+    rows = simulate(turns(240.0, 49_152)[:30], replica_model([fitted(1)]), 2, Limits(16, 256), 0.5)
     assert tuple(row.policy for row in rows) == POLICIES
     assert all(0 < row.ttft_p50 <= row.ttft_p95_high for row in rows)

@@ -13,9 +13,9 @@ from inflight_cost.model import StepWork
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_work import work_of
+from inflight_settings.limits import Limits
 from inflight_simulator.cost import LLAMA_8B_H100
 from tools.bench import simulator
 from tools.load.trace_load import Job, Measured, run_load

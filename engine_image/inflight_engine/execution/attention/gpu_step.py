@@ -129,7 +129,7 @@ class StepStaging:
         return GpuStep(num_rows, num_chunks, longest_chunk, table, *sent)
 
     def _lists_all(self, shape: StepShape) -> bool:
-        """Whether all sequences of a step of the shape count as chunks."""
+        """Return whether all sequences of a step of the shape count as chunks."""
         return self._tile_queries is None and not shape.decodes_only
 
     def _check(self, size: StepShape, batch: AttentionBatch, shape: StepShape) -> None:

@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from inflight_settings.engine import EngineConfig
 
 CPU_MEMORY_SHARE = 0.5
-"""On CPU: share of what is available after the weights. The rest is for activations, the API process and the page
-cache; in a container, going over the limit is a kill."""
+"""Share of the memory available after the weights that the KV cache takes on a CPU. The rest is for activations, the
+API process and the page cache; in a container, going over the limit is a kill."""
 CPU_MEMORY_CAP = 2 << 30
-"""On CPU without a memory limit of its own, where other processes count on the same memory: more is taken only when one
-sequence of full length needs it."""
+"""Maximum bytes of the KV cache on a CPU without a memory limit, where other processes count on the same memory. More
+is taken only when one sequence of full length needs it."""
 POD_MEMORY_RESERVE = 1 << 30
 POD_MEMORY_SHARE = 0.9
-"""On CPU with a memory limit of its own: this share of what is available beyond the reserve, where that is more than
+"""Share of the memory beyond the reserve that the KV cache takes on a CPU with a memory limit, if that is more than
 `CPU_MEMORY_SHARE` of all. Activations, the API process and libraries do not grow with the pod, so the reserve is fixed;
 the rest is for the page cache and for what the kernel charges to the pod. The cache's pages are taken when they are
 first written, so a size that is too large would be a kill much later."""
@@ -27,12 +27,12 @@ class KVCacheSizeError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KVDemand:
-    """What the cache is for.
+    """Requirements for the KV cache.
 
     Attributes:
-        bytes_per_token: over all layers.
-        max_model_len: one sequence of this many tokens has to fit.
-        block_size: tokens in a block.
+        bytes_per_token: bytes of a token's keys and values over all layers.
+        max_model_len: number of tokens of the longest sequence, which has to fit.
+        block_size: number of tokens in a block.
     """
 
     bytes_per_token: int
@@ -42,11 +42,11 @@ class KVDemand:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """On CPU.
+    """Memory of the host.
 
     Attributes:
         available: bytes that can still be taken, after the weights.
-        limited: a limit of this process's cgroup says so, and not what the whole machine has left.
+        limited: `available` is bounded by a limit of this process's cgroup, not by the whole machine.
     """
 
     available: int
@@ -90,7 +90,7 @@ def cpu_budget(memory: HostMemory, swap_space: int, sequence_bytes: int) -> int:
 
 
 def is_given(config: EngineConfig) -> bool:
-    """Whether the configuration says how large the KV cache is, so that nothing needs to be measured."""
+    """Return whether the configuration gives the size of the KV cache, so that nothing needs to be measured."""
     return config.num_kv_blocks is not None or config.kv_cache_memory is not None
 
 

@@ -18,9 +18,9 @@ from inflight_engine.scheduling.plan import Slots, StepPlan
 log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 64 << 20
-"""Most that the intermediate results of one chunk of rows take together."""
+"""Maximum bytes of the intermediate results of one chunk of rows."""
 _BYTES_PER_LOGIT = 24
-"""Of a chunk's row: a log-softmax and its magnitude in float32, and two arrays of int64."""
+"""Bytes of intermediate results for each logit: a log-softmax and its magnitude in float32, and two arrays of int64."""
 
 
 class LogprobTensors(NamedTuple):
@@ -52,7 +52,7 @@ class LogprobRequests:
         self._num_top = np.full(max_num_seqs, -1, np.int64)
         """Likeliest tokens to report; -1: the slot asks for nothing."""
         self.asked = False
-        """Whether any slot asks."""
+        """True while any slot asks."""
 
     def apply(self, plan: StepPlan) -> None:
         """Forget the slots that the plan releases, and learn those that it starts."""
@@ -89,7 +89,7 @@ def rows_at_once(vocab_size: int) -> int:
 def gather_logprobs(
     logits: torch.Tensor, rows: npt.NDArray[np.int64], token_ids: torch.Tensor, count: int
 ) -> LogprobTensors:
-    """What may be reported for some rows. Of equally likely tokens those with smaller ids come first, so that a row's
+    """Compute the log-probabilities of some rows. Equally likely tokens come in the order of their ids, so that a row's
     report does not depend on the others'. Rows are taken in chunks, so that memory does not follow their number.
 
     Args:

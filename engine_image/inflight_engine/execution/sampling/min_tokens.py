@@ -7,7 +7,7 @@ import math
 from inflight_engine.scheduling.plan import SlotStart, StepPlan
 
 Biases = tuple[tuple[int, float], ...]
-"""(token id, what is added to its logit), each token once."""
+"""Pairs (token id, addend of its logit), each token once."""
 
 
 class MinTokens:

@@ -14,7 +14,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class BatchTokens(NamedTuple, Generic[Number]):
-    """What is known about a batch's tokens: `values[i]` belongs to token `token_ids[i]` of the batch's row `rows[i]`.
+    """Numbers of a batch's tokens: `values[i]` belongs to token `token_ids[i]` of the batch's row `rows[i]`.
     Each (row, token) is there once. `rows`, `token_ids`: int64 [n]."""
 
     rows: IntArray

@@ -1,7 +1,7 @@
-"""What top_k and top_p leave of a row of logits, found without sorting and without the host.
+"""The tokens that top_k and top_p keep of a row of logits, found without sorting and without the host.
 
-It is said by a key (a logit's place in the order of all floats): tokens above it stay, and of those at it the first
-few. It is found digit by digit: each launch counts (top_k) or weighs (top_p) the tokens that have the digits found so
+A key (a logit's place in the order of all floats) names them: tokens above it stay, and the first few of those at it.
+The key is found digit by digit: each launch counts (top_k) or weighs (top_p) the tokens that have the digits found so
 far by their next digit, for each part; each program of the next launch adds the parts up and takes the digit in which
 the goal is reached. Rows without the filter leave such launches at once.
 """
@@ -26,14 +26,14 @@ from inflight_engine.execution.sampling.triton_logits import (
 )
 
 MASS = tl.constexpr(2.0**40)
-"""Of a weight of 1: masses are integers."""
+"""Mass of a weight of 1; masses are integers."""
 STATE = tl.constexpr(3)
-"""Numbers that each digit of a row's search leaves for the next."""
+"""Number of values that each digit of a row's search leaves for the next."""
 
 
 @triton.jit
 def add_up(histogram: tl.tensor, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
-    """[WAYS]: a row's histogram over all splits."""
+    """Return a row's histogram over all splits, [WAYS]."""
     splits, ways = tl.arange(0, PADDED_SPLITS)[:, None], tl.arange(0, 1 << BITS)[None, :]
     return tl.sum(tl.load(histogram + splits * (1 << BITS) + ways, mask=splits < SPLITS, other=0), axis=0)
 
@@ -54,7 +54,7 @@ def descend(
 def before(
     histogram: tl.tensor, digit: tl.tensor, split: tl.tensor, PADDED_SPLITS: tl.constexpr, BITS: tl.constexpr
 ) -> tl.tensor:
-    """What the splits before one have of a digit."""
+    """Return the sum of a digit over the splits before `split`."""
     splits = tl.arange(0, PADDED_SPLITS)
     return tl.sum(tl.load(histogram + splits * (1 << BITS) + digit, mask=splits < split, other=0), axis=0)
 
@@ -141,7 +141,7 @@ def top_k_kernel(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One digit of top_k's key.
+    """Kernel that finds one digit of top_k's key.
 
     Args:
         histograms: int64 [digits, rows, SPLITS, 2**BITS].
@@ -213,7 +213,7 @@ def top_p_kernel(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One digit of top_p's key, among the keys above top_k's.
+    """Kernel that finds one digit of top_p's key, among the keys above top_k's.
 
     Args:
         histograms: int64 [digits, rows, SPLITS, 2**BITS].

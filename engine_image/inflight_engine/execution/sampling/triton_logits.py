@@ -64,7 +64,7 @@ def logit_of(key: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def weight_of(logits: tl.tensor, peak: tl.tensor, temperature: tl.tensor, min_p: tl.tensor) -> tl.tensor:
-    """Of the likeliest token, 1; 0 of those that min_p drops."""
+    """Return the unnormalised probability: 1 for the likeliest token, 0 for tokens that min_p drops."""
     weights = tl.exp((logits - peak) / temperature)
     return tl.where(weights >= min_p, weights, 0.0)
 

@@ -10,12 +10,11 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from inflight_engine.messages import EngineReady
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.admin.record import RecordResponse, flushed_record
 from inflight_engine.server.admin.token import AdminRoute
 from inflight_engine.server.engine.phase import Phase
-from inflight_engine.server.engine.runtime_config import Change
 from inflight_engine.server.service import Service, ServiceOf
+from inflight_settings.limits import Limits, PartialLimits
 from inflight_settings.scheduling import ServiceClass
 from inflight_settings.setting import settings_of
 
@@ -51,10 +50,8 @@ async def change_runtime_config(change: RuntimeConfigChange, service: ServiceOf)
     """Answers with what is in force after the engine applied it."""
     if service.engine is None or service.phase is not Phase.READY:
         raise service.not_ready()
-    wanted = Change(
-        change.max_num_seqs, change.max_num_batched_tokens, change.revision, class_weights=change.class_weights or {}
-    )
-    await service.runtime.change(wanted, service.engine.capacity)
+    limits = PartialLimits(change.max_num_seqs, change.max_num_batched_tokens)
+    await service.runtime.change(limits, change.revision, change.class_weights or {}, service.engine.capacity)
     return await runtime_config(service)
 
 
@@ -77,7 +74,7 @@ def _describe(service: Service, limits: Limits, engine: EngineReady) -> dict[str
     return {
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
-        "revision": limits.revision,
+        "revision": service.runtime.revision,
         "capacity": {
             "max_num_seqs": engine.capacity.max_num_seqs,
             "max_num_batched_tokens": engine.capacity.max_num_batched_tokens,

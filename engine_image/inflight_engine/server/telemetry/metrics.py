@@ -17,7 +17,6 @@ from inflight_engine.cost_fit.online import GOOD_ERROR
 from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.output_lengths import OutputLengths
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.admission.wait import Slots
 from inflight_engine.server.requests.generation import Generation
 from inflight_engine.server.telemetry.class_metrics import ClassCounts
@@ -26,6 +25,7 @@ from inflight_engine.server.telemetry.histogram import Histogram
 from inflight_engine.server.telemetry.page import add_engine_families
 from inflight_engine.server.telemetry.span_counts import SpanCounts
 from inflight_engine.server.telemetry.step_parts import StepParts
+from inflight_settings.limits import Limits
 from inflight_settings.scheduling import ServiceClass
 
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
@@ -47,6 +47,7 @@ class Gauges:
 
     Attributes:
         limits, ready: None while the model loads.
+        revision: of the limits.
         waiting: requests without a slot, including those not yet received by the engine.
         queued_by_class: requests that were never admitted, by class.
         queued_tokens: their prompt tokens.
@@ -59,6 +60,7 @@ class Gauges:
     queued_by_class: Mapping[str, int]
     queued_tokens: int
     draining: bool
+    revision: int = 0
 
     @property
     def waiting_tokens(self) -> int:

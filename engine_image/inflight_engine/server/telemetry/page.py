@@ -137,7 +137,7 @@ def _limits(page: Families, now: Gauges) -> None:
         "Upper bound of max_num_batched_tokens.",
         capacity.max_num_batched_tokens,
     )
-    page.gauge("inflight_runtime_config_revision", "Revision of the limits in force.", limits.revision)
+    page.gauge("inflight_runtime_config_revision", "Revision of the limits in force.", now.revision)
     empty = max(0, limits.max_num_seqs - stats.num_running)
     page.gauge(
         "inflight_slots_wasted_ratio",
