@@ -136,7 +136,8 @@ def test_the_engine_knows_every_policy(policy):
 
 @pytest.mark.parametrize("preemption", literals(Scheduling, "preemption"))
 def test_the_engine_knows_every_way_to_preempt(preemption):
-    assert parsed(**CPU, engine={"scheduling": {"preemption": preemption}}).engine.preemption == preemption
+    fields = {"scheduling": {"preemption": preemption}, "kvCache": {"swap": "1Gi"}}
+    assert parsed(**CPU, engine=fields).engine.preemption == preemption
 
 
 @pytest.mark.parametrize("victim", literals(Scheduling, "preemption_victim"))
