@@ -24,7 +24,7 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
-    """One message as a frame: 4-byte little-endian length, then msgpack."""
+    """Return a message as a frame: 4-byte little-endian length, then msgpack."""
     body = _encoder.encode(message)
     return len(body).to_bytes(_HEADER_BYTES, "little") + body
 

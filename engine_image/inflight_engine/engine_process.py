@@ -45,7 +45,7 @@ _COMPILE_SECONDS = 20.0
 
 _WARM_UP_TOKENS_CPU = 32
 _WARM_UP_TOKENS_GPU = 512
-"""Of the step that is measured before requests come; it should take some ten milliseconds."""
+"""Number of tokens in the step that is measured before requests come; it should take some ten milliseconds."""
 
 
 def load(

@@ -23,7 +23,7 @@ _MOST_HELD = 10_000
 
 
 class RequestIds(NamedTuple):
-    """What log lines of a request carry. `trace_id` and `span_id`: hexadecimal; empty without tracing."""
+    """Ids in the log lines of a request. `trace_id` and `span_id`: hexadecimal; empty without tracing."""
 
     request_id: str
     trace_id: str = ""
@@ -42,7 +42,7 @@ def hold() -> None:
 
 
 def holding() -> bool:
-    """Whether records are kept back."""
+    """Return whether records are kept back."""
     return any(isinstance(handler, MemoryHandler) for handler in logging.getLogger().handlers)
 
 
@@ -85,7 +85,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats a record as one line with a JSON object."""
 
     def __init__(self, process: str) -> None:
         super().__init__()

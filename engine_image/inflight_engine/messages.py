@@ -1,4 +1,4 @@
-"""What the API process and the engine process say to each other over a local socket.
+"""Messages between the API process and the engine process over a local socket.
 
 Each message is one msgpack document (msgspec tagged structs) behind a 4-byte little-endian length. The engine process
 never parses HTTP; the API process never sees a KV block.
@@ -42,11 +42,11 @@ class CancelRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
-    """What changes while the engine runs, checked by the API process already; in force from the next step, all of it.
-    Answered by `Configured`.
+    """Settings that change while the engine runs, checked by the API process. All take effect with the next step. The
+    answer is `Configured`.
 
     Attributes:
-        class_weights: of the service classes whose weight changes.
+        class_weights: weights of the service classes whose weight changes.
     """
 
     call_id: int
@@ -125,7 +125,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def work(self) -> StepWork:
-        """What the step computed."""
+        """The work that the step computed."""
         return StepWork(
             self.num_decode_tokens,
             self.num_prefill_tokens,
@@ -152,11 +152,11 @@ class LongStep(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepCost(msgspec.Struct, frozen=True, tag=True):
-    """What steps cost by those of late; sent now and then.
+    """Step-cost factors fitted to recent steps. Sent periodically.
 
     Attributes:
-        error: median relative error of the steps behind it.
-        steps: behind it; those that were forgotten in part count in part.
+        error: median relative error of the steps that the factors are fitted to.
+        steps: number of these steps; steps that were forgotten in part count in part.
     """
 
     model: CostModel
@@ -172,17 +172,17 @@ class Starting(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True):
-    """One step's news, in the order of the steps. Also sent, without tokens, when something ended or was cancelled
-    outside a step.
+    """Results of a step, sent in the order of the steps. Also sent, without tokens, when requests ended or were
+    cancelled outside a step.
 
     Attributes:
-        admitted: before the tokens of this step.
+        admitted: requests that got a slot, before the tokens of this step.
         slots, token_ids: int32 little-endian bytes of equal length: the token sampled for each slot. A slot whose
             request ended while the step was under way is not among them.
-        logprobs: of the tokens whose requests asked for them.
-        finished: after the tokens of this step; a finishing request's last token is among them.
-        prompt_logprobs: of the prompts whose requests asked for them. All of a prompt are reported with its first token
-            or before; after a preemption some may be reported again.
+        logprobs: log-probabilities of the tokens whose requests asked for them.
+        finished: requests that ended, after the tokens of this step; a finishing request's last token is among them.
+        prompt_logprobs: log-probabilities of the prompts whose requests asked for them. All of a prompt are reported
+            with its first token or before; after a preemption some may be reported again.
         preempted: requests that lost their slot to others in this step.
     """
 
@@ -198,7 +198,7 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class Configured(msgspec.Struct, frozen=True, tag=True):
-    """What is in force now. `class_weights`: of all service classes."""
+    """The settings in force. `class_weights`: weights of all service classes."""
 
     call_id: int
     limits: LimitsInForce

@@ -62,7 +62,7 @@ class OutputLengths:
             begin, index = until, index + 1
 
     def generated_many(self, begins: Sequence[int], ends: Sequence[int]) -> None:
-        """As `generated` for each pair."""
+        """Call `generated` for each pair."""
         bounds = np.array(self._bounds)
         low = np.maximum(bounds[:-1], np.array(begins)[:, None])  # [pairs, ranges]
         high = np.minimum(bounds[1:], np.array(ends)[:, None])

@@ -105,7 +105,7 @@ class Scheduling:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request's whole state inside the engine process.
+    """The whole state of a request inside the engine process.
 
     Attributes:
         prompt_token_ids: int32 [num_prompt_tokens].

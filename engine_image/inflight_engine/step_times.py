@@ -32,7 +32,7 @@ _LONGEST_GUESS = 600.0
 in longer steps gets no answer anyway."""
 
 _FADE = 0.99
-"""Of the slowest step, for each step of its size."""
+"""Factor by which the time of the slowest step falls with each step of its size."""
 
 _Size: TypeAlias = tuple[int, int]
 """Bit lengths of tokens and context: steps of one size are comparable."""
@@ -58,7 +58,7 @@ class StepTimes:
         self._slowest: dict[_Size, float] = {}
         """Seconds over t (_CONTEXT + c)."""
         self._largest = StepWork(0, 0, 0, 0, 0)
-        """Of each number the largest that was measured."""
+        """Largest measured value of each number."""
         self._reach = self._largest
         """The largest for which the cost model is asked."""
         if measured is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from inflight_engine.cache.swap import SwapRates
 
 _WEIGHT = 0.2
-"""Of the latest step in the running mean."""
+"""Weight of the latest step in the running mean."""
 _TOLD_AGAIN = 0.2
 """Relative change from which the scheduler is told: rates are an input of its decisions, and every change of an input
 is recorded."""

@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class ChatTemplate:
-    """One compiled template.
+    """A compiled template.
 
     Args:
         template: the Jinja text.

@@ -20,7 +20,7 @@ class IncrementalDetokenizer(Protocol):
         """The text that these tokens complete; a character whose bytes are not all there yet is held back."""
 
     def flush(self) -> str:
-        """What was held back: the answer ended inside a character, which becomes U+FFFD."""
+        """Return the text that was held back: the answer ended inside a character, which becomes U+FFFD."""
 
 
 class ByteDetokenizer:
@@ -128,6 +128,6 @@ class WindowDetokenizer:
         return end, text
 
     def _new_text(self, end: int) -> str:
-        """Of the tokens of the window that are not emitted, up to `end`."""
+        """Return the text of the tokens of the window that are not emitted, up to `end`."""
         before = self._decode(self._window[: self._num_emitted])
         return self._decode(self._window[:end])[len(before) :]

@@ -63,7 +63,7 @@ def read_kv_scales(weights: WeightSource, num_layers: int, num_kv_heads: int) ->
 
 
 def _made_for_float8(path: Path) -> bool:
-    """Whether scales that there may be are those of 8-bit floats, and not of integers."""
+    """Return whether scales in the checkpoint, if any, are for 8-bit floats and not for integers."""
     quantization: dict[str, Any] = read_json(path).get("quantization_config") or {}
     scheme = quantization.get("kv_cache_scheme")
     return scheme is None or (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)

@@ -111,10 +111,10 @@ class LinearMaker:
         self._dequantized: Counter[str] = Counter()
 
     def make(self, matrices: Sequence[Matrix], bias: torch.Tensor | None) -> Linear:
-        """One layer with the outputs of all matrices, one after the other.
+        """Make one layer with the outputs of all matrices, one after the other.
 
         Args:
-            bias: of all of them, on the device.
+            bias: bias of all of them, on the device.
         """
         if any(not isinstance(each, torch.Tensor) for each in matrices):
             linear = self._quantized(matrices, bias)

@@ -191,7 +191,7 @@ class _Reader:
         return tensor.to(device=self._device, dtype=self._dtype).contiguous()
 
     def by_columns(self, has_bias: bool, inputs: int, outputs: dict[str, tuple[int, range]]) -> Linear:
-        """One product for several projections: `outputs` are their names, whole sizes, and parts of this rank."""
+        """Make one product for several projections: `outputs` are their names, whole sizes, and parts of this rank."""
         matrices = [
             self._matrix(f"{name}.weight", (size, inputs), dim=0, part=part) for name, (size, part) in outputs.items()
         ]
