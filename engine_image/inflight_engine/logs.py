@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 _QUIET_LIBRARIES = ("uvicorn", "httpx", "asyncio")
-"""Only their warnings are news."""
+"""Libraries of which only warnings are logged."""
 
 _MOST_HELD = 10_000
 
@@ -31,7 +31,7 @@ class RequestIds(NamedTuple):
 
 
 current_request: ContextVar[RequestIds | None] = ContextVar("current_request", default=None)
-"""The request that is served in this context."""
+"""Ids of the request that this context serves."""
 
 
 def hold() -> None:
@@ -79,7 +79,7 @@ class TextFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)s{shown} %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line without traceback: fields and ids come before it."""
+        """Format the line without its traceback, which follows fields and ids."""
         pairs = {**_fields(record), **_ids(record)}
         return super().formatMessage(record) + "".join(f" {key}={_text(value)}" for key, value in pairs.items())
 
@@ -110,18 +110,18 @@ class JsonFormatter(logging.Formatter):
 
 
 def rfc3339(seconds: float) -> str:
-    """Seconds since the epoch as UTC, to the millisecond."""
+    """Format seconds since the epoch as UTC, to the millisecond."""
     whole = int(seconds)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{int((seconds - whole) * 1000):03d}Z"
 
 
 def of_request(request_id: str) -> dict[str, Any]:
-    """The `extra` of a record about this request, outside its context."""
+    """Return the `extra` of a record about this request, outside its context."""
     return {"ids": RequestIds(request_id)} if request_id else {}
 
 
 def with_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The `extra` of a record with these fields."""
+    """Return the `extra` of a record with these fields."""
     return {"fields": fields}
 
 
