@@ -65,7 +65,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded and the first request may come. `capacity`: what the live limits may be raised to."""
+    """The model is loaded and the first request may come. `capacity`: maximum of the live limits."""
 
     capacity: Limits
     runner: RunnerInfo
@@ -89,7 +89,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
-    """State after the step, and what the step cost.
+    """State after the step, and the cost of the step.
 
     Attributes:
         waiting_prompt_tokens: tokens not yet computed of all requests without a slot or still in prefill.
@@ -99,9 +99,9 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
         step_seconds: from the moment when the step was planned, or when the step before it was done if that came later,
             until it was done: steps that overlap share no time, so all of them together are the time spent in steps.
-        schedule_seconds: what the scheduler took to plan the step and to take its tokens in. Where steps overlap the
+        schedule_seconds: time of the scheduler to plan the step and to take its tokens in. Where steps overlap the
             planning happens while the step before is computed.
-        decode_kv_tokens: whose keys and values the step's decodes read.
+        decode_kv_tokens: tokens whose keys and values the step's decodes read.
         num_out_of_memory: steps since start for which the device had no memory at once, or none at all.
         prefill_context_tokens, copied_tokens: as in `StepWork`.
     """
@@ -136,7 +136,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 SHORT_STEP_SECONDS = 5.0
-"""A step that was not announced by `LongStep` may take so long."""
+"""Longest duration of a step that was not announced by `LongStep`."""
 
 
 class LongStep(msgspec.Struct, frozen=True, tag=True):
@@ -144,7 +144,7 @@ class LongStep(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         step: its number; `StepReport.step` of its report, or of a later one, ends it.
-        seconds: what it may take, by what earlier steps took; after that the engine hangs.
+        seconds: longest duration, from the durations of earlier steps; after that the engine counts as hung.
     """
 
     step: int
@@ -166,7 +166,7 @@ class StepCost(msgspec.Struct, frozen=True, tag=True):
 
 class Starting(msgspec.Struct, frozen=True, tag=True):
     """A step begins in which these requests take a slot for the first time in this engine process. If it dies in that
-    step, the API process knows that they were in it. Of requests with `announce_start` only."""
+    step, the API process knows that they were in it. Only requests with `announce_start` are named."""
 
     request_ids: list[int]
 

@@ -17,7 +17,7 @@ _NO_WORK = StepWork(0, 0, 0, 0, 0)
 
 
 class StepReports:
-    """Makes the reports of one engine. `ended`, everywhere: requests that are not reported yet.
+    """Makes the reports of an engine. The argument `ended` is always the requests whose end is not reported yet.
 
     Attributes:
         num_out_of_memory: as in `StepStats`; the engine counts.

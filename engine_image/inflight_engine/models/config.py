@@ -47,7 +47,7 @@ class RopeConfig:
         beta_fast, beta_slow: `yarn` only: pairs that turn more often than `beta_fast` in the original context stay,
             those that turn less than `beta_slow` are stretched.
         truncate: `yarn` only: the bounds between these are whole pairs.
-        attention_factor: of cosines and sines, which scales the attention's scores by its square.
+        attention_factor: factor of cosines and sines, which scales the attention's scores by its square.
     """
 
     theta: float = 10000.0
@@ -69,7 +69,7 @@ class DecoderConfig:
     Attributes:
         qkv_bias, output_bias, mlp_bias: whether the query/key/value, attention output and MLP projections have one.
         qk_norm: whether queries and keys are normalised per head (Qwen3).
-        sliding_windows: of each layer, as in `ModelShape`.
+        sliding_windows: each layer's window, as in `ModelShape`.
     """
 
     architecture: str
@@ -193,7 +193,7 @@ def config_from_gguf(gguf: GGUFFile) -> DecoderConfig:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file holding an object.
+    """Read a JSON file that holds an object.
 
     Raises:
         ValueError: it cannot be parsed, or holds something else.
@@ -264,7 +264,8 @@ def _yarn(theta: float, context: int, max_position_embeddings: int, scaling: dic
 
 
 def _context_length(raw: dict[str, Any], rope: RopeConfig) -> int:
-    """Yarn is switched on by its own fields alone: `max_position_embeddings` often stays what it was without."""
+    """Return the longest sequence, tokens. Yarn's own fields enable it: `max_position_embeddings` often stays the
+    same."""
     own = int(raw["max_position_embeddings"])
     return max(own, int(rope.factor * rope.original_max_position_embeddings)) if rope.rope_type == "yarn" else own
 

@@ -38,7 +38,7 @@ OPENAI_DEFAULTS = SamplingDefaults()
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """`eos_token_ids`: empty where the file names none."""
+    """Content of the file. `eos_token_ids` is empty where the file names none."""
 
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults

@@ -114,7 +114,7 @@ def joined_fp8(matrices: Sequence[Fp8Matrix]) -> Fp8Matrix:
 
 
 def why_not_int4(matrices: Sequence[GroupedMatrix]) -> str | None:
-    """Why matrices cannot be one `Int4Matrix` with the outputs of all; None: they can."""
+    """Return the reason why matrices cannot become one `Int4Matrix` with the outputs of all; None: they can."""
     first = matrices[0]
     inputs, groups = len(first.group_of), first.scales.shape[1]
     if any(each.bits != 4 for each in matrices):

@@ -20,7 +20,7 @@ from inflight_engine.models.shape import ModelShape
 from inflight_engine.models.source import ModelFiles
 
 _OBSERVER = "inflight-observer"
-"""Name of the attention function that takes notes."""
+"""Name of the attention function that notes its calls."""
 _LENGTH = 3
 """Tokens of the forward pass that is observed."""
 _UNDERSTOOD = frozenset(

@@ -138,7 +138,7 @@ class FleetScheduler(Scheduler):
         return decodes.steady_steps(running.pool.num_free - self._pass_at + NEVER)
 
     def _may_admit(self, num_decodes: int) -> bool:
-        """Whether a steady step might have room for a request that waits."""
+        """Return whether a steady step might have room for a request that waits."""
         if num_decodes >= self._limits.max_num_batched_tokens:
             return False
         if self.num_running >= self._limits.max_num_seqs or not self._running.table.has_free:
