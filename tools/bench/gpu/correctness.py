@@ -8,7 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,16 @@ from inflight_engine.request import SamplingParams
 from tools.bench.engine.in_process import Generated, InProcessEngine
 from tools.bench.gpu.draws import FILTERS, MOST_EXCESS, excess, probabilities
 from tools.bench.gpu.quantized import product_check, product_speeds, write_checkpoint
-from tools.bench.gpu.reference import GREEDY, Scale, distances, logits_of, make_prompts, make_reference, save_stretched
+from tools.bench.gpu.reference import (
+    GREEDY,
+    SCALES,
+    Scale,
+    distances,
+    logits_of,
+    make_prompts,
+    make_reference,
+    save_stretched,
+)
 
 _EXACT = (0.125, 0.005)
 """In standard deviations of a position's logits: how far below the best logit a token may be, and all of them on
@@ -51,6 +60,14 @@ _SAME: dict[str, tuple[dict[str, Any], int]] = {
     "blocks of 64 tokens": ({"block_size": 64}, 0),
 }
 """Other ways to compute the same: options, and steps between two requests."""
+_WAYS: dict[str, tuple[dict[str, Any], int]] = {
+    "torch-sdpa": ({"attention_backend": "torch-sdpa", "enforce_eager": True, "async_scheduling": False}, 0),
+    "eager": ({"enforce_eager": True, "async_scheduling": False}, 0),
+    "graphs": ({"async_scheduling": False}, 0),
+    "look-ahead": ({}, 0),
+    "mixed": ({}, _STEPS_BETWEEN),
+}
+"""The same, simplest first."""
 _CHANGED = (
     SamplingParams(max_tokens=1, repetition_penalty=1.5),
     SamplingParams(max_tokens=1, presence_penalty=1.0, logit_bias=((5, 4.0), (6, 3.5), (7, 3.0))),
@@ -72,6 +89,13 @@ class Check:
     name: str
     ok: bool | None
     detail: str
+
+
+def way(name: str, device: str, size: str, folder: Path) -> dict[str, Any]:
+    """Greedy tokens by one of `_WAYS`, as a part."""
+    options, between = _WAYS[name]
+    checks = Checks(folder, device, SCALES[size])
+    return asdict(checks._near(name, checks._generate(steps_between=between, **options)))
 
 
 class Checks:

@@ -38,6 +38,7 @@ class Scale:
 
 FULL = Scale(151_936, (1, 2, 15, 16, 17, 64, 127, 128, 250, 300, 513, 1900), 24, 4096, 2048)
 SMALL = Scale(1024, (1, 2, 16, 17, 64, 128, 250, 520), 12, 512, 640)
+SCALES = {"full": FULL, "small": SMALL}
 
 
 def make_reference(folder: Path, device: str, scale: Scale, window: int | None = None) -> Any:
