@@ -136,7 +136,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Nothing is served yet, so there is nothing to drain; the engine process sees its socket close and leaves."""
+    """Exit at once: nothing is served yet, so there is nothing to drain. The engine process sees its socket close and
+    exits too."""
     os._exit(0)
 
 

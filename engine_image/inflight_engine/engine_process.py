@@ -37,15 +37,15 @@ from inflight_settings.limits import Limits
 
 log = logging.getLogger(__name__)
 
-_LOOK_MILLISECONDS = 200
-"""Between two looks whether the model is loaded, of the thread that watches for the end of the API process."""
+_POLL_MILLISECONDS = 200
+"""Interval at which the thread that watches for the end of the API process checks whether the model is loaded."""
 
 _COMPILE_SECONDS = 20.0
-"""On a GPU, what the first step of a size may spend on kernels that are compiled when first used."""
+"""Time on a GPU that the first step of a size may spend on compiling kernels."""
 
 _WARM_UP_TOKENS_CPU = 32
 _WARM_UP_TOKENS_GPU = 512
-"""Of the step that is measured before requests come; it should take some ten milliseconds."""
+"""Number of tokens in the step that is measured before requests come; it should take some ten milliseconds."""
 
 
 def load(
@@ -106,7 +106,7 @@ def load(
 
 
 def serve(engine: Engine, channel: EngineChannel) -> None:
-    """The loop. Returns on the message `Shutdown`."""
+    """Alternate messages and steps until the message `Shutdown`."""
     while True:
         idle = not engine.has_work
         if idle:
@@ -125,7 +125,7 @@ def serve(engine: Engine, channel: EngineChannel) -> None:
 
 
 def start(channel: EngineChannel) -> Engine | None:
-    """Load the model that standard input names. None: loading failed, and the API process has the reason.
+    """Load the model that standard input names; None: loading failed, and the API process has the reason.
 
     Raises:
         ChannelClosedError: the API process is gone.
@@ -191,11 +191,12 @@ def main() -> int:
 
 
 def _leave_if_alone(sock: socket.socket, started: threading.Event) -> None:
-    """Until the loop reads the socket: end the process when the other end is closed, whatever loading waits for."""
+    """End the process when the other end of the socket is closed, whatever loading waits for, until the loop reads the
+    socket."""
     poll = select.poll()
     poll.register(sock, 0)  # no events: poll still reports a hang-up
     while not started.is_set():
-        if poll.poll(_LOOK_MILLISECONDS) and not started.is_set():
+        if poll.poll(_POLL_MILLISECONDS) and not started.is_set():
             os._exit(0)
 
 

@@ -20,13 +20,13 @@ FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
 _QUIET_LIBRARIES = ("uvicorn", "httpx", "asyncio")
-"""Only their warnings are news."""
+"""Libraries of which only warnings are logged."""
 
 _MOST_HELD = 10_000
 
 
 class RequestIds(NamedTuple):
-    """What log lines of a request carry. `trace_id` and `span_id`: hexadecimal; empty without tracing."""
+    """Ids in the log lines of a request. `trace_id` and `span_id`: hexadecimal; empty without tracing."""
 
     request_id: str
     trace_id: str = ""
@@ -34,7 +34,7 @@ class RequestIds(NamedTuple):
 
 
 current_request: ContextVar[RequestIds | None] = ContextVar("current_request", default=None)
-"""The request that is served in this context."""
+"""Ids of the request that this context serves."""
 
 
 def hold() -> None:
@@ -45,7 +45,7 @@ def hold() -> None:
 
 
 def holding() -> bool:
-    """Whether records are kept back."""
+    """Return whether records are kept back."""
     return any(isinstance(handler, MemoryHandler) for handler in logging.getLogger().handlers)
 
 
@@ -82,13 +82,13 @@ class TextFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)s{shown} %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line without traceback: fields and ids come before it."""
+        """Format the line without its traceback, which follows fields and ids."""
         pairs = {**_fields(record), **_ids(record)}
         return super().formatMessage(record) + "".join(f" {key}={_text(value)}" for key, value in pairs.items())
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats a record as one line with a JSON object."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -113,18 +113,18 @@ class JsonFormatter(logging.Formatter):
 
 
 def rfc3339(seconds: float) -> str:
-    """Seconds since the epoch as UTC, to the millisecond."""
+    """Format seconds since the epoch as UTC, to the millisecond."""
     whole = int(seconds)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{int((seconds - whole) * 1000):03d}Z"
 
 
 def of_request(request_id: str) -> dict[str, Any]:
-    """The `extra` of a record about this request, outside its context."""
+    """Return the `extra` of a record about this request, outside its context."""
     return {"ids": RequestIds(request_id)} if request_id else {}
 
 
 def with_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The `extra` of a record with these fields."""
+    """Return the `extra` of a record with these fields."""
     return {"fields": fields}
 
 

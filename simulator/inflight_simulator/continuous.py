@@ -149,7 +149,7 @@ class _Engine:
             self._finish(self.admitted.pop(request.request_id))
 
     def _compute(self, computed: Pass, copied_tokens: int) -> None:
-        """One forward pass: advances the clock by its cost."""
+        """Runs a forward pass, which advances the clock by its cost."""
         started = self.now
         slots = computed.decode_slots
         prefill_tokens, prefill_context = prefill_work(computed.prefills)

@@ -43,7 +43,7 @@ def add_engine_command_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_engine(flags: argparse.Namespace) -> int:
-    """One kind of batching. Raises as `setup` does, and OSError where a file cannot be written."""
+    """Simulates a kind of batching. Raises as `setup` does, and OSError where a file cannot be written."""
     if flags.plot_window and not flags.plot:
         raise InputError("--plot-window is of --plot, which is missing")
     simulated = setup(flags)
@@ -67,7 +67,7 @@ def run_engine(flags: argparse.Namespace) -> int:
 
 
 def run_compare(flags: argparse.Namespace) -> int:
-    """All kinds of batching. Raises as `run_engine`."""
+    """Simulates all kinds of batching. Raises as `run_engine`."""
     if flags.plot_window and not flags.plot:
         raise InputError("--plot-window is of --plot, which is missing")
     simulated = setup(flags)

@@ -56,12 +56,12 @@ PREFILL_ONLY = ("--max-num-batched-tokens", "--no-chunked-prefill")
 
 
 def attribute(flag: str) -> str:
-    """Of the parsed flags."""
+    """Returns the name of a flag's value among the parsed flags."""
     return flag.removeprefix("--").replace("-", "_")
 
 
 finite = partial(number, float, most=sys.float_info.max)
-"""A parser of a float of at least so much that is not infinite."""
+"""A parser of a finite number of at least `least`."""
 
 
 def _class_weight(text: str) -> tuple[str, float]:
@@ -73,7 +73,7 @@ def _class_weight(text: str) -> tuple[str, float]:
 
 
 def add_trace_flags(parser: argparse.ArgumentParser) -> None:
-    """ARRIVALS, and its transformations."""
+    """Adds ARRIVALS, and the flags of its transformations."""
     parser.add_argument("arrivals", type=Path, metavar="ARRIVALS", help="file of requests, in one of the formats below")
     group = parser.add_argument_group("what to take of ARRIVALS, in this order")
     group.add_argument("--duration", type=finite(0.001), metavar="S", help="use the first S seconds only")

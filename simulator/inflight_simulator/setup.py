@@ -48,7 +48,7 @@ class Setup:
         return simulate_continuous(self.arrivals, self._without_budget(), self.cost, passes, swap_rates(self.cost))
 
     def _without_budget(self) -> SchedulerConfig:
-        """More tokens than any step could compute, so that no prompt is cut."""
+        """Token budget that no step can use up, so that no prompt is cut."""
         max_num_seqs = self.scheduler.capacity.max_num_seqs
         return replace(self.scheduler, capacity=Limits(max_num_seqs, max_num_seqs * self.scheduler.max_model_len))
 
@@ -130,7 +130,7 @@ def cost_model(flags: argparse.Namespace) -> Cost:
 
 
 def _classes(arrivals: Sequence[Arrival], weights: dict[str, float]) -> tuple[ServiceClass, ...]:
-    """In the order of first use; requests without a class have the default one."""
+    """Returns the classes in the order of first use; requests without a class have the default one."""
     names = list(dict.fromkeys(arrival.service_class or DEFAULT_CLASS for arrival in arrivals))
     for name in weights:
         if name not in names:

@@ -59,10 +59,10 @@ class StandIn:
 
 
 class AheadStandIn(StandIn):
-    """One whose steps overlap: tokens are there when they are collected, and a step may fail then instead.
+    """A stand-in whose steps overlap: tokens are there when they are collected, and a step may fail then instead.
 
     Attributes:
-        log: what it was asked, in order.
+        log: its calls, in order.
     """
 
     lookahead = True
@@ -138,7 +138,7 @@ def run(engine):
 
 
 def outputs(reports):
-    """What an API process makes of the reports: the tokens of each request."""
+    """Tokens of each request, as an API process reads the reports."""
     owners, found = {}, {}
     for report in reports:
         owners |= {admission.slot: admission.request_id for admission in report.admitted}

@@ -1,4 +1,4 @@
-"""What the engine process says last when it cannot go on, and that it leaves when nobody listens any more."""
+"""The engine process logs why it cannot go on, and ends when its API process is gone."""
 
 import io
 import os

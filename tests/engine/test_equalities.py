@@ -72,7 +72,7 @@ def reference():
 
 @pytest.fixture(scope="module")
 def expected(reference, prompts, max_tokens):
-    """What transformers generates for each prompt alone."""
+    """Output of transformers for each prompt alone."""
     import torch
 
     outputs = []
@@ -87,7 +87,7 @@ def expected(reference, prompts, max_tokens):
 
 @dataclass
 class Run:
-    """What came out, and what happened on the way."""
+    """Outputs and counts of a run."""
 
     outputs: list[list[int]]
     preemptions: int = 0

@@ -56,7 +56,7 @@ _TEXT = "Requests that wait are admitted when a slot and memory are free, so tha
 
 
 class _CountingEngine(EngineProcess):
-    """In place of the process that the API process starts: only its socket, and it never ends by itself."""
+    """Stands for the process that the API process starts: it is only its socket, and never ends by itself."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.started = time.monotonic()
@@ -150,7 +150,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _wait_ready(address: tuple[str, int]) -> None:
-    """Until the API process has loaded its tokenizer."""
+    """Waits until the API process has loaded its tokenizer."""
     for _ in range(600):
         connection = http.client.HTTPConnection(*address)
         connection.request("GET", "/ready")
@@ -161,11 +161,11 @@ def _wait_ready(address: tuple[str, int]) -> None:
 
 
 class Cost(NamedTuple):
-    """Of the API process.
+    """Cost of answers in the API process.
 
     Attributes:
         request, token: CPU seconds for each.
-        events: a token had; below 1, tokens were sent together.
+        events: events for each token; below 1, tokens were sent together.
     """
 
     request: float
@@ -184,7 +184,7 @@ def measure(
     profile: bool = False,
     server: Sequence[str] = (),
 ) -> Cost:
-    """What `streams` answers of `tokens` cost.
+    """Measures the cost of `streams` answers of `tokens`.
 
     Args:
         step_seconds: from one step to the next; 0: no longer than it takes to send one.

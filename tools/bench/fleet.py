@@ -33,9 +33,7 @@ SPREAD = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Attributes:
-    cpu_s: for the span.
-    """
+    """Results at one size of the fleet. Attributes: cpu_s: for the span."""
 
     replicas: int
     requests: int

@@ -33,12 +33,12 @@ FORMATS = (("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8"), ("fl
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """Of one format from float32.
+    """Difference of a format from float32.
 
     Attributes:
-        mean_kl: nats per token: of float32's distribution from the format's.
-        perplexity: of the text.
-        agreement: share of the tokens at which both find the same one likeliest.
+        mean_kl: divergence of float32's distribution from the format's, in nats per token.
+        perplexity: perplexity of the text.
+        agreement: share of the tokens at which both have the same most likely token.
     """
 
     mean_kl: float
@@ -47,7 +47,7 @@ class Difference:
 
 
 def difference(exact: torch.Tensor, found: torch.Tensor, next_ids: torch.Tensor) -> Difference:
-    """Of logits [T, vocabulary], where next_ids [T] is what the text goes on with."""
+    """Compares logits [T, vocabulary] on a text whose next tokens are next_ids [T]."""
     log_p, log_q = exact.double().log_softmax(-1), found.double().log_softmax(-1)
     return Difference(
         mean_kl=float((log_p.exp() * (log_p - log_q)).sum(-1).mean()),

@@ -56,11 +56,11 @@ class BlockPool:
 
     @property
     def usage(self) -> float:
-        """Share of blocks that have an owner, 0..1."""
+        """The share of blocks that have an owner, 0..1."""
         return 1.0 - self.num_free / self.num_blocks
 
     def blocks_for(self, num_tokens: int) -> int:
-        """Blocks that hold `num_tokens` tokens."""
+        """Return the number of blocks that hold `num_tokens` tokens."""
         return -(-num_tokens // self.block_size)
 
     def allocate(self, count: int) -> BlockIds:

@@ -16,7 +16,7 @@ HALF_LIFE_SECONDS = 60.0
 _LEAST_WEIGHT = 0.1
 """Minimum weight of a step: the costs of kinds that are no longer done are known from nothing else."""
 _ROWS = 32
-"""Latest steps of each kind that are kept, so that no kind crowds another out."""
+"""Number of latest steps of each kind that are kept, so that no kind crowds another out."""
 _KINDS = 64
 _GAP_SECONDS = 1.0
 """Minimum seconds between two kept steps of a kind that has all its rows: a pause of some seconds must not fill
@@ -70,7 +70,7 @@ class OnlineFit:
         self._next_fit = -1.0
 
     def observe(self, work: StepWork, seconds: float, now: float) -> None:
-        """A step took so long; `now`: seconds, monotonic."""
+        """Take in the duration of a step. `now`: seconds, monotonic."""
         if seconds <= 0:
             return
         decodes, prefill, read, attended, _ = work
@@ -95,8 +95,8 @@ class OnlineFit:
         return now >= self._next_fit and self._num_kept > self._num_fitted
 
     def fit(self, now: float) -> MeasuredCost | None:
-        """The model of the steps that are kept; None: they are too few, or no prompt was computed yet. Factors of what
-        no step did are 0."""
+        """Return the model of the steps that are kept; None: they are too few, or no prompt was computed yet. Factors
+        of what no step did are 0."""
         self._next_fit = now + self._interval
         if self._num_kept < _FEWEST_STEPS or not self._prefills:
             return None

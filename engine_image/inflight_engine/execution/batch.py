@@ -32,12 +32,13 @@ class PackedStep(msgspec.Struct, frozen=True, eq=False):
     """The inputs of one forward pass over T packed tokens: the D decodes, then the chunks.
 
     Attributes:
-        token_slots: intp [T]: of decodes, the slots whose last tokens they compute; of chunks the number of slots, the
-            padding slot.
-        token_ids: int64 [T]: of chunks; -1 for decodes, whose tokens only the device may know yet. None without chunks.
+        token_slots: intp [T]: for decodes, the slots whose last tokens they compute; for chunks, the number of slots,
+            which is the padding slot.
+        token_ids: int64 [T]: tokens of chunks; -1 for decodes, whose tokens only the device may know yet. None without
+            chunks.
         positions: int64 [T].
         sampled_rows: int64 [N]: packed tokens whose successor is sampled; None when all of them are, in order.
-        sampled_slots: intp [N]: whose they are.
+        sampled_slots: intp [N]: slots of the sampled tokens.
         sampled_positions: int64 [N]: index of each token to sample in its sequence.
         prompts: None: no request asks for log-probabilities of its prompt.
     """
@@ -150,13 +151,13 @@ class PersistentBatch:
         )
 
     def advance(self, plan: StepPlan) -> None:
-        """The plan is computed: each sequence that it samples is one token longer."""
+        """Take in that the plan is computed: each sequence that it samples is one token longer."""
         self._num_tokens[plan.sampled_slots] += 1
         self._changed_cells.clear()
 
     def _scored_span(self, chunk: PrefillChunk) -> PromptSpan | None:
-        """The prompt tokens that follow a chunk's, where they are asked for; behind a preempted request's prompt comes
-        what it has generated."""
+        """Return the prompt tokens that follow a chunk's, if they are to be scored; the tokens behind a preempted
+        request's prompt are its output."""
         scored = self._scored_prompts.get(chunk.slot)
         if scored is None:
             return None

@@ -104,7 +104,7 @@ class NativeDecoder:
     def why_not(
         config: EngineConfig, model_config: DecoderConfig, dtype: torch.dtype, device: torch.device
     ) -> str | None:
-        """Why this cannot serve a model here, as the end of "... cannot be used: "; None: it can."""
+        """Return why this cannot serve a model here, as the end of "... cannot be used: "; None: it can."""
         if config.attention_backend not in ("auto", CpuNativeBackend.name):
             return f"attention_backend is {config.attention_backend}"
         if config.tensor_parallel_size > 1:
@@ -235,7 +235,8 @@ class NativeDecoder:
         return self._hidden[:num_rows]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [N, vocab_size] of hidden states [N, hidden_size]; the next call overwrites it."""
+        """Return the logits of hidden states [N, hidden_size], float32 [N, vocab_size]; the next call overwrites
+        them."""
         num_rows = len(hidden)
         if len(self._logits) < num_rows:
             self._logits = torch.empty((num_rows, self._config.vocab_size))

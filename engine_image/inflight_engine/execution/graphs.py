@@ -49,9 +49,9 @@ class StepGraphs:
     """The graphs of one model.
 
     Args:
-        forward: its inputs are the graphs'.
+        forward: the forward pass whose inputs the graphs read.
         shapes: ascending; see `step_shapes`.
-        vocab_size: of the logits.
+        vocab_size: width of the logits.
     """
 
     def __init__(

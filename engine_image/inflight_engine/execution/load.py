@@ -1,4 +1,4 @@
-"""Which code computes a model, and its weights in memory."""
+"""The choice of the code that computes a model, and its weights in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How much of a GPU a step takes beside weights and KV cache: measured at start, on the largest one."""
+"""Memory of a step on a GPU beside weights and KV cache, measured at start on the largest step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def measure(
 
     Args:
         spec: its `num_blocks` does not matter.
-        shapes: of the graphs that there will be, ascending; empty: none.
+        shapes: shapes of the graphs that will be captured, ascending; empty: none.
     """
     device = spec.device
     small = replace(spec, num_blocks=blocks_of_largest_step(spec))

@@ -15,14 +15,13 @@ from inflight_engine.models.source import ModelFiles
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Hugging Face architecture names with a native forward pass."""
-SUPPORTED_GGUF_ARCHITECTURES = ("llama",)
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
 _DEFAULT_KV_HEADS = {"MistralForCausalLM": 8, "Qwen2ForCausalLM": 32, "Qwen3ForCausalLM": 32}
 _DEFAULT_HEAD_DIM = {"Qwen3ForCausalLM": 128}
-"""What transformers' configurations take where config.json has no such field; by default all heads, hidden_size over
-heads."""
+"""Defaults of transformers' configurations where config.json has no such field; for other models all heads, and
+hidden_size over heads."""
 
 
 class UnsupportedModelError(ValueError):
@@ -48,7 +47,7 @@ class RopeConfig:
         beta_fast, beta_slow: `yarn` only: pairs that turn more often than `beta_fast` in the original context stay,
             those that turn less than `beta_slow` are stretched.
         truncate: `yarn` only: the bounds between these are whole pairs.
-        attention_factor: of cosines and sines, which scales the attention's scores by its square.
+        attention_factor: factor of cosines and sines, which scales the attention's scores by its square.
     """
 
     theta: float = 10000.0
@@ -70,7 +69,7 @@ class DecoderConfig:
     Attributes:
         qkv_bias, output_bias, mlp_bias: whether the query/key/value, attention output and MLP projections have one.
         qk_norm: whether queries and keys are normalised per head (Qwen3).
-        sliding_windows: of each layer, as in `ModelShape`.
+        sliding_windows: each layer's window, as in `ModelShape`.
     """
 
     architecture: str
@@ -112,12 +111,9 @@ def load_model_config(files: ModelFiles) -> DecoderConfig:
         UnsupportedModelError: no native forward pass for it.
         ValueError: a field is missing or the file cannot be read; the message names both.
     """
-    if files.gguf is not None:
-        return config_from_gguf(read_gguf(files.gguf))
-    path = files.folder / "config.json"
-    raw = read_json(path)
+    path = files.gguf or files.folder / "config.json"
     try:
-        return config_from_hf(raw)
+        return config_from_hf(read_json(path)) if files.gguf is None else config_from_gguf(read_gguf(files.gguf))
     except KeyError as error:
         raise ValueError(f"{path} has no field {error}") from error
 
@@ -168,50 +164,36 @@ def config_from_hf(raw: dict[str, Any]) -> DecoderConfig:
 
 
 def config_from_gguf(gguf: GGUFFile) -> DecoderConfig:
-    """From GGUF metadata (keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#llm).
+    """From GGUF metadata of the `llama` architecture (keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 
     Raises:
-        UnsupportedModelError: see `load_model_config`.
-        ValueError: a key is missing.
+        KeyError: a key is missing.
     """
     meta = gguf.metadata
-    architecture = str(meta.get("general.architecture"))
-    if architecture not in SUPPORTED_GGUF_ARCHITECTURES:
-        supported = ", ".join(SUPPORTED_GGUF_ARCHITECTURES)
-        raise UnsupportedModelError(f"GGUF architecture {architecture} is not supported; supported: {supported}")
-    if f"{architecture}.rope.scaling.type" in meta or "rope_freqs.weight" in gguf.tensors:
-        raise UnsupportedModelError(f"{gguf.path.name}: rope scaling in GGUF files is not supported; give safetensors")
-
-    def number(key: str) -> Any:
-        if f"{architecture}.{key}" not in meta:
-            raise ValueError(f"{gguf.path} has no metadata {architecture}.{key}")
-        return meta[f"{architecture}.{key}"]
-
-    num_heads = int(number("attention.head_count"))
-    hidden_size = int(number("embedding_length"))
+    num_layers = int(meta["llama.block_count"])
     return DecoderConfig(
-        architecture=architecture,
+        architecture="llama",
         vocab_size=gguf.tensors["token_embd.weight"].shape[0],
-        hidden_size=hidden_size,
-        intermediate_size=int(number("feed_forward_length")),
-        num_hidden_layers=int(number("block_count")),
-        num_attention_heads=num_heads,
-        num_key_value_heads=int(number("attention.head_count_kv")),
-        head_dim=int(number("rope.dimension_count")),
-        rms_norm_eps=float(number("attention.layer_norm_rms_epsilon")),
-        max_position_embeddings=int(number("context_length")),
-        rope=RopeConfig(theta=float(number("rope.freq_base"))),
+        hidden_size=int(meta["llama.embedding_length"]),
+        intermediate_size=int(meta["llama.feed_forward_length"]),
+        num_hidden_layers=num_layers,
+        num_attention_heads=int(meta["llama.attention.head_count"]),
+        num_key_value_heads=int(meta["llama.attention.head_count_kv"]),
+        head_dim=int(meta["llama.rope.dimension_count"]),
+        rms_norm_eps=float(meta["llama.attention.layer_norm_rms_epsilon"]),
+        max_position_embeddings=int(meta["llama.context_length"]),
+        rope=RopeConfig(theta=float(meta["llama.rope.freq_base"])),
         tie_word_embeddings="output.weight" not in gguf.tensors,
-        qkv_bias="blk.0.attn_q.bias" in gguf.tensors,
-        output_bias="blk.0.attn_output.bias" in gguf.tensors,
-        mlp_bias="blk.0.ffn_up.bias" in gguf.tensors,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
         qk_norm=False,
-        sliding_windows=(None,) * int(number("block_count")),
+        sliding_windows=(None,) * num_layers,
     )
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file holding an object.
+    """Read a JSON file that holds an object.
 
     Raises:
         ValueError: it cannot be parsed, or holds something else.
@@ -258,7 +240,8 @@ def _rope_from_hf(raw: dict[str, Any]) -> RopeConfig:
 
 
 def _yarn(theta: float, context: int, max_position_embeddings: int, scaling: dict[str, Any]) -> RopeConfig:
-    """As transformers' `_compute_yarn_parameters` reads it: the attention factor follows from `factor` unless given."""
+    """Read the fields as transformers' `_compute_yarn_parameters` does: the attention factor follows from `factor`
+    unless given."""
     factor = float(scaling.get("factor") or max_position_embeddings / context)
 
     def scaled(mscale: float) -> float:
@@ -281,13 +264,15 @@ def _yarn(theta: float, context: int, max_position_embeddings: int, scaling: dic
 
 
 def _context_length(raw: dict[str, Any], rope: RopeConfig) -> int:
-    """Yarn is switched on by its own fields alone: `max_position_embeddings` often stays what it was without."""
+    """Return the longest sequence, tokens. Yarn's own fields enable it: `max_position_embeddings` often stays the
+    same."""
     own = int(raw["max_position_embeddings"])
     return max(own, int(rope.factor * rope.original_max_position_embeddings)) if rope.rope_type == "yarn" else own
 
 
 def _sliding_windows(architecture: str, raw: dict[str, Any]) -> tuple[int | None, ...]:
-    """As transformers' configurations have it, with their defaults for what config.json leaves out."""
+    """Return each layer's window, with the defaults of transformers' configurations for fields that config.json
+    lacks."""
     num_layers = int(raw["num_hidden_layers"])
     window = raw.get("sliding_window", 4096)
     if architecture == "LlamaForCausalLM" or window is None:

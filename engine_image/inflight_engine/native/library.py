@@ -56,7 +56,7 @@ class KernelError(RuntimeError):
 
 
 def runnable_variants() -> list[str]:
-    """The variants that are compiled and that this CPU can run, fastest first."""
+    """Return the variants that are compiled and that this CPU can run, fastest first."""
     return [name for name in VARIANTS if is_runnable(name)]
 
 
@@ -68,8 +68,8 @@ def is_runnable(variant: str) -> bool:
 
 
 def library() -> ctypes.CDLL | None:
-    """The fastest variant that runs here; None where none is compiled, or the environment says `off`. ctypes releases
-    the interpreter's lock during a call.
+    """Return the fastest variant that runs here; None where none is compiled, or the environment says `off`. ctypes
+    releases the interpreter's lock during a call.
 
     Raises:
         ValueError: the environment names a variant that cannot run here.
@@ -79,7 +79,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def _loaded() -> tuple[str, ctypes.CDLL | None]:
-    """The name of the variant in use, and its library."""
+    """Return the name of the variant in use, and its library."""
     asked = os.environ.get(ENVIRONMENT, "")
     runnable = runnable_variants()
     if asked == "off":
@@ -122,8 +122,8 @@ def check(error: int, what: str) -> None:
 
 
 def team() -> ctypes.c_void_p:
-    """The threads that kernels compute with: as many as torch does, the caller's among them. All that compute with as
-    many share them, so one kernel runs at a time. They stay until the process ends.
+    """Return the threads that kernels compute with: as many as torch does, the caller's among them. All that compute
+    with as many share them, so one kernel runs at a time. They stay until the process ends.
 
     Raises:
         KernelError: the threads cannot be started.

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import inf
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.cache.block_counter import BlockCounter
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.request import Request
 from inflight_engine.scheduling.config import SchedulerConfig, ttft_targets
@@ -22,7 +21,7 @@ class Deadlines:
         cost: predicts what a prefill takes; None: not known, and counted as nothing.
     """
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool | BlockCounter) -> None:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
         self.cost: CostModel | None = None
         self._pool = pool
         self._targets = ttft_targets(config.policy, config.classes, config.ttft_target)

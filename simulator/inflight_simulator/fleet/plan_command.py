@@ -97,7 +97,7 @@ def run_plan(flags: argparse.Namespace) -> int:
 
 
 def _models(paths: list[Path], price: float | None) -> dict[str, ReplicaModel]:
-    """By file name without its ending.
+    """Reads replicas, by file name without its ending.
 
     Raises:
         InputError: two files have one name, or a file is none.

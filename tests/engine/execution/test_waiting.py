@@ -13,7 +13,7 @@ from inflight_engine.config import EngineConfig
 
 
 def shown_by(module, arguments, **options):
-    """What the OpenMP library shows of its settings when a process is started."""
+    """Settings that the OpenMP library prints when a process starts."""
     environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"} | {"OMP_DISPLAY_ENV": "true"}
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(

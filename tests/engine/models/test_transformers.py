@@ -55,8 +55,8 @@ GLOBAL = {
     }
     | EXPERTS,
 }
-"""Of full attention. The projection of OPT, the scales of Granite, Cohere and GPT-2, the narrow values of DeepSeek are
-what differs from a Llama."""
+"""Architectures with full attention. The projection of OPT, the scales of Granite, Cohere and GPT-2, the narrow values
+of DeepSeek are what differs from a Llama."""
 WINDOWED = {
     "gemma2": {"head_dim": 8, "sliding_window": 5, "query_pre_attn_scalar": 10, "attn_logit_softcapping": 3.0},
     "gemma3_text": {"head_dim": 8, "sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]},

@@ -80,7 +80,8 @@ class Bench:
         assert isinstance(self.model, NativeDecoder if native else LlamaModel)
 
     def logits(self, *steps, sampled_rows=None):
-        """Of every token of the steps, each a list of (sequence, start, token ids), or of some of a step's tokens."""
+        """Logits of every token of the steps, each a list of (sequence, start, token ids), or of some of a step's
+        tokens."""
         return [self._step(chunks, sampled_rows) for chunks in steps]
 
     def _step(self, chunks, sampled_rows):

@@ -1,4 +1,4 @@
-"""What the reader takes and what it refuses, each with a sentence."""
+"""The reader accepts recordings, and refuses other files with a sentence."""
 
 import gzip
 import json

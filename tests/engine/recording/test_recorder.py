@@ -42,7 +42,7 @@ def plan(step, decode_slots=NOTHING, **fields):
 
 
 def work(step):
-    """One decode whose context grows by a token a step."""
+    """A decode whose context grows by a token a step."""
     return StepWork(1, 0, 5 + step, 0)
 
 

@@ -183,7 +183,7 @@ def changed(monkeypatch):
 
 
 def decisions(plan):
-    """What the digest is to cover, field by field."""
+    """The fields that the digest must cover."""
     return (
         plan.num_tokens,
         plan.releases,

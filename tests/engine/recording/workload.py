@@ -203,7 +203,7 @@ class Workload:
         self.failed += 1
 
     def work_of(self, plan, seconds):
-        """What the step computes, from the requests' own tokens and states; after `schedule`."""
+        """Work of the step, from the requests' own tokens and states; after `schedule`."""
         chunks = [range(chunk.start, chunk.start + chunk.length) for chunk in plan.prefills]
         copies = [start.num_computed_tokens for start in plan.starts if start.host_block_ids]
         copies += [self.requests[each.request_id].num_computed_tokens for each in plan.preemptions if each.swapped]

@@ -38,7 +38,7 @@ def request(order, service_class="default", prompt=10, max_tokens=1, state=Reque
 
 
 class Server:
-    """One slot; a queue of each class that never runs dry."""
+    """A server with one slot, and a queue of each class that never runs dry."""
 
     def __init__(self, waiting, names, prompt=10, max_tokens=11):
         self.waiting, self.names, self.sizes = waiting, names, (prompt, max_tokens)

@@ -205,7 +205,7 @@ def test_under_aging_a_request_is_overtaken_only_by_those_that_arrive_less_than_
 
 @pytest.mark.parametrize("seed", range(8))
 def test_equal_calls_give_equal_plans(seed):
-    """What a recording rests on."""
+    """A replay relies on it."""
     first, second = Workload(seed), Workload(seed)
     for _ in range(300):
         first.step()

@@ -121,7 +121,7 @@ def set_attribute(owner: Any, name: str, value: Any) -> Plant:
 
 
 def with_hashes(parents: Callable[[bytes], bytes], roots: Callable[[str, str], bytes] = root_hash) -> Plant:
-    """What a block's hash says of the block before it, and of whose it is."""
+    """Changes how a block's hash depends on the block before it, and on its tenant and salt."""
 
     def hashes(token_ids: TokenIds, block_size: int, parent: bytes) -> list[bytes]:
         chain: list[bytes] = []
@@ -326,14 +326,15 @@ def takes_the_step_in_flight_for_done(leave, slot):
 def plans_on_old_lengths(scheduler: Scheduler, patch: Patch) -> None:
     """A plan made ahead takes the step under way for one that never was."""
     decodes, in_flight = scheduler._running.decodes, scheduler._in_flight
-    growing = decodes.growing
+    growing, num_tokens = decodes.growing, scheduler._running.table.num_tokens
 
     def growing_wrongly():
-        decodes.clock -= in_flight.counted is not None
+        under_way = [] if in_flight.counted is None else in_flight.counted.decode_slots
+        num_tokens[under_way] -= 1
         try:
             return growing()
         finally:
-            decodes.clock += in_flight.counted is not None
+            num_tokens[under_way] += 1
 
     patch.setattr(decodes, "growing", growing_wrongly)
 

@@ -141,18 +141,6 @@ def test_a_pass_that_becomes_possible_as_decodes_go_on_is_noticed(policy):
     assert driver.scheduler.num_steps == expected.scheduler.num_steps
 
 
-def test_no_pass_comes_in_steady_steps():
-    driver, num_steady = growing("fcfs"), 0
-    while 3 not in driver.admission_order:
-        steps = driver.scheduler.steady_steps()
-        for _ in range(steps):
-            driver.step()
-            assert 3 not in driver.admission_order
-        num_steady += steps
-        driver.step()
-    assert num_steady
-
-
 @settings(max_examples=30, deadline=None)
 @given(
     st.lists(st.tuples(st.integers(1, 6), st.integers(1, 10)), min_size=1, max_size=8),

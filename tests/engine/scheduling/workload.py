@@ -52,7 +52,7 @@ class Size:
 
 
 TINY, WIDE = Size(8, 24, 40, (0.8, 2.5)), Size(48, 96, 120, (3, 8))
-# Outputs longer than the decode ring has rows at first, and more blocks than the pool looks ahead.
+# Long outputs in many blocks.
 LONG = Size(4, 200, 1500, (0.8, 2.5))
 SIZES = (TINY,) * 36 + (WIDE,) * 3 + (LONG,)
 LAST_EVENTS = 12
@@ -159,7 +159,7 @@ class Workload:
                 self._add()
 
     def _fails(self, plan: StepPlan) -> bool:
-        """Whether the runner breaks in a step, oftener where there is more to break."""
+        """Draws whether the runner breaks in a step, more often where there is more to break."""
         copies = any(each.swapped for each in plan.preemptions) or any(start.host_block_ids for start in plan.starts)
         fails = self.failures.random() < (0.05 if copies else 0.02 if self.driver.lookahead else 0.003)
         self.counts["failed"] += fails
@@ -304,7 +304,7 @@ class Workload:
 
 
 def described(event: object) -> str:
-    """One line for an event of `Workload.events`."""
+    """A line for an event of `Workload.events`."""
     if not isinstance(event, StepPlan):
         return " ".join(map(str, event)) if isinstance(event, tuple) else str(event)
     parts = [f"step {event.step}: {event.num_tokens} tokens"]

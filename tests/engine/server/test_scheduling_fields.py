@@ -1,4 +1,4 @@
-"""What clients say about their turn reaches the engine; classes have queues and counts of their own."""
+"""Scheduling fields of requests reach the engine; classes have queues and counts of their own."""
 
 import asyncio
 

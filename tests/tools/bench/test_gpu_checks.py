@@ -167,7 +167,7 @@ def test_an_engine_is_measured_with_a_shape_and_random_weights(tmp_path, functio
 
 
 ABSENT = ("fastapi", "gguf", "httpx", "huggingface_hub", "jinja2", "prometheus_client", "pydantic", "uvicorn", "yaml")
-"""What a machine with torch need not have."""
+"""Packages that a machine with torch need not have."""
 STAND_IN = Path(gpu.__file__).parent / "stand_in"
 
 

@@ -85,12 +85,12 @@ class AttentionBatch(msgspec.Struct, frozen=True, eq=False):
     changed_cells: IntArray
 
     def decode_blocks(self, block_size: int) -> IntArray:
-        """int64 [num_decodes, blocks of the longest]: the decodes' rows of the block table."""
+        """Return the decodes' rows of the block table, int64 [num_decodes, blocks of the longest]."""
         longest = int(self.decode_context_lens.max(initial=0))
         return self.block_table[:, : -(-longest // block_size)][self.decode_slots]
 
     def chunk_blocks(self, chunk: ChunkSpan, block_size: int) -> IntArray:
-        """int64: the blocks that hold positions 0 to the chunk's last; a view."""
+        """Return the blocks that hold positions 0 to the chunk's last, int64; a view."""
         return self.block_table[chunk.slot, : -(-(chunk.start + chunk.length) // block_size)]
 
 
@@ -119,7 +119,8 @@ class AttentionBackend(ABC):
     @classmethod
     @abstractmethod
     def why_not(cls, spec: AttentionSpec) -> str | None:
-        """Why this backend cannot serve a spec on this machine, as the end of "... cannot be used: "; None: it can."""
+        """Return why this backend cannot serve a spec on this machine, as the end of "... cannot be used: "; None: it
+        can."""
 
     @abstractmethod
     def __init__(self, spec: AttentionSpec) -> None: ...

@@ -101,7 +101,7 @@ def attend_tiles(
         head_keys: pointer to the keys of this head in block 0; values of a block follow all its keys.
         blocks: pointer to the sequence's row of the block table.
         context: tokens of the sequence that have keys.
-        scale: of the scores; without SOFTCAP it includes log2(e).
+        scale: factor of the scores; without SOFTCAP it includes log2(e).
         MASKED: False when every query sees every key of these tiles.
         WINDOW: tokens that a query sees, itself included; 0: all before it.
         SOFTCAP: 0.0: none.

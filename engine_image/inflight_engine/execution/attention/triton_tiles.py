@@ -1,4 +1,5 @@
-"""How the Triton kernels cut their work: fixed tiles for each head size and chip, and how many programs share a decode.
+"""The split of work among programs of the Triton kernels: fixed tiles for each head size and chip, and how many
+programs share a decode.
 
 Nothing is tried out at start, which would take seconds to minutes. The tiles follow from what a multiprocessor has:
 - Decodes are bound by memory bandwidth. Rows are as few as a tensor core takes (16). Tiles leave room for two programs
@@ -65,7 +66,7 @@ def decode_tiles(head_dim: int, group: int, dtype_bytes: int, shared_memory: int
 
     Args:
         group: query heads that share a key/value head.
-        dtype_bytes: of queries.
+        dtype_bytes: bytes of a number of the queries.
         shared_memory: bytes that a program can have on the chip.
     """
     rows = max(_MIN_ROWS, _power_of_2(group))

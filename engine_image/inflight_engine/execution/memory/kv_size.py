@@ -1,4 +1,4 @@
-"""How many KV blocks to allocate, on the device and in host memory: pure decisions from numbers."""
+"""The number of KV blocks to allocate, on the device and in host memory: pure decisions from numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIB = 1 << 20
 
 
 class KVCacheSizeError(ValueError):
-    """The KV cache that was asked for, or that fits, is too small; the message says which setting to change."""
+    """The KV cache that is configured, or that fits, is too small; the message says which setting to change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +58,10 @@ class GpuMemory:
     """Bytes of a GPU.
 
     Attributes:
-        total: of the device.
-        used: by the weights, the CUDA context and whatever else is on the device, other processes included.
+        total: memory of the device.
+        used: memory of the weights, the CUDA context and all else on the device, other processes included.
         activations: the most that a step takes beside weights and KV cache, measured on the largest one.
-        graphs: what all CUDA graphs take.
+        graphs: memory of all CUDA graphs.
     """
 
     total: int
@@ -80,7 +80,7 @@ def cpu_budget(memory: HostMemory, swap_space: int, sequence_bytes: int) -> int:
 
     Args:
         swap_space: the host memory for preempted requests comes out of the same memory.
-        sequence_bytes: of one sequence of full length.
+        sequence_bytes: bytes of one sequence of full length.
     """
     available = max(0, memory.available - swap_space)
     share = int(available * CPU_MEMORY_SHARE)
@@ -145,7 +145,7 @@ def num_host_blocks(swap_space: int, block_bytes: int, available: int) -> int:
     """Whole blocks that `swap_space` bytes of host memory hold; 0 when there is no swap space.
 
     Args:
-        block_bytes: of one block over all layers.
+        block_bytes: bytes of one block over all layers.
         available: bytes of host memory that can still be taken beside the KV cache; negative where that is larger.
 
     Raises:

@@ -1,4 +1,5 @@
-"""How a step's small arrays get to the device: packed into pinned memory, in one copy that the host need not await."""
+"""Transfer of a step's small arrays to the device: packed into pinned memory, in one copy that the host need not
+await."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _ALIGNMENT = 16
 
 
 class Staging:
-    """The way of one step's arrays to a device.
+    """Brings the arrays of a step to a device.
 
     The arrays lie one after another in the order given. So those at the front whose lengths are the same in two calls
     are at the same addresses in both, as a CUDA graph needs them to be.

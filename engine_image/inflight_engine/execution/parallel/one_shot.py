@@ -43,7 +43,7 @@ class OneShotSum:
 
     @staticmethod
     def why_not(size: int, device: torch.device) -> str | None:
-        """Why a rank cannot take part, as the end of "... cannot be used: "; None: it can."""
+        """Return why a rank cannot take part, as the end of "... cannot be used: "; None: it can."""
         if device.type != "cuda":
             return "it needs GPUs"
         if size not in _MOST_BYTES:
@@ -58,7 +58,7 @@ class OneShotSum:
         return 0 < x.nbytes <= self._most_bytes and x.nbytes % 16 == 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks; x stays as it is."""
+        """Return the sum over all ranks; x stays as it is."""
         x = x.contiguous()
         shared = self._buffer[: x.nbytes].view(x.dtype).view(x.shape)
         total: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(shared, x, "sum", self._group)

@@ -40,7 +40,7 @@ class DrawBatch:
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """int64 [N]: the likeliest token of each row, the smallest of equally likely ones."""
+    """Return the likeliest token of each row, int64 [N]; the smallest of equally likely ones."""
     if logits.numel() > _SHARED_FROM and native.can_sample(logits):
         return native.argmax(logits)
     return torch.from_numpy(
@@ -130,7 +130,8 @@ def _keep_likeliest(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
 def _cutoff(
     weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many tokens to keep and the least weight among them, both [N, 1], looking at the likeliest only."""
+    """Return the number of tokens to keep and the least weight among them, both [N, 1], from the likeliest tokens
+    only."""
     candidates = weights.topk(num_candidates, dim=-1).values
     cumulative = candidates.cumsum(dim=-1)
     within = cumulative.gather(-1, (top_k.clamp(max=num_candidates) - 1))

@@ -43,7 +43,7 @@ def met_tokens(start: SlotStart) -> tuple[npt.NDArray[np.int64], Counts]:
 
 
 class Penalties:
-    """Which tokens the penalised slots have met, and what it costs them.
+    """The tokens that penalised slots have met, and their penalties.
 
     Args:
         max_num_seqs: number of slots.

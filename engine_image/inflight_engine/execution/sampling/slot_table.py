@@ -1,4 +1,4 @@
-"""How each slot chooses its tokens, on the device, where every step finds it at the same addresses."""
+"""The sampling parameters of each slot on the device, at addresses that are the same in every step."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SlotTable:
         numbers: float64 [S, 6]: temperature (0: greedy), min_p, top_p, repetition, presence and frequency penalty.
         integers: int64 [S, 3]: seed; top_k, `vocab_size` where all are kept; number of biased tokens.
         bias_tokens, bias_values: int32 and float32 [S, MOST_BIASES]: as many as there are biased tokens.
-        met: int16 [S, vocab_size]: of penalised slots, a token's number as in `Penalties`, at most `MOST_MET`.
+        met: int16 [S, vocab_size]: for penalised slots, a token's number as in `Penalties`, at most `MOST_MET`.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:

@@ -42,7 +42,7 @@ def add_up(histogram: tl.tensor, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constex
 def descend(
     histogram: tl.tensor, goal: tl.tensor, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr, BITS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The greatest digit at and above which the goal is reached, 0 if none is, and what is left of the goal there."""
+    """Return the greatest digit at and above which the goal is reached, or 0, and the rest of the goal there."""
     found = add_up(histogram, SPLITS, PADDED_SPLITS, BITS)
     reached = tl.sum(found, axis=0) - tl.cumsum(found, axis=0) + found
     digit = tl.maximum(tl.sum((reached >= goal).to(tl.int64), axis=0) - 1, 0)
@@ -97,8 +97,8 @@ def histogram_of(
     BLOCK: tl.constexpr,
     BITS: tl.constexpr,
 ) -> tl.tensor:
-    """int64 [WAYS]: number or mass of a split's tokens above `floor`, of those whose keys begin with the prefix, by the
-    digit behind it."""
+    """Return the number or mass of a split's tokens above `floor` whose keys begin with the prefix, by the digit behind
+    it, int64 [WAYS]."""
     temperature = tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32)
     min_p = tl.load(numbers + slot * NUM_NUMBERS + MIN_P).to(tl.float32)
     found = tl.zeros((1 << BITS,), tl.int64)

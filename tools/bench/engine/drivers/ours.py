@@ -32,7 +32,7 @@ class InflightDriver:
 
 
 def _units() -> str:
-    """What computes."""
+    """Returns the name of the kernels that compute."""
     import torch  # how its threads wait is settled first
 
     from inflight_engine.native.library import library
