@@ -33,17 +33,17 @@ _STAGES = ("first", "correctness", "qwen", "llama")
 STAGE_SECONDS = 580
 """For all engines of a stage: it is within ten minutes."""
 SECONDS = {"inflight": 240, "vllm": 170}
-"""Of these at most for one engine; transformers, the slowest, comes last and has what the others left."""
+"""Largest share of these for one engine; transformers, the slowest, comes last and has the rest."""
 
 
 def machine(device: str) -> str:
-    """What the figures come from, and when."""
+    """Describe the source of the figures: date, device and versions."""
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
     return f"{time.strftime('%Y-%m-%d')}, {name}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def correctness(device: str, size: str, folder: Path) -> tuple[list[list[str]], Any, bool]:
-    """Rows for the report, the same as data, and whether nothing was wrong."""
+    """Run all checks; returns rows for the report, the same as data, and whether nothing was wrong."""
     checks = []
     for check in Checks(folder, device, SCALES[size]).run():
         print(*table(report.check_rows([check])[1:]), flush=True)
@@ -56,7 +56,7 @@ def correctness(device: str, size: str, folder: Path) -> tuple[list[list[str]], 
 
 
 def speed(shape: str, device: str, size: str, folder: Path) -> tuple[list[list[str]], Any, bool]:
-    """As `correctness`; false where this engine has failed."""
+    """Measure all engines; returns as `correctness`, false where this engine has failed."""
     results: dict[str, Any] = {}
     until = time.monotonic() + STAGE_SECONDS
     for engine in ENGINES:
