@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
-from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import ServiceClass
 from inflight_simulator.arrivals import OUTPUT_TOKEN
 from inflight_simulator.fleet.scheduler import FleetScheduler
 

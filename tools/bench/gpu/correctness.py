@@ -1,5 +1,5 @@
-"""Whether the engine computes on a device what transformers computes there: small random models in bfloat16, held
-against float32, by every way there is to compute them, with every kind of sampling."""
+"""Checks that the engine computes what transformers computes: small random models in bfloat16, held against float32,
+by every way to compute them, with every kind of sampling."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from unittest import mock
 
 import torch
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention import BACKENDS
 from inflight_engine.request import SamplingParams
+from inflight_settings.engine import EngineConfig
 from tools.bench.engine.in_process import Generated, InProcessEngine
 from tools.bench.gpu.draws import FILTERS, MOST_EXCESS, excess, probabilities
 from tools.bench.gpu.quantized import product_check, product_speeds, write_checkpoint
@@ -112,7 +112,7 @@ class Checks:
         self._lengths = [scale.output_tokens] * len(self._prompts)
 
     def run(self) -> Iterator[Check]:
-        """One after the other, each as soon as it is known."""
+        """Make the checks one after another; each is yielded as soon as it is known."""
         name = "greedy, as transformers"
         try:
             whole = self._generate()
@@ -214,7 +214,7 @@ class Checks:
         return self._near("penalties and biases", generated, sampling=_CHANGED)
 
     def _logprobs(self) -> Check:
-        """Of what was sampled and of the likeliest, in deviations of the logits as a greedy token's distance."""
+        """Compare the log-probabilities of sampled and likeliest tokens, in deviations of the logits."""
         name = "log-probabilities"
         sampling = [SamplingParams(max_tokens=1, temperature=1.0, logprobs=_TOP_LOGPROBS)] * len(self._prompts)
         generated = self._engine().generate(self._prompts, self._lengths, sampling=sampling)

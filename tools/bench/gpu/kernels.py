@@ -155,7 +155,7 @@ def _sampler(case: Case, device: str) -> Iterator[tuple[str, bool, str]]:
 
 
 def _held(name: str, found: Any, expected: Any, work: Callable[[], Any], device: str) -> tuple[str, bool, str]:
-    """As `_kernels`; `work` is timed."""
+    """Compare a result with the expected one, and time `work`; returns as `_kernels`."""
     pairs = zip(found, expected, strict=True) if isinstance(found, tuple) else [(found, expected)]
     error = max(float((a.double() - b.double()).norm() / b.double().norm()) for a, b in pairs)
     return name, error <= _LARGEST_ERROR, f"off by {error:.5f}{_speed(work, device)}"
@@ -175,7 +175,7 @@ def _copies(arguments: tuple[Any, ...]) -> Iterator[Any]:
 
 
 def _compiled() -> dict[str, list[tuple[int, int]]]:
-    """Of each variant of a kernel, registers a thread and registers spilled."""
+    """Return the registers of a thread and the registers spilled, by kernel and variant."""
     from triton.runtime.jit import JITFunction
 
     modules = [module for name, module in sys.modules.items() if name.startswith("inflight_engine.execution")]

@@ -1,4 +1,4 @@
-"""One measurement in a process of its own, so that a fault or a hang costs nothing else and its memory is free for the
+"""Measurements in processes of their own, so that a fault or a hang costs nothing else and memory is free for the
 next: `python -m tools.bench.gpu.part FUNCTION ARGUMENT DEVICE SIZE FOLDER FILE`. FUNCTION is a module of this package
 and its function; FILE gets the figures as JSON, or the reason why there are none."""
 

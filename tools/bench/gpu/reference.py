@@ -99,7 +99,7 @@ def logits_of(model: Any, prompt: list[int], output: list[int]) -> torch.Tensor:
 
 
 def changed(logits: torch.Tensor, prompt: list[int], output: list[int], sampling: SamplingParams) -> torch.Tensor:
-    """One position's logits [vocabulary] after logit_bias and the penalties, by their definitions."""
+    """Return a position's logits [vocabulary] after logit_bias and the penalties, by their definitions."""
     logits = logits.clone()
     for token_id, bias in sampling.logit_bias:
         logits[token_id] += bias

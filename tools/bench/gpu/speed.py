@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import Device, EngineConfig
 from tools.bench.engine.drivers.ours import decode_seconds
 from tools.bench.engine.in_process import InProcessEngine
 from tools.bench.engine.jobs import Job
@@ -107,7 +107,9 @@ def load(shape: str, device: str, size: Size, folder: Path, **options: Any) -> I
     }
     with random_weights(config, device):
         return InProcessEngine(
-            EngineConfig(str(folder), dtype="bfloat16", device=device, prefix_caching=False, **settings | options)
+            EngineConfig(
+                str(folder), dtype="bfloat16", device=cast(Device, device), prefix_caching=False, **settings | options
+            )
         )
 
 
@@ -125,7 +127,7 @@ def profiles(shape: str, device: str, size_name: str, folder: Path) -> dict[str,
     engine = load(shape, device, size, folder)
     jobs = {f"decode at {batch}": (batch, size.prompt_tokens // 8, size.decode_steps) for batch in size.batches}
     jobs["prefill"] = (size.num_prompts, size.prompt_tokens, 1)
-    figures = {}
+    figures: dict[str, Any] = {}
     for name, job in jobs.items():
         requests = _uniform(*job)
         engine.generate(*requests)  # compiles
