@@ -20,7 +20,6 @@ import msgspec
 from inflight_engine import logs
 from inflight_engine import placement as placing
 from inflight_engine.channel import ChannelClosedError, EngineChannel
-from inflight_engine.config import EngineConfig
 from inflight_engine.cost_fit.online import OnlineFit
 from inflight_engine.cuda_memory import let_segments_grow
 from inflight_engine.engine import Engine
@@ -33,6 +32,7 @@ from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
 from inflight_engine.warm_up import reach_kernels, warm_up
+from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import Limits
 
 log = logging.getLogger(__name__)
@@ -69,17 +69,8 @@ def load(
         num_blocks=info.num_blocks,
         block_size=info.block_size,
         max_model_len=info.max_model_len,
-        kv_headroom=config.kv_headroom,
-        policy=config.scheduling_policy,
-        priority_aging=config.priority_aging,
-        ttft_target=config.ttft_target,
-        ttft_per_token=config.ttft_per_token,
-        late_share=config.late_share,
-        classes=config.classes,
-        preemption=config.preemption,
-        preemption_victim=config.preemption_victim,
         num_host_blocks=info.num_host_blocks,
-        prefix_caching=config.prefix_caching,
+        **config.scheduling,
     )
     scheduler = Scheduler(scheduler_config)
     observers: list[EngineObserver] = []

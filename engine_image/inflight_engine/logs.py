@@ -16,9 +16,6 @@ from logging.handlers import MemoryHandler
 from types import TracebackType
 from typing import Any, NamedTuple
 
-FORMATS = ("text", "json")
-LEVELS = ("debug", "info", "warning", "error")
-
 _QUIET_LIBRARIES = ("uvicorn", "httpx", "asyncio")
 """Libraries of which only warnings are logged."""
 
@@ -53,8 +50,8 @@ def configure(format_name: str = "text", level: str = "info", *, process: str = 
     """Write log lines of this process to standard error.
 
     Args:
-        format_name: one of `FORMATS`.
-        level: one of `LEVELS`; below `info` it applies to the engine's own loggers only.
+        format_name: `text` or `json`.
+        level: `debug`, `info`, `warning` or `error`; below `info` it applies to the engine's own loggers only.
         process: `api`, `engine`, or `rank N`; JSON lines name it, text lines only the last of them.
     """
     root, number = logging.getLogger(), logging.getLevelName(level.upper())

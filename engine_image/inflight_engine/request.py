@@ -9,10 +9,10 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from inflight_settings.scheduling import DEFAULT_CLASS
+
 TokenIds = npt.NDArray[np.int32]
 NO_TOKENS: TokenIds = np.empty(0, np.int32)
-
-DEFAULT_CLASS = "default"
 
 MAX_LOGIT_BIAS = 1024
 """Maximum number of tokens that a request may bias."""

@@ -45,7 +45,7 @@ from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.engine.process import EngineProcess
 from inflight_engine.server.run import run
-from inflight_engine.server.settings.serve_flags import add_serve_flags, server_config
+from inflight_engine.server.settings.flags import add_serve_flags, read_config
 from inflight_kubectl.answers import Answer
 from inflight_kubectl.load.client import Client
 from inflight_settings.limits import Limits
@@ -72,7 +72,7 @@ class _CountingEngine(EngineProcess):
 def _serve(sock: socket.socket, listener: socket.socket, profile: bool, flags: Sequence[str]) -> None:
     parser = argparse.ArgumentParser()
     add_serve_flags(parser)
-    config = server_config(parser.parse_args([MODEL, "--max-queued-requests=100000", *flags]))
+    config = read_config(parser, [MODEL, "--max-queued-requests=100000", *flags])
     if flags:
         logs.configure(config.engine.log_format, config.engine.log_level)
     profiler = cProfile.Profile()

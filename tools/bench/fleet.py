@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inflight_engine.flag_types import number
+from inflight_settings.flag_types import number
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet

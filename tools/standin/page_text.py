@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import ServiceClass
 
 CAPACITY = Limits(max_num_seqs=8, max_num_batched_tokens=512)
 """Largest limits of every fake engine."""

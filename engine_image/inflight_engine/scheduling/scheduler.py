@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence, Set
 import numpy as np
 
 from inflight_cost.model import CostModel
-from inflight_engine.cache.block_ids import BlockIds
-from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.cache.block_pool import BlockIds, BlockPool
 from inflight_engine.cache.swap import SwapRates, swapping_is_cheaper
 from inflight_engine.request import FinishReason, Request, RequestState, TokenIds
-from inflight_engine.scheduling.config import PREEMPTION_MODES, SchedulerConfig
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.deadlines import Deadlines
 from inflight_engine.scheduling.decodes import DecodeGroup
 from inflight_engine.scheduling.in_flight import PlansInFlight
@@ -93,10 +92,6 @@ class Scheduler:
         self._running = Running(pool, table, decodes, self._queues, prefix_caching=config.prefix_caching)
         self._in_flight = PlansInFlight(self._running)
         self._host_pool = BlockPool(config.num_host_blocks, config.block_size) if config.num_host_blocks else None
-        if config.preemption_victim not in VICTIMS:
-            raise ValueError(f"preemption_victim must be one of {', '.join(VICTIMS)}, not {config.preemption_victim!r}")
-        if config.preemption not in PREEMPTION_MODES:
-            raise ValueError(f"preemption must be one of {', '.join(PREEMPTION_MODES)}, not {config.preemption!r}")
         self._choose_victim = VICTIMS[config.preemption_victim]
         self._requests: dict[int, Request] = {}
         self._preemptions: list[Preemption] = []

@@ -8,6 +8,7 @@ from typing import Literal
 from inflight_cost.capacity import Targets
 from inflight_cost.model import CostModel
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import PolicyName
 
 Routing = Literal["round-robin", "least-requests", "least-work", "gateway"]
 ROUTINGS: tuple[Routing, ...] = ("round-robin", "least-requests", "least-work", "gateway")
@@ -84,7 +85,7 @@ class FleetConfig:
     min_replicas: int = 1
     max_replicas: int = 100
     initial_replicas: int = 1
-    policy: str = "fcfs"
+    policy: PolicyName = "fcfs"
     tuning: bool = False
     targets: RequestTargets = field(default_factory=RequestTargets)
     seed: int = 0

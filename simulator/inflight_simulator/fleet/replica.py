@@ -45,7 +45,7 @@ def scheduler_config(config: FleetConfig, longest: int, *, prefix_caching: bool 
         kv_headroom=model.kv_headroom,
         policy=config.policy,
         ttft_target=config.targets.ttft,
-        ttft_per_token=config.ttft_per_token,
+        ttft_per_1k_tokens=config.ttft_per_token * 1000,
         preemption="recompute",
         prefix_caching=prefix_caching,
     )

@@ -22,13 +22,13 @@ from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling import queues
 from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies.fcfs import Fcfs
 from inflight_engine.scheduling.policies.priority import Priority
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_policies import service_counter
 from inflight_policies.lazy_heap import LazyHeap
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.workload import Workload
 
 SEEDS, STEPS = range(4), 600
@@ -50,7 +50,7 @@ BUSY: dict[str, Any] = {
 }
 SWAPPING = {"preemption": "swap", "num_host_blocks": 40}
 LOOKAHEAD = {"lookahead": True}
-DEADLINE = {"policy": "deadline", "ttft_target": 4.0, "ttft_per_token": 0.0, "late_share": 0.25}
+DEADLINE = {"policy": "deadline", "ttft_target": 4.0, "ttft_per_1k_tokens": 0.0, "late_share": 0.25}
 OUT_OF_TURN = "deadline: request .* overtakes|nobody is admitted"
 
 Patch = pytest.MonkeyPatch
@@ -511,7 +511,7 @@ FAULTS = {
     "a long prompt has no longer a target": Fault(
         lambda scheduler, patch: patch.setattr(scheduler._deadlines, "_per_token", 0.0),
         "the latest start of a request is wrong",
-        DEADLINE | {"ttft_per_token": 0.1},
+        DEADLINE | {"ttft_per_1k_tokens": 100.0},
     ),
     "what the prefix cache has is predicted as computed": Fault(
         lambda scheduler, patch: patch.setattr(scheduler._deadlines, "_pool", BlockPool(16, 2)),

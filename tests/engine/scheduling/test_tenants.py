@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.scheduling.config import ServiceClass
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.driver import Driver
 
 SMALL = {"num_blocks": 16, "block_size": 2, "max_model_len": 32, "kv_headroom": 0.0, "prefix_caching": False}

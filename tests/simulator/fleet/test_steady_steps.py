@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
-from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import ServiceClass
 from inflight_simulator.arrivals import OUTPUT_TOKEN
 from inflight_simulator.fleet.scheduler import FleetScheduler
 
@@ -17,8 +18,8 @@ CLASSES = (ServiceClass("a", weight=3.0), ServiceClass("b"))
 
 
 def config(**fields):
-    small = {"capacity": Limits(6, 24), "num_blocks": 24, "block_size": 4, "max_model_len": 90, "ttft_target": 20.0}
-    return SchedulerConfig(**{**small, **fields})
+    small = {"capacity": Limits(6, 24), "num_blocks": 24, "block_size": 4, "max_model_len": 90}
+    return SchedulerConfig(**{**small, "ttft_target": 20.0, "kv_headroom": 0.0, **fields})
 
 
 def request(number, prompt, output, classes=("default",)):

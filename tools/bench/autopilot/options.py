@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight_engine.flag_types import number
+from inflight_settings.flag_types import number
 from inflight_settings.limits import Limits
 from tools.bench.autopilot.figures import Targets
 
