@@ -122,8 +122,7 @@ class Lengths:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """An answer under way. Attributes: most: output tokens that its request allows. generated: estimated output tokens
-    so far."""
+    """An answer under way. Attributes: most: output tokens that its request allows. generated: estimated so far."""
 
     lengths: Lengths
     most: float
