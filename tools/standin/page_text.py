@@ -18,6 +18,7 @@ from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits
+from inflight_engine.server.admission.demand import Demand
 from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
 
 CAPACITY = Limits(max_num_seqs=8, max_num_batched_tokens=512)
@@ -183,18 +184,28 @@ def profile_page() -> str:
             load_seconds=1.0,
         ),
     )
-    gauges = Gauges(stats, CAPACITY, ready, waiting=0, queued_by_class={"default": 0}, queued_tokens=0, draining=False)
-    metrics = EngineMetrics("fake", [ServiceClass("default")], lambda: gauges)
+    gauges = Gauges(
+        stats,
+        CAPACITY,
+        ready,
+        waiting=0,
+        waiting_by_class={"default": 0},
+        waiting_tokens=0,
+        predicted_seconds=0.0,
+        draining=False,
+    )
+    demand = Demand()
+    metrics = EngineMetrics("fake", [ServiceClass("default")], demand, lambda: gauges)
     for _ in range(tokens // RUNNING):
         metrics.step(stats)
     metrics.prompt_tokens, metrics.generation_tokens = PROFILE_REQUESTS * PROMPT_TOKENS, tokens
-    metrics.step_cost = StepCost(COST, error=0.03, steps=1000.0)
-    metrics.arrived_requests = PROFILE_REQUESTS
-    metrics.arrived_prompt_tokens = PROFILE_REQUESTS * PROMPT_TOKENS
-    metrics.arrived_prompt_tokens_squared = PROFILE_REQUESTS * PROMPT_TOKENS**2
+    demand.step_cost = StepCost(COST, error=0.03, steps=1000.0)
+    demand.arrived_requests = PROFILE_REQUESTS
+    demand.arrived_prompt_tokens = PROFILE_REQUESTS * PROMPT_TOKENS
+    demand.arrived_prompt_tokens_squared = PROFILE_REQUESTS * PROMPT_TOKENS**2
     for _ in range(PROFILE_REQUESTS):
-        metrics.output_lengths.generated(0, TOKENS_PER_REQUEST)
-        metrics.output_lengths.ended(TOKENS_PER_REQUEST)
+        demand.output_lengths.generated(0, TOKENS_PER_REQUEST)
+        demand.output_lengths.ended(TOKENS_PER_REQUEST)
     for seconds, count in _TTFT:
         metrics.time_to_first_token.observe(seconds, count)
         metrics.queue_time.observe(seconds / 10, count)

@@ -10,6 +10,7 @@ from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import Limits as EngineLimits
+from inflight_engine.server.admission.demand import Demand
 from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
 
 
@@ -36,11 +37,12 @@ def engine_page(names=None, observations=1, seed=0):
         limits=EngineLimits(48, 1024, 7),
         ready=ready,
         waiting=2,
-        queued_by_class={"interactive": 2, "batch": 0},
-        queued_tokens=300,
+        waiting_by_class={"interactive": 2, "batch": 0},
+        waiting_tokens=300,
+        predicted_seconds=0.5,
         draining=False,
     )
-    metrics = EngineMetrics("m", [ServiceClass("interactive"), ServiceClass("batch")], lambda: gauges)
+    metrics = EngineMetrics("m", [ServiceClass("interactive"), ServiceClass("batch")], Demand(), lambda: gauges)
     numbers = random.Random(seed)
     for _ in range(observations):
         metrics.time_to_first_token.observe(numbers.expovariate(2))
@@ -48,11 +50,11 @@ def engine_page(names=None, observations=1, seed=0):
         metrics.time_per_output_token.observe(numbers.expovariate(20))
         metrics.step(stats)
         metrics.generation_tokens += 7
-    metrics.step_cost = StepCost(
+    metrics.demand.step_cost = StepCost(
         CostModel(0.005, 1e-5, 3e-5, 4e-8, 1e-9, curve=((1.0, 0.001), (512.0, 0.01))), 0.05, 900
     )
-    metrics.output_lengths.generated(0, 7)
-    metrics.output_lengths.ended(7)
+    metrics.demand.output_lengths.generated(0, 7)
+    metrics.demand.output_lengths.ended(7)
     registry = CollectorRegistry(auto_describe=True)
     registry.register(metrics)
     return generate_latest(registry if names is None else registry.restricted_registry(names)).decode()

@@ -139,7 +139,7 @@ async def test_one_failed_choice_fails_the_answer_and_ends_the_others(make_fake,
         assert json.loads(events(answer.text)[-1])["error"]["code"] == "engine_error"
     else:
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
-    await until(lambda: not fake.service.has_work)
+    await until(lambda: not len(fake.service.registry))
     assert sorted(c.request_id for c in fake.engine.cancels) == [0, 2]
 
 
@@ -165,7 +165,7 @@ async def test_client_that_leaves_ends_all_its_choices(make_fake, stream):
     await until(lambda: fake.service.metrics.generation_tokens == 1)
     left.set()
     await asyncio.wait_for(serving, 5)
-    await until(lambda: not fake.service.has_work)
+    await until(lambda: not len(fake.service.registry))
     assert {(c.request_id, c.reason) for c in fake.engine.cancels} == {(i, FinishReason.ABORT) for i in range(3)}
     assert not any(b"[DONE]" in message.get("body", b"") for message in sent)
     assert (await metrics(fake))["inflight_requests_cancelled_total"] == 3
@@ -244,7 +244,7 @@ async def test_what_ends_while_the_first_send_waits_loses_and_repeats_nothing(ma
     fake.engine.report(admitted=[(0, 0), (1, 1)], tokens={0: ord("a")})
     await until(lambda: sent)
     fake.engine.report(tokens={0: ord("b"), 1: ord("x")}, finished=[(0, FinishReason.STOP), (1, FinishReason.LENGTH)])
-    await until(lambda: not fake.service.has_work)
+    await until(lambda: not len(fake.service.registry))
     taken.set()
     await asyncio.wait_for(serving, 5)
     *chunks, done = events(b"".join(message.get("body", b"") for message in sent).decode())

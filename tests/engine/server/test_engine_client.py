@@ -9,7 +9,7 @@ from inflight_engine.channel import encode
 from inflight_engine.messages import Configured, EngineFailed, StepReport, StepStats
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.scheduling.limits import Limits
-from inflight_engine.server.engine.client import EngineClient
+from inflight_engine.server.engine.link import EngineClient
 
 NUMBERS = st.integers(0, 2**31)
 MESSAGES = st.one_of(

@@ -173,7 +173,7 @@ async def test_wasted_slots_are_empty_ones_while_requests_wait(make_fake):
     fake = await make_fake()
     for waiting, running, expected in ((2, 3, 0.25), (0, 3, 0.0), (2, 4, 0.0)):
         fake.engine.report(num_waiting=waiting, num_running=running)
-        await until(lambda wanted=(running, waiting): astuple(fake.service.stats)[:2] == wanted)
+        await until(lambda wanted=(running, waiting): astuple(fake.service.session.stats)[:2] == wanted)
         assert (await samples(fake))["inflight_slots_wasted_ratio"] == expected
 
 
@@ -186,10 +186,10 @@ async def test_predicted_queue_is_what_steps_full_of_waiting_tokens_cost(make_fa
     await until(lambda: fake.engine.requests)
     fake.engine.report(num_decode_tokens=4, decode_kv_tokens=2000, num_prefill_tokens=60, waiting_prompt_tokens=150)
     fake.engine.report(waiting_prompt_tokens=150)  # outside a step: what decodes has not changed
-    await until(lambda: fake.service.stats.num_decode_tokens == 0)
+    await until(lambda: fake.service.session.stats.num_decode_tokens == 0)
     assert (await samples(fake))["inflight_predicted_queue_seconds"] == 0
     fake.engine.send(StepCost(COST, 0.03, 100.0))
-    await until(lambda: fake.service.metrics.step_cost)
+    await until(lambda: fake.service.metrics.demand.step_cost)
     # 64 tokens in a step, 4 of them decodes; a prompt's tokens attend to 25 each.
     expected = 2 * COST.seconds(StepWork(4, 60, 2000, 60 * 25)) + COST.seconds(StepWork(4, 30, 2000, 30 * 25))
     assert (await samples(fake))["inflight_predicted_queue_seconds"] == pytest.approx(expected)
@@ -212,8 +212,8 @@ async def test_predicted_queue_counts_the_steps_until_running_requests_have_ende
         fake.engine.report(tokens={0: 65}, num_decode_tokens=1, step_seconds=0.02)
     fake.engine.report(finished=[(0, FinishReason.LENGTH)])
     fake.engine.report(admitted=[(slot + 1, slot) for slot in range(4)], num_running=4, num_waiting=2)
-    await until(lambda: fake.service.stats.num_waiting == 2)
-    fake.service.metrics._estimate_at = 0.0
+    await until(lambda: fake.service.session.stats.num_waiting == 2)
+    fake.service.admission.demand.estimate_at = 0.0
     # Two of four outputs of 8 tokens have to end, and one step computes the two prompts.
     predicted = (await samples(fake))["inflight_predicted_queue_seconds"]
     assert predicted == pytest.approx((2 * 8 / 4 + fitted) * 0.02, rel=0.1)
@@ -226,7 +226,7 @@ async def test_cost_of_steps_is_shown_once_it_is_measured(make_fake):
     fake = await make_fake()
     assert "inflight_step_cost" not in await page(fake)
     fake.engine.send(StepCost(replace(COST, curve=((1.0, 0.02), (64.0, 0.25))), 0.03, 100.5))
-    await until(lambda: fake.service.metrics.step_cost)
+    await until(lambda: fake.service.metrics.demand.step_cost)
     text = await page(fake)
     for term, seconds in (
         *(("step", 0.01), ("decode_sequence", 0.001), ("prefill_token", 0.002), ("decode_kv_token", 1e-6)),

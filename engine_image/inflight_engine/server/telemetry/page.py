@@ -15,6 +15,7 @@ from inflight_engine.server.telemetry.step_parts import TERMS, step_part_familie
 
 if TYPE_CHECKING:
     from inflight_engine.messages import StepCost
+    from inflight_engine.server.admission.demand import Demand
     from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
     from inflight_engine.server.telemetry.span_counts import SpanCounts
 
@@ -25,11 +26,11 @@ def add_engine_families(page: Families, metrics: EngineMetrics, now: Gauges) -> 
     _counters(page, metrics, now)
     _histograms(page, metrics)
     _limits(page, now)
-    _demand(page, metrics)
-    _step_cost(page, metrics.step_cost)
+    _demand(page, metrics.demand)
+    _step_cost(page, metrics.demand.step_cost)
     _traces(page, metrics.spans)
     step_part_families(page, metrics.step_parts)
-    class_families(page, metrics.classes, now.queued_by_class)
+    class_families(page, metrics.classes, now.waiting_by_class)
     memory_families(page)
 
 
@@ -57,7 +58,7 @@ def _engine_state(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
         "inflight_predicted_queue_seconds",
         "Predicted seconds until all waiting requests have a slot and their prompts are computed, from the step cost "
         "and the mean output.",
-        metrics.seconds_for(now.waiting_tokens, now.waiting, now),
+        now.predicted_seconds,
     )
     page.gauge("inflight_draining", "1 while the engine drains.", float(now.draining))
 
@@ -91,7 +92,7 @@ def _counters(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
     page.counter(
         "inflight_requests_cancelled",
         "Requests aborted before completion: client disconnect, timeout, end of drain, or engine process lost.",
-        metrics.cancelled,
+        metrics.num_cancelled,
     )
     page.counter(
         "inflight_engine_restarts",
@@ -101,7 +102,7 @@ def _counters(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
     page.counter(
         "inflight_requests_resubmitted",
         "Resubmissions of requests to a new engine process.",
-        metrics.resubmitted,
+        metrics.num_resubmitted,
     )
 
 
@@ -146,19 +147,19 @@ def _limits(page: Families, now: Gauges) -> None:
     )
 
 
-def _demand(page: Families, metrics: EngineMetrics) -> None:
+def _demand(page: Families, demand: Demand) -> None:
     page.counter(
         "inflight_arrived_requests",
         "Accepted requests; a request with n answers counts n times.",
-        metrics.arrived_requests,
+        demand.arrived_requests,
     )
-    page.counter("inflight_arrived_prompt_tokens", "Prompt tokens of accepted requests.", metrics.arrived_prompt_tokens)
+    page.counter("inflight_arrived_prompt_tokens", "Prompt tokens of accepted requests.", demand.arrived_prompt_tokens)
     page.counter(
         "inflight_arrived_prompt_tokens_squared",
         "Sum of squared prompt lengths of accepted requests.",
-        metrics.arrived_prompt_tokens_squared,
+        demand.arrived_prompt_tokens_squared,
     )
-    lengths = metrics.output_lengths.estimate()
+    lengths = demand.output_lengths.estimate()
     if lengths is not None:
         page.gauge(
             "inflight_output_tokens_mean",
