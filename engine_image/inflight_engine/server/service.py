@@ -12,13 +12,14 @@ from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.answers.heartbeats import Heartbeats
 from inflight_engine.server.engine.session import EngineSession
+from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.requests.inbox import Deliveries
 from inflight_engine.server.requests.prepare import ModelFacts, Tokenizer
 from inflight_engine.server.requests.registry import RequestRegistry
 from inflight_engine.server.requests.tenants import Tenants
 from inflight_engine.server.settings.config import ServerConfig
 from inflight_engine.server.telemetry.exchange import RequestSpans
-from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
+from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
 
 
 class Service:
@@ -40,14 +41,9 @@ class Service:
         self.draining = False
         self.session = EngineSession(config.engine)
         self.admission = QueueAdmission(config)
-        self.metrics = EngineMetrics(
-            config.served_model_name,
-            config.engine.classes,
-            self.admission.demand,
-            self._gauges,
-            config.engine.ttft_per_token,
-        )
-        self.registry = RequestRegistry(config, self.session, self.admission, self.metrics)
+        self.counts = Counts(config.engine.classes, config.engine.ttft_per_token)
+        self.registry = RequestRegistry(config, self.session, self.admission, self.counts)
+        self.metrics = EngineMetrics(config.served_model_name, self.counts, self.admission.demand, self._gauges)
         self.deliveries = Deliveries()
         self.heartbeats = Heartbeats(lambda: self.session.stalled)
         self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)
@@ -84,17 +80,7 @@ class Service:
     def _gauges(self) -> Gauges:
         self.registry.count_outputs()
         self.admission.demand.output_lengths.forget(time.monotonic())
-        session, load = self.session, self.registry.load()
-        return Gauges(
-            stats=session.stats,
-            limits=session.runtime.limits,
-            ready=session.ready,
-            waiting=load.waiting,
-            waiting_by_class=self.admission.waiting.by_class,
-            waiting_tokens=load.uncomputed,
-            predicted_seconds=load.predicted_seconds,
-            draining=self.draining,
-        )
+        return Gauges(self.registry.load(), self.admission.waiting.by_class, self.draining)
 
 
 async def _service(request: Request) -> Service:

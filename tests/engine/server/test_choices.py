@@ -131,7 +131,7 @@ async def test_one_failed_choice_fails_the_answer_and_ends_the_others(make_fake,
     call = start(fake, n=3, stream=stream)
     await arrived(fake, 3)
     fake.engine.report(admitted=[(0, 0), (1, 1)], tokens={0: ord("a")})
-    await until(lambda: fake.service.metrics.generation_tokens == 1)
+    await until(lambda: fake.service.counts.generation_tokens == 1)
     await asyncio.sleep(0.02)
     fake.engine.report(finished=[(1, FinishReason.ERROR)])
     answer = await call
@@ -162,7 +162,7 @@ async def test_client_that_leaves_ends_all_its_choices(make_fake, stream):
     serving = asyncio.create_task(fake.app(dict(SCOPE), receive, send))
     await arrived(fake, 3)
     fake.engine.report(admitted=[(0, 0)], tokens={0: ord("a")})
-    await until(lambda: fake.service.metrics.generation_tokens == 1)
+    await until(lambda: fake.service.counts.generation_tokens == 1)
     left.set()
     await asyncio.wait_for(serving, 5)
     await until(lambda: not len(fake.service.registry))

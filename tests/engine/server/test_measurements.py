@@ -19,8 +19,8 @@ from inflight_engine.messages import StepCost
 from inflight_engine.request import FinishReason
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.http.health import health_status
+from inflight_engine.server.requests.histogram import Histogram
 from inflight_engine.server.settings.config import QueueBounds
-from inflight_engine.server.telemetry.histogram import Histogram
 from tests.engine.server.fake_engine import until
 from tools import localcluster as cluster
 
@@ -189,7 +189,7 @@ async def test_predicted_queue_is_what_steps_full_of_waiting_tokens_cost(make_fa
     await until(lambda: fake.service.session.stats.num_decode_tokens == 0)
     assert (await samples(fake))["inflight_predicted_queue_seconds"] == 0
     fake.engine.send(StepCost(COST, 0.03, 100.0))
-    await until(lambda: fake.service.metrics.demand.step_cost)
+    await until(lambda: fake.service.admission.demand.step_cost)
     # 64 tokens in a step, 4 of them decodes; a prompt's tokens attend to 25 each.
     expected = 2 * COST.seconds(StepWork(4, 60, 2000, 60 * 25)) + COST.seconds(StepWork(4, 30, 2000, 30 * 25))
     assert (await samples(fake))["inflight_predicted_queue_seconds"] == pytest.approx(expected)
@@ -226,7 +226,7 @@ async def test_cost_of_steps_is_shown_once_it_is_measured(make_fake):
     fake = await make_fake()
     assert "inflight_step_cost" not in await page(fake)
     fake.engine.send(StepCost(replace(COST, curve=((1.0, 0.02), (64.0, 0.25))), 0.03, 100.5))
-    await until(lambda: fake.service.metrics.demand.step_cost)
+    await until(lambda: fake.service.admission.demand.step_cost)
     text = await page(fake)
     for term, seconds in (
         *(("step", 0.01), ("decode_sequence", 0.001), ("prefill_token", 0.002), ("decode_kv_token", 1e-6)),
@@ -262,14 +262,14 @@ async def test_output_lengths_count_what_still_runs_and_what_was_cancelled(make_
     fake.engine.report(admitted=[(0, 0), (1, 1), (2, 2)], tokens={0: 97, 1: 97, 2: 97}, num_running=3)
     for _ in range(9):
         fake.engine.report(tokens={0: 97, 1: 97, 2: 97}, num_decode_tokens=3, num_running=3)
-    await until(lambda: fake.service.metrics.generation_tokens == 30)
+    await until(lambda: fake.service.counts.generation_tokens == 30)
     assert "inflight_output_tokens_mean" not in await page(fake)
     fake.engine.report(finished=[(0, "length")], num_running=2)
     await calls[0]
     calls[1].cancel()
     for _ in range(10):
         fake.engine.report(tokens={2: 97}, num_decode_tokens=1, num_running=1)
-    await until(lambda: fake.service.metrics.generation_tokens == 40)
+    await until(lambda: fake.service.counts.generation_tokens == 40)
     # One of three ended at 10; of the others one was cut there, and one has 20 and runs.
     shown = await samples(fake)
     assert shown["inflight_output_tokens_mean"] == pytest.approx((10 + 20 + 20) / 3, rel=0.05)

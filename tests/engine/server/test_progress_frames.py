@@ -66,7 +66,7 @@ async def test_the_head_comes_when_the_request_is_in_the_queue(make_fake, stream
     fake = await make_fake()
     client = relayed(fake, stream=stream, temperature=0)
     await until(lambda: client.text)
-    assert fake.service.registry.num_waiting == 1
+    assert fake.service.registry.load().waiting == 1
     headers = dict(client.head["headers"])
     assert client.head["status"] == 200
     assert headers[b"content-type"].startswith(b"text/event-stream")

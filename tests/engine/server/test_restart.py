@@ -78,7 +78,7 @@ async def test_whole_answer_goes_on_with_the_tokens_that_it_has(make_fake):
     call = start(fake, logprobs=None, stop=["zz"])
     await until(lambda: fake.engine.requests)
     fake.engine.report(admitted=[(0, 2)], tokens={2: ord("x")}, num_running=1)
-    await until(lambda: fake.service.metrics.generation_tokens)
+    await until(lambda: fake.service.counts.generation_tokens)
     await die(fake)
     await restart(fake)
     await until(lambda: fake.engine.requests)
@@ -98,18 +98,18 @@ async def test_stream_that_has_begun_goes_on_without_a_gap_or_a_repeat(make_fake
     for token in b"abx":
         scores = [TokenLogprobs(0, -token / 10, [], [])]
         fake.engine.report(admitted=[(0, 0)] if token == ord("a") else (), tokens={0: token}, logprobs=scores)
-    await until(lambda: fake.service.metrics.generation_tokens == 3)
+    await until(lambda: fake.service.counts.generation_tokens == 3)
     for slot, text in ((2, "zcx"), (1, "y")):
         await die(fake)
         for generation in fake.service.registry.unfinished():
             generation.tries = 0  # it was in one crash, and not in both
         await restart(fake)
         await until(lambda: fake.engine.requests)
-        count = fake.service.metrics.generation_tokens + len(text)
+        count = fake.service.counts.generation_tokens + len(text)
         fake.engine.report(admitted=[(0, slot)])
         for token in text.encode():
             fake.engine.report(tokens={slot: token}, logprobs=[TokenLogprobs(slot, -token / 10, [], [])])
-        await until(lambda count=count: fake.service.metrics.generation_tokens == count)
+        await until(lambda count=count: fake.service.counts.generation_tokens == count)
     answer = await asyncio.wait_for(call, 5)
     *chunks, usage_chunk, done = events(answer.text)
     choices = [json.loads(each)["choices"][0] for each in chunks]
@@ -568,7 +568,7 @@ async def test_the_wait_for_another_engine_process_is_a_preemption_in_the_trace(
     call = start(fake, stream=True)
     await until(lambda: fake.engine.requests)
     fake.engine.report(admitted=[(0, 0)], tokens={0: ord("a")})
-    await until(lambda: fake.service.metrics.generation_tokens)
+    await until(lambda: fake.service.counts.generation_tokens)
     (generation,) = fake.service.registry.unfinished()
     await die(fake)
     await restart(fake)

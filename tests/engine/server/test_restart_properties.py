@@ -168,7 +168,7 @@ class World:
         assert len(self.service.registry) == sum(each.phase is not RequestPhase.GONE for each in self.generations)
         if not self.engine.open:
             assert len(self.service.registry) == sum(not each.done for each in self.generations)
-            assert self.service.registry.num_waiting == len(waiting)
+            assert self.service.registry.load().waiting == len(waiting)
         for each in self.generations:
             assert each.done is (each.phase in (RequestPhase.ENDED, RequestPhase.GONE))
             if self.engine.open and not each.done:
@@ -201,7 +201,7 @@ def test_every_request_ends_once_with_all_of_its_tokens_and_nothing_is_left_behi
             world.step()
             world.finish(0)
             world.check()
-        seen = world.service.metrics
+        seen = world.service.counts
         assert sum(seen.finished.values()) == len(world.generations), "each ends once"
         world.step()
         assert all(each.phase is RequestPhase.GONE for each in world.generations)

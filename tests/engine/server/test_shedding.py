@@ -9,7 +9,7 @@ from inflight_engine.config import EngineConfig
 from inflight_engine.messages import StepCost
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.server.admission.pace import Slots
+from inflight_engine.server.admission.demand import Slots
 from inflight_engine.server.admission.shedding import Shedding
 from inflight_engine.server.admission.waiting import WaitingRequests
 from tests.engine.server.fake_engine import until

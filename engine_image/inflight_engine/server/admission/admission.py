@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from inflight_engine.scheduling.config import ttft_targets
-from inflight_engine.server.admission.demand import Demand
-from inflight_engine.server.admission.pace import Pace
+from inflight_engine.server.admission.demand import Demand, Load
 from inflight_engine.server.admission.shedding import Shedding
 from inflight_engine.server.admission.waiting import WaitingRequests
 from inflight_engine.server.errors import ApiError, bad_request
@@ -15,33 +14,6 @@ from inflight_engine.server.settings.config import ServerConfig
 
 LONGEST_RETRY_AFTER = 60.0
 """Seconds."""
-
-
-class Load(NamedTuple):
-    """Present load of the engine.
-
-    Attributes:
-        waiting: requests without a slot, including those not yet received by the engine.
-        uncomputed: prompt tokens of all requests, waiting or in prefill.
-        busy: the engine has requests; its latest message may be older than the end of the last one.
-        class_weights: of all classes.
-        pace: None while the model loads.
-    """
-
-    waiting: int
-    uncomputed: int
-    busy: bool
-    class_weights: Mapping[str, float]
-    pace: Pace | None
-
-    @property
-    def predicted_seconds(self) -> float:
-        """Seconds until all waiting requests have a slot and their prompts are computed."""
-        return 0.0 if self.pace is None else self.pace.seconds(self.uncomputed, self.waiting)
-
-    def seconds_for(self, num_tokens: float, num_requests: float) -> float:
-        """As `Pace.seconds`; 0 where nothing runs."""
-        return 0.0 if self.pace is None or not self.busy else self.pace.seconds(num_tokens, num_requests)
 
 
 class QueueAdmission:
@@ -62,22 +34,28 @@ class QueueAdmission:
         self._shedding = Shedding(self.waiting, engine.classes, config.shed_after)
 
     def refusal(
-        self, service_class: str, num_requests: int, num_tokens: Sequence[int], load: Load, now: float
+        self, service_class: str, num_requests: int, num_tokens: Sequence[int], load: Load, weights: Mapping[str, float]
     ) -> tuple[str, ApiError] | None:
         """Why a number of requests may not wait now, with the reason's short name; None: they may.
 
         Args:
             num_tokens: of each prompt; empty before they are known.
-            now: seconds, monotonic.
+            weights: of all classes.
         """
-        retry_after = min(load.predicted_seconds, LONGEST_RETRY_AFTER)
+        retry_after = min(self.demand.predicted_seconds(load), LONGEST_RETRY_AFTER)
         full = self._full(service_class, num_requests, sum(num_tokens), retry_after)
         if full is not None:
             return full
         # All are accepted or none: the shortest prompt has the least time.
         shortest = min(num_tokens, default=None)
-        uncomputed = load.uncomputed if load.busy else 0
-        shed = self._shedding.refusal(service_class, now, uncomputed, load.class_weights, load.seconds_for, shortest)
+        # The engine's last message may be older than the end of its requests.
+        idle = load.num_requests == 0
+
+        def seconds_for(num_tokens: float, num_requests: float) -> float:
+            return 0.0 if idle else self.demand.seconds_for(num_tokens, num_requests, load)
+
+        uncomputed, now = 0 if idle else load.waiting_tokens, time.monotonic()
+        shed = self._shedding.refusal(service_class, now, uncomputed, weights, seconds_for, shortest)
         return None if shed is None else ("shed", shed)
 
     def _full(

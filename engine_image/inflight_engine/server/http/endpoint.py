@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from fastapi import Request
 
-from inflight_engine.request import Scheduling
 from inflight_engine.server.answers.progress_frames import PROGRESS_HEADER
 from inflight_engine.server.errors import ApiError, bad_request
 from inflight_engine.server.requests.call import Call
@@ -26,24 +25,6 @@ LONG_TEXT = 4096
 which costs about 0.1 ms."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Checked:
-    """A body whose scheduling is known, and which the queue has room for.
-
-    Attributes:
-        relayed: a relay reads the progress of the response.
-        continued: the earlier part of each choice, by index.
-    """
-
-    body: GenerationFields
-    exchange: Exchange
-    scheduling: Scheduling
-    prompts: list[Prompt]
-    num_samples: int
-    relayed: bool
-    continued: Sequence[ContinuedChoice]
-
-
 async def begin(service: Service, http: Request, body: GenerationFields) -> Call:
     """Convert a validated body to generations in the engine's queue, one for each prompt and sample: all of them, or
     none.
@@ -51,77 +32,71 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     Raises:
         ApiError: 400, or 503 if it cannot be accepted now.
     """
-    arrived = time.monotonic()
-    checked = _check(service, http, body)
+    arrived, exchange, relayed = time.monotonic(), exchange_of(http.scope), http.headers.get(PROGRESS_HEADER) == "1"
+    exchange.scheduling = body.scheduling(
+        service.config.engine.classes, service.tenants.of(http.headers, exchange.request_id)
+    )
+    prompts, n = body.prompts(), body.n or 1
+    continued = continued_choices(body.inflight_continuation, len(prompts) * n, relayed=relayed)
+    num_unfinished = sum(each.finish_reason is None for each in continued)
+    service.registry.check_room(exchange.scheduling.service_class, num_unfinished)
     tokenizer, facts = service.model
-    fields, prompts = [body.prompt_field], checked.prompts
-    if len(prompts) > 1:
-        fields = [f"{body.prompt_field}.{index}" for index in range(len(prompts))]
+    fields = [body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}" for i in range(len(prompts))]
     token_ids = await encode(tokenizer, dict(zip(fields, prompts, strict=True)))
     echoes = await _texts(tokenizer, prompts, [*token_ids.values()]) if body.echoes() else [None] * len(prompts)
-    requests = _prepare(service, checked, facts, token_ids, echoes)
+    requests = _requests(service, body, exchange, facts, token_ids, echoes, continued, relayed=relayed)
     inbox = Inbox(service.deliveries)
     generations = service.registry.submit(requests, tokenizer, arrived, inbox)
-    num_prompt_tokens = sum(map(len, token_ids.values()))
-    call = Call(generations, inbox, num_prompt_tokens, checked.num_samples, bool(body.stream), checked.relayed)
-    checked.exchange.call = call
+    call = Call(generations, inbox, sum(map(len, token_ids.values())), n, bool(body.stream), relayed)
+    exchange.call = call
     return call
 
 
-def _check(service: Service, http: Request, body: GenerationFields) -> _Checked:
-    """Check what needs no tokens: class and tenant, continuation, room in the queue."""
-    exchange = exchange_of(http.scope)
-    tenant = service.tenants.of(http.headers, exchange.request_id)
-    scheduling = exchange.scheduling = body.scheduling(service.config.engine.classes, tenant)
-    prompts, num_samples = body.prompts(), body.n or 1
-    relayed = http.headers.get(PROGRESS_HEADER) == "1"
-    continued = continued_choices(body.inflight_continuation, len(prompts) * num_samples, relayed=relayed)
-    service.registry.check_admitting()
-    service.registry.check_queue(scheduling.service_class, sum(each.finish_reason is None for each in continued))
-    return _Checked(body, exchange, scheduling, prompts, num_samples, relayed, continued)
-
-
-def _prepare(
+def _requests(
     service: Service,
-    checked: _Checked,
+    body: GenerationFields,
+    exchange: Exchange,
     facts: ModelFacts,
     token_ids: Mapping[str, list[int]],
     echoes: Sequence[str | None],
+    continued: Sequence[ContinuedChoice],
+    *,
+    relayed: bool,
 ) -> list[GenerationRequest]:
     """The request of each choice. `token_ids`: of each prompt, by the name of its field."""
-    body, scheduling = checked.body, checked.scheduling
+    assert exchange.scheduling is not None
+    scheduling, choices = exchange.scheduling, iter(enumerate(continued))
     requests: list[GenerationRequest] = []
     for (field, prompt), echo in zip(token_ids.items(), echoes, strict=True):
         try:
             sampling = prepare(body, prompt, facts, field)
         except ApiError as error:
             if error.code == TOO_LONG:
-                service.metrics.rejected("never_fits")
+                service.counts.rejections["never_fits"] += 1
             raise
-        if checked.scheduling.predicted_tokens is not None:  # a request does not generate more than it may
-            predicted = min(checked.scheduling.predicted_tokens, sampling.max_tokens)
-            scheduling = replace(checked.scheduling, predicted_tokens=predicted)
-        for sample in range(checked.num_samples):
-            index = len(requests)
-            request_id, before = service.registry.new_request_id(), checked.continued[index]
-            drawn = body.seed is None and before.seed is None
-            seed = before.seed
+        predicted = scheduling.predicted_tokens
+        if predicted is not None:  # a request does not generate more than it may
+            predicted = min(predicted, sampling.max_tokens)
+        for sample in range(body.n or 1):
+            index, before = next(choices)
+            request_id, seed = service.registry.new_request_id(), before.seed
             if seed is None:
                 seed = choice_seed(body.seed, sample, service.config.engine.seed, request_id)
+            drawn = body.seed is None and before.seed is None and sampling.temperature > 0
             requests.append(
                 GenerationRequest(
                     request_id=request_id,
                     index=index,
                     prompt_token_ids=prompt,
                     sampling=replace(sampling, seed=seed),
-                    scheduling=scheduling,
+                    scheduling=replace(scheduling, predicted_tokens=predicted),
                     stop=body.stop_strings(),
-                    streaming=bool(body.stream) or checked.relayed,
+                    streaming=bool(body.stream) or relayed,
                     echo=echo,
                     prompt_only=body.asked_max_tokens() == 0,
-                    external_id=checked.exchange.request_id,
-                    relayed=checked.relayed,
-                    seed_drawn=checked.relayed and drawn and sampling.temperature > 0,
+                    external_id=exchange.request_id,
+                    relayed=relayed,
+                    seed_drawn=relayed and drawn,
                     num_reported=len(before.token_ids),
                     end_reported=before.finish_reason is not None,
                     earlier=earlier_of(before, index, sampling, body, facts),

@@ -53,7 +53,7 @@ async def health(service: ServiceOf) -> Response:
     return JSONResponse(
         {
             "status": word,
-            "queue_size": service.registry.num_waiting,
+            "queue_size": service.registry.load().waiting,
             "running": service.session.stats.num_running,
             "kv_cache_usage": service.session.stats.kv_usage,
         },

@@ -21,13 +21,14 @@ from inflight_engine.messages import (
     StepStats,
 )
 from inflight_engine.request import FinishReason
-from inflight_engine.server.admission.admission import Load, QueueAdmission
+from inflight_engine.server.admission.admission import QueueAdmission
+from inflight_engine.server.admission.demand import Load
 from inflight_engine.server.engine.phase import Phase, engine_failed, engine_restarting, shutting_down
 from inflight_engine.server.engine.session import EngineSession
 from inflight_engine.server.errors import ApiError
+from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.requests.generation import Generation, GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
-from inflight_engine.server.requests.observer import RequestObserver
 from inflight_engine.server.requests.phases import RequestPhase
 from inflight_engine.server.requests.prepare import Tokenizer
 from inflight_engine.server.requests.slots import Slots
@@ -47,16 +48,14 @@ class RequestRegistry:
         admitting: new requests are accepted (for `drain_delay` seconds also while draining).
     """
 
-    def __init__(
-        self, config: ServerConfig, session: EngineSession, admission: QueueAdmission, observer: RequestObserver
-    ) -> None:
+    def __init__(self, config: ServerConfig, session: EngineSession, admission: QueueAdmission, counts: Counts) -> None:
         self.admitting = True
         self._session = session
         self._admission = admission
-        self._observer = observer
+        self._counts = counts
         self._requests: dict[int, Generation] = {}
         """Requests that the engine has not reported as finished, in order of arrival."""
-        self._slots = Slots(observer)
+        self._slots = Slots(counts)
         self._timeouts = Timeouts(config.queue_timeout, config.request_timeout, config.engine.classes, self._time_out)
         self._request_ids = itertools.count()
         session.listener = self
@@ -64,11 +63,6 @@ class RequestRegistry:
     def __len__(self) -> int:
         """Number of requests whose end the engine has not reported."""
         return len(self._requests)
-
-    @property
-    def num_waiting(self) -> int:
-        """Requests without a slot: those at the engine or on their way to it, minus running ones."""
-        return max(0, len(self._requests) - self._session.stats.num_running)
 
     def unfinished(self) -> list[Generation]:
         """Requests whose client is still waiting, in order of arrival."""
@@ -83,25 +77,27 @@ class RequestRegistry:
             ApiError: 503 while the model loads, after the drain delay, or after the engine failed.
         """
         if self._session.phase not in (Phase.READY, Phase.RESTARTING):
-            self._observer.rejected("not_ready")
+            self._counts.rejections["not_ready"] += 1
             raise self._session.not_ready()
         if not self.admitting:
-            self._observer.rejected("draining")
+            self._counts.rejections["draining"] += 1
             raise shutting_down()
 
-    def check_queue(self, service_class: str, num_requests: int, num_tokens: Sequence[int] = ()) -> None:
+    def check_room(self, service_class: str, num_requests: int, num_tokens: Sequence[int] = ()) -> None:
         """Check that requests of one class may wait now, all or none.
 
         Args:
             num_tokens: tokens of each prompt; empty before they are known.
 
         Raises:
-            ApiError: 503 the queue is full or the wait too long; 400 the requests can never wait.
+            ApiError: as `check_admitting`; 503 the queue is full or the wait too long; 400 they can never wait.
         """
-        refusal = self._admission.refusal(service_class, num_requests, num_tokens, self.load(), time.monotonic())
+        self.check_admitting()
+        weights = self._session.runtime.class_weights
+        refusal = self._admission.refusal(service_class, num_requests, num_tokens, self.load(), weights)
         if refusal is not None:
             reason, error = refusal
-            self._observer.rejected(reason)
+            self._counts.rejections[reason] += 1
             raise error
 
     def load(self) -> Load:
@@ -110,16 +106,8 @@ class RequestRegistry:
         if now >= demand.estimate_at:
             self.count_outputs()
             demand.estimate(now)
-        session = self._session
-        num_queued_tokens = self._admission.waiting.num_tokens
-        return Load(
-            waiting=self.num_waiting,
-            # The engine's count after its latest step, or this process's if newer.
-            uncomputed=max(session.stats.waiting_prompt_tokens, num_queued_tokens),
-            busy=len(self) > 0,
-            class_weights=session.runtime.class_weights,
-            pace=demand.pace(session.stats.num_running, session.runtime.limits, session.ready),
-        )
+        session, num_queued_tokens = self._session, self._admission.waiting.num_tokens
+        return Load(session.stats, session.runtime.limits, session.ready, len(self), num_queued_tokens)
 
     def count_outputs(self) -> None:
         """Count the tokens of running requests in the estimate of output lengths."""
@@ -134,7 +122,7 @@ class RequestRegistry:
         that another replica has finished are not sent. `inbox` receives their updates.
 
         Raises:
-            ApiError: as `check_admitting` and `check_queue`.
+            ApiError: as `check_room`.
         """
         self.check_admitting()
         generations = [
@@ -144,7 +132,7 @@ class RequestRegistry:
         if not unfinished:
             return generations
         service_class = requests[0].scheduling.service_class
-        self.check_queue(service_class, len(unfinished), [each.num_known_tokens for each in unfinished])
+        self.check_room(service_class, len(unfinished), [each.num_known_tokens for each in unfinished])
         # First, so that requests that cannot be sent are not counted.
         self._session.send(*(_message(each, announce_start=each.request.relayed) for each in unfinished))
         for generation in unfinished:
@@ -159,7 +147,7 @@ class RequestRegistry:
         if generation.done:
             return
         if reason is not FinishReason.STOP:
-            self._observer.cancelled()
+            self._counts.cancelled += 1
         self._finish(generation, reason, error)
         if self._session.link.open:
             self._session.send(CancelRequest(generation.request.request_id, reason))
@@ -196,8 +184,8 @@ class RequestRegistry:
 
     def engine_lost(self, stats: StepStats) -> None:
         """Keep requests for the next engine process, or end them. Those that have ended leave."""
-        self._observer.engine_lost(stats)
-        self._slots = Slots(self._observer)
+        self._counts.engine_lost(stats)
+        self._slots = Slots(self._counts)
         for generation in [*self._requests.values()]:
             if generation.done:
                 self._forget(generation)
@@ -206,12 +194,13 @@ class RequestRegistry:
 
     def engine_ready(self, ready: EngineReady, *, restarted: bool) -> None:
         """Submit all requests to another engine process, in order of arrival."""
-        self._slots = Slots(self._observer, ready.capacity.max_num_seqs)
+        self._slots = Slots(self._counts, ready.capacity.max_num_seqs)
         if not restarted:
             return
         waiting = self.unfinished()
         self._session.send(*(_message(each, announce_start=each.tries > 0) for each in waiting))
-        self._observer.resubmitted(sum(generation.tries > 0 for generation in waiting))
+        self._counts.engine_restarts += 1
+        self._counts.resubmitted += sum(generation.tries > 0 for generation in waiting)
         log.info("the engine process was restarted; %d requests are submitted to it", len(waiting))
 
     def _keep_or_end(self, generation: Generation) -> None:
@@ -241,8 +230,9 @@ class RequestRegistry:
 
     def _report(self, report: StepReport, now: float) -> None:
         """Take in a report that arrived at `now`."""
-        self._admission.demand.step(report.stats)
-        self._observer.step(report.stats)
+        demand = self._admission.demand
+        demand.step(report.stats)
+        self._counts.step(report.stats, None if demand.step_cost is None else demand.step_cost.model)
         began = now - report.stats.step_seconds
         for request_id in report.preempted:
             preempted = self._requests.get(request_id)
@@ -271,7 +261,7 @@ class RequestRegistry:
             generation.cached_tokens = min(admission.num_cached_tokens, len(generation.request.prompt_token_ids))
             if not generation.wait_counted:
                 generation.wait_counted = True
-                self._observer.admitted(generation)
+                self._counts.queue_time.observe(timings.admitted - timings.arrived)
         elif generation.preemptions:
             latest = generation.preemptions[-1]
             latest.resumed = max(began, latest.began)
@@ -295,7 +285,7 @@ class RequestRegistry:
         self._count_output(generation)
         if reason in (FinishReason.STOP, FinishReason.LENGTH):
             self._admission.demand.output_lengths.ended(len(generation.token_ids))
-        self._observer.ended(generation)
+        self._counts.ended(generation)
 
     def _forget(self, generation: Generation) -> None:
         generation.move(RequestPhase.GONE)

@@ -8,15 +8,15 @@ import math
 import numpy as np
 
 from inflight_engine.messages import StepReport
+from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.requests.generation import Generation
-from inflight_engine.server.requests.observer import RequestObserver
 
 
 class Slots:
     """The request in each slot of one engine process."""
 
-    def __init__(self, observer: RequestObserver, num_slots: int = 0) -> None:
-        self._observer = observer
+    def __init__(self, counts: Counts, num_slots: int = 0) -> None:
+        self._counts = counts
         self._owners: list[Generation | None] = [None] * num_slots
         self._last_tokens_at = math.nan
         self._resumed: list[Generation] = []
@@ -49,7 +49,7 @@ class Slots:
         text reached a stop string."""
         if not report.slots:
             return []
-        observer, last, owners = self._observer, self._last_tokens_at, self._owners
+        counts, last, owners = self._counts, self._last_tokens_at, self._owners
         logprobs = {each.slot: each for each in report.logprobs}
         stopped: list[Generation] = []
         steady = count = 0
@@ -66,17 +66,18 @@ class Slots:
                 generation.timings.first_token = now
                 if not generation.first_token_counted:
                     generation.first_token_counted = True
-                    observer.first_token(generation)
+                    counts.time_to_first_token.observe(now - generation.timings.arrived)
+                    counts.prompt_tokens += len(generation.request.prompt_token_ids)
             else:
-                observer.inter_token(now - generation.last_token_at)
+                counts.inter_token_latency.observe(now - generation.last_token_at)
             generation.last_token_at = now
             if generation.add_token(token_id, logprobs.get(slot)):
                 stopped.append(generation)
         if steady:
-            observer.inter_token(now - last, steady)
+            counts.inter_token_latency.observe(now - last, steady)
         if self._resumed:
             self._resumed = [generation for generation in self._resumed if not _caught_up(generation, now)]
-        observer.tokens(count)
+        counts.generation_tokens += count
         self._last_tokens_at = now
         return stopped
 
