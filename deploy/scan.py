@@ -23,8 +23,8 @@ import yaml
 from deploy.manifest import WITH_GATEWAY
 from inflight_base.manifest import Manifest
 from inflight_operator.api import InferenceService
-from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, Settings, render
+from inflight_settings.limits import Limits, LimitsInForce
 from tools.localcluster import ClusterError
 from tools.localcluster.layout import REPOSITORY
 from tools.testbed.helm import CHART, rendered

@@ -18,7 +18,6 @@ from pathlib import Path
 SERVING_MODULES = (
     "accelerate",
     "fastapi",
-    "gguf",
     "httptools",
     "huggingface_hub",
     "jinja2",

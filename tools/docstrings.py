@@ -19,8 +19,6 @@ ROOT = Path(__file__).resolve().parents[1]
 RUFF = Path(sys.executable).parent / "ruff"
 BEGINNING = re.compile(r"\s*(Of|As|Those|What|Whether|One)(?![\w-])")
 BASELINE = {
-    "common/inflight_cost": 7,
-    "common/inflight_policies": 5,
     "deploy": 4,
     "deploy/dashboards": 3,
     "docs/generate": 2,
@@ -30,8 +28,6 @@ BASELINE = {
     "engine_image": 1,
     "engine_image/inflight_engine": 211,
     "engine_image/kernels": 1,
-    "operator/inflight_base": 16,
-    "operator/inflight_gateway": 106,
     "operator/inflight_kubectl": 29,
     "operator/inflight_operator": 85,
     "simulator/inflight_simulator": 39,

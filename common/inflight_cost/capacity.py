@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from inflight_cost.model import CostModel, StepWork
+from inflight_settings.limits import Limits
 
 _HALVINGS = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What requests are like, in tokens.
+    """Sizes of requests, in tokens.
 
     Attributes:
         prompt: mean length of a prompt.
@@ -45,19 +45,12 @@ class Workload:
         return self.prompt_square / 2 * (self.computed / max(self.prompt, 1.0))
 
 
-class StepLimits(NamedTuple):
-    """The two live limits of an engine."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-
-
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Seconds; None: no target.
+    """Latency targets in seconds; None: no target.
 
     Attributes:
-        ttft_per_token: that each token of a prompt adds to its TTFT target.
+        ttft_per_token: seconds that each token of a prompt adds to its TTFT target.
     """
 
     ttft: float | None = None
@@ -71,13 +64,13 @@ class Targets:
 
 @dataclass(frozen=True, slots=True)
 class Margins:
-    """Shares that leave room for what means do not show.
+    """Shares of capacity that means may use; the rest is for their variation.
 
     Attributes:
-        prefill: of the prompt tokens that full steps could compute.
-        busy: of the time spent on prefill.
-        kv: of the KV cache that running requests hold.
-        tpot: of the TPOT target that the mean may reach.
+        prefill: share of the prompt tokens that full steps could compute.
+        busy: share of the time that may be spent on prefill.
+        kv: share of the KV cache that running requests may hold.
+        tpot: share of the TPOT target that the mean may reach.
     """
 
     prefill: float = 0.75
@@ -93,8 +86,8 @@ class Steady:
     Attributes:
         tpot: mean seconds between two tokens of a request; infinite where the rate is more than it can do.
         running: requests that decode.
-        prefill_share: of the time spent on prefill.
-        prefill_load: prompt tokens that come, by those that full steps could compute.
+        prefill_share: share of the time spent on prefill.
+        prefill_load: prompt tokens that arrive, as a share of those that full steps could compute.
     """
 
     tpot: float
@@ -105,16 +98,14 @@ class Steady:
 
 @dataclass(frozen=True, slots=True)
 class Replica:
-    """Attributes:
-    kv_tokens: that the KV cache holds.
-    """
+    """A replica's capacity. Attributes: kv_tokens: tokens that the KV cache holds."""
 
     cost: CostModel
     kv_tokens: float
 
 
-def steady(replica: Replica, workload: Workload, rate: float, limits: StepLimits) -> Steady:
-    """What a replica settles at with `rate` requests a second."""
+def steady(replica: Replica, workload: Workload, rate: float, limits: Limits) -> Steady:
+    """Returns the state that a replica settles at with `rate` requests a second."""
     cost, context = replica.cost, workload.decode_context
     tokens = rate * workload.computed
     # A curve stands in for constant, decodes and prompt tokens: its slope between a decode step and a full one is what
@@ -133,12 +124,12 @@ def steady(replica: Replica, workload: Workload, rate: float, limits: StepLimits
             break
         tpot = after
     room = max(1.0, limits.max_num_batched_tokens - running)
-    full = full_step_seconds(replica, workload, StepLimits(math.ceil(running), limits.max_num_batched_tokens))
+    full = full_step_seconds(replica, workload, Limits(math.ceil(running), limits.max_num_batched_tokens))
     return Steady(tpot, running, share, tokens / (room / full))
 
 
-def full_step_seconds(replica: Replica, workload: Workload, limits: StepLimits) -> float:
-    """A step with all slots decoding and the rest of the budget in prefill."""
+def full_step_seconds(replica: Replica, workload: Workload, limits: Limits) -> float:
+    """Returns the seconds of a step with all slots decoding and the rest of the budget in prefill."""
     decodes = max(1, limits.max_num_seqs)
     prefill = max(0, limits.max_num_batched_tokens - decodes)
     attended = prefill * workload.attended / max(1.0, workload.computed)
@@ -146,7 +137,7 @@ def full_step_seconds(replica: Replica, workload: Workload, limits: StepLimits) 
 
 
 def largest_rate(
-    replica: Replica, workload: Workload, targets: Targets, limits: StepLimits, margins: Margins | None = None
+    replica: Replica, workload: Workload, targets: Targets, limits: Limits, margins: Margins | None = None
 ) -> float:
     """Requests a second that one replica carries within its targets; 0: not even one at a time."""
     margins = margins or Margins()

@@ -12,34 +12,35 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from inflight_cost.capacity import Margins, Replica, StepLimits, Targets, Workload, full_step_seconds
+from inflight_cost.capacity import Margins, Replica, Targets, Workload, full_step_seconds
 from inflight_cost.model import StepWork
+from inflight_settings.limits import Limits, LimitsBounds
 
 _HALVINGS = 50
 
 _MOST_TOKENS = 2.0**24
 
 _TTFT_SHARE = 0.25
-"""Of the TTFT target of a mean prompt that one step may take: a request that just missed a step waits for its end."""
+"""Share of the TTFT target of a mean prompt that a step may take: a request that just missed a step waits for its
+end."""
 
 _THROUGHPUT = 0.98
-"""Without a target of time: the share of the prompt tokens a second that ever larger steps would come to."""
+"""Without a latency target: share of the prompt tokens a second of unlimited steps that the limits must reach."""
 
 _FULL_STEP, _ALL_SLOTS = 0.95, 0.98
-"""Of the TPOT target that a full step may take: with the decodes of an overload, and with all slots decoding. Durations
-vary, and at the target itself half of the requests would miss it."""
+"""Shares of the TPOT target that a full step may take: with the decodes of an overload, and with all slots decoding.
+Durations vary, and at the target itself half of the requests would miss it."""
 
 
 def best_limits(
     replica: Replica,
     workload: Workload,
     targets: Targets,
-    low: StepLimits,
-    high: StepLimits,
+    bounds: LimitsBounds,
     running: float | None = None,
     margins: Margins | None = None,
-) -> StepLimits:
-    """The largest limits between `low` and `high` that hold the targets for all that they admit.
+) -> Limits:
+    """The largest limits within `bounds` that hold the targets for all that they admit.
 
     Rounded down to steps of 1.5% to 3%, so that small changes of the measurements change nothing. A TPOT target that
     one request alone would miss counts as none: no limit would help.
@@ -49,17 +50,17 @@ def best_limits(
     """
     margins = margins or Margins()
     memory = max(1.0, margins.kv * replica.kv_tokens / max(1.0, workload.decode_context))
-    most = min(memory, high.max_num_seqs)
+    most = min(memory, bounds.high.max_num_seqs)
     longest = longest_step(replica, workload, targets)
     if longest is None:
         tokens = most + _efficient_prefill(replica, workload)
-        return _between(StepLimits(_rounded(most), _rounded(tokens)), low, high)
+        return bounds.clamp(Limits(_rounded(most), _rounded(tokens)))
 
     decodes = min(most, _overload(replica, workload, longest) * workload.output)
     if running is not None:
         decodes = min(decodes, max(1.0, running))
     prefill = _largest(lambda tokens: _seconds(replica, workload, decodes, tokens) <= longest)
-    budget = min(decodes + prefill, high.max_num_batched_tokens)
+    budget = min(decodes + prefill, bounds.high.max_num_batched_tokens)
     least_prefill = min(prefill, budget) / 2
     slots = _largest(
         lambda seqs: (
@@ -67,10 +68,10 @@ def best_limits(
             and _seconds(replica, workload, seqs, max(0.0, budget - seqs)) <= longest / _FULL_STEP * _ALL_SLOTS
         )
     )
-    return _between(StepLimits(_rounded(min(most, max(slots, decodes))), _rounded(budget)), low, high)
+    return bounds.clamp(Limits(_rounded(min(most, max(slots, decodes))), _rounded(budget)))
 
 
-def saturated_rate(replica: Replica, workload: Workload, limits: StepLimits) -> float:
+def saturated_rate(replica: Replica, workload: Workload, limits: Limits) -> float:
     """Requests a second that a replica does with these limits while there are always more that wait."""
     requests = min(
         limits.max_num_seqs / max(1.0, workload.output),
@@ -80,7 +81,7 @@ def saturated_rate(replica: Replica, workload: Workload, limits: StepLimits) -> 
 
 
 def worth(
-    replica: Replica, workload: Workload, targets: Targets, limits: StepLimits, margins: Margins | None = None
+    replica: Replica, workload: Workload, targets: Targets, limits: Limits, margins: Margins | None = None
 ) -> float:
     """Requests a second under overload, less by as much as full steps are over the target and slots over the memory:
     a number to compare limits by."""
@@ -139,14 +140,7 @@ def _largest(holds: Callable[[float], bool]) -> float:
 
 
 def _rounded(number: float) -> int:
-    """Down to a multiple of a power of 2 that is 1.5% to 3% of it."""
+    """Rounds down to a multiple of a power of 2 that is 1.5% to 3% of the number."""
     step = 1 << max(0, math.floor(math.log2(max(1.0, number) / 32)))
     # What is above a multiple by less than a computed number is wrong by is that multiple.
     return max(1, math.floor(number / step + 1e-6) * step)
-
-
-def _between(limits: StepLimits, low: StepLimits, high: StepLimits) -> StepLimits:
-    return StepLimits(
-        max(low.max_num_seqs, min(high.max_num_seqs, limits.max_num_seqs)),
-        max(low.max_num_batched_tokens, min(high.max_num_batched_tokens, limits.max_num_batched_tokens)),
-    )

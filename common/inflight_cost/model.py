@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class StepWork(NamedTuple):
-    """What a step computes.
+    """Amounts of work in a step.
 
     Attributes:
         decode_seqs: sequences that compute one token each.
@@ -33,7 +33,7 @@ def attended_tokens(start: int, length: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Seconds of a step: a constant, one factor for each number of `StepWork`, and what `curve` says.
+    """Seconds of a step: a constant, a factor for each number of `StepWork`, and the value of `curve`.
 
     No machine is quite linear in the tokens that a step computes: products of few rows cost more each than those of
     many, and kernels change at certain sizes. `curve` are pairs of tokens, ascending, and seconds; between them it is
@@ -61,8 +61,8 @@ class CostModel:
         )
 
     def prefill_seconds(self, tokens: float, cached: float = 0.0) -> float:
-        """What computing `tokens` of a prompt adds to steps that run anyway, after `cached` tokens of it that are
-        there already."""
+        """Returns the seconds that computing `tokens` of a prompt adds to steps that run anyway, after `cached` tokens
+        of it that are in the cache already."""
         attended = tokens * cached + tokens * (tokens + 1) / 2
         return (
             self.prefill_token_s * tokens
@@ -71,7 +71,7 @@ class CostModel:
         )
 
     def on_curve(self, tokens: float) -> float:
-        """What `curve` says of a step of so many tokens."""
+        """Returns the seconds of `curve` for a step of so many tokens."""
         curve = self.curve
         if not curve:
             return 0.0

@@ -25,10 +25,11 @@ class Staffing:
         service: seconds of a server that a request takes.
         variation: squared coefficient of variation of the work of a request.
         patience: seconds that a request may wait before its prefill begins.
-        share: of requests that may begin late.
-        servers: in a replica: 1 where requests are served one after another, its slots where they are served at once.
+        share: share of requests that may begin late.
+        servers: servers of a replica: 1 where requests are served one after another, its slots where they are served at
+            once.
         pooled: requests go to the replica with the least work; else anywhere.
-        ordered: engines serve first what can still be in time; else first come, first served.
+        ordered: engines serve requests first that can still be in time; else first come, first served.
     """
 
     service: float

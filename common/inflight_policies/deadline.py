@@ -32,10 +32,10 @@ class DeadlineQueue(Generic[Item]):
             raise ValueError(f"late_share must be above 0 and at most 1, not {late_share}")
         self._most_passed_over = int(1 / late_share) - 1
         self._passed_over = 0
-        """Picks since the last one of a late item that were made while late ones waited."""
+        """Picks of items in time, while late ones waited, since the last pick of a late item."""
         self._in_time: LazyHeap[Item] = LazyHeap()
         self._by_latest_start: LazyHeap[Item] = LazyHeap()
-        """Of those in time, the ones that have a latest start."""
+        """Items in time that have a latest start."""
         self._late: LazyHeap[Item] = LazyHeap()
 
     def __len__(self) -> int:
@@ -48,7 +48,7 @@ class DeadlineQueue(Generic[Item]):
             self._by_latest_start.push(item, (latest_start, *key))
 
     def pass_time(self, now: float) -> list[Item]:
-        """It is `now`. Returns the items that have become late."""
+        """Sets the time; returns the items that have become late."""
         late: list[Item] = []
         while (first := self._by_latest_start.first()) is not None and first[0][0] < now:
             (_, *key), item = first
@@ -59,7 +59,7 @@ class DeadlineQueue(Generic[Item]):
         return late
 
     def head(self) -> Item | None:
-        """The next pick, left in place; None when none waits."""
+        """Returns the next pick and leaves it in place; None when no item waits."""
         late, in_time = self._late.first(), self._in_time.first()
         if late is not None and (in_time is None or self._passed_over >= self._most_passed_over):
             return late[1]
@@ -69,20 +69,20 @@ class DeadlineQueue(Generic[Item]):
         return item in self._late
 
     def pick(self, item: Item) -> None:
-        """Take out the head.
+        """Remove the head, which is picked.
 
         Raises:
-            KeyError: it is not in.
+            KeyError: the item is not in the queue.
         """
         if len(self._late):
             self._passed_over = 0 if item in self._late else self._passed_over + 1
         self.remove(item)
 
     def remove(self, item: Item) -> None:
-        """Take out any item, which is no pick.
+        """Remove any item, which does not count as a pick.
 
         Raises:
-            KeyError: it is not in.
+            KeyError: the item is not in the queue.
         """
         if item in self._late:
             self._late.remove(item)

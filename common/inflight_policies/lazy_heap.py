@@ -38,7 +38,7 @@ class LazyHeap(Generic[Item]):
             self._drop_dead()
 
     def first(self) -> tuple[Key, Item] | None:
-        """The smallest key with its item, left in place; None when there is none."""
+        """Returns the smallest key with its item and leaves both in place; None in an empty heap."""
         entries, keys = self._entries, self._keys
         while entries:
             key, item = entries[0]
@@ -48,10 +48,10 @@ class LazyHeap(Generic[Item]):
         return None
 
     def remove(self, item: Item) -> None:
-        """Take an item out.
+        """Remove an item.
 
         Raises:
-            KeyError: it is not in.
+            KeyError: the item is not in the heap.
         """
         entries, keys = self._entries, self._keys
         del keys[item]

@@ -16,14 +16,14 @@ MAX_DEBTORS = 16_384
 
 
 class _Counter:
-    """One client's account: at clock c it has been served `base + rate * c`.
+    """Account of a client: at clock c it has been served `base + rate * c`.
 
     Attributes:
         rate: service for each count of the clock; 0 when nothing decodes.
-        unit: what one unit of service adds.
+        unit: amount that a unit of service adds.
         rank: its place among waiting clients with equal service; None: it does not wait.
-        heap: where it stands, of those that wait and grow at its rate, or of those that rest. Its key there may be of
-            before the last charges.
+        heap: the heap it is in: of clients that wait and grow at its rate, or of clients that rest. Its key there may
+            be older than the last charges.
     """
 
     __slots__ = ("base", "heap", "rank", "rate", "unit")
@@ -37,7 +37,7 @@ class _Counter:
 
     @property
     def key(self) -> tuple[int, int]:
-        """In a heap."""
+        """Key of the client in a heap."""
         return self.base, -1 if self.rank is None else self.rank
 
     def at(self, clock: int) -> int:
@@ -53,7 +53,7 @@ class _Counter:
 
 
 class ServiceCounters:
-    """One counter for each client: prompt tokens at admission, output tokens as they are generated.
+    """A counter for each client: prompt tokens at admission, output tokens as they are generated.
 
     The rules are the paper's. Of the clients with requests waiting, the one with the least service is next. A client
     that starts waiting is lifted to the level: the least service among those that wait, or, where none does, that of
@@ -74,7 +74,7 @@ class ServiceCounters:
     forgiven. So the memory is that of the clients that wait and decode, and no more than that many besides.
 
     Args:
-        units: of clients whose tokens do not count 1; `unit_of_weight` makes them.
+        units: units of clients whose tokens do not count 1; `unit_of_weight` makes them.
         most_kept: clients that neither wait nor decode and are remembered though they are not above the level. Above
             0 for a user that does not say which clients decode: their tokens are charged later.
         charged_rank: added to the rank of a waiting client whose service is not that of its lift alone. So lifted
@@ -87,23 +87,23 @@ class ServiceCounters:
         self._charged_rank = charged_rank
         self._counters: dict[str, _Counter] = {}
         self._waiting: dict[int, LazyHeap[str]] = {}
-        """By rate."""
+        """Waiting clients by rate."""
         self._resting: LazyHeap[str] = LazyHeap()
         self._last_waiting = _Counter(0, 1)
 
     def __len__(self) -> int:
-        """Clients remembered."""
+        """Number of clients that are remembered."""
         return len(self._counters)
 
     def __contains__(self, client: str) -> bool:
         return client in self._counters
 
     def service(self, client: str, clock: int) -> int:
-        """Of a client that is remembered, in units of `PROMPT_TOKEN` times its unit."""
+        """Returns the service of a client that is remembered, in units of `PROMPT_TOKEN` times its unit."""
         return self._counters[client].at(clock)
 
     def least(self, clock: int) -> str | None:
-        """The waiting client with the least service; of equal ones the one with the smallest rank."""
+        """Returns the waiting client with the least service; of equal ones the one with the smallest rank."""
         least, least_client = None, None
         for rate, heap in self._waiting.items():
             if (first := self._first(heap)) is not None:
@@ -114,15 +114,16 @@ class ServiceCounters:
         return least_client
 
     def start_waiting(self, client: str, rank: int, clock: int, unit: int | None = None) -> None:
-        """The first of its requests waits. Args: rank: unlike that of any other client. unit: None: as before."""
+        """Adds a client whose first request waits. Args: rank: unlike that of any other client. unit: None: as
+        before."""
         level = self.level(clock)
         counter = self._counters.get(client)
         if counter is None:
             counter = self._counters[client] = _Counter(level, self._units.get(client, 1))
-        elif (lead := counter.at(clock) - level) >= 0:
+        elif (ahead := counter.at(clock) - level) >= 0:
             rank += self._charged_rank
         else:
-            counter.base -= lead
+            counter.base -= ahead
         if unit is not None and unit != counter.unit:
             counter.set_unit(unit, clock)
         counter.rank = rank
@@ -130,17 +131,17 @@ class ServiceCounters:
         self._forget(level)
 
     def stop_waiting(self, client: str) -> None:
-        """None of its requests waits any more."""
+        """Removes a client from the waiting ones: none of its requests waits any more."""
         counter = self._last_waiting = self._counters[client]
         counter.rank = None
         self._place(client, counter)
 
     def admitted(self, client: str, num_tokens: int, clock: int) -> None:
-        """A prefill will compute this many prompt tokens, and sample one."""
+        """Charges a prefill that will compute this many prompt tokens, and sample one."""
         self.charge(client, PROMPT_TOKEN * num_tokens + OUTPUT_TOKEN, clock)
 
     def charge(self, client: str, service: int, clock: int) -> None:
-        """Args: service: in units of `PROMPT_TOKEN`."""
+        """Charges service to a client. Args: service: in units of `PROMPT_TOKEN`."""
         counter = self._counter(client, clock)
         counter.base += service * counter.unit
         if counter.rank is not None and counter.rank < self._charged_rank:
@@ -167,14 +168,14 @@ class ServiceCounters:
             self._place(client, counter)
 
     def _counter(self, client: str, clock: int) -> _Counter:
-        """A client's counter; of one that is not known, a new one at the level."""
+        """Returns a client's counter; for an unknown client, a new one at the level."""
         counter = self._counters.get(client)
         if counter is None:
             counter = self._counters[client] = _Counter(self.level(clock), self._units.get(client, 1))
         return counter
 
     def level(self, clock: int) -> int:
-        """The least service of those that wait; where none does, that of the client that waited last."""
+        """Returns the least service of the waiting clients; if none waits, that of the client that waited last."""
         least = self.least(clock)
         return (self._last_waiting if least is None else self._counters[least]).at(clock)
 
@@ -196,8 +197,8 @@ class ServiceCounters:
         counter.heap = after
 
     def _first(self, heap: LazyHeap[str]) -> tuple[tuple[int, ...], str] | None:
-        """The first of a heap. A charge leaves its client where it is, as most clients that are charged stop waiting or
-        start again before it matters; keys only grow by charges, so it is enough to mend the first."""
+        """Returns the first of a heap. A charge leaves its client where it is, as most clients that are charged stop
+        waiting or start again before it matters; keys only grow by charges, so it is enough to mend the first."""
         while (first := heap.first()) is not None:
             key, client = first
             now = self._counters[client].key
@@ -220,7 +221,8 @@ class ServiceCounters:
 
 @lru_cache(maxsize=1024)
 def unit_of_weight(weight: float) -> int:
-    """What a unit of service counts for a client of this weight: 1 / weight in fixed point, rounded up.
+    """Returns the amount that a unit of service counts for a client of this weight: 1 / weight in fixed point, rounded
+    up.
 
     An integer, so that sums are exact and stay small however often weights change, as those of fractions would not.
     Shares follow weights from 1e-6 to 1e6 more closely than a float could say.

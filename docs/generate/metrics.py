@@ -12,7 +12,6 @@ from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.admission.demand import Demand, Load
 from inflight_engine.server.engine.session import NO_STATS
 from inflight_engine.server.requests.counts import Counts
@@ -21,6 +20,7 @@ from inflight_gateway.state.load import ServiceLoad
 from inflight_gateway.telemetry.metrics import Metrics as GatewayMetrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_operator.telemetry.metrics import OperatorMetrics
+from inflight_settings.limits import Limits
 
 INTRODUCTION = """\
 # Metrics
@@ -62,7 +62,7 @@ def page() -> str:
 
 def engine_families() -> list[Metric]:
     """All families of an engine that has measured its steps and serves a class with targets."""
-    ready = EngineReady(Limits(1, 1, 0), RunnerInfo(1, 1, 1, 1, 1, "cpu", "float32", "native", 0.0))
+    ready = EngineReady(Limits(1, 1), RunnerInfo(1, 1, 1, 1, 1, "cpu", "float32", "native", 0.0))
     target = ServiceClass(ttft_target=1.0, tpot_target=1.0)
     now = Gauges(Load(NO_STATS, ready.capacity, ready, 0, 0), {target.name: 0}, draining=False)
     demand = Demand()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from inflight_engine.scheduling.config import ServiceClass
 from inflight_policies.deadline import LATE_SHARE
 from inflight_policies.priority import PRIORITY_AGING_S
+from inflight_settings.limits import DEFAULT_LIMITS
 
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 DEVICES = ("auto", "cpu", "cuda")
@@ -64,8 +65,8 @@ class EngineConfig:
     batch_invariant: bool = False
     num_threads: int | None = None
     max_model_len: int | None = None
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
+    max_num_seqs: int = DEFAULT_LIMITS.max_num_seqs
+    max_num_batched_tokens: int = DEFAULT_LIMITS.max_num_batched_tokens
     block_size: int = 16
     num_kv_blocks: int | None = None
     kv_cache_memory: int | None = None

@@ -134,7 +134,7 @@ class Engine:
                     self._ended.append(Finished(message.request_id, message.reason))
             case Configure():
                 self._inputs.configure(message.limits, message.class_weights)
-                return Configured(message.call_id, self._scheduler.limits, self._scheduler.class_weights)
+                return Configured(message.call_id, self._inputs.limits, self._scheduler.class_weights)
             case FlushRecord():
                 self.flush()
                 return RecordFlushed(message.call_id)
@@ -216,7 +216,7 @@ class Engine:
         done = self._clock()
         seconds = done - max(step.started, self._done)
         for observer in self._observers:
-            observer.stepped(plan, ended, seconds, ahead=ahead)
+            observer.stepped(plan, step.work, ended, seconds, ahead=ahead)
         computing = collected - max(step.planned, self._collected)
         self._measurements.observe(step.work, started=step.started, done=done, seconds=seconds, computing=computing)
         self._collected, self._done = collected, done
@@ -235,7 +235,7 @@ class Engine:
         """End the requests that a step had no memory for; the others of the step go on."""
         failed = self._scheduler.fail_slots(plan, slots)
         for observer in self._observers:
-            observer.chunks_failed(slots)
+            observer.slots_failed(slots)
         for request in failed:
             _log_failed(request, FinishReason.OUT_OF_MEMORY)
         return failed
@@ -257,9 +257,9 @@ class Engine:
         failed = self._scheduler.fail(plan)
         seconds = self._clock() - max(step.started, self._done)
         for observer in self._observers:
-            observer.failed(plan, seconds, ahead=ahead)
+            observer.failed(plan, step.work, seconds, ahead=ahead)
             if self._in_flight is not None:
-                observer.failed(self._in_flight.plan, 0.0)
+                observer.failed(self._in_flight.plan, self._in_flight.work, 0.0)
         self._in_flight = None
         for request in failed:
             _log_failed(request, reason)

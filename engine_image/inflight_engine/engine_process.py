@@ -29,11 +29,11 @@ from inflight_engine.observer import EngineObserver
 from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
 from inflight_engine.warm_up import reach_kernels, warm_up
+from inflight_settings.limits import Limits
 
 log = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from inflight_cost.model import CostModel, StepWork
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.limits import Limits
+from inflight_settings.limits import Limits, LimitsInForce
 
 
 class AddRequest(msgspec.Struct, frozen=True, tag=True):
@@ -50,7 +50,7 @@ class Configure(msgspec.Struct, frozen=True, tag=True):
     """
 
     call_id: int
-    limits: Limits
+    limits: LimitsInForce
     class_weights: dict[str, float] = {}
 
 
@@ -201,7 +201,7 @@ class Configured(msgspec.Struct, frozen=True, tag=True):
     """What is in force now. `class_weights`: of all service classes."""
 
     call_id: int
-    limits: Limits
+    limits: LimitsInForce
     class_weights: dict[str, float]
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from inflight_cost.model import CostModel
+from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, Request
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
+from inflight_settings.limits import LimitsInForce
 
 
 class EngineObserver:
@@ -21,7 +21,7 @@ class EngineObserver:
     def cancelled(self, request_id: int, reason: FinishReason) -> None:
         """A request that was there was ended from outside."""
 
-    def limits(self, limits: Limits) -> None:
+    def limits(self, limits: LimitsInForce) -> None:
         """Other limits are in force."""
 
     def weights(self, weights: dict[str, float]) -> None:
@@ -36,20 +36,23 @@ class EngineObserver:
     def time_passed(self, step: int, now: float) -> None:
         """The scheduler was asked for a step, and `now` is its `last_change`."""
 
-    def stepped(self, plan: StepPlan, ended: list[Request], seconds: float, *, ahead: bool = False) -> None:
+    def stepped(
+        self, plan: StepPlan, work: StepWork, ended: list[Request], seconds: float, *, ahead: bool = False
+    ) -> None:
         """A step was planned, computed and taken in.
 
         Args:
+            work: what it computed.
             ended: what `Scheduler.update` returned.
             seconds: how long the whole step took.
             ahead: between the step's plan and its `update` the scheduler was asked for the next one.
         """
 
-    def chunks_failed(self, slots: Sequence[int]) -> None:
+    def slots_failed(self, slots: Sequence[int]) -> None:
         """The step of the next call of `stepped` had no memory for these slots: `Scheduler.fail_slots` was called. The
         requests that ended with it are among those of `stepped`."""
 
-    def failed(self, plan: StepPlan, seconds: float, *, ahead: bool = False) -> None:
+    def failed(self, plan: StepPlan, work: StepWork, seconds: float, *, ahead: bool = False) -> None:
         """A step was planned but gave no tokens: `Scheduler.fail` was called for it or for the step before, and
         `Scheduler.update` was not. `ahead` as in `stepped`."""
 

@@ -8,14 +8,19 @@ from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.observer import EngineObserver
 from inflight_engine.request import FinishReason, Request
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_settings.limits import LimitsInForce
 
 
 class SchedulerInputs:
-    """Passes each input to the scheduler, then to the observers."""
+    """Passes each input to the scheduler, then to the observers.
+
+    Attributes:
+        limits: in force from the next step, and their revision, which the scheduler does not need.
+    """
 
     def __init__(self, scheduler: Scheduler, observers: Sequence[EngineObserver]) -> None:
+        self.limits = LimitsInForce(scheduler.limits)
         self._scheduler = scheduler
         self._observers = observers
 
@@ -33,14 +38,14 @@ class SchedulerInputs:
                 observer.cancelled(request_id, reason)
         return known
 
-    def configure(self, limits: Limits, class_weights: dict[str, float]) -> None:
+    def configure(self, limits: LimitsInForce, class_weights: dict[str, float]) -> None:
         """Raises ValueError: no such class, or a weight that is not a number above 0. Nothing is changed."""
         if class_weights:  # first: only they can be refused
             self._scheduler.set_class_weights(class_weights)
             for observer in self._observers:
                 observer.weights(class_weights)
-        if limits != self._scheduler.limits:
-            self._scheduler.limits = limits
+        if limits != self.limits:
+            self.limits, self._scheduler.limits = limits, limits.limits
             for observer in self._observers:
                 observer.limits(limits)
 

@@ -10,10 +10,10 @@ import numpy as np
 from inflight_cost.model import StepWork
 from inflight_engine.request import SamplingParams
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import PrefillChunk, Slots, SlotStart, StepPlan
 from inflight_engine.step_executor import StepExecutor
 from inflight_engine.step_work import work_of
+from inflight_settings.limits import Limits
 
 _NO_SLOTS = np.empty(0, np.intp)
 

@@ -21,7 +21,7 @@ FORMATS = ("text", "json")
 LEVELS = ("debug", "info", "warning", "error")
 
 _LIBRARIES = ("aiohttp", "grpc", "kopf", "kubernetes")
-"""Only their warnings are logged: kopf logs each event."""
+"""Libraries of which only warnings are logged: kopf logs each event."""
 
 _current_service: ContextVar[ServiceKey | None] = ContextVar("current_service", default=None)
 
@@ -31,8 +31,8 @@ def configure(program: str, format_name: str, level: str) -> None:
 
     Args:
         program: package whose loggers have the level; others have at least `info`.
-        format_name: of `FORMATS`.
-        level: of `LEVELS`.
+        format_name: one of `FORMATS`.
+        level: one of `LEVELS`.
     """
     root, number = logging.getLogger(), logging.getLevelName(level.upper())
     handler = logging.StreamHandler(sys.stderr)
@@ -56,7 +56,7 @@ def about(key: ServiceKey) -> Iterator[None]:
 
 
 class TextFormatter(logging.Formatter):
-    """A line, with the record's fields behind the message."""
+    """Formats each record as a line, with its fields behind the message."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -67,7 +67,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats each record as a line with a JSON object."""
 
     def format(self, record: logging.LogRecord) -> str:
         whole = int(record.created)

@@ -15,7 +15,7 @@ CHUNK = 64 * 1024
 """Bytes to read from a file at once; decompressed, they are some MB."""
 
 _PARAMETERS = zstandard.ZstdCompressionParameters.from_level(3, window_log=25)
-"""A window of 32 MiB, which is also the memory that compression takes."""
+"""Compression parameters: a window of 32 MiB, which is also the memory that compression takes."""
 
 
 class RecordingFormatError(ValueError):
@@ -23,12 +23,12 @@ class RecordingFormatError(ValueError):
 
 
 def compressor() -> zstandard.ZstdCompressionObj:
-    """For one file."""
+    """Returns the compressor of a file."""
     return zstandard.ZstdCompressor(compression_params=_PARAMETERS).compressobj()
 
 
 def packed(service: str, message: bytes) -> bytes:
-    """One round, before compression."""
+    """Returns a round in the format of a file, before compression."""
     return b"%s %d\n%s" % (service.encode(), len(message), message)
 
 
@@ -37,7 +37,7 @@ def parts_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
 
     Raises:
         EOFError: the file stops before its end; raised after the last whole part.
-        RecordingFormatError: see there.
+        RecordingFormatError: the file is damaged, or of another format.
     """
     stream, content, number = zstandard.ZstdDecompressor().decompressobj(), b"", 0
     for chunk in chunks:

@@ -57,7 +57,7 @@ def proof(token: str, signed: str) -> str:
 
 
 def is_proof(token: str, signed: str, given: str) -> bool:
-    """Whether `given` is the proof that belongs to a call's signature."""
+    """Returns whether `given` is the proof that belongs to a call's signature."""
     return hmac.compare_digest(proof(token, signed).encode(), given.encode())
 
 

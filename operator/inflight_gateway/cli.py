@@ -34,7 +34,7 @@ exit codes: 0 ended by SIGTERM or SIGINT, 1 could not start, 2 wrong usage
 
 
 class _StartError(Exception):
-    """Shown without a stack trace."""
+    """The command cannot start; the message is shown without a stack trace."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,7 +88,7 @@ def _picker(arguments: argparse.Namespace) -> int:
         ext_proc_tls=arguments.ext_proc_tls,
     )
 
-    async def until_told() -> None:
+    async def until_signal() -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
@@ -98,7 +98,7 @@ def _picker(arguments: argparse.Namespace) -> int:
             raise _StartError(str(_first(errors))) from errors
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        runner.run(until_told())
+        runner.run(until_signal())
     return 0
 
 

@@ -11,26 +11,26 @@ from inflight_base.manifest.names import POOL_PORTS
 from inflight_gateway.settings import GATEWAY_KEY_FILE
 
 
-def _whole(what: str, least: int, most: int) -> Callable[[str], int]:
-    """Parser of a whole number. Args: what: of the message for other texts."""
+def _whole(expected: str, least: int, most: int) -> Callable[[str], int]:
+    """Returns a parser of whole numbers. Args: expected: what the error message asks for."""
 
     def parse(text: str) -> int:
         if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {what}")
+            raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
         return int(text)
 
     return parse
 
 
 count = _whole("a whole number from 0 to 64", 0, 64)
-"""Of processes."""
+"""Parser of a number of processes."""
 mebibytes = _whole("a whole number of MiB from 64 to 1048576", 64, 2**20)
-"""Of memory."""
+"""Parser of an amount of memory, in MiB."""
 _port = _whole("a port from 0 to 65535", 0, 65535)
 
 
 def picker(parser: argparse.ArgumentParser) -> None:
-    """Of `inflight-gateway picker` alone."""
+    """Adds the flags that only `inflight-gateway picker` has."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument(
         "--static", type=Path, metavar="FILE", help="YAML file with services and endpoints, instead of Kubernetes"
@@ -112,7 +112,7 @@ def picker(parser: argparse.ArgumentParser) -> None:
 
 
 def process(parser: argparse.ArgumentParser) -> None:
-    """Flags of commands that run until a signal."""
+    """Adds the flags of commands that run until a signal."""
     parser.add_argument(
         "--drain-max",
         type=_seconds,

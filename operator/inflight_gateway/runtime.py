@@ -20,7 +20,7 @@ from inflight_gateway.wiring import Gateway
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-"""Seconds between two checks for expired holds: maximum delay of their end."""
+"""Seconds between two checks for expired holds: most by which a hold ends late."""
 
 
 class StartError(Exception):
@@ -104,23 +104,23 @@ class _Process:
         await self._closing.aclose()
 
     async def _serve(self) -> None:
-        """Envoy gets no configuration before the services are known: an empty one would replace that of the previous
-        picker."""
+        """Opens the sockets once the services are known: an empty configuration would replace the one that Envoy has
+        from the previous picker."""
         await self._known.wait()
         sockets, gateway = self._settings.sockets, self._gateway
         _make_room(sockets)
-        runner = await reports.serve(sockets.reports, gateway.courses.report, gateway.retried)
+        runner = await reports.serve(sockets.reports, gateway.records.report, gateway.retried)
         self._closing.push_async_callback(runner.cleanup)
         server = await grpc_server.serve(sockets.picker, gateway.publisher.ads, gateway.processor)
         self._closing.push_async_callback(server.stop, 0.0)
-        if gateway.guests is not None:
-            self._closing.push_async_callback(gateway.guests.close)
-            await gateway.guests.open()
+        if gateway.endpoint_picker is not None:
+            self._closing.push_async_callback(gateway.endpoint_picker.close)
+            await gateway.endpoint_picker.open()
         gc.freeze()  # what was imported stays: looking through it for garbage would pause all requests
         self._serving = True
         _log.info("%d services; Envoy may connect at %s", len(gateway.catalog.services), sockets.picker)
-        if gateway.guests is not None:
-            await gateway.guests.run()
+        if gateway.endpoint_picker is not None:
+            await gateway.endpoint_picker.run()
 
     async def _tick(self) -> None:
         while True:
@@ -134,11 +134,11 @@ class _Process:
             return
         self._draining = True
         _log.info("drains: no longer ready, running requests end")
-        settings, guests = self._settings, self._gateway.guests
+        settings, endpoint_picker = self._settings, self._gateway.endpoint_picker
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(drain(settings.sockets.admin, settings.drain_min_s, settings.drain_max_s))
-            if guests is not None:
-                tasks.create_task(guests.drain(settings.drain_min_s, settings.drain_max_s))
+            if endpoint_picker is not None:
+                tasks.create_task(endpoint_picker.drain(settings.drain_min_s, settings.drain_max_s))
 
     def _unready(self) -> list[str]:
         if self._draining:

@@ -10,7 +10,7 @@ RUN_DIR = Path("/run/inflight-gateway")
 """Folder of the UNIX sockets; the containers of a gateway pod share it."""
 
 MAX_BODY_BYTES = 32 * 2**20
-"""Longest request body; longer ones get status 413."""
+"""Longest request body; requests with a longer one get status 413."""
 
 GATEWAY_KEY_FILE = Path("/etc/inflight-gateway/key")
 
@@ -53,15 +53,15 @@ class PickerSettings:
     Attributes:
         static: YAML file with services and endpoints; None: Kubernetes discovery.
         kubeconfig: None: the service account of the pod.
-        namespaces: to serve; empty: all.
-        port: of Envoy's outer listener. http_port: of metrics, health and state.
+        namespaces: namespaces to serve; empty: all.
+        port: port of Envoy's outer listener. http_port: port of metrics, health and state.
         relays: relay processes; 0: Envoy sends requests to its inner listener directly.
         cluster_domain: DNS domain of the cluster; names of services end with it.
         peers: name of the headless Service of the gateway's pods; empty: no other gateway pods.
         drain_min_s, drain_max_s: seconds of a graceful shutdown, at least and at most.
-        name: of this gateway in the state stream: its pod.
-        ext_proc_port: TCP port of external processing for other gateways; None: neither this one nor those of
-            InferencePools are served.
+        name: name of this gateway in the state stream: its pod.
+        ext_proc_port: TCP port of external processing for other gateways; None: no port for other gateways is open,
+            nor any port of InferencePools.
         ext_proc_tls: whether these ports take TLS.
     """
 
@@ -84,7 +84,8 @@ class PickerSettings:
 
 
 def any_address() -> str:
-    """All addresses of this pod: `::` takes IPv4 connections too. `0.0.0.0` on nodes without IPv6."""
+    """Returns the address that means all addresses of this pod: `::`, which takes IPv4 connections too, or `0.0.0.0` on
+    nodes without IPv6."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::", 0))

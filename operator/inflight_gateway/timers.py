@@ -1,4 +1,4 @@
-"""Things that end a fixed time after they were last begun. Pure."""
+"""Timers that end a fixed time after they last began. Pure."""
 
 from __future__ import annotations
 
@@ -9,30 +9,30 @@ Key = TypeVar("Key", bound=Hashable)
 
 
 class Timers(Generic[Key]):
-    """`now`: seconds of one monotonic clock. Args: seconds: until a timer ends."""
+    """Timers by key. Args: seconds: duration of a timer. `now` is in seconds of one monotonic clock."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
         self._until: dict[Key, float] = {}
-        """In the order of these times."""
+        """End of each timer, in seconds; the first to end comes first."""
 
     def __len__(self) -> int:
         return len(self._until)
 
     def begin(self, key: Key, now: float) -> None:
-        """Begins a timer, or begins it again."""
+        """Starts a timer, or restarts it."""
         self._until.pop(key, None)
         self._until[key] = now + self._seconds
 
     def stop(self, key: Key) -> None:
-        """Ignored without a timer."""
+        """Removes a timer, if there is one."""
         self._until.pop(key, None)
 
     def runs(self, key: Key, now: float) -> bool:
         return self._until.get(key, now) > now
 
     def expire(self, now: float) -> list[Key]:
-        """Removes those that have ended, and returns them."""
+        """Removes the timers that have ended, and returns their keys."""
         ended = []
         for key, until in self._until.items():
             if until > now:

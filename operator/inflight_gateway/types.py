@@ -9,6 +9,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.units import parse_duration, whole_bytes
 from inflight_cost.model import CostModel
 from inflight_policies.priority import PRIORITY_AGING_S
+from inflight_settings.limits import DEFAULT_LIMITS, Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +17,8 @@ class HoldBounds:
     """Bounds of held requests for one service.
 
     Attributes:
-        max_requests: requests. max_bytes: of their bodies. max_wait_s: seconds of each.
+        max_requests: most held requests. max_bytes: most bytes of their bodies. max_wait_s: longest wait of a
+            request, in seconds.
     """
 
     max_requests: int = defaults.HOLD_MAX_REQUESTS
@@ -26,7 +28,7 @@ class HoldBounds:
 
 @dataclass(frozen=True, slots=True)
 class RateLimits:
-    """Of one tenant, over all its requests to a service. None: no limit."""
+    """Limits of one tenant, over all its requests to a service. None: no limit."""
 
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
@@ -35,7 +37,8 @@ class RateLimits:
 
 @dataclass(frozen=True, slots=True)
 class TenantConfig:
-    """Attributes: weight: share of tokens while several tenants wait, relative to the others."""
+    """Settings of one tenant. Attributes: weight: its share of tokens while several tenants wait, relative to the
+    others."""
 
     name: str
     weight: float = 1.0
@@ -65,19 +68,19 @@ class ScoreWeights:
 
 @dataclass(frozen=True, slots=True)
 class ServiceConfig:
-    """One service behind the gateway, from its InferenceService.
+    """A service behind the gateway, from its InferenceService.
 
     Attributes:
-        uid: of the InferenceService.
+        uid: UID of the InferenceService.
         model: name that clients send (spec.model.servedName or its default).
-        ttft_s, tpot_s: targets.
+        ttft_s, tpot_s: targets, in seconds.
         classes: the first is the default; empty: one class, `default`.
         priority_aging_s: seconds of waiting that count as one step of priority.
         max_num_seqs: capacity of each engine.
         continuation: responses continue at another replica after a failure.
-        max_attempts: maximum replicas for one request.
+        max_attempts: most replicas that are tried for a request.
         api_keys_secret: Secret of the same namespace with the keys; None: no key is required.
-        default_limits: of each tenant not listed in `tenants`.
+        default_limits: limits of each tenant not listed in `tenants`.
         inference_pool: other gateways find the service by an InferencePool.
     """
 
@@ -89,7 +92,7 @@ class ServiceConfig:
     tpot_s: float = parse_duration(defaults.TPOT_P95)
     classes: tuple[ServiceClass, ...] = ()
     priority_aging_s: float = PRIORITY_AGING_S
-    max_num_seqs: int = defaults.MAX_NUM_SEQS
+    max_num_seqs: int = DEFAULT_LIMITS.max_num_seqs
     hold: HoldBounds = HoldBounds()
     continuation: bool = True
     max_attempts: int = defaults.MAX_ATTEMPTS
@@ -109,8 +112,8 @@ class ServiceConfig:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """One engine. Attributes: address: IP:PORT of its HTTP API. pod: its name. Draining engines and those that are not
-    ready are no endpoints."""
+    """An engine that takes requests: neither draining nor unready. Attributes: address: IP:PORT of its HTTP API. pod:
+    name of its pod."""
 
     address: str
     pod: str
@@ -121,9 +124,10 @@ class EngineSample:
     """An engine's metrics, as last scraped.
 
     Attributes:
-        at: when the scrape began.
-        cost: None before its first fit.
-        draining: rejects new requests.
+        at: when the scrape began, in seconds.
+        limits: limits in force; the default if the page lacks them.
+        cost: cost model that the engine fitted; None before its first fit.
+        draining: the engine rejects new requests.
     """
 
     at: float
@@ -132,8 +136,7 @@ class EngineSample:
     waiting_prompt_tokens: int = 0
     kv_utilization: float = 0.0
     kv_cache_tokens: int = 0
-    max_num_seqs: int = 256
-    max_num_batched_tokens: int = 8192
+    limits: Limits = DEFAULT_LIMITS
     cost: CostModel | None = None
     draining: bool = False
 
@@ -143,14 +146,14 @@ class RequestView:
     """Properties of a request before it reaches a replica.
 
     Attributes:
-        prompt_tokens: estimated; exact for lists of token ids up to `MAX_DECODED_BYTES`.
-        max_tokens: requested; None: not set.
+        prompt_tokens: estimated number; exact for lists of token ids up to `MAX_DECODED_BYTES`.
+        max_tokens: most output tokens that the client asks for; None: not set.
         prefix: hashes of the prompt's leading blocks, each of all text up to its block's end (with tenant and salt).
         block_tokens: estimated tokens of one of these blocks.
         deadline: when its first token is due.
-        body_bytes: memory that holding it takes.
-        attempt: from 1.
-        avoid: addresses of failed attempts.
+        body_bytes: memory that holding the request takes.
+        attempt: number of the attempt, from 1.
+        avoid: addresses of endpoints that failed this request.
         external_id: X-Request-Id, for engines, logs and users; `request_id` is the gateway's own, the same for all
             attempts.
     """
@@ -179,12 +182,13 @@ class Pick:
 
     Attributes:
         endpoints: best first; Envoy tries them in this order.
-        reason: of the first, one word for metrics: `prefix`, `least-work`, `only`, `least-requests`, ...
-        predicted_ttft_s: at the first; None: not known.
-        first_token_within_s: after this time the request is retried elsewhere.
-        cached_tokens: of its prompt, at the first.
-        scores: of the first, by name, for display.
-        prefill_s: of the predicted TTFT, the part for the request's own prompt; None: not known.
+        reason: why the first endpoint is first, as one word for metrics: `prefix`, `least-work`, `only`,
+            `least-requests`, ...
+        predicted_ttft_s: TTFT at the first endpoint; None: not known.
+        first_token_within_s: seconds without a first token after which the request is retried elsewhere.
+        cached_tokens: prompt tokens that the first endpoint should have in its prefix cache.
+        scores: scores of the first endpoint by name, for display.
+        prefill_s: part of the predicted TTFT that computes the request's own prompt; None: not known.
     """
 
     endpoints: tuple[Endpoint, ...]
@@ -198,7 +202,7 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A response of the gateway itself to a request. Attributes: code, message: of OpenAI's error object."""
+    """A response of the gateway itself to a request. Attributes: code, message: fields of OpenAI's error object."""
 
     status: int
     code: str
@@ -207,7 +211,7 @@ class Refusal:
 
 
 ENGINES_DIED_CODE = "engines_died"
-"""Error of a request that is not tried again because engines died while they processed it."""
+"""Error code of a request that is not tried again because engines died while they processed it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,10 +234,10 @@ class Finished:
     """A relay's report of a finished request, over all its attempts.
 
     Attributes:
-        status: sent to the client; 0: the client disconnected before one; None: no relay reported it.
-        endpoints: attempted, in order.
+        status: HTTP status that the client got; 0: the client disconnected before one; None: no relay reported it.
+        endpoints: endpoints that were tried, in order.
         continuations: number of continuations elsewhere after tokens had been sent.
-        longest_gap_s: between two writes to the client, after the first token.
+        longest_gap_s: longest time between two writes to the client after the first token, in seconds.
         error: code of the relay's error that ended the response, before or after its head; `client_left`; empty: none.
         external_id: X-Request-Id; `request_id` is the gateway's own.
     """

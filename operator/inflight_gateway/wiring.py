@@ -15,8 +15,8 @@ from inflight_base.page.scraper import metrics_session
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
+from inflight_gateway.ext_proc.endpoint_picker_ports import EndpointPickerPorts
 from inflight_gateway.ext_proc.exchange import Parts
-from inflight_gateway.ext_proc.guest_ports import GuestPorts
 from inflight_gateway.ext_proc.server import Processor
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.pick.picker import Picker
@@ -30,19 +30,19 @@ from inflight_gateway.state.peers import Peers
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
 from inflight_gateway.state.stream import LoadStream
-from inflight_gateway.telemetry.courses import Courses
-from inflight_gateway.telemetry.metrics import Knowledge, Metrics
+from inflight_gateway.telemetry.access_records import AccessRecords
+from inflight_gateway.telemetry.metrics import DiscoveryCollector, Metrics
 from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
-from inflight_gateway.tenants.routes import PeerClient, take_handler
+from inflight_gateway.tenants.routes import PeerClient, limits_handler
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.timers import Timers
 from inflight_gateway.types import Endpoint, Retried
 
 KEY_SECONDS = 5.0
-"""Between two looks at the gateway key's file."""
+"""Seconds between two reads of the gateway key's file."""
 
 REFUSAL_S = 1.0
 """Seconds for which other endpoints are preferred to one that refused a request: by then the next scrape says whether
@@ -50,11 +50,11 @@ its engine is gone or full."""
 
 
 class Gateway:
-    """Everything but the sockets. `open` makes one.
+    """All parts of the picker but its sockets. `open` makes one.
 
     Attributes:
-        courses: receives the relays' reports.
-        processor: serves Envoy. guests: serves other gateways; None: not served.
+        records: receives the relays' reports.
+        processor: serves Envoy. endpoint_picker: serves other gateways; None: not served.
         publisher: configures Envoy.
     """
 
@@ -63,7 +63,7 @@ class Gateway:
         self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
         self._refusals: Timers[str] = Timers(REFUSAL_S)
-        """Addresses of endpoints that refused a request."""
+        """Addresses of endpoints that refused a request within the last second."""
         self._scraper = EndpointScraper(self._samples, http)
         self._holds = HoldQueue()
         estimates = Estimates()
@@ -80,16 +80,20 @@ class Gateway:
         loads = GatewayLoads(self.catalog, self._holds, self._ledger, monotonic)
         self.metrics.watch_loads(loads.service_loads)
         self._stream = LoadStream(settings.name, loads)
-        self.courses = Courses(self.metrics, self._picks, self._gate, self._holds, monotonic, log=settings.access_log)
+        self.records = AccessRecords(
+            self.metrics, self._picks, self._gate, self._holds, monotonic, log=settings.access_log
+        )
         self._dispatcher = Dispatcher(
             self.catalog, Picker(), self._holds, self._ledger, monotonic, self._stream.changed
         )
         self._parts = Parts(
-            self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.courses, monotonic, self._refused
+            self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.records, monotonic, self._refused
         )
         self.processor = Processor(self._parts)
         port = settings.ext_proc_port
-        self.guests = None if port is None else GuestPorts(self._parts, port, tls=settings.ext_proc_tls)
+        self.endpoint_picker = (
+            None if port is None else EndpointPickerPorts(self._parts, port, tls=settings.ext_proc_tls)
+        )
         fixed = Fixed(settings.sockets, any_address(), settings.port, settings.relays)
         self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused, self._endpoints_taken)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}
@@ -111,33 +115,34 @@ class Gateway:
                 await gateway._peer_client.close()
 
     def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
-        """Args: unready: see `StatePort`. problems: currently failing calls to the Kubernetes API."""
-        self.metrics.registry.register(Knowledge(self.catalog, self._samples, self._peers, problems))
+        """Makes the HTTP port. Args: unready: see `StatePort`. problems: currently failing calls to the Kubernetes
+        API."""
+        self.metrics.registry.register(DiscoveryCollector(self.catalog, self._samples, self._peers, problems))
 
-        async def take(request: web.Request) -> web.Response:
-            return await take_handler(self.limits, self._key)(request)
+        async def decide(request: web.Request) -> web.Response:
+            return await limits_handler(self.limits, self._key)(request)
 
-        return StatePort(self._stream, self._picks, self.metrics.page, unready, [web.post(wire.PATH, take)])
+        return StatePort(self._stream, self._picks, self.metrics.page, unready, [web.post(wire.PATH, decide)])
 
     async def run(self) -> None:
-        """Reports of limits to the other gateways, until cancelled."""
+        """Reports requests in flight to the gateways that own their tenants, until cancelled."""
         await self.limits.run()
 
     def keep_peers(self, addresses: Collection[str]) -> None:
         self._peers.keep(addresses)
 
     def tick(self) -> None:
-        """Time-based updates; called several times a second."""
+        """Applies what depends on the time alone: expiries and the reread key. Called several times a second."""
         self._refusals.expire(monotonic())
         self._dispatcher.expire()
         if len(self._holds):
             self._dispatcher.release()
-        self.courses.expire()
+        self.records.expire()
         if monotonic() - self._key_read >= KEY_SECONDS:
             self._read_key()
 
     def _read_key(self) -> None:
-        """The operator creates the key at its start, possibly after the gateway's."""
+        """Reads the gateway key again: the operator creates it when it starts, possibly after the gateway."""
         self._key_read = monotonic()
         key = gateway_key(self._key_file)
         if key != self._key:
@@ -172,7 +177,7 @@ class Gateway:
             self._dispatcher.release(service)
 
     def _reachable(self, key: ServiceKey) -> Sequence[Endpoint]:
-        """Endpoints of a service: those that Envoy has accepted, without unreachable ones unless all are
+        """Returns the endpoints of a service that Envoy has accepted, without unreachable ones unless all are
         unreachable."""
         known = self._usable.get(key)
         if known is None:
@@ -182,7 +187,7 @@ class Gateway:
         return known
 
     def _willing(self, key: ServiceKey) -> Sequence[Endpoint]:
-        """Reachable endpoints without those that refused a request a moment ago, unless all did."""
+        """Returns the reachable endpoints, without those that refused a request within `REFUSAL_S` unless all did."""
         endpoints = self._reachable(key)
         if not self._refusals:
             return endpoints
@@ -197,7 +202,8 @@ class Gateway:
         self._parts.retried(report)
 
     def _trusted_peers(self) -> Mapping[str, str]:
-        """Without a key gateways cannot trust each other's messages: each enforces limits alone."""
+        """Returns the live peers; none without a key: gateways cannot trust each other's messages, so each enforces
+        limits alone."""
         return self._peers.live() if self._key is not None else {}
 
     def _secret(self, namespace: str, name: str) -> SecretData | None:
@@ -208,7 +214,8 @@ class Gateway:
 
 
 def gateway_key(file: Path) -> bytes | None:
-    """None: no readable key, so engines get no tenant header, and gateways do not share limits."""
+    """Reads the gateway key. None: no readable key, so engines get no tenant header, and gateways do not share
+    limits."""
     try:
         return file.read_bytes().strip()
     except OSError:

@@ -11,6 +11,7 @@ from inflight_base.manifest.names import KIND
 from inflight_kubectl.output import Problem
 from inflight_kubectl.pods import moment
 from inflight_kubectl.resources import Service
+from inflight_settings.limits import Limits, PartialLimits
 
 if TYPE_CHECKING:
     from inflight_kubectl.cluster import Cluster
@@ -20,20 +21,10 @@ FIELD_MANAGER = "inflight-limits"
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """Both limits of an engine."""
-
-    max_num_seqs: int
-    max_num_batched_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Canary:
+class Canary(Limits):
     """The canary pod and its limits."""
 
     pod: str
-    max_num_seqs: int
-    max_num_batched_tokens: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,18 +48,18 @@ class LimitsView:
     namespace: str
     service: str
     mode: str
-    in_force: Pair | None
+    in_force: Limits | None
     pods_in_force: int
     ready_replicas: int
     source: str | None
     until: datetime | None
-    before: Pair | None
+    before: Limits | None
     asked: dict[str, Any] | None
-    modelled: Pair | None
+    modelled: Limits | None
     canary: Canary | None
-    low: Pair | None
-    high: Pair | None
-    capacity: Pair | None
+    low: Limits | None
+    high: Limits | None
+    capacity: Limits | None
     reason: str
     tuning: str
 
@@ -92,7 +83,7 @@ def limits_view(service: Service) -> LimitsView:
         before=_pair(override["before"]) if override else None,
         asked=tuning.get("override"),
         modelled=_pair(status.get("modelled")),
-        canary=Canary(canary["pod"], canary["maxNumSeqs"], canary["maxNumBatchedTokens"]) if canary else None,
+        canary=Canary(canary["maxNumSeqs"], canary["maxNumBatchedTokens"], canary["pod"]) if canary else None,
         low=low,
         high=high,
         capacity=capacity,
@@ -101,14 +92,15 @@ def limits_view(service: Service) -> LimitsView:
     )
 
 
-def set_override(cluster: Cluster, service: Service, seqs: int | None, tokens: int | None, until: datetime) -> Service:
-    """Replaces the override of a service; None keeps the value of a limit from before it.
+def set_override(cluster: Cluster, service: Service, limits: PartialLimits, until: datetime) -> Service:
+    """Replaces the override of a service.
 
     Raises:
         Problem: the API server rejects it, forbidden, or no response.
     """
     end = until.isoformat(timespec="seconds").replace("+00:00", "Z")
-    return _patch(cluster, service, {"maxNumSeqs": seqs, "maxNumBatchedTokens": tokens, "until": end})
+    pair = {"maxNumSeqs": limits.max_num_seqs, "maxNumBatchedTokens": limits.max_num_batched_tokens}
+    return _patch(cluster, service, {**pair, "until": end})
 
 
 def clear_override(cluster: Cluster, service: Service) -> Service:
@@ -146,16 +138,16 @@ def _refused(problem: Problem) -> Problem:
     return Problem(f"the limits were refused: {why}") if refused else problem
 
 
-def _pair(body: dict[str, Any] | None) -> Pair | None:
+def _pair(body: dict[str, Any] | None) -> Limits | None:
     if not body or "maxNumSeqs" not in body or "maxNumBatchedTokens" not in body:
         return None
-    return Pair(body["maxNumSeqs"], body["maxNumBatchedTokens"])
+    return Limits(body["maxNumSeqs"], body["maxNumBatchedTokens"])
 
 
-def _bounds(tuning: dict[str, Any], capacity: Pair | None) -> tuple[Pair | None, Pair | None]:
+def _bounds(tuning: dict[str, Any], capacity: Limits | None) -> tuple[Limits | None, Limits | None]:
     """Bounds of tuning with the defaults that the schema leaves to the operator."""
     if capacity is None:
         return None, None
     seqs, tokens = tuning.get("maxNumSeqs") or {}, tuning.get("maxNumBatchedTokens") or {}
-    high = Pair(seqs.get("max", capacity.max_num_seqs), tokens.get("max", capacity.max_num_batched_tokens))
-    return Pair(seqs.get("min", 1), tokens.get("min", min(64, high.max_num_batched_tokens))), high
+    high = Limits(seqs.get("max", capacity.max_num_seqs), tokens.get("max", capacity.max_num_batched_tokens))
+    return Limits(seqs.get("min", 1), tokens.get("min", min(64, high.max_num_batched_tokens))), high

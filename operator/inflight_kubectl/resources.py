@@ -14,6 +14,7 @@ from inflight_base.manifest import defaults
 from inflight_base.manifest.lenient import Part
 from inflight_base.manifest.units import parse_duration
 from inflight_kubectl.pods import moment
+from inflight_settings.limits import Limits
 
 State = Literal["Ready", "Degraded", "Updating", "Starting", "Stopped", "Idle", "Waking", "Failing", "Unknown"]
 """Idle: at zero, and the next request starts a replica. Waking: requests wait at the gateway for the first replica."""
@@ -51,14 +52,14 @@ class Decision:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
-    """Attributes:
-    pods_in_force: pods that have confirmed them.
-    canary: the canary pod and its limits; None without one.
+class LimitsStatus(Limits):
+    """Limits in force.
+
+    Attributes:
+        pods_in_force: pods that have confirmed them.
+        canary: the canary pod and its limits; None without one.
     """
 
-    max_num_seqs: int
-    max_num_batched_tokens: int
     pods_in_force: int
     canary: tuple[str, int, int] | None
 
@@ -113,7 +114,7 @@ class Service:
     ttft_target: float
     tpot_target: float
     has_slo: bool
-    limits: Limits | None
+    limits: LimitsStatus | None
     observed: Observed | None
     conditions: tuple[Condition, ...]
     decisions: tuple[Decision, ...]
@@ -214,11 +215,11 @@ def _decision(body: Mapping[str, Any]) -> Decision:
     )
 
 
-def _limits(body: Mapping[str, Any] | None) -> Limits | None:
+def _limits(body: Mapping[str, Any] | None) -> LimitsStatus | None:
     if not body:
         return None
     canary = body.get("canary")
-    return Limits(
+    return LimitsStatus(
         max_num_seqs=body["maxNumSeqs"],
         max_num_batched_tokens=body["maxNumBatchedTokens"],
         pods_in_force=body.get("podsInForce", 0),

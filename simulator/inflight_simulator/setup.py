@@ -11,7 +11,7 @@ from typing import Any
 
 from inflight_engine.request import DEFAULT_CLASS
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass, default_policy
-from inflight_engine.scheduling.limits import Limits
+from inflight_settings.limits import Limits
 from inflight_simulator.arrivals import Arrival, Scaling, blocks_of, scaled
 from inflight_simulator.continuous import simulate_continuous
 from inflight_simulator.cost import LLAMA_8B_H100, Cost, UnitCost, check_cost, read_cost, swap_rates

@@ -1,5 +1,6 @@
 """What can be said of the Dockerfiles without building them."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -165,7 +166,8 @@ def test_the_image_for_gpus_has_the_c_compiler_that_triton_needs(without_a_compi
     assert "install -y --no-install-recommends gcc libc6-dev" in installed.stderr
 
 
-def test_the_kernels_go_where_the_engine_looks_for_them(tmp_path):
+@pytest.mark.parametrize("variant", ["cpu", "gpu"])
+def test_the_kernels_go_where_the_engine_looks_for_them(tmp_path, variant):
     """The last step, run on folders of its own."""
     code, kernels = tmp_path / "build" / "inflight_engine" / "native", tmp_path / "build" / "lib"
     installed = tmp_path / "opt" / "inflight"
@@ -173,10 +175,14 @@ def test_the_kernels_go_where_the_engine_looks_for_them(tmp_path):
     for folder in (code, cost, kernels, installed / "bin", installed / "lib" / "python3.99" / "site-packages"):
         folder.mkdir(parents=True)
     (kernels / "libinflight-generic.so").touch()
-    (installed / "bin" / "python").symlink_to(shutil.which("true"))
+    python = installed / "bin" / "python"
+    python.write_text(f'#!/bin/sh\necho "$*" >> {tmp_path}/calls\n')
+    python.chmod(0o755)
     step = [a for i, a in final_stage("engine") if i == "RUN"][-1]
     shell = re.sub(r" /(build|opt)/", rf" {tmp_path}/\1/", step[step.index("set -eu") :])
-    assert subprocess.run(["sh", "-c", shell]).returncode == 0
+    assert subprocess.run(["sh", "-c", shell], env=os.environ | {"VARIANT": variant}).returncode == 0
+    compiled = f"-m inflight_engine.execution.shipped_kernels {installed}/kernels"
+    assert (compiled in (tmp_path / "calls").read_text()) == (variant == "gpu")
     native = "lib/python3.99/site-packages/inflight_engine/native"
     assert (installed / native / "lib" / "libinflight-generic.so").is_file()
 

@@ -15,9 +15,9 @@ import yaml
 
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api import InferenceService
-from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, Settings, render
 from inflight_operator.render.inference_pool import picker_slices
+from inflight_settings.limits import Limits, LimitsInForce
 from tests.contract.manifests import service_manifest
 from tools.testbed.helm import binary
 

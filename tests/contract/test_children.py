@@ -13,10 +13,10 @@ from inflight_base.manifest.names import child_names, pod_labels, selector_strin
 from inflight_operator.api import InferenceService
 from inflight_operator.api.types import Gateway
 from inflight_operator.apply.children import UNREAD_KINDS, ChildConflictError, ChildrenState, sync_children
-from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, Settings, render
 from inflight_operator.render.monitor import POD_MONITOR_API
 from inflight_operator.render.service_children import CHILD_KINDS
+from inflight_settings.limits import Limits, LimitsInForce
 from tests.contract.definitions import apis_become, established
 
 pytestmark = pytest.mark.contract

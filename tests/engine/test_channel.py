@@ -21,7 +21,7 @@ from inflight_engine.messages import (
 )
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
-from inflight_engine.scheduling.limits import Limits
+from inflight_settings.limits import Limits, LimitsInForce
 
 TO_ENGINE = [
     AddRequest(1, b"\1\0\0\0", SamplingParams(max_tokens=3, temperature=0.5, stop_token_ids=(2, 3)), 12.5),
@@ -33,8 +33,8 @@ TO_ENGINE = [
         scheduling=Scheduling(service_class="batch", priority=-3, tenant="t", cache_salt="s", predicted_tokens=2),
     ),
     CancelRequest(1, FinishReason.STOP),
-    Configure(9, Limits(4, 64, 2)),
-    Configure(10, Limits(4, 64, 2), {"batch": 0.5}),
+    Configure(9, LimitsInForce(Limits(4, 64), 2)),
+    Configure(10, LimitsInForce(Limits(4, 64), 2), {"batch": 0.5}),
     FlushRecord(11),
     Shutdown(),
 ]
@@ -43,7 +43,7 @@ LOGPROBS = [TokenLogprobs(0, -0.25, [7, 9], [-0.25, -1.5])]
 FINISHED = [Finished(1, FinishReason.LENGTH)]
 FROM_ENGINE = [
     StepReport(3, [Admission(1, 0)], b"\0\0\0\0", b"\7\0\0\0", LOGPROBS, FINISHED, STATS),
-    Configured(10, Limits(4, 64, 2), {"batch": 0.5, "chat": 1.0}),
+    Configured(10, LimitsInForce(Limits(4, 64), 2), {"batch": 0.5, "chat": 1.0}),
     RecordFlushed(11),
     EngineFailed("out of memory"),
 ]

@@ -23,14 +23,13 @@ from inflight_engine.output import StepOutput, TokenLogprobs
 from inflight_engine.recording.lines import LimitsChanged, TimePassed, WeightsChanged
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
-from inflight_engine.recording.replay import replay
-from inflight_engine.recording.survey import Survey
+from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
+from inflight_settings.limits import Limits, LimitsInForce
 from tests.engine.scheduling.model_runner import reference_output
 
 
@@ -92,6 +91,7 @@ class AheadStandIn(StandIn):
 CONFIG = SchedulerConfig(
     Limits(4, 32), num_blocks=64, block_size=4, max_model_len=64, classes=(ServiceClass("a"), ServiceClass("b"))
 )
+IN_FORCE = LimitsInForce(CONFIG.capacity)
 
 
 ROOT = root_hash("", "")
@@ -190,7 +190,7 @@ def test_cancelling_an_unknown_request_is_no_error():
 
 def test_limits_are_in_force_from_the_next_step_and_acknowledged():
     engine = make_engine()
-    limits = Limits(1, 2, revision=3)
+    limits = LimitsInForce(Limits(1, 2), 3)
     assert engine.handle(Configure(5, limits)) == Configured(5, limits, {"a": 1.0, "b": 1.0})
     engine.handle(add(1, [1, 2, 3]))
     engine.handle(add(2, [1]))
@@ -402,32 +402,32 @@ def test_log_probabilities_go_out_with_the_tokens_of_their_step():
 
 def test_class_weights_are_acknowledged_with_all_that_are_in_force():
     engine = make_engine()
-    answer = engine.handle(Configure(3, CONFIG.capacity, {"b": 2.5}))
-    assert answer == Configured(3, CONFIG.capacity, {"a": 1.0, "b": 2.5})
+    answer = engine.handle(Configure(3, IN_FORCE, {"b": 2.5}))
+    assert answer == Configured(3, IN_FORCE, {"a": 1.0, "b": 2.5})
 
 
 def test_a_configuration_that_cannot_be_applied_changes_nothing(tmp_path):
     engine = make_engine(record=tmp_path / "record")
     with pytest.raises(ValueError, match="no service class c"):
-        engine.handle(Configure(3, Limits(1, 2), {"b": 2.5, "c": 1.0}))
-    assert engine.handle(Configure(4, CONFIG.capacity)) == Configured(4, CONFIG.capacity, {"a": 1.0, "b": 1.0})
+        engine.handle(Configure(3, LimitsInForce(Limits(1, 2)), {"b": 2.5, "c": 1.0}))
+    assert engine.handle(Configure(4, IN_FORCE)) == Configured(4, IN_FORCE, {"a": 1.0, "b": 1.0})
     engine.close()
     assert list(Recording(tmp_path / "record").events()) == []
 
 
 def test_only_what_changes_is_recorded(tmp_path):
     engine = make_engine(record=tmp_path / "record")
-    limits = Limits(2, 8, revision=1)
+    limits = LimitsInForce(Limits(2, 8), 1)
     engine.handle(Configure(1, limits))
     engine.handle(Configure(2, limits, {"a": 3.0}))
     engine.handle(Configure(3, limits))
-    engine.handle(Configure(4, CONFIG.capacity, {"b": 0.5}))
+    engine.handle(Configure(4, IN_FORCE, {"b": 0.5}))
     engine.close()
     assert list(Recording(tmp_path / "record").events()) == [
-        LimitsChanged(2, 8, 1),
+        LimitsChanged(limits.limits, 1),
         WeightsChanged({"a": 3.0}),
         WeightsChanged({"b": 0.5}),
-        LimitsChanged(4, 32, CONFIG.capacity.revision),
+        LimitsChanged(CONFIG.capacity, 0),
     ]
 
 
@@ -440,10 +440,10 @@ class Heard(EngineObserver):
     def added(self, request):
         self.log.append(("added", request.request_id))
 
-    def stepped(self, plan, ended, seconds, *, ahead=False):
+    def stepped(self, plan, work, ended, seconds, *, ahead=False):
         self.log.append(("stepped", plan.step, [each.request_id for each in ended], ahead))
 
-    def failed(self, plan, seconds, *, ahead=False):
+    def failed(self, plan, work, seconds, *, ahead=False):
         self.log.append(("failed", plan.step, ahead))
 
     def cancelled(self, request_id, reason):
@@ -634,7 +634,7 @@ def test_what_the_engine_records_replays_without_a_difference(tmp_path, runner):
         engine.handle(add(number, [number % 3] * (5 + number), max_tokens=1 + number % 7))
         if number % 5 == 0:
             engine.handle(CancelRequest(number - 1, FinishReason.ABORT))
-            engine.handle(Configure(0, Limits(1 + number % 4, 8 + number % 20), {"a": 1.0 + number}))
+            engine.handle(Configure(0, LimitsInForce(Limits(1 + number % 4, 8 + number % 20)), {"a": 1.0 + number}))
         engine.step()
         engine.measure_cost()
     while engine.has_work:

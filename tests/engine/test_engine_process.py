@@ -16,9 +16,9 @@ from inflight_engine.channel import FrameDecoder
 from inflight_engine.config import EngineConfig
 from inflight_engine.messages import EngineFailed, EngineReady
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.engine import process as process_module
 from inflight_engine.server.engine.process import EngineProcess
+from inflight_settings.limits import Limits
 
 CONFIG = EngineConfig("some-model")
 READY = EngineReady(Limits(1, 1), RunnerInfo(1, 1, 1, 1, 1, "cpu", "float32", "none", 0.0))

@@ -17,11 +17,10 @@ from inflight_engine.messages import AddRequest, Configure
 from inflight_engine.models.source import resolve
 from inflight_engine.models.tokenizer import load_tokenizer
 from inflight_engine.recording.reader import Recording
-from inflight_engine.recording.replay import replay
-from inflight_engine.recording.survey import Survey
+from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.limits import Limits
+from inflight_settings.limits import Limits, LimitsInForce
 from tests.engine.scheduling_fields import gathered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -237,7 +236,9 @@ def test_limits_changed_at_random_in_every_step_change_no_token(prompts, greedy,
     capacity = ready.capacity
 
     def change():
-        return Limits(rng.randint(1, capacity.max_num_seqs), rng.randint(1, capacity.max_num_batched_tokens))
+        return LimitsInForce(
+            Limits(rng.randint(1, capacity.max_num_seqs), rng.randint(1, capacity.max_num_batched_tokens))
+        )
 
     assert run(engine, prompts, greedy, change_limits=change).outputs == expected
 

@@ -5,8 +5,8 @@ import random
 import pytest
 
 from inflight_engine.request import SamplingParams
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.warm_up import reach_kernels
+from inflight_settings.limits import Limits
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.test_runner_tiny import mixed_sampling
 from tests.engine.execution.tiny_model import make_model, prompts_for, tiny_runner

@@ -10,8 +10,9 @@ from inflight_kubectl.api_problems import refusal
 from inflight_kubectl.commands import limits as limits_command
 from inflight_kubectl.flag_types import DurationType, HeaderType, RangeType, written
 from inflight_kubectl.output import print_json
-from inflight_kubectl.overrides import Canary, Pair, _refused, limits_view
+from inflight_kubectl.overrides import Canary, _refused, limits_view
 from inflight_kubectl.resources import Service
+from inflight_settings.limits import Limits
 from tests.kubectl.objects import body
 
 SPEC = {
@@ -37,20 +38,20 @@ def test_an_end_outside_all_calendars_of_utc_is_shown_as_it_is(capsys):
 
 def test_bounds_are_those_of_tuning_and_where_it_has_none_the_capacity():
     shown = view(**IN_FORCE)
-    assert (shown.low, shown.high, shown.capacity) == (Pair(2, 64), Pair(256, 1024), Pair(256, 8192))
-    assert (shown.in_force, shown.source, shown.until, shown.before) == (Pair(169, 1342), "Tuning", None, None)
+    assert (shown.low, shown.high, shown.capacity) == (Limits(2, 64), Limits(256, 1024), Limits(256, 8192))
+    assert (shown.in_force, shown.source, shown.until, shown.before) == (Limits(169, 1342), "Tuning", None, None)
 
 
 def test_limits_by_hand_are_shown_with_their_end_and_what_returns_then():
     shown = view(**BY_HAND)
-    assert (shown.in_force, shown.before) == (Pair(4, 1342), Pair(169, 1342))
+    assert (shown.in_force, shown.before) == (Limits(4, 1342), Limits(169, 1342))
     assert shown.until.isoformat() == "2026-05-04T12:10:00+00:00"
 
 
 def test_a_canary_and_what_the_cost_model_would_set_are_shown():
     canary = {"pod": "chat-1", "maxNumSeqs": 80, "maxNumBatchedTokens": 300}
     shown = view(**IN_FORCE, canary=canary, modelled={"maxNumSeqs": 84, "maxNumBatchedTokens": 224})
-    assert (shown.canary, shown.modelled) == (Canary("chat-1", 80, 300), Pair(84, 224))
+    assert (shown.canary, shown.modelled) == (Canary(80, 300, "chat-1"), Limits(84, 224))
 
 
 def test_a_service_that_no_operator_has_seen_has_nothing_in_force():

@@ -9,8 +9,8 @@ from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.manifest.names import FIELD_MANAGER
 from inflight_operator.apply.engines import EngineError
 from inflight_operator.apply.kube import status_patch
-from inflight_operator.limits import Limits
 from inflight_operator.observe.window import Window
+from inflight_settings.limits import Limits
 from tests.operator.model_engine import ModelEngine
 
 KEY = ServiceKey("team", "chat")

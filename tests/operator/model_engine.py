@@ -9,8 +9,8 @@ from itertools import accumulate
 
 from inflight_base.page.histogram import Histogram
 from inflight_cost.model import CostModel
-from inflight_operator.limits import Limits
 from inflight_operator.observe.metrics import Sample
+from inflight_settings.limits import Limits
 
 SECONDS = (
     0.005,

@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
+from inflight_settings.limits import Limits
 from inflight_simulator.arrivals import Arrival
 from inflight_simulator.cli import main
 

@@ -9,6 +9,7 @@ from inflight_cost.model import CostModel, StepWork
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_engine.step_work import work_of
 from inflight_simulator.calibrate import fit_cost
 from inflight_simulator.cli import main
 from inflight_simulator.cost import LLAMA_8B_H100, read_cost
@@ -154,6 +155,7 @@ def recording(tmp_path):
         recorder.added(request)
     works, known, swaps = [], {}, 0
     while (plan := scheduler.schedule()) is not None:
+        planned = work_of(plan, scheduler.num_attended_tokens, config.block_size)
         copied = sum(len(each.host_block_ids) for each in (*plan.preemptions, *plan.starts)) * 16
         swaps += sum(each.swapped for each in plan.preemptions)
         for start in plan.starts:
@@ -171,7 +173,7 @@ def recording(tmp_path):
         for slot in sampled.tolist():
             known[slot] += 1
         ended = scheduler.update(plan, np.zeros(len(sampled), np.int32))
-        recorder.stepped(plan, ended, TRUE.seconds(work))
+        recorder.stepped(plan, planned, ended, TRUE.seconds(work))
     recorder.close()
     assert swaps > 3
     return path, works
@@ -211,8 +213,9 @@ def test_a_poor_fit_is_said(tmp_path, capsys):
         scheduler.add(request)
         recorder.added(request)
     while (plan := scheduler.schedule()) is not None:
+        work = work_of(plan, scheduler.num_attended_tokens, config.block_size)
         ended = scheduler.update(plan, np.zeros(len(plan.sampled_slots), np.int32))
-        recorder.stepped(plan, ended, random.lognormal(-3, 1))
+        recorder.stepped(plan, work, ended, random.lognormal(-3, 1))
     recorder.close()
     assert main(["calibrate", str(path)]) == 0
     assert "the fit is poor" in capsys.readouterr().err
@@ -227,8 +230,9 @@ def test_a_fit_that_no_simulation_takes_is_not_written(tmp_path, capsys):
     recorder.added(request)
     context = 20
     while (plan := scheduler.schedule()) is not None:
+        work = work_of(plan, scheduler.num_attended_tokens, config.block_size)
         ended = scheduler.update(plan, np.zeros(len(plan.sampled_slots), np.int32))
-        recorder.stepped(plan, ended, 1e-3 * context)
+        recorder.stepped(plan, work, ended, 1e-3 * context)
         context += 1
     recorder.close()
     assert main(["calibrate", str(path), "--out", str(out)]) == 2

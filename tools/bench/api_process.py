@@ -43,12 +43,12 @@ from inflight_engine.models.source import resolve
 from inflight_engine.models.tokenizer import load_tokenizer
 from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.engine.process import EngineProcess
 from inflight_engine.server.run import run
 from inflight_engine.server.settings.serve_flags import add_serve_flags, server_config
 from inflight_kubectl.answers import Answer
 from inflight_kubectl.load.client import Client
+from inflight_settings.limits import Limits
 from tools.measure.machine import cpu_model
 from tools.measure.served import MODEL
 

@@ -9,9 +9,9 @@ import numpy.typing as npt
 
 from inflight_engine.request import Request, SamplingParams, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_settings.limits import Limits
 
 BLOCK_SIZE = 16
 VOCABULARY = 128_000

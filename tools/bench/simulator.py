@@ -22,11 +22,11 @@ import numpy as np
 from inflight_cost.model import CostModel
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
-from inflight_engine.recording.replay import replay
-from inflight_engine.recording.survey import Survey
+from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_engine.step_work import work_of
 from inflight_simulator.arrivals import Arrival, Scaling, scaled
 from inflight_simulator.calibrate import fit_cost, fit_text
 from inflight_simulator.continuous import simulate_continuous
@@ -179,9 +179,10 @@ def recorder_cost(jobs: Sequence[Job], config: SchedulerConfig, step_seconds: fl
         if plan is None:
             now = waiting[0][1].at
             continue
+        work = work_of(plan, scheduler.num_attended_tokens, config.block_size)
         ended = scheduler.update(plan, random.integers(0, 1 << 30, len(plan.sampled_slots), np.int32))
         started = perf_counter()
-        recorder.stepped(plan, ended, step_seconds)
+        recorder.stepped(plan, work, ended, step_seconds)
         spent += perf_counter() - started
         now += step_seconds
         steps += 1

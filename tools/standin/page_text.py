@@ -17,10 +17,10 @@ from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.admission.demand import Demand, Load
 from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
+from inflight_settings.limits import Limits
 
 CAPACITY = Limits(max_num_seqs=8, max_num_batched_tokens=512)
 """Of every fake engine."""

@@ -13,7 +13,7 @@ _NO_BLOCKS: BlockIds = np.empty(0, np.int32)
 
 
 _ZEROS: list[BlockIds] = [np.zeros(1024, np.int32)]
-"""Grows to the largest number requested; shared by all counters."""
+"""Zeros that all counters return parts of. They grow to the largest number requested."""
 
 
 class BlockCounter:
@@ -57,7 +57,7 @@ class BlockCounter:
         return _NO_BLOCKS
 
     def num_unowned(self, block_ids: BlockIds | Sequence[int]) -> int:
-        """Of none."""
+        """Return 0: no block is found by content."""
         return 0
 
     def share(self, block_ids: BlockIds | Sequence[int]) -> None:
@@ -72,7 +72,7 @@ class BlockCounter:
 
 
 def _zeros(count: int) -> BlockIds:
-    """int32 [count], read-only."""
+    """Return int32 [count] zeros, read-only."""
     if count > len(_ZEROS[0]):
         _ZEROS[0] = np.zeros(2 * count, np.int32)
     zeros = _ZEROS[0][:count]

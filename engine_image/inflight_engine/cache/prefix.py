@@ -16,7 +16,8 @@ _LENGTH_SIZE = _NUMBER_SIZE = 8
 
 
 def root_hash(tenant: str, salt: str) -> bytes:
-    """What the first block is chained to. Different for any two tenants, and for any two salts of one tenant.
+    """Return the hash that a first block is chained to. It differs for any two tenants, and for any two salts of a
+    tenant.
 
     Returns:
         16 bytes.
@@ -31,7 +32,7 @@ def root_hash(tenant: str, salt: str) -> bytes:
 
 
 def private_root_hash(number: int) -> bytes:
-    """As `root_hash`, for one request that shares no blocks. Different for any two numbers, and from any shared one.
+    """Return a `root_hash` for one request that shares no blocks. It differs for any two numbers, and from shared ones.
 
     Returns:
         16 bytes.
@@ -40,7 +41,7 @@ def private_root_hash(number: int) -> bytes:
 
 
 def block_hashes(token_ids: TokenIds, block_size: int, parent: bytes) -> list[bytes]:
-    """Chained hashes of the full blocks of a sequence, or of its continuation.
+    """Return the chained hashes of the full blocks of a sequence, or of its continuation.
 
     Args:
         token_ids: int32 [num_tokens], starting at a block boundary; a last block that is not full is left out.

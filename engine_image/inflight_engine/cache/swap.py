@@ -1,4 +1,4 @@
-"""Whether a preempted request's keys and values are worth keeping in host memory."""
+"""The choice between swapping and recomputing a preempted request's keys and values."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SwapRates:
-    """What was measured lately, in tokens a second: computing a prefill, and copying keys and values one way."""
+    """Rates measured recently, in tokens a second: of computing a prefill, and of copying keys and values one way."""
 
     prefill: float
     copy: float
 
 
 def swapping_is_cheaper(num_computed_tokens: int, rates: SwapRates) -> bool:
-    """True where copying a request's keys and values out and back takes less time than computing them again.
+    """Return whether copying a request's keys and values out and back takes less time than computing them again.
 
     A swap copies each token twice, out now and back when the request resumes; recomputing pays for the prefill of the
     same tokens once (the two ways of PagedAttention, Kwon et al. 2023, section 4.5). So it swaps where

@@ -15,20 +15,22 @@ SIZES = (1, 2, 3, 4, 6, 8, 12, 15, 16, 20, 24, 31, 32, 48, 64, 96, 128, 192, 256
 may take another kernel than at it."""
 _STEPS_OF_A_SIZE = 5
 _WORTH_A_CURVE = 0.9
-"""A curve is taken only where the mean error falls to this share: on a machine that is linear it would follow the
+"""Share to which the mean error must fall for a curve: on a machine that is linear it would follow the
 noise."""
 _STRAIGHT = 0.01
-"""A line with no larger mean error needs no curve."""
+"""Mean error of a line up to which no curve is fitted."""
 _DECODES, _PREFILLS = StepWork._fields.index("decode_seqs"), StepWork._fields.index("prefill_tokens")
 FACTORS = ("decode_seq_s", "prefill_token_s", "decode_kv_token_s", "prefill_context_token_s", "copied_token_s")
-"""Of `CostModel`, in the order of `StepWork`."""
+"""Names of the factors of `CostModel`, in the order of `StepWork`."""
 
 
 class Fitted(NamedTuple):
-    """Attributes:
-    unseen: factors of what no step did.
-    errors: [steps], |predicted - measured| / measured.
-    median_error: of them, by the weights of the steps.
+    """A cost model with its errors.
+
+    Attributes:
+        unseen: factors of work that no step did.
+        errors: [steps], |predicted - measured| / measured.
+        median_error: median of `errors` by the weights of the steps.
     """
 
     cost: CostModel
@@ -68,7 +70,8 @@ def fit_steps(works: Floats, seconds: Floats, unseen: CostModel, weights: Floats
 
 
 def _typical(errors: Floats) -> float:
-    """Mean error of all steps alike: a curve also has to hold for sizes that are out of use and weigh little."""
+    """Return the mean error of all steps alike: a curve also has to hold for sizes that are out of use and weigh
+    little."""
     return float(np.minimum(errors, 1.0).mean())
 
 
@@ -111,7 +114,7 @@ def _curve(columns: dict[str, Floats], tokens: Floats, seconds: Floats, line: Co
 
 
 def _knots(tokens: Floats) -> list[float]:
-    """The median of each size of steps that there are enough of, and the largest of all."""
+    """Return the median of each size of steps that is frequent enough, and the largest of all."""
     size = np.searchsorted(SIZES, tokens, side="left")
     counts = np.bincount(size)
     common = np.flatnonzero(counts >= _STEPS_OF_A_SIZE)

@@ -9,21 +9,22 @@ Floats = npt.NDArray[np.float64]
 
 _ROUNDS = 30
 _SETTLED = 1e-6
-"""Of a step: a factor that contributes less is 0, and a round that changes less is the last."""
+"""Share of a step's time: a factor that contributes less is 0, and a round that changes less is the last."""
 _HUBER = 1.345
-"""In standard deviations: 95% as efficient as least squares where there are no outliers (Huber 1964)."""
+"""Error from which a row counts less, in standard deviations: 95% as efficient as least squares without outliers
+(Huber 1964)."""
 _MAD_TO_DEVIATION = 1.4826
 _SMALLEST_SCALE = 1e-9
 _LEAST_DEVIATION = 1e-3
-"""Of rows from what is fitted to them, where the prior is weighed against them."""
+"""Minimum relative standard deviation of rows from the fit, when the prior is weighed against them."""
 _PRIOR_DEVIATION = 0.5
-"""Of what a factor contributes to a step, as a share of it, before anything is measured."""
+"""Relative standard deviation of a factor's contribution to a step before anything is measured."""
 _FARTHEST = 4.0
-"""A row's error is relative to a prediction that is at most so many times too large or too small."""
+"""Maximum factor by which the prediction that a row's error is relative to is too large or too small."""
 _TOLERANCE = 1e-10
 _PART = 128
-"""Rows that are multiplied at once. A product of all of them would be spread over all CPUs, where threads of the BLAS
-library wait for each other and for those that compute steps: several times as long."""
+"""Number of rows that are multiplied at once. A product of all of them would be spread over all CPUs, where threads of
+the BLAS library wait for each other and for those that compute steps: several times as long."""
 
 
 def fit_relative(columns: Floats, target: Floats, prior: Floats, weights: Floats | None = None) -> Floats:
@@ -71,7 +72,7 @@ def fit_relative(columns: Floats, target: Floats, prior: Floats, weights: Floats
 
 
 def _gram(left: Floats, right: Floats) -> Floats:
-    """A^T B of [n, k] each."""
+    """Return A^T B for [n, k] each."""
     total = np.zeros((left.shape[1], right.shape[1]))
     for begin in range(0, len(left), _PART):
         total += left[begin : begin + _PART].T @ right[begin : begin + _PART]
@@ -79,15 +80,15 @@ def _gram(left: Floats, right: Floats) -> Floats:
 
 
 def weighted_median(values: Floats, weights: Floats | None = None) -> float:
-    """The least value with half of the weight at or below it; `values` are not empty. Without `weights` all count the
-    same. (The first call of `np.median` imports for a tenth of a second.)"""
+    """Return the least value with half of the weight at or below it; `values` are not empty. Without `weights` all
+    count the same. (The first call of `np.median` imports for a tenth of a second.)"""
     order = np.argsort(values)
     reached = np.cumsum(np.ones(len(values)) if weights is None else weights[order])
     return float(values[order[np.searchsorted(reached, reached[-1] / 2)]])
 
 
 def non_negative(gram: Floats, projected: Floats, start: npt.NDArray[np.bool_]) -> Floats:
-    """min |A x - b| with x >= 0, by the active set method (Lawson and Hanson 1974, chapter 23).
+    """Minimise |A x - b| with x >= 0, by the active set method (Lawson and Hanson 1974, chapter 23).
 
     Args:
         gram: [k, k], A^T A.

@@ -12,14 +12,15 @@ from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cost_fit.fit import SIZES, fit_steps
 
 HALF_LIFE_SECONDS = 60.0
-"""In which a step's weight falls by half: an engine that got slower is followed within minutes."""
+"""Seconds in which a step's weight falls by half: an engine that got slower is followed within minutes."""
 _LEAST_WEIGHT = 0.1
-"""What kinds of steps that are no longer done keep: nothing else tells what they would cost."""
+"""Minimum weight of a step: the costs of kinds that are no longer done are known from nothing else."""
 _ROWS = 32
-"""Latest steps of each kind that are kept, so that no kind crowds another out."""
+"""Number of latest steps of each kind that are kept, so that no kind crowds another out."""
 _KINDS = 64
 _GAP_SECONDS = 1.0
-"""Between two steps that are kept of a kind that has all its rows: a pause of some seconds must not fill them."""
+"""Minimum seconds between two kept steps of a kind that has all its rows: a pause of some seconds must not fill
+them."""
 _FIRST_INTERVAL, _LONGEST_INTERVAL, _INTERVAL_GROWTH = 1.0, 15.0, 1.5
 """Seconds between two fits, which take some milliseconds each."""
 _FEWEST_STEPS = 16
@@ -30,13 +31,15 @@ GOOD_ERROR = 0.25
 _NOTHING_SEEN = CostModel(0.0, 0.0, 0.0, 0.0, 0.0)
 
 _Row: TypeAlias = tuple[float, float, float, float, float, float, float]
-"""The numbers of `StepWork`, seconds, and when."""
+"""The numbers of `StepWork`, the step's seconds, and the time of the step."""
 
 
 class MeasuredCost(NamedTuple):
-    """Attributes:
-    error: median relative error of the steps behind it.
-    steps: behind it; those that were forgotten in part count in part.
+    """A cost model fitted to recent steps.
+
+    Attributes:
+        error: median relative error of the steps that it is fitted to.
+        steps: number of these steps; steps that were forgotten in part count in part.
     """
 
     model: CostModel
@@ -67,7 +70,7 @@ class OnlineFit:
         self._next_fit = -1.0
 
     def observe(self, work: StepWork, seconds: float, now: float) -> None:
-        """A step took so long; `now`: seconds, monotonic."""
+        """Take in the duration of a step. `now`: seconds, monotonic."""
         if seconds <= 0:
             return
         decodes, prefill, read, attended, _ = work
@@ -88,12 +91,12 @@ class OnlineFit:
         self._prefills = self._prefills or prefill > 0
 
     def due(self, now: float) -> bool:
-        """Enough is new for another fit."""
+        """Return whether enough is new for another fit."""
         return now >= self._next_fit and self._num_kept > self._num_fitted
 
     def fit(self, now: float) -> MeasuredCost | None:
-        """The model of the steps that are kept; None: they are too few, or no prompt was computed yet. Factors of what
-        no step did are 0."""
+        """Return the model of the steps that are kept; None: they are too few, or no prompt was computed yet. Factors
+        of what no step did are 0."""
         self._next_fit = now + self._interval
         if self._num_kept < _FEWEST_STEPS or not self._prefills:
             return None
@@ -106,5 +109,5 @@ class OnlineFit:
 
 
 def _magnitude(attended: float, tokens: float) -> int:
-    """Of the tokens that each attends to, in powers of 4; -1: there is none."""
+    """Return the number of tokens that each token attends to, in powers of 4; -1: there is none."""
     return int(attended / tokens).bit_length() >> 1 if tokens else -1

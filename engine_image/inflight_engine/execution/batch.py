@@ -32,12 +32,13 @@ class PackedStep(msgspec.Struct, frozen=True, eq=False):
     """The inputs of one forward pass over T packed tokens: the D decodes, then the chunks.
 
     Attributes:
-        token_slots: intp [T]: of decodes, the slots whose last tokens they compute; of chunks the number of slots, the
-            padding slot.
-        token_ids: int64 [T]: of chunks; -1 for decodes, whose tokens only the device may know yet. None without chunks.
+        token_slots: intp [T]: for decodes, the slots whose last tokens they compute; for chunks, the number of slots,
+            which is the padding slot.
+        token_ids: int64 [T]: tokens of chunks; -1 for decodes, whose tokens only the device may know yet. None without
+            chunks.
         positions: int64 [T].
         sampled_rows: int64 [N]: packed tokens whose successor is sampled; None when all of them are, in order.
-        sampled_slots: intp [N]: whose they are.
+        sampled_slots: intp [N]: slots of the sampled tokens.
         sampled_positions: int64 [N]: index of each token to sample in its sequence.
         prompts: None: no request asks for log-probabilities of its prompt.
     """
@@ -75,13 +76,14 @@ class PersistentBatch:
         # Stale or unset entries are read as padding and masked, so they only have to be valid block ids.
         self._block_table = np.zeros((max_num_seqs, -(-max_model_len // block_size)), np.int64)
         self._changed_cells: list[IntArray] = []
-        """Of the flattened block table, since the last packed step."""
+        """Indices into the flattened block table of the cells that changed since the last step that was computed."""
         self._num_tokens = np.zeros(max_num_seqs, np.int64)
         self._known_tokens: dict[int, TokenIds] = {}
         self._scored_prompts: dict[int, tuple[int, int]] = {}
-        """Of slots that ask for log-probabilities of their prompts: its length, and how many likeliest tokens."""
+        """Prompt length and number of likeliest tokens to report, by slot that asks for log-probabilities of its
+        prompt."""
         self._decodes: _Decodes | None = None
-        """Of the last plan. While the same slots decode, each step follows from the one before."""
+        """Decodes of the last plan. While the same slots decode, each step follows from the one before."""
 
     def apply(self, plan: StepPlan) -> None:
         """Edit the rows that the plan names."""
@@ -96,12 +98,11 @@ class PersistentBatch:
             self._changed_cells.append(growth.slots * self._block_table.shape[1] + growth.indices)
 
     def pack(self, plan: StepPlan) -> PackedStep:
-        """Lay the plan's tokens out in one sequence: the decodes, then the chunks. From here on the sequences are as
-        much longer as the plan samples."""
+        """Lay the plan's tokens out in one sequence: the decodes, then the chunks. The plan, or pieces of it, may be
+        packed several times until `advance`."""
         slots = plan.decode_slots
         decodes = self._decodes = self._next_decodes(plan) or self._new_decodes(slots)
         if not plan.prefills:
-            self._num_tokens[slots] += 1
             return PackedStep(
                 token_slots=slots,
                 token_ids=None,
@@ -138,8 +139,6 @@ class PersistentBatch:
         token_slots = np.full(first, len(self._num_tokens), np.intp)
         token_slots[:num_decodes] = slots
         sampled_slots = plan.sampled_slots
-        sampled_positions = self._num_tokens[sampled_slots]
-        self._num_tokens[sampled_slots] += 1
         return PackedStep(
             token_slots=token_slots,
             token_ids=np.concatenate(tokens).astype(np.int64, copy=False),
@@ -147,13 +146,18 @@ class PersistentBatch:
             attention=self._attention(decodes, np.concatenate(kv_slots), tuple(chunks)),
             sampled_rows=np.concatenate([np.arange(num_decodes), np.array(sampled_rows, np.int64)]),
             sampled_slots=sampled_slots,
-            sampled_positions=sampled_positions,
+            sampled_positions=self._num_tokens[sampled_slots],
             prompts=self._prompts(prompt_rows, spans) if spans else None,
         )
 
+    def advance(self, plan: StepPlan) -> None:
+        """Take in that the plan is computed: each sequence that it samples is one token longer."""
+        self._num_tokens[plan.sampled_slots] += 1
+        self._changed_cells.clear()
+
     def _scored_span(self, chunk: PrefillChunk) -> PromptSpan | None:
-        """The prompt tokens that follow a chunk's, where they are asked for; behind a preempted request's prompt comes
-        what it has generated."""
+        """Return the prompt tokens that follow a chunk's, if they are to be scored; the tokens behind a preempted
+        request's prompt are its output."""
         scored = self._scored_prompts.get(chunk.slot)
         if scored is None:
             return None
@@ -166,7 +170,7 @@ class PersistentBatch:
         return PromptRows(np.concatenate(rows), np.concatenate(token_ids).astype(np.int64), tuple(spans))
 
     def _attention(self, decodes: _Decodes, kv_slots: IntArray, chunks: tuple[ChunkSpan, ...]) -> AttentionBatch:
-        changed, self._changed_cells = self._changed_cells, []
+        changed = self._changed_cells
         return AttentionBatch(
             kv_slots=kv_slots,
             decode_slots=decodes.slots,
@@ -184,7 +188,7 @@ class PersistentBatch:
         return _Decodes(slots, positions, lens, self._kv_slots(blocks, positions))
 
     def _next_decodes(self, plan: StepPlan) -> _Decodes | None:
-        """Those of the plan before, one token on; None: they are others."""
+        """Return the decodes of the plan before, one token on; None: other slots decode."""
         before, growth = self._decodes, plan.growth
         if before is None or plan.decode_slots is not before.slots:
             return None

@@ -13,7 +13,7 @@ import torch
 from inflight_engine.execution.memory.staging import upload
 
 _PIECE_BYTES = 16 << 20
-"""Of one transfer: long enough for the bus's full speed."""
+"""Bytes of one transfer: enough for the full speed of the bus."""
 
 
 class BlockCopies(Protocol):
@@ -25,7 +25,7 @@ class BlockCopies(Protocol):
 
 
 class DirectCopies:
-    """Block by block, for a cache that is in host memory itself.
+    """Copies block by block, for a cache that is in host memory itself.
 
     Args:
         blocks: [num_blocks, ...], a view of the cache.
@@ -46,9 +46,9 @@ class DirectCopies:
 
 
 class StagedCopies:
-    """By pieces, for a GPU: one kernel gathers or scatters a piece's blocks over all layers, and one transfer moves it
-    for each run of neighbours in host memory. Transfers have a stream of their own: what goes out moves while the
-    device computes, and what comes in begins to while it still computes the step before.
+    """Copies in pieces, for a GPU: one kernel gathers or scatters a piece's blocks over all layers, and one transfer
+    moves it for each run of neighbours in host memory. Transfers have a stream of their own: what goes out moves while
+    the device computes, and what comes in begins to while it still computes the step before.
 
     Two buffers on the device take turns. A kernel or transfer waits until the one that last used its buffer is done.
 
@@ -101,7 +101,7 @@ class StagedCopies:
     def _pieces(
         self, block_ids: Sequence[int], host_block_ids: Sequence[int]
     ) -> Iterator[tuple[torch.Tensor, npt.NDArray[np.int64]]]:
-        """(block ids on the device, host block ids), in ascending order of these."""
+        """Yield (block ids on the device, host block ids), in ascending order of the host block ids."""
         if len(block_ids) != len(host_block_ids):
             raise ValueError(f"{len(block_ids)} blocks cannot be copied one to one to {len(host_block_ids)}")
         host_ids = np.array(host_block_ids, np.int64)
@@ -113,7 +113,7 @@ class StagedCopies:
 
 
 def runs(ids: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
-    """(first index, end) of each run of ascending neighbours, such as 4, 5, 6."""
+    """Return (first index, end) of each run of ascending neighbours, such as 4, 5, 6."""
     if not len(ids):
         return []
     cuts = (np.flatnonzero(np.diff(ids) != 1) + 1).tolist()
@@ -121,7 +121,7 @@ def runs(ids: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
 
 
 class _Streams:
-    """The stream that computes, which is whichever is current, and the one of the transfers."""
+    """The stream that computes (the current one) and the stream of the transfers."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -132,7 +132,7 @@ class _Streams:
         return torch.cuda.stream(self._transfers)
 
     def used(self, turn: int) -> None:
-        """What the current stream did up to here was the last use of a buffer."""
+        """Record that a buffer was last used by the work that the current stream has so far."""
         self._used[turn].record()
 
     def compute_after_use(self, turn: int) -> None:

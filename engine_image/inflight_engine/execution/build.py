@@ -16,7 +16,7 @@ from inflight_engine.execution.attention.base import AttentionBackend, Attention
 from inflight_engine.execution.batch import PersistentBatch
 from inflight_engine.execution.device import choose_device, choose_dtype
 from inflight_engine.execution.forward import Forward
-from inflight_engine.execution.graphs import Capture, CudaCapture, StepGraphs
+from inflight_engine.execution.graphs import CudaCapture, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.kv_calibration import calibrate
 from inflight_engine.execution.load import ModelConfig, is_in_kernels, load_config, load_model
@@ -26,8 +26,8 @@ from inflight_engine.execution.memory.resources import choose_num_threads, read_
 from inflight_engine.execution.memory.staging import Staging, step_bytes
 from inflight_engine.execution.memory_profile import measure
 from inflight_engine.execution.pieces import Pieces
-from inflight_engine.execution.runner import Runner, StepParts
-from inflight_engine.execution.sampling.sampler import make_sampler
+from inflight_engine.execution.runner import Runner
+from inflight_engine.execution.sampling.sampler import Sampler, make_sampler
 from inflight_engine.execution.step_shapes import graph_shapes
 from inflight_engine.execution.token_feed import TokenFeed
 from inflight_engine.models.kv_scales import load_kv_scales
@@ -60,8 +60,10 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE) -> Runner:
     spec = size_cache(config, spec, model, backend, graph_shapes, parallel)
     attention = backend(spec)
     host_cache = make_host_cache(config, spec, attention, parallel)
-    capture = CudaCapture() if graph_shapes else None
-    parts = make_parts(model, attention, spec, host_cache, graph_shapes, capture, parallel)
+    feed = TokenFeed(spec.max_num_seqs, spec.device, parallel)
+    sampler = make_sampler(spec.max_num_seqs, spec.shape.vocab_size, spec.device)
+    forward = make_forward(model, attention, feed, spec, graph_shapes)
+    graphs = capture_graphs(model, forward, feed, sampler, spec, graph_shapes, parallel) if graph_shapes else None
     info = RunnerInfo(
         num_blocks=spec.num_blocks,
         block_size=spec.block_size,
@@ -75,12 +77,24 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE) -> Runner:
         copy_tokens_per_second=host_cache.measure_copy_rate(spec.num_blocks) if host_cache.num_blocks else None,
         load_seconds=time.monotonic() - started,
     )
-    return Runner(parts, info, lookahead=looks_ahead(config, target.device))
+    return Runner(
+        info,
+        model,
+        forward,
+        feed,
+        sampler,
+        PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size),
+        host_cache,
+        graphs=graphs,
+        # If only some ranks cut a step into pieces, the ranks would deadlock.
+        pieces=Pieces(torch.cuda.empty_cache) if parallel.size == 1 else None,
+        lookahead=looks_ahead(config, target.device),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What is computed, and in what.
+    """The model, the device and the number type of a runner.
 
     Attributes:
         max_model_len: longest sequence in tokens.
@@ -113,7 +127,7 @@ def choose_target(config: EngineConfig) -> Target:
 def choose_attention(
     config: EngineConfig, target: Target, parallel: Parallel
 ) -> tuple[type[AttentionBackend], AttentionSpec]:
-    """The backend, and what it will be made for; the number of blocks is not known yet, and 0.
+    """Return the backend and its spec; the number of blocks is not known yet, and 0.
 
     Raises:
         ValueError: as `build_runner`.
@@ -136,7 +150,7 @@ def choose_attention(
 
 
 def choose_kv_scales(target: Target, spec: AttentionSpec, model: Model, parallel: Parallel) -> AttentionSpec:
-    """`spec` with the scales of a cache in fp8: the checkpoint's, else calibrated; any other cache has none.
+    """Return `spec` with the scales of a cache in fp8: the checkpoint's, else calibrated; any other cache has none.
 
     Raises:
         ValueError: as `load_kv_scales` and `calibrate`.
@@ -171,7 +185,7 @@ def size_cache(
     graph_shapes: tuple[StepShape, ...],
     parallel: Parallel,
 ) -> AttentionSpec:
-    """`spec` with as many blocks as the memory beside the weights holds, on a GPU measured by a step.
+    """Return `spec` with as many blocks as the memory beside the weights holds, on a GPU measured by a step.
 
     Raises:
         KVCacheSizeError: too few.
@@ -185,7 +199,7 @@ def size_cache(
 def make_host_cache(
     config: EngineConfig, spec: AttentionSpec, attention: AttentionBackend, parallel: Parallel
 ) -> HostCache:
-    """Host memory for preempted requests.
+    """Allocate host memory for preempted requests.
 
     Raises:
         KVCacheSizeError: `swap_space` is more than there is, or wrong.
@@ -198,46 +212,38 @@ def make_host_cache(
     return HostCache(num_blocks, spec.block_size, block_bytes, spec.device, attention)
 
 
-def make_parts(
-    model: Model,
-    attention: AttentionBackend,
-    spec: AttentionSpec,
-    host_cache: HostCache,
-    graph_shapes: Sequence[StepShape],
-    capture: Capture | None,
-    parallel: Parallel,
-) -> StepParts:
-    """Allocate what steps need besides the KV cache, and capture the graphs.
+def make_forward(
+    model: Model, attention: AttentionBackend, feed: TokenFeed, spec: AttentionSpec, graph_shapes: Sequence[StepShape]
+) -> Forward:
+    """Make the forward pass, with buffers for the inputs of the largest step."""
+    copies = spec.device.type != "cpu" or len(graph_shapes) > 0
+    staging = Staging(step_bytes(spec.max_num_seqs, spec.max_num_batched_tokens), spec.device, copies=copies)
+    return Forward(model, attention, feed, staging)
 
-    Args:
-        capture: None: no graphs. Where it fails for this model, there are none either, and the log says why.
-    """
-    device = spec.device
-    feed = TokenFeed(spec.max_num_seqs, device, parallel)
-    sampler = make_sampler(spec.max_num_seqs, spec.shape.vocab_size, device)
-    copies = device.type != "cpu" or capture is not None
-    staging = Staging(step_bytes(spec.max_num_seqs, spec.max_num_batched_tokens), device, copies=copies)
-    forward = Forward(model, attention, feed, staging)
-    graphs = None
-    if capture is not None:
-        graphs = StepGraphs(model, forward, feed, sampler, graph_shapes, spec.shape.vocab_size, device)
-        # If only some ranks padded their steps, the ranks would deadlock.
-        if not parallel.minimum(int(graphs.try_capture(capture))):
-            graphs = None
-    batch = PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size)
-    # If only some ranks cut a step into pieces, the ranks would deadlock, too.
-    pieces = Pieces(torch.cuda.empty_cache) if parallel.size == 1 else None
-    return StepParts(model, forward, batch, feed, sampler, host_cache, graphs, pieces, device.type == "cuda")
+
+def capture_graphs(
+    model: Model,
+    forward: Forward,
+    feed: TokenFeed,
+    sampler: Sampler,
+    spec: AttentionSpec,
+    graph_shapes: Sequence[StepShape],
+    parallel: Parallel,
+) -> StepGraphs | None:
+    """Capture steps of these shapes; None: it fails for this model, and the log says why."""
+    graphs = StepGraphs(model, forward, feed, sampler, graph_shapes, spec.shape.vocab_size, spec.device)
+    # If only some ranks padded their steps, the ranks would deadlock.
+    return graphs if parallel.minimum(int(graphs.try_capture(CudaCapture()))) else None
 
 
 def looks_ahead(config: EngineConfig, device: torch.device) -> bool:
-    """Whether a step may be launched before the previous one is collected. A CPU has nothing to gain by it: while it
-    schedules it does not compute."""
+    """Return whether a step may be launched before the previous one is collected. A CPU has nothing to gain by it:
+    while it schedules it does not compute."""
     return device.type == "cuda" and config.async_scheduling
 
 
 def make_batch_invariant(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> None:
-    """See to it that a token's result does not depend on the others in its step; attention has its own ways.
+    """Make products independent of the other tokens in a step; attention has its own ways.
 
     Raises:
         ValueError: no forward pass of this model here is so.
@@ -260,12 +266,12 @@ def make_batch_invariant(config: EngineConfig, model_config: ModelConfig, device
 
 
 def _kv_bytes_per_token(spec: AttentionSpec) -> int:
-    """Of this rank."""
+    """Return the bytes of keys and values of one token on this rank."""
     return spec.shape.kv_bytes_per_token(spec.cache_dtype.itemsize)
 
 
 def _host_memory(parallel: Parallel) -> HostMemory:
-    """What each rank can still take."""
+    """Return the host memory that each rank can still take."""
     resources = read_resources()
     return HostMemory(resources.memory // parallel.size, resources.memory_limited)
 

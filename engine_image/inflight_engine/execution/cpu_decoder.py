@@ -104,7 +104,7 @@ class NativeDecoder:
     def why_not(
         config: EngineConfig, model_config: DecoderConfig, dtype: torch.dtype, device: torch.device
     ) -> str | None:
-        """Why this cannot serve a model here, as the end of "... cannot be used: "; None: it can."""
+        """Return why this cannot serve a model here, as the end of "... cannot be used: "; None: it can."""
         if config.attention_backend not in ("auto", CpuNativeBackend.name):
             return f"attention_backend is {config.attention_backend}"
         if config.tensor_parallel_size > 1:
@@ -235,7 +235,8 @@ class NativeDecoder:
         return self._hidden[:num_rows]
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """float32 [N, vocab_size] of hidden states [N, hidden_size]; the next call overwrites it."""
+        """Return the logits of hidden states [N, hidden_size], float32 [N, vocab_size]; the next call overwrites
+        them."""
         num_rows = len(hidden)
         if len(self._logits) < num_rows:
             self._logits = torch.empty((num_rows, self._config.vocab_size))
@@ -270,7 +271,7 @@ class _Packer:
         self._at = memory
 
     def vector(self, name: str, size: int) -> int:
-        """Address of a tensor in float32."""
+        """Return the address of a tensor, converted to float32."""
         tensor = self._tensor(name, size).float().contiguous()
         self._kept.append(tensor)
         return tensor.data_ptr()
@@ -278,8 +279,8 @@ class _Packer:
     def linear(
         self, format_: str, has_bias: bool, inputs: int, parts: dict[str, int], interleaved: bool = False
     ) -> tuple[Matrix, int | None]:
-        """One product for several projections, one after the other or, of two, register by register: `parts` are
-        their names and sizes. Gives the matrix, and the address of the bias in its order."""
+        """Pack several projections into one matrix, one after the other or, for two, register by register. `parts` are
+        their names and sizes. Returns the matrix, and the address of the bias in its order."""
         lanes = self._kernels.inflight_lanes()
         panels = -(-next(iter(parts.values())) // lanes) if interleaved else -(-sum(parts.values()) // (2 * lanes))
         outputs = panels * 2 * lanes if interleaved else sum(parts.values())

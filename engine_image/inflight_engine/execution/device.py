@@ -9,7 +9,7 @@ import torch
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 _CUDA_FAULTS = ("CUDA error", "CUDA driver error", "Triton Error [CUDA]")
-"""In messages of libraries that raise a plain RuntimeError."""
+"""Texts that mark a fault of the GPU in messages of libraries that raise a plain RuntimeError."""
 
 
 def choose_device(name: str) -> torch.device:

@@ -1,4 +1,4 @@
-"""One forward pass of a step, launched kernel by kernel or captured in a graph: from inputs on the device to the hidden
+"""The forward pass of a step, launched kernel by kernel or captured in a graph: from inputs on the device to the hidden
 states of the tokens whose successors are sampled, or are prompt tokens to score."""
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Forward:
         return StepInputs(token_slots, positions, rest[0], sampled_positions, rest[1], rest[2])
 
     def run(self, inputs: StepInputs) -> torch.Tensor:
-        """[N, hidden_size], of the `hidden_rows` of the inputs that were sent last. All it launches depends on their
-        shape alone."""
+        """Return the hidden states of the `hidden_rows` of the inputs that were sent last, [N, hidden_size]. All it
+        launches depends on their shape alone."""
         token_ids = self._feed.take(inputs.token_slots, inputs.token_ids)
         return self._model.hidden_states(token_ids, inputs.positions, self._attention, inputs.hidden_rows)
 

@@ -38,7 +38,7 @@ _NO_BATCH = AttentionBatch(_NONE, _NONE, _NONE, (), _NONE[:, None], _NONE)
 
 
 class Sampled(NamedTuple):
-    """Of a step that samples n tokens; where it is replayed, valid until the next one. `logits`: float32
+    """Results of a step that samples n tokens; those of a replayed step are valid until the next one. `logits`: float32
     [n, vocab_size]. `token_ids`: int64 [n], fed to the next step already."""
 
     logits: torch.Tensor
@@ -49,9 +49,9 @@ class StepGraphs:
     """The graphs of one model.
 
     Args:
-        forward: its inputs are the graphs'.
+        forward: the forward pass whose inputs the graphs read.
         shapes: ascending; see `step_shapes`.
-        vocab_size: of the logits.
+        vocab_size: width of the logits.
     """
 
     def __init__(

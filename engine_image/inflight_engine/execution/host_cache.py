@@ -27,8 +27,8 @@ class HostCache:
     Args:
         num_blocks: 0 for none.
         block_size: tokens in a block.
-        block_bytes: of a block over all layers.
-        device: where `attention` keeps its cache.
+        block_bytes: bytes of a block over all layers.
+        device: device of the cache of `attention`.
 
     Raises:
         KVCacheSizeError: the system does not let this much memory be pinned.

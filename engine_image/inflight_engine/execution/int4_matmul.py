@@ -20,7 +20,7 @@ import triton.language as tl
 from inflight_engine.models.matrices import Int4Matrix
 
 MOST_ROWS = 256
-"""Above, weights are dequantized for one product of cuBLAS."""
+"""Maximum number of rows; for more, weights are dequantized for one product of cuBLAS."""
 _TILES = ((16, 32), (32, 64), (64, 64))
 """Rows and outputs of a tile, the first whose rows are enough or else the last. With few rows a product reads little
 but weights, and many small tiles read them faster."""
@@ -62,7 +62,7 @@ def int4_matmul_kernel(
     TILE_N: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ) -> None:
-    """c [M, N] = a [M, K] weights [N, K]^T + bias [N]; one program computes one tile of c. Programs that run together
+    """Compute c [M, N] = a [M, K] weights [N, K]^T + bias [N], each program one tile of c. Programs that run together
     share weights in L2."""
     program = tl.program_id(0)
     tiles_m = tl.cdiv(M, TILE_M)
@@ -97,7 +97,7 @@ def int4_dequantize_kernel(
     GROUP_SIZE: tl.constexpr,
     TILE_N: tl.constexpr,
 ) -> None:
-    """weights [N, K] in their dtype; one program has 2 HALF inputs of TILE_N outputs."""
+    """Write the weights [N, K] in their dtype, each program 2 HALF inputs of TILE_N outputs."""
     start = tl.program_id(0) * (2 * HALF)
     outputs = (tl.program_id(1) * TILE_N + tl.arange(0, TILE_N)).to(tl.int64)[:, None]
     mask = outputs < N
@@ -113,7 +113,7 @@ def int4_dequantize_kernel(
 def int4_linear(
     x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None, *, batch_invariant: bool
 ) -> torch.Tensor:
-    """[T, out] of x [T, in], its last dimension contiguous; sums are float32.
+    """Return [T, out] for x [T, in], its last dimension contiguous; sums are float32.
 
     Args:
         batch_invariant: a row's result does not depend on how many there are: one tile computes all.
@@ -148,7 +148,7 @@ def int4_linear(
 
 
 def dequantized(matrix: Int4Matrix, dtype: torch.dtype) -> torch.Tensor:
-    """[out, in]."""
+    """Return the weights, [out, in]."""
     weights = matrix.packed.new_empty(matrix.outputs, matrix.inputs, dtype=dtype)
     grid = (matrix.inputs // (2 * matrix.half), triton.cdiv(matrix.outputs, _TILES[0][1]))
     int4_dequantize_kernel[grid](

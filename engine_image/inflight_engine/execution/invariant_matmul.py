@@ -18,7 +18,7 @@ _TILE_M, _TILE_N, _TILE_K = 64, 64, 64
 _GROUP_M = 8
 
 _overrides: list[torch.library.Library] = []
-"""A registration holds as long as its library."""
+"""Libraries of the registrations, which hold as long as their library lives."""
 
 
 @triton.jit(do_not_specialize=["M"])
@@ -40,7 +40,7 @@ def matmul_kernel(
     GROUP_M: tl.constexpr,
     HAS_BIAS: tl.constexpr,
 ) -> None:
-    """c [M, N] = a [M, K] b [K, N] + bias [N]; one program computes one tile of c."""
+    """Compute c [M, N] = a [M, K] b [K, N] + bias [N], each program one tile of c."""
     # Programs that run together share rows of a and columns of b in L2.
     program = tl.program_id(0)
     tiles_m = tl.cdiv(M, TILE_M)
@@ -68,7 +68,7 @@ def matmul_kernel(
 
 
 def matmul(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """a [M, K] times b [K, N] plus bias [N]: [M, N], in their dtype; sums are float32."""
+    """Return a [M, K] times b [K, N] plus bias [N], [M, N] in their dtype; sums are float32."""
     rows, columns = a.shape[0], b.shape[1]
     c = a.new_empty(rows, columns)
     if c.numel():
@@ -106,7 +106,7 @@ def addmm(bias: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *, beta: float =
 
 
 def use_for_all_products() -> None:
-    """From here on every product of two matrices on a GPU in this process is computed by `matmul`: all linear layers
+    """Compute every later product of two matrices on a GPU in this process by `matmul`: all linear layers
     and the head."""
     if _overrides:
         return

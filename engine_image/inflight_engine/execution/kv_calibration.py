@@ -13,11 +13,11 @@ from inflight_engine.models.ops import FP8_MAX
 from inflight_engine.models.protocol import Model
 
 _MARGIN = 2.0
-"""How much larger than in the calibration keys and values may become before they are clamped. The rotation alone, at
+"""Factor by which keys and values may exceed those of the calibration before they are clamped. The rotation alone, at
 later positions, makes a number of a key up to 1.4 times as large. A factor of two costs a floating-point format no
 precision, only the smallest of its 15 binades."""
 _TOKENS = 1024
-"""Random tokens, in one sequence."""
+"""Number of random tokens in the one sequence that is computed."""
 
 
 @torch.inference_mode()
@@ -55,7 +55,7 @@ def calibrate(model: Model, spec: AttentionSpec) -> torch.Tensor:
 
 
 def calibration_tokens(length: int, vocab_size: int) -> torch.Tensor:
-    """int64 [length]: always the same."""
+    """Return int64 [length], the same in every call."""
     return torch.randint(vocab_size, (length,), generator=torch.Generator().manual_seed(0))
 
 

@@ -1,4 +1,4 @@
-"""Which code computes a model, and its weights in memory."""
+"""The choice of the code that computes a model, and its weights in memory."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def load_config(files: ModelFiles) -> ModelConfig:
 
 
 def is_in_kernels(config: EngineConfig, model_config: ModelConfig, device: torch.device) -> bool:
-    """Whether the CPU kernels can compute the whole model with bfloat16 weights."""
+    """Return whether the CPU kernels can compute the whole model with bfloat16 weights."""
     if isinstance(model_config, TransformersConfig):
         return False
     return NativeDecoder.why_not(config, model_config, torch.bfloat16, device) is None

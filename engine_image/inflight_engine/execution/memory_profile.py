@@ -1,4 +1,4 @@
-"""How much of a GPU a step takes beside weights and KV cache: measured at start, on the largest one."""
+"""Memory of a step on a GPU beside weights and KV cache, measured at start on the largest step."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def measure(
 
     Args:
         spec: its `num_blocks` does not matter.
-        shapes: of the graphs that there will be, ascending; empty: none.
+        shapes: shapes of the graphs that will be captured, ascending; empty: none.
     """
     device = spec.device
     small = replace(spec, num_blocks=blocks_of_largest_step(spec))
@@ -76,7 +76,7 @@ def measure(
 
 
 def blocks_of_largest_step(spec: AttentionSpec) -> int:
-    """Blocks of one of its chunks; all chunks use the same."""
+    """Return the number of blocks of one chunk of the largest step; all of its chunks use the same blocks."""
     return -(-min(spec.max_num_batched_tokens, spec.max_model_len) // spec.block_size)
 
 
@@ -138,6 +138,6 @@ def _measure_graphs(
 
 
 def graph_bytes(left: list[int], num_graphs: int) -> int:
-    """What all graphs take, from the memory that was left before the first capture and after each."""
+    """Return the bytes of all graphs, from the memory that was left before the first capture and after each."""
     taken = [max(0, before - after) for before, after in pairwise(left)]
     return taken[0] + sum(taken[1:2]) * (num_graphs - 1)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -29,26 +28,6 @@ from inflight_engine.scheduling.plan import Slots, StepPlan
 _NO_SLOTS: Slots = np.empty(0, np.intp)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class StepParts:
-    """What steps are computed with; each belongs to one `Runner`.
-
-    Attributes:
-        graphs: of small steps; None: all steps are launched kernel by kernel.
-        pieces: of steps for which the device has no memory at once; None: such a step fails.
-    """
-
-    model: Model
-    forward: Forward
-    batch: PersistentBatch
-    feed: TokenFeed
-    sampler: Sampler
-    host_cache: HostCache
-    graphs: StepGraphs | None
-    pieces: Pieces | None
-    on_gpu: bool
-
-
 class Runner:
     """Launches and collects. A `StepExecutor`.
 
@@ -56,14 +35,36 @@ class Runner:
     device. So a step can be launched while the one before it runs.
 
     Args:
-        info: what it says of itself.
-        lookahead: whether a second step may be launched before the first is collected.
+        graphs: CUDA graphs of small steps; None: all steps are launched kernel by kernel.
+        pieces: cuts steps for which the device has no memory; None: such a step fails.
+        lookahead: a second step may be launched before the first is collected.
     """
 
-    def __init__(self, parts: StepParts, info: RunnerInfo, *, lookahead: bool) -> None:
+    def __init__(
+        self,
+        info: RunnerInfo,
+        model: Model,
+        forward: Forward,
+        feed: TokenFeed,
+        sampler: Sampler,
+        batch: PersistentBatch,
+        host_cache: HostCache,
+        *,
+        graphs: StepGraphs | None,
+        pieces: Pieces | None,
+        lookahead: bool,
+    ) -> None:
         self.info = info
         self.lookahead = lookahead
-        self._parts = parts
+        self._model = model
+        self._forward = forward
+        self._feed = feed
+        self._sampler = sampler
+        self._batch = batch
+        self._host_cache = host_cache
+        self._graphs = graphs
+        self._pieces = pieces
+        self._on_gpu = info.device.startswith("cuda")
         self._most_in_flight = 2 if lookahead else 1
         self._in_flight: deque[_InFlight] = deque()
         self._inference_mode = torch.inference_mode()  # once: as a decorator it is made anew in every call
@@ -88,127 +89,122 @@ class Runner:
             raise
 
     def _compute(self, plan: StepPlan) -> _InFlight:
-        """What the plan copies out, what it changes, what it copies in, then its tokens."""
-        parts = self._parts
+        """Run one step: offload blocks, update slots, load blocks, then compute the tokens."""
         for preemption in plan.preemptions:
-            parts.host_cache.copy_out(preemption.block_ids.tolist(), preemption.host_block_ids)
-        parts.batch.apply(plan)
-        parts.sampler.apply(plan)
-        parts.feed.start(plan.starts)
+            self._host_cache.copy_out(preemption.block_ids.tolist(), preemption.host_block_ids)
+        self._batch.apply(plan)
+        self._sampler.apply(plan)
+        self._feed.start(plan.starts)
         for start in plan.starts:
             if start.host_block_ids:
-                parts.host_cache.copy_in(start.host_block_ids, start.block_ids[: len(start.host_block_ids)].tolist())
+                self._host_cache.copy_in(start.host_block_ids, start.block_ids[: len(start.host_block_ids)].tolist())
         if plan.num_tokens == 0:
-            return _InFlightPiece(Fetch((), parts.on_gpu), _NO_SLOTS)
-        packed = parts.batch.pack(plan)
-        if parts.pieces is None:
-            return self._fetch(packed, self._run(packed))
-        pieces: list[_InFlight] = []
-        for piece, computed in parts.pieces.compute(packed, self._run):
-            # On its way to the host before the next one is computed, which may replay the same graph.
-            pieces.append(self._fetch(piece, computed))
-            del computed  # memory that the next one may need
-        if len(pieces) == 1 and not parts.pieces.ran_out:
-            return pieces[0]
-        return _InFlightPieces(pieces, packed.sampled_slots, parts.pieces)
+            return _InFlight([_Piece(Fetch((), self._on_gpu), _NO_SLOTS)], _NO_SLOTS)
+        if self._pieces is None:
+            launched, failed, ran_out = [self._fetch(self._run(plan))], [], False
+        else:
+            launched = []
+            for computed in self._pieces.compute(plan, self._run):
+                # On its way to the host before the next one is computed, which may replay the same graph.
+                launched.append(self._fetch(computed))
+                del computed  # memory that the next one may need
+            failed, ran_out = self._pieces.failed_slots, self._pieces.ran_out
+        self._batch.advance(plan)
+        return _InFlight(launched, plan.sampled_slots, tuple(failed), ran_out)
 
-    def _run(self, packed: PackedStep) -> _Computed:
-        """The step, by replaying a graph where one holds it, else launched kernel by kernel. Prompts are scored without
-        graphs."""
-        parts, prompts, num_sampled = self._parts, packed.prompts, len(packed.sampled_slots)
-        replayed = parts.graphs.replay(packed) if parts.graphs is not None and prompts is None else None
+    def _run(self, plan: StepPlan) -> _Computed:
+        """Compute a plan's tokens by replaying a graph where one holds them, else kernel by kernel. Prompts are scored
+        without graphs."""
+        packed = self._batch.pack(plan)
+        prompts, num_sampled = packed.prompts, len(packed.sampled_slots)
+        replayed = self._graphs.replay(packed) if self._graphs is not None and prompts is None else None
         if replayed is not None:
-            return _Computed(replayed if num_sampled else None)
-        inputs = parts.forward.send(packed)
-        hidden = parts.forward.run(inputs)
+            return _Computed(packed, replayed if num_sampled else None)
+        inputs = self._forward.send(packed)
+        hidden = self._forward.run(inputs)
         scored = None
         if prompts is not None:
             count = max(span.num_top for span in prompts.spans)
             # First: on a CPU each call overwrites the logits of the one before, and those of sampled rows are needed.
             scored = score_prompts(
-                parts.model.logits, hidden[num_sampled:], prompts.token_ids, count, self.info.vocab_size
+                self._model.logits, hidden[num_sampled:], prompts.token_ids, count, self.info.vocab_size
             )
         if not num_sampled:
-            return _Computed(None, scored)
-        logits = parts.model.logits(hidden[:num_sampled])
+            return _Computed(packed, None, scored)
+        logits = self._model.logits(hidden[:num_sampled])
         slots, positions = inputs.sampled_slots, inputs.sampled_positions
-        return _Computed(Sampled(logits, choose_and_feed(parts.sampler, parts.feed, logits, slots, positions)), scored)
+        token_ids = choose_and_feed(self._sampler, self._feed, logits, slots, positions)
+        return _Computed(packed, Sampled(logits, token_ids), scored)
 
-    def _fetch(self, packed: PackedStep, computed: _Computed) -> _InFlightPiece:
+    def _fetch(self, computed: _Computed) -> _Piece:
         """Begin to bring what was computed to the host."""
-        parts, slots, sampled, scored = self._parts, packed.sampled_slots, computed.sampled, computed.scored
-        tensors, reported = [], None
+        packed, sampled, scored = computed
+        slots, tensors, reported = packed.sampled_slots, [], None
         if sampled is not None:
-            reported = parts.sampler.report(sampled.logits, sampled.token_ids, slots)
+            reported = self._sampler.report(sampled.logits, sampled.token_ids, slots)
             tensors = [sampled.token_ids]
             tensors += () if reported is None or reported.tensors is None else reported.tensors
         spans = packed.prompts.spans if packed.prompts is not None else ()
-        return _InFlightPiece(Fetch([*tensors, *(scored or ())], parts.on_gpu), slots, reported, spans)
+        return _Piece(Fetch([*tensors, *(scored or ())], self._on_gpu), slots, reported, spans)
 
 
 class _Computed(NamedTuple):
-    """Of a step. `sampled`: None: it samples nothing. `scored`: of its prompt tokens to score, None: there are none."""
+    """Results of a step or a piece, on the device. `sampled`: None: it samples nothing. `scored`: the scores of its
+    prompt tokens; None: no request asks for them."""
 
+    packed: PackedStep
     sampled: Sampled | None
     scored: PromptTensors | None = None
 
 
-class _InFlight(Protocol):
-    """A launched step."""
+class _InFlight(NamedTuple):
+    """A launched step.
+
+    Attributes:
+        slots: the slot of each token that the step samples.
+        failed_slots: slots whose chunk was not computed.
+        ran_out: an attempt to compute the step had no memory.
+    """
+
+    pieces: list[_Piece]
+    slots: Slots
+    failed_slots: tuple[int, ...] = ()
+    ran_out: bool = False
 
     def wait(self) -> StepOutput:
         """The step's output, once it is computed."""
-        ...
-
-
-class _InFlightPieces:
-    """A step that is computed in pieces.
-
-    Args:
-        slots: of all tokens that the step samples.
-        how: what has become of it, until the next step.
-    """
-
-    def __init__(self, pieces: Sequence[_InFlight], slots: Slots, how: Pieces) -> None:
-        self._pieces = pieces
-        self._slots = slots
-        self._failed_slots = tuple(how.failed_slots)
-        self._ran_out = how.ran_out
-
-    def wait(self) -> StepOutput:
-        outputs = [piece.wait() for piece in self._pieces]
-        token_ids = np.zeros(len(self._slots), np.int32)
-        token_ids[~np.isin(self._slots, self._failed_slots)] = np.concatenate([each.token_ids for each in outputs])
+        outputs = [piece.wait() for piece in self.pieces]
+        if len(outputs) == 1 and not self.ran_out:
+            return outputs[0]
+        token_ids = np.zeros(len(self.slots), np.int32)
+        token_ids[~np.isin(self.slots, self.failed_slots)] = np.concatenate([each.token_ids for each in outputs])
         return StepOutput(
             token_ids,
             [logprobs for each in outputs for logprobs in each.logprobs],
-            (*self._failed_slots, *(slot for each in outputs for slot in each.failed_slots)),
-            [scored for each in outputs for scored in each.prompt_logprobs if scored.slot not in self._failed_slots],
-            self._ran_out,
+            (*self.failed_slots, *(slot for each in outputs for slot in each.failed_slots)),
+            [scored for each in outputs for scored in each.prompt_logprobs if scored.slot not in self.failed_slots],
+            self.ran_out,
         )
 
 
-class _InFlightPiece:
-    """A step, or a piece of one.
+class _Piece(NamedTuple):
+    """A launched step, or a piece of one.
 
-    Args:
+    Attributes:
         fetch: tokens where there are sampled slots, then the tensors of `reported`, then `PromptTensors` where there
             are spans.
     """
 
-    def __init__(
-        self, fetch: Fetch, slots: Slots, reported: Reported | None = None, spans: Sequence[PromptSpan] = ()
-    ) -> None:
-        self._fetch = fetch
-        self._slots = slots
-        self._reported = reported
-        self._spans = spans
+    fetch: Fetch
+    slots: Slots
+    reported: Reported | None = None
+    spans: Sequence[PromptSpan] = ()
 
     def wait(self) -> StepOutput:
-        on_host = self._fetch.wait()
-        token_ids: TokenIds = on_host[0].astype(np.int32) if len(self._slots) else NO_TOKENS
-        prompts = prompt_reports(on_host[-len(PromptTensors._fields) :], self._spans) if self._spans else []
-        reported = self._reported
+        """The piece's output, once it is computed."""
+        on_host, reported = self.fetch.wait(), self.reported
+        token_ids: TokenIds = on_host[0].astype(np.int32) if len(self.slots) else NO_TOKENS
+        prompts = prompt_reports(on_host[-len(PromptTensors._fields) :], self.spans) if self.spans else []
         if reported is None:
             return StepOutput(token_ids, [], prompt_logprobs=prompts)
         if reported.tensors is None:

@@ -1,4 +1,4 @@
-"""Which shapes of steps get a CUDA graph, and which of them a step takes.
+"""The shapes of steps that get a CUDA graph, and the choice of a shape for a step.
 
 A step of n decodes runs in a shape of n rows or a few more; a step with chunks in one of at least as many tokens and at
 least as many sequences. What padding costs decides how far apart the shapes may be:
@@ -54,7 +54,7 @@ def chunk_shapes(max_num_seqs: int, max_num_batched_tokens: int) -> tuple[StepSh
 def fitting_shape(
     shapes: Sequence[StepShape], num_tokens: int, num_sequences: int, *, decodes_only: bool
 ) -> StepShape | None:
-    """The least of the ascending `shapes` that holds a step; None: none does."""
+    """Return the least of the ascending `shapes` that holds a step; None: none does."""
     for shape in shapes[bisect_left(shapes, (num_tokens, num_sequences)) :]:
         if shape.num_sequences >= num_sequences and shape.decodes_only == decodes_only:
             return shape

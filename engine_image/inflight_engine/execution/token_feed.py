@@ -43,7 +43,7 @@ class TokenFeed:
             self._last_token.index_copy_(0, slots, token_ids)
 
     def take(self, slots: torch.Tensor, known: torch.Tensor | None = None) -> torch.Tensor:
-        """The tokens of a step: int64 [n], each its slot's last, unless `known` (int64 [n]) has it and not -1."""
+        """Return the tokens of a step, int64 [n]: each slot's last, unless `known` (int64 [n]) has it and not -1."""
         if self._host is None:
             last = self._last_token.index_select(0, slots)
             return last if known is None else torch.where(known < 0, last, known)
@@ -53,7 +53,7 @@ class TokenFeed:
         return torch.from_numpy(last_on_host)
 
     def put(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
-        """What is sampled. Both int64 [n]; no slot twice, but the padding's."""
+        """Store the sampled tokens. Both are int64 [n]; no slot is there twice, but the padding's."""
         token_ids = self._parallel.broadcast(token_ids)
         if self._host is None:
             self._last_token.index_copy_(0, slots, token_ids)
@@ -64,8 +64,8 @@ class TokenFeed:
 def choose_and_feed(
     sampler: Sampler, feed: TokenFeed, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor
 ) -> torch.Tensor:
-    """What follows the logits in every step: int64 [N] tokens, the same on all ranks, fed to the next step and counted
-    for it. Arguments as for `Sampler.choose`.
+    """Choose the tokens of a step, int64 [N], the same on all ranks, feed them to the next step and count them for it.
+    Arguments as for `Sampler.choose`.
 
     Raises:
         torch.OutOfMemoryError: before anything is fed or counted; the step can be computed again.

@@ -15,11 +15,11 @@ from inflight_engine.models.matrices import Int4Matrix
 from inflight_engine.models.ops import FP8_LEAST_SCALE, FP8_MAX
 
 _MAX_WARPS = 8
-"""Warps: a row of 4096 is then 16 elements a thread."""
+"""Maximum number of warps of a program: a row of 4096 is then 16 elements a thread."""
 _COLUMNS = 1024
-"""Of one program of `silu_mul`."""
+"""Number of columns that a program of `silu_mul` computes."""
 _MOST_COLUMNS = 4096
-"""That a program of `quantize_rows` has at once; longer rows are read twice."""
+"""Maximum number of columns that a program of `quantize_rows` has at once; longer rows are read twice."""
 
 
 @triton.jit
@@ -34,7 +34,7 @@ def rms_norm_kernel(
     PADDED: tl.constexpr,
     ADDS: tl.constexpr,
 ) -> None:
-    """One program norms one row. With ADDS, `residual` is first added to it, and becomes the sum."""
+    """Kernel in which each program norms one row. With ADDS, `residual` is first added to it, and becomes the sum."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, PADDED)
     mask = columns < WIDTH
@@ -66,8 +66,8 @@ def rotary_kernel(
     HEADS_PER_PROGRAM: tl.constexpr,
     NORMS: tl.constexpr,
 ) -> None:
-    """One program normalises and rotates, in place, some heads of one token's queries and keys, which lie side by
-    side."""
+    """Kernel in which each program normalises and rotates, in place, some heads of one token's queries and keys, which
+    lie side by side."""
     token = tl.program_id(0).to(tl.int64)
     heads = tl.program_id(1) * HEADS_PER_PROGRAM + tl.arange(0, HEADS_PER_PROGRAM)[:, None]
     pairs = tl.arange(0, PADDED_HALF)[None, :]
@@ -98,7 +98,7 @@ def rotary_kernel(
 def silu_mul_kernel(
     gate_up: tl.tensor, mixed: tl.tensor, gate_up_stride: tl.tensor, WIDTH: tl.constexpr, COLUMNS: tl.constexpr
 ) -> None:
-    """One program has some columns of one row."""
+    """Kernel in which each program computes some columns of one row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     mask = columns < WIDTH
@@ -120,7 +120,7 @@ def quantize_rows_kernel(
     LARGEST: tl.constexpr,
     LEAST_SCALE: tl.constexpr,
 ) -> None:
-    """One program finds the scale of one row and rounds the row."""
+    """Kernel in which each program finds the scale of one row and rounds the row."""
     row = tl.program_id(0).to(tl.int64)
     columns = tl.arange(0, COLUMNS)
     from_ = x + row * x_stride

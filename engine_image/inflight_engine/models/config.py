@@ -15,7 +15,6 @@ from inflight_engine.models.source import ModelFiles
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
 """Hugging Face architecture names with a native forward pass."""
-SUPPORTED_GGUF_ARCHITECTURES = ("llama",)
 SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 
@@ -112,12 +111,9 @@ def load_model_config(files: ModelFiles) -> DecoderConfig:
         UnsupportedModelError: no native forward pass for it.
         ValueError: a field is missing or the file cannot be read; the message names both.
     """
-    if files.gguf is not None:
-        return config_from_gguf(read_gguf(files.gguf))
-    path = files.folder / "config.json"
-    raw = read_json(path)
+    path = files.gguf or files.folder / "config.json"
     try:
-        return config_from_hf(raw)
+        return config_from_hf(read_json(path)) if files.gguf is None else config_from_gguf(read_gguf(files.gguf))
     except KeyError as error:
         raise ValueError(f"{path} has no field {error}") from error
 
@@ -168,45 +164,31 @@ def config_from_hf(raw: dict[str, Any]) -> DecoderConfig:
 
 
 def config_from_gguf(gguf: GGUFFile) -> DecoderConfig:
-    """From GGUF metadata (keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md#llm).
+    """From GGUF metadata of the `llama` architecture (keys: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md).
 
     Raises:
-        UnsupportedModelError: see `load_model_config`.
-        ValueError: a key is missing.
+        KeyError: a key is missing.
     """
     meta = gguf.metadata
-    architecture = str(meta.get("general.architecture"))
-    if architecture not in SUPPORTED_GGUF_ARCHITECTURES:
-        supported = ", ".join(SUPPORTED_GGUF_ARCHITECTURES)
-        raise UnsupportedModelError(f"GGUF architecture {architecture} is not supported; supported: {supported}")
-    if f"{architecture}.rope.scaling.type" in meta or "rope_freqs.weight" in gguf.tensors:
-        raise UnsupportedModelError(f"{gguf.path.name}: rope scaling in GGUF files is not supported; give safetensors")
-
-    def number(key: str) -> Any:
-        if f"{architecture}.{key}" not in meta:
-            raise ValueError(f"{gguf.path} has no metadata {architecture}.{key}")
-        return meta[f"{architecture}.{key}"]
-
-    num_heads = int(number("attention.head_count"))
-    hidden_size = int(number("embedding_length"))
+    num_layers = int(meta["llama.block_count"])
     return DecoderConfig(
-        architecture=architecture,
+        architecture="llama",
         vocab_size=gguf.tensors["token_embd.weight"].shape[0],
-        hidden_size=hidden_size,
-        intermediate_size=int(number("feed_forward_length")),
-        num_hidden_layers=int(number("block_count")),
-        num_attention_heads=num_heads,
-        num_key_value_heads=int(number("attention.head_count_kv")),
-        head_dim=int(number("rope.dimension_count")),
-        rms_norm_eps=float(number("attention.layer_norm_rms_epsilon")),
-        max_position_embeddings=int(number("context_length")),
-        rope=RopeConfig(theta=float(number("rope.freq_base"))),
+        hidden_size=int(meta["llama.embedding_length"]),
+        intermediate_size=int(meta["llama.feed_forward_length"]),
+        num_hidden_layers=num_layers,
+        num_attention_heads=int(meta["llama.attention.head_count"]),
+        num_key_value_heads=int(meta["llama.attention.head_count_kv"]),
+        head_dim=int(meta["llama.rope.dimension_count"]),
+        rms_norm_eps=float(meta["llama.attention.layer_norm_rms_epsilon"]),
+        max_position_embeddings=int(meta["llama.context_length"]),
+        rope=RopeConfig(theta=float(meta["llama.rope.freq_base"])),
         tie_word_embeddings="output.weight" not in gguf.tensors,
-        qkv_bias="blk.0.attn_q.bias" in gguf.tensors,
-        output_bias="blk.0.attn_output.bias" in gguf.tensors,
-        mlp_bias="blk.0.ffn_up.bias" in gguf.tensors,
+        qkv_bias=False,
+        output_bias=False,
+        mlp_bias=False,
         qk_norm=False,
-        sliding_windows=(None,) * int(number("block_count")),
+        sliding_windows=(None,) * num_layers,
     )
 
 

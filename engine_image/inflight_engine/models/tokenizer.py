@@ -149,12 +149,12 @@ def load_tokenizer(files: ModelFiles, generation_config: str = FROM_MODEL) -> To
         generation_config: `source` of `read_generation_config`.
 
     Raises:
-        ModelSourceError: the folder has no tokenizer.json, or the GGUF file's vocabulary is of another kind.
+        ModelSourceError: the folder has no tokenizer.json.
         ValueError: a file is damaged; the message names it.
     """
     generation = read_generation_config(files, generation_config)
     if files.gguf is not None:
-        return _from_gguf(files, read_gguf(files.gguf), generation)
+        return _from_gguf(read_gguf(files.gguf), generation)
     return _from_folder(files, generation)
 
 
@@ -203,18 +203,16 @@ def _optional_json(files: ModelFiles, name: str) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def _from_gguf(files: ModelFiles, gguf: GGUFFile, generation: GenerationConfig) -> Tokenizer:
-    meta: dict[str, Any] = gguf.metadata
-    kind = (meta.get("tokenizer.ggml.model"), meta.get("tokenizer.ggml.pre"))
-    if kind not in _GGUF_PRE_TOKENIZERS:
-        raise ModelSourceError(
-            f"model source {files.source} has a GGUF vocabulary of kind {kind[0]}/{kind[1]}, not supported; give the "
-            "model's Hugging Face folder with tokenizer.json instead"
-        )
-    tokens: list[str] = meta["tokenizer.ggml.tokens"]
-    merges = [tuple(merge.split(" ", 1)) for merge in meta["tokenizer.ggml.merges"]]
+def _from_gguf(gguf: GGUFFile, generation: GenerationConfig) -> Tokenizer:
+    """The tokenizer of the built-in model."""
+    meta = gguf.metadata
+    tokens = meta["tokenizer.ggml.tokens"].decode()
+    merges = [tuple(merge.split(" ", 1)) for merge in meta["tokenizer.ggml.merges"].decode()]
     backend = Backend(models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=merges))
-    backend.pre_tokenizer = _GGUF_PRE_TOKENIZERS[kind]
+    # llama.cpp's "smollm": every digit alone, then GPT-2's split (as in SmolLM2's own tokenizer.json).
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
     backend.decoder = decoders.ByteLevel()
     types: list[int] = meta["tokenizer.ggml.token_type"]
     backend.add_tokens(
@@ -224,28 +222,10 @@ def _from_gguf(files: ModelFiles, gguf: GGUFFile, generation: GenerationConfig) 
             if type_ in (_CONTROL, _USER_DEFINED)
         ]
     )
-    template = meta.get("tokenizer.chat_template")
-    special_tokens = {
-        f"{name}_token": tokens[meta[key]]
-        for name, key in (
-            ("bos", "tokenizer.ggml.bos_token_id"),
-            ("eos", "tokenizer.ggml.eos_token_id"),
-            ("unk", "tokenizer.ggml.unknown_token_id"),
-            ("pad", "tokenizer.ggml.padding_token_id"),
-        )
-        if key in meta
-    }
-    eos = generation.eos_token_ids or token_ids(meta.get("tokenizer.ggml.eos_token_id"))
-    chat_template = ChatTemplate(template, special_tokens) if template else None
-    return Tokenizer(backend, chat_template, eos, generation.defaults)
-
-
-_GGUF_PRE_TOKENIZERS = {
-    # llama.cpp's "smollm": every digit alone, then GPT-2's split (as in SmolLM2's own tokenizer.json).
-    ("gpt2", "smollm"): pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    ),
-}
+    special = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    special_tokens = {f"{name}_token": tokens[meta[f"tokenizer.ggml.{key}_token_id"]] for name, key in special.items()}
+    eos = generation.eos_token_ids or token_ids(meta["tokenizer.ggml.eos_token_id"])
+    return Tokenizer(backend, ChatTemplate(meta["tokenizer.chat_template"], special_tokens), eos, generation.defaults)
 
 
 def _is_byte_level(decoder: Any) -> bool:

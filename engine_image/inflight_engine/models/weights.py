@@ -11,12 +11,12 @@ from safetensors import safe_open
 
 from inflight_engine.models.config import DecoderConfig, read_json
 from inflight_engine.models.fp8_weights import Fp8Weights
-from inflight_engine.models.gguf import GGUFFile, read_gguf
+from inflight_engine.models.gguf import F32, GGUFFile, read_gguf
 from inflight_engine.models.packed_weights import PackedWeights
 from inflight_engine.models.quantization_scheme import Fp8Scheme, read_scheme
 from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.weight_source import WeightSource
-from inflight_engine.native.dequantize import can_dequantize, dequantize
+from inflight_engine.native.dequantize import dequantize
 
 
 class SafetensorsWeights:
@@ -65,7 +65,7 @@ class SafetensorsWeights:
 
 
 class GGUFWeights:
-    """A GGUF file of llama.cpp's `llama` architecture, dequantized."""
+    """The built-in model's GGUF file, of llama.cpp's `llama` architecture, dequantized."""
 
     def __init__(self, gguf: GGUFFile, config: DecoderConfig) -> None:
         self._gguf = gguf
@@ -88,13 +88,10 @@ class GGUFWeights:
         return self.get(name) if part is None else self.part(name, dim, part.start, part.stop)
 
     def _read(self, gguf_name: str) -> torch.Tensor:
-        info = self._gguf.tensors[gguf_name]
-        if info.ggml_type in _PLAIN:
-            plain = torch.from_numpy(self._gguf.raw(gguf_name)).view(_PLAIN[info.ggml_type])
-            return plain.reshape(info.shape)
-        if can_dequantize(info.ggml_type):
-            return dequantize(self._gguf.raw(gguf_name), info.ggml_type, info.shape)
-        return torch.from_numpy(self._gguf.read_tensor(gguf_name))
+        info, raw = self._gguf.tensors[gguf_name], self._gguf.raw(gguf_name)
+        if info.ggml_type == F32:
+            return torch.from_numpy(raw).view(torch.float32).view(info.shape)
+        return dequantize(raw, info.ggml_type, info.shape)
 
     def _find(self, name: str) -> str:
         gguf_name = _gguf_name(name)
@@ -114,9 +111,6 @@ def open_weights(files: ModelFiles, config: DecoderConfig) -> WeightSource:
     scheme = read_scheme(quantization)
     return Fp8Weights(stored, scheme) if isinstance(scheme, Fp8Scheme) else PackedWeights(stored, scheme)
 
-
-_PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-"""GGML types that are not quantized."""
 
 _GGUF_NAMES = {
     "model.embed_tokens": "token_embd",

@@ -1,4 +1,5 @@
-"""The kernels of kernels/dequantize.cpp: weights of GGUF files back to float32."""
+"""Weights of the built-in model's GGUF file back to float32: by kernels/dequantize.cpp, or by torch where there are no
+kernels, to the same bits."""
 
 from __future__ import annotations
 
@@ -10,24 +11,31 @@ import torch
 
 from inflight_engine.native.library import check, library, team
 
-_TYPES = frozenset({2, 3, 6, 7, 8, 12, 13, 14})
-"""ggml_type: Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K."""
-
-
-def can_dequantize(ggml_type: int) -> bool:
-    return ggml_type in _TYPES and library() is not None
+_Q8_0 = 8
+"""GGML type: blocks of 32 values of 8 bits with a scale. The other one is Q4_1: 4 bits with a scale and an offset."""
 
 
 def dequantize(raw: npt.NDArray[np.uint8], ggml_type: int, shape: tuple[int, ...]) -> torch.Tensor:
-    """float32 of a shape, from a type that `can_dequantize`.
+    """Return float32 of a shape, from Q4_1 or Q8_0.
 
     Raises:
         KernelError: the shape is not one of whole blocks.
     """
     kernels = library()
-    assert kernels is not None, "who comes here has asked can_dequantize"
+    if kernels is None:
+        return _dequantize(torch.from_numpy(raw), ggml_type).view(shape)
     function = kernels.inflight_dequantize
     function.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p, ctypes.c_int64, ctypes.c_void_p]
     values = torch.empty(shape)
     check(function(team(), ggml_type, raw.ctypes.data, values.numel(), values.data_ptr()), "dequantizing")
     return values
+
+
+def _dequantize(raw: torch.Tensor, ggml_type: int) -> torch.Tensor:
+    """float32 [blocks, 32]."""
+    if ggml_type == _Q8_0:
+        blocks = raw.view(-1, 34)
+        return blocks[:, 2:].view(torch.int8) * blocks[:, :2].contiguous().view(torch.float16).float()
+    blocks = raw.view(-1, 20)
+    scale, offset = blocks[:, :4].contiguous().view(torch.float16).float()[:, :, None].unbind(1)
+    return (torch.cat((blocks[:, 4:] & 15, blocks[:, 4:] >> 4), 1) * scale).add_(offset)

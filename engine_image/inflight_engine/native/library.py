@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 VARIANTS = ("amx", "avx512bf16", "avx512", "avx2", "bf16mmla", "generic")
 """Names of the compiled libraries, fastest first where the CPU is good at what each is for."""
 EMULATED = "amxemulated"
-"""Computes the bits of `amx` on any CPU with AVX2, slowly: for tests, and only where it is asked for by name."""
+"""Name of a library that computes the bits of `amx` on any CPU with AVX2, slowly: for tests, only used by name."""
 ENVIRONMENT = "INFLIGHT_CPU_KERNELS"
 """Names a variant to use instead of the fastest one, or `off`."""
 
@@ -32,8 +32,8 @@ _UNITS = {
 _MEASURED = ("amx", "avx512bf16", "bf16mmla")
 """Variants whose use is decided by a measurement, as their instructions may be slow, or emulated by a hypervisor."""
 _WORTHWHILE_GAIN = 1.3
-"""Activations are rounded for products in bfloat16, so the gain has to be worth it. In vectors it is 0.5 or 2, by CPU;
-in tiles some 15."""
+"""Minimum speed-up by products in bfloat16, for which activations are rounded. In vectors it is 0.5 or 2, by CPU; in
+tiles some 15."""
 
 _FOLDER = Path(__file__).parent / "lib"
 _AVX2 = {"avx2", "fma", "f16c", "bmi2"}
@@ -56,20 +56,20 @@ class KernelError(RuntimeError):
 
 
 def runnable_variants() -> list[str]:
-    """The variants that are compiled and that this CPU can run, fastest first."""
+    """Return the variants that are compiled and that this CPU can run, fastest first."""
     return [name for name in VARIANTS if is_runnable(name)]
 
 
 def is_runnable(variant: str) -> bool:
-    """Whether it is compiled, and this CPU has its instructions."""
+    """Return whether a variant is compiled and this CPU has its instructions."""
     needs = _FLAGS.get(platform.machine(), {"generic": set[str]()}).get(variant)
     fits = needs is not None and _cpu_flags() >= needs
     return fits and (_FOLDER / f"libinflight-{variant}.so").is_file()
 
 
 def library() -> ctypes.CDLL | None:
-    """The fastest variant that runs here; None where none is compiled, or the environment says `off`. ctypes releases
-    the interpreter's lock during a call.
+    """Return the fastest variant that runs here; None where none is compiled, or the environment says `off`. ctypes
+    releases the interpreter's lock during a call.
 
     Raises:
         ValueError: the environment names a variant that cannot run here.
@@ -79,7 +79,7 @@ def library() -> ctypes.CDLL | None:
 
 @cache
 def _loaded() -> tuple[str, ctypes.CDLL | None]:
-    """The name of the variant in use, and its library."""
+    """Return the name of the variant in use, and its library."""
     asked = os.environ.get(ENVIRONMENT, "")
     runnable = runnable_variants()
     if asked == "off":
@@ -107,8 +107,9 @@ def _loaded() -> tuple[str, ctypes.CDLL | None]:
 
 
 def _gains_by_bf16(name: str, kernels: ctypes.CDLL) -> bool:
-    """Whether products of bfloat16 are much faster here than those of float32. In vectors: twice as fast on AMD's Zen 4
-    and 5, half as fast on Intel's server CPUs, where the instruction has one port and takes two cycles."""
+    """Return whether products of bfloat16 are much faster here than those of float32. In vectors, they are twice as
+    fast on AMD's Zen 4 and 5, and half as fast on Intel's server CPUs, where the instruction has one port and takes two
+    cycles."""
     gain: float = kernels.inflight_bf16_gain()
     log.info("CPU kernels: products in bfloat16 by %s are %.1f times as fast as in float32", name, gain)
     return gain >= _WORTHWHILE_GAIN
@@ -121,8 +122,8 @@ def check(error: int, what: str) -> None:
 
 
 def team() -> ctypes.c_void_p:
-    """The threads that kernels compute with: as many as torch does, the caller's among them. All that compute with as
-    many share them, so one kernel runs at a time. They stay until the process ends.
+    """Return the threads that kernels compute with: as many as torch does, the caller's among them. All that compute
+    with as many share them, so one kernel runs at a time. They stay until the process ends.
 
     Raises:
         KernelError: the threads cannot be started.
@@ -140,7 +141,7 @@ def _team(kernels: ctypes.CDLL, size: int) -> ctypes.c_void_p:
 
 
 def _cpu_flags() -> set[str]:
-    """As in /proc/cpuinfo; empty where there is none."""
+    """Return the CPU's flags of /proc/cpuinfo; empty where there is no such file."""
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
             for line in lines:

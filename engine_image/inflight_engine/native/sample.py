@@ -41,20 +41,20 @@ class _Rows(ctypes.Structure):
 
 
 def can_sample(logits: torch.Tensor) -> bool:
-    """Whether the kernels take these logits: float32 [N, V] on a CPU that they are compiled for."""
+    """Return whether the kernels take these logits: float32 [N, V] on a CPU that they are compiled for."""
     is_float32 = logits.is_cpu and logits.dtype == torch.float32
     return is_float32 and logits.stride(-1) == 1 and library() is not None
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """int64 [N]: the place of each row's greatest, the first of equals; of a NaN, where there is one."""
+    """Return the place of each row's greatest number, int64 [N]: the first of equals; of a NaN, where there is one."""
     tokens = torch.empty(len(logits), dtype=torch.int64)
     check(_kernels().inflight_argmax(team(), _rows(logits, None), tokens.data_ptr()), "argmax")
     return tokens
 
 
 def draw(logits: torch.Tensor, rows: npt.NDArray[np.int64] | None, how: npt.NDArray[np.void]) -> torch.Tensor:
-    """int64 [N]: one token a row.
+    """Draw one token a row, int64 [N].
 
     Args:
         how: DRAW [N].
@@ -68,7 +68,7 @@ def draw(logits: torch.Tensor, rows: npt.NDArray[np.int64] | None, how: npt.NDAr
 
 
 def log_softmax(logits: torch.Tensor, rows: npt.NDArray[np.int64] | None) -> torch.Tensor:
-    """float32 [N, V]."""
+    """Return the log-softmax of some rows, float32 [N, V]."""
     matrix = _rows(logits, rows)
     out = torch.empty((matrix.count, matrix.width), dtype=torch.float32)
     check(_kernels().inflight_log_softmax(team(), matrix, out.data_ptr()), "log_softmax")
@@ -76,14 +76,16 @@ def log_softmax(logits: torch.Tensor, rows: npt.NDArray[np.int64] | None) -> tor
 
 
 def likeliest(logprobs: torch.Tensor, count: int) -> torch.Tensor:
-    """int64 [N, count]: places of each row's greatest, falling, the first of equals first; count is at most V."""
+    """Return the places of each row's greatest numbers, int64 [N, count], falling, the first of equals first; count is
+    at most V."""
     places = torch.empty((len(logprobs), count), dtype=torch.int64)
     check(_kernels().inflight_likeliest(team(), _rows(logprobs, None), count, places.data_ptr()), "likeliest")
     return places
 
 
 def _rows(matrix: torch.Tensor, index: npt.NDArray[np.int64] | None) -> _Rows:
-    """Points into both arguments: they have to live as long."""
+    """Describe some rows of a matrix to the kernels. The result points into both arguments, which have to live as
+    long."""
     if index is None:
         return _Rows(matrix.data_ptr(), matrix.stride(0), None, *matrix.shape)
     return _Rows(matrix.data_ptr(), matrix.stride(0), index.ctypes.data, len(index), matrix.shape[-1])
@@ -91,7 +93,8 @@ def _rows(matrix: torch.Tensor, index: npt.NDArray[np.int64] | None) -> _Rows:
 
 @cache
 def _scratch(num_bytes: int) -> npt.NDArray[np.uint8]:
-    """What all threads together need to draw. Of uninitialised memory, so only what is used is ever there."""
+    """Return the memory that all threads together need to draw. It is not initialised, so unused pages are never
+    there."""
     return np.empty(num_bytes + _CACHE_LINE, np.uint8)
 
 

@@ -1,1 +1,1 @@
-"""Recording and replay: inputs and decisions of the scheduler in a file."""
+"""Recording and replay: inputs of the scheduler and digests of its plans in a file."""

@@ -13,15 +13,16 @@ from pathlib import Path
 SUMMARY = "replay a recording of scheduling decisions"
 
 DESCRIPTION = """\
-Replay a recording of `inflight-engine serve --record FILE`: feed the same arrivals to the scheduler of this version and
-compare every decision. Prints "no difference" and exits with 0, or the first difference with its step and request, and
-exits with 1. A file that is still being written, or was truncated, is replayed up to its end.
+Replay a recording of `inflight-engine serve --record FILE`: feed the same inputs to the scheduler of this version and
+compare every decision. Prints "no difference" and exits with 0, or the first difference with the plan of the replay,
+and exits with 1. A file that is still being written, or was truncated, is replayed up to its end. Only recordings of
+the same format can be replayed; the error names the version that wrote the file.
 
 A recording is gzip with one JSON array a line: zcat shows it, and an edited one can be replayed, compressed or not. The
-line of a step has: its number, microseconds, released slots, preemptions [request, slot, swapped out], starts
-[request, slot, tokens cached or swapped in, swapped in], prefill chunks [slot, first token, length], slots that joined
-or left the decodes, tokens computed, and finished requests. It contains no prompt and no output. External events are
-inputs of the replay and not compared: arrivals, cancellations, changes of limits, and sampled stop tokens."""
+line of a step has: its number, microseconds, the work of the cost model (decodes, prefill tokens, tokens that decodes
+and prefills attend to, tokens copied), a digest of its plan, finished requests, and whether the next step was planned
+ahead. It contains no prompt and no output: full KV blocks are numbered by content. External events are inputs of the
+replay and not compared: arrivals, cancellations, changes of limits, and sampled stop tokens."""
 
 EXAMPLE = """\
 example:
@@ -37,11 +38,10 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run(path: Path, *, as_json: bool) -> int:
-    """Exit status: 0 no difference, 1 a difference, 2 the file cannot be replayed (the last line says why)."""
+    """Print the result; returns the exit status: 0 no difference, 1 a difference, 2 the file cannot be replayed."""
     # Only now: `serve` shares the command line, and has to start fast.
     from inflight_engine.recording.reader import Recording, RecordingError
-    from inflight_engine.recording.replay import replay
-    from inflight_engine.recording.survey import Survey
+    from inflight_engine.recording.replay import Survey, replay
 
     try:
         recording = Recording(path)
@@ -79,7 +79,7 @@ def run(path: Path, *, as_json: bool) -> int:
 
 @contextmanager
 def _progress(num_steps: int) -> Iterator[Callable[[int], None] | None]:
-    """Says on the terminal how far the replay is, a few times a second."""
+    """Show on the terminal how far the replay is, a few times a second."""
     if not sys.stderr.isatty():
         yield None
         return

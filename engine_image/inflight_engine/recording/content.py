@@ -1,61 +1,55 @@
-"""Numbers for the content of blocks, so that a recording needs no hashes and gives no content away."""
+"""Numbers for the content of blocks, so that a recording is small and gives no content away."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
-from inflight_engine.recording.lines import FIRST_CONTENT_ID, BlockRuns, runs_of
+from inflight_engine.recording.lines import BlockRuns
 from inflight_engine.request import Request
 
 _FEWEST_BEFORE_FORGETTING = 8192
 
 
-class ContentIds:
+class ContentNumbers:
     """Gives equal block hashes equal numbers for as long as the scheduler could find them equal.
 
-    A hash that no request at hand has and the prefix cache has lost is forgotten. If it comes back it gets another
-    number, which changes no decision: there is nothing left that it could have been equal to.
+    A hash is forgotten when no request at hand has it and the prefix cache has lost it. If it comes back it gets
+    another number, which changes no decision: there is nothing left that it could have been equal to.
 
-    Attributes:
-        next_id: the number that the next new hash gets.
+    Args:
+        requests: the requests at hand, by id.
+        is_cached: tells whether the prefix cache has a block with this hash.
     """
 
     def __init__(self, requests: Mapping[int, Request], is_cached: Callable[[bytes], bool]) -> None:
-        """`requests`: those at hand, by id; `is_cached`: whether the prefix cache has a block with this hash."""
         self._requests = requests
         self._is_cached = is_cached
-        self._ids: dict[bytes, int] = {}
-        self._num_told: dict[int, int] = {}
+        self._numbers: dict[bytes, int] = {}
+        self._next = 0
         self._forget_at = _FEWEST_BEFORE_FORGETTING
-        self.next_id = FIRST_CONTENT_ID
 
-    def __len__(self) -> int:
-        return len(self._ids)
-
-    def new_runs(self, request: Request) -> BlockRuns:
-        """Numbers of the request's blocks that were not asked for before."""
-        num_told = self._num_told.get(request.request_id, 0)
-        self._num_told[request.request_id] = len(request.block_hashes)
-        runs = runs_of([self._id_of(block_hash) for block_hash in request.block_hashes[num_told:]])
-        if len(self._ids) > self._forget_at:
+    def runs(self, hashes: Sequence[bytes]) -> BlockRuns:
+        """The numbers of blocks. New content gets the next numbers, so it is one run."""
+        runs: BlockRuns = []
+        for block_hash in hashes:
+            number = self._numbers.setdefault(block_hash, self._next)
+            if number == self._next:
+                self._next += 1
+            first, count = runs[-1] if runs else (number, 0)
+            if number == first + count:
+                runs[-1:] = [(first, count + 1)]
+            else:
+                runs.append((number, 1))
+        if len(self._numbers) > self._forget_at:
             self._forget_lost()
         return runs
 
-    def ended(self, request_id: int) -> None:
-        self._num_told.pop(request_id, None)
-
-    def _id_of(self, block_hash: bytes) -> int:
-        content_id = self._ids.setdefault(block_hash, self.next_id)
-        if content_id == self.next_id:
-            self.next_id += 1
-        return content_id
-
     def _forget_lost(self) -> None:
         at_hand = {block_hash for request in self._requests.values() for block_hash in request.block_hashes}
-        self._ids = {
-            block_hash: content_id
-            for block_hash, content_id in self._ids.items()
+        self._numbers = {
+            block_hash: number
+            for block_hash, number in self._numbers.items()
             if block_hash in at_hand or self._is_cached(block_hash)
         }
         # Twice what had to be kept: each new hash then costs two look-ups here, on average.
-        self._forget_at = max(2 * len(self._ids), _FEWEST_BEFORE_FORGETTING)
+        self._forget_at = max(2 * len(self._numbers), _FEWEST_BEFORE_FORGETTING)

@@ -1,47 +1,37 @@
 """The recording's format: one JSON array a line, the whole file compressed with gzip.
 
-The first line is a `Header`. Each later line is one of `Event`: its first element says which, the rest are the fields
-in order. Inputs and decisions of the scheduler stand in the order in which they happened, so `zcat` shows a
-run, and a line can be changed by hand and replayed. A step's line stands where its tokens were taken in; where the
-next step was planned just before that, it says so.
+The first line is a `Header`. Each later line starts with a tag that names its kind of `Event`; the fields follow in
+order. The inputs and the steps of the scheduler stand in the order in which they happened, so `zcat` shows a run, and a
+line can be changed by hand and replayed. A step's line stands where its tokens were taken in; where the next step was
+planned just before that, the line says so.
 
-No token is ever written. Of prompts and outputs there are only their lengths, and numbers for the content of full
-blocks: equal numbers mean that the prefix cache saw equal blocks.
+A step has a digest of its plan, not the plan: the scheduler plans it again from the same inputs. No token is ever
+written. Prompts and outputs appear as their lengths, and as numbers for the content of their full blocks: equal numbers
+mean that the prefix cache saw equal blocks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, TypeAlias
+from typing import Annotated, NamedTuple, TypeAlias
+from zlib import crc32
 
 import msgspec
 
-from inflight_cost.model import CostModel
-from inflight_engine.request import FinishReason
+from inflight_cost.model import CostModel, StepWork
+from inflight_engine.cache.swap import SwapRates
+from inflight_engine.request import FinishReason, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.plan import Slots, StepPlan
+from inflight_settings.limits import Limits
 
 HEADER_TAG = "inflight-engine schedule"
-FORMAT_VERSION = 5
-"""Raised when an older program could not replay what is written. A reader refuses versions newer than its own, and
-reads all older ones: in format 1 no step was planned ahead, in format 2 time changed no decision, in format 3 steps
-failed as a whole, in format 4 no request was continued."""
+FORMAT_VERSION = 6
+"""Raised when what is written, or the meaning of it, changes. A reader takes only files of its own version."""
 
-MAX_INT32 = 2**31 - 1
-
-NO_CONTENT = 0
-"""The token that stands for every one the replay need not tell from others."""
-STOP_TOKEN = 1
-"""The token that ends a request as `stop` in a replay."""
-FIRST_CONTENT_ID = 2
-"""Content ids are tokens in a replay: a full block's last one. So they begin above the two."""
-MAX_CONTENT_ID = MAX_INT32 - 2**24
-"""No new ones begin above it, so that all of them fit in a token id, int32."""
-
-Count = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
-Slot = Annotated[int, msgspec.Meta(ge=0, le=MAX_INT32)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Micros = Annotated[int, msgspec.Meta(ge=0)]
-BlockRuns: TypeAlias = list[Count]
-"""Content ids as runs: [first, how many, first, how many, ...]. New content gets the next numbers, so it is one run."""
+BlockRuns: TypeAlias = list[tuple[Annotated[int, msgspec.Meta(ge=0)], Count]]
+"""Numbers of blocks as runs of consecutive ones: the first number, and how many."""
 
 
 class Header(msgspec.Struct, frozen=True, tag_field="record", tag=HEADER_TAG):
@@ -60,21 +50,23 @@ class Header(msgspec.Struct, frozen=True, tag_field="record", tag=HEADER_TAG):
 
 
 class Added(msgspec.Struct, frozen=True, array_like=True, tag="add"):
-    """A request was queued. `arrival_time`: as the scheduler saw it, seconds on the engine's monotonic clock, whole:
-    the `priority` and `deadline` policies compare it. `tenant`: a name made up for this recording, empty for the empty
-    one. `prompt_blocks`: of its full blocks; empty without a prefix cache. `num_output_tokens`: with which a continued
-    request came."""
+    """A request was queued.
+
+    Attributes:
+        arrival_time: seconds on the engine's monotonic clock, which the `priority` and `deadline` policies compare.
+        num_output_tokens: the number of tokens that a continued request came with.
+        scheduling: without the salt, and with a pseudonym for the tenant that is valid in this recording only; the
+            empty tenant stays empty.
+        blocks: the numbers of its full blocks; empty without a prefix cache.
+    """
 
     request_id: int
     arrival_time: float
     num_prompt_tokens: Count
+    num_output_tokens: Count
     max_tokens: Count
-    service_class: str
-    tenant: str
-    priority: int
-    predicted_tokens: int | None
-    prompt_blocks: BlockRuns
-    num_output_tokens: Count = 0
+    scheduling: Scheduling
+    blocks: BlockRuns
 
 
 class Cancelled(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
@@ -85,79 +77,53 @@ class Cancelled(msgspec.Struct, frozen=True, array_like=True, tag="cancel"):
 
 
 class LimitsChanged(msgspec.Struct, frozen=True, array_like=True, tag="limits"):
-    """In force from the next step."""
+    """Other limits are in force from the next step."""
 
-    max_num_seqs: Count
-    max_num_batched_tokens: Count
+    limits: Limits
     revision: int
 
 
 class WeightsChanged(msgspec.Struct, frozen=True, array_like=True, tag="weights"):
-    """New weights of some service classes."""
+    """Some service classes have new weights."""
 
     weights: dict[str, float]
 
 
 class RatesChanged(msgspec.Struct, frozen=True, array_like=True, tag="rates"):
-    """`rates`: prefill and copy, in tokens a second; None: not known."""
+    """The scheduler weighs swapping by other rates; None: they are unknown."""
 
-    rates: tuple[float, float] | None
+    rates: SwapRates | None
 
 
 class PrefillCostChanged(msgspec.Struct, frozen=True, array_like=True, tag="cost"):
-    """What the prefills of later requests are predicted with; None: nothing."""
+    """The scheduler predicts the prefills of later requests with another cost model; None: it predicts nothing."""
 
     cost: CostModel | None
 
 
 class TimePassed(msgspec.Struct, frozen=True, array_like=True, tag="time"):
-    """When the scheduler was asked for `step`, at `now`, requests that wait had become late. `now` is on the clock of
-    `Added.arrival_time`; it makes no difference in calls without such a line."""
+    """Requests that wait had become late when `step` was planned at `now`, seconds on the clock of
+    `Added.arrival_time`. The time makes no difference to a step without such a line."""
 
     step: Count
     now: float
 
 
-class ChunksFailed(msgspec.Struct, frozen=True, array_like=True, tag="nomemory"):
+class SlotsFailed(msgspec.Struct, frozen=True, array_like=True, tag="nomemory"):
     """The step of the next step's line had no memory for these slots. Requests that ended with it are in that line."""
 
-    slots: list[Slot]
+    slots: list[Count]
 
 
 class BlocksFilled(msgspec.Struct, frozen=True, array_like=True, tag="blocks"):
-    """The content of a request's next full blocks, behind those of earlier lines: written when it is known, which is
-    after the steps that filled them."""
+    """A request filled more blocks, behind those of earlier lines. The line follows the step that filled the last
+    one."""
 
     request_id: int
     blocks: BlockRuns
 
 
-class Started(msgspec.Struct, frozen=True, array_like=True):
-    """A request took a slot. `num_computed_tokens` came from the prefix cache or, if `swapped_in`, from the host."""
-
-    request_id: int
-    slot: Slot
-    num_computed_tokens: Count
-    swapped_in: bool
-
-
-class Preempted(msgspec.Struct, frozen=True, array_like=True):
-    """A request lost its slot. `swapped_out`: its keys and values went to host memory."""
-
-    request_id: int
-    slot: Slot
-    swapped_out: bool
-
-
-class Chunk(msgspec.Struct, frozen=True, array_like=True):
-    """Prompt tokens [start, start + length) of a slot were computed."""
-
-    slot: Slot
-    start: Count
-    length: Count
-
-
-class Ended(msgspec.Struct, frozen=True, array_like=True):
+class Ended(NamedTuple):
     """A request ended with the tokens of the step."""
 
     request_id: int
@@ -165,39 +131,43 @@ class Ended(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
-    """A step that changed something.
+    """A step was computed, or failed.
 
     Attributes:
         step: its number.
-        micros: how long the whole step took, microseconds.
-        releases: slots given up since the step before.
-        decodes: slots that joined or left those which compute one token, since the step before; ascending.
-        num_tokens: tokens computed.
-        ended: None if the step failed: it gave no tokens, and the scheduler took none in.
-        ahead: the scheduler was asked for the next step before it took this one's tokens in; whether it had one to give
+        micros: the duration of the whole step, microseconds.
+        work: what it computed.
+        digest: see `PlanDigest`.
+        ended: the requests that ended with its tokens; None if the step failed: it gave no tokens, and the scheduler
+            took none in.
+        ahead: the scheduler was asked for the next step before it took this one's tokens in, whether it had one to give
             or not.
     """
 
     step: Count
     micros: Micros
-    releases: list[Slot]
-    preemptions: list[Preempted]
-    starts: list[Started]
-    chunks: list[Chunk]
-    decodes: list[Slot]
-    num_tokens: Count
+    work: StepWork
+    digest: int
     ended: list[Ended] | None
-    ahead: bool = False
+    ahead: bool
+
+    def again(self, micros: int) -> Step:
+        """The next step, if it repeats this one: equal decisions, and each context is one token longer."""
+        longer = self.work._replace(decode_kv_tokens=self.work.decode_kv_tokens + self.work.decode_seqs)
+        return Step(self.step + 1, micros, longer, self.digest, [], self.ahead)
 
 
 class Repeated(msgspec.Struct, frozen=True, array_like=True, tag="same"):
-    """Steps in which the same slots computed one token each as in the step before, planned ahead or not as that one,
-    and nothing else happened: how long each took, microseconds."""
+    """Steps that each repeat the one before, as `Step.again` says. The reader makes steps of them.
+
+    Attributes:
+        micros: the duration of each, microseconds.
+    """
 
     micros: list[Micros]
 
 
-Event: TypeAlias = (
+Input: TypeAlias = (
     Added
     | Cancelled
     | LimitsChanged
@@ -205,25 +175,37 @@ Event: TypeAlias = (
     | RatesChanged
     | PrefillCostChanged
     | TimePassed
-    | ChunksFailed
+    | SlotsFailed
     | BlocksFilled
-    | Step
-    | Repeated
 )
+Event: TypeAlias = Input | Step
+Line: TypeAlias = Event | Repeated
 
 
-def runs_of(content_ids: Sequence[int]) -> BlockRuns:
-    runs: BlockRuns = []
-    following = -1
-    for content_id in content_ids:
-        if content_id == following:
-            runs[-1] += 1
-        else:
-            runs += (content_id, 1)
-        following = content_id + 1
-    return runs
+class PlanDigest:
+    """Digests of one scheduler's plans: equal decisions have equal digests, in any process and on any machine.
 
+    A digest covers which requests lose and take slots, the tokens they find computed, chunks and decodes. It leaves out
+    the number of the step, and which blocks the pool hands out.
+    """
 
-def content_ids_of(runs: BlockRuns) -> Iterator[int]:
-    for first, count in zip(runs[::2], runs[1::2], strict=True):
-        yield from range(first, first + count)
+    def __init__(self) -> None:
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode_slots: Slots | None = None
+        self._of_slots = 0
+
+    def of(self, plan: StepPlan) -> int:
+        """CRC-32 of the decode slots as little-endian int64, then of the other decisions, if any, in MessagePack."""
+        if plan.decode_slots is not self._decode_slots:  # the same array object while the set does not change
+            self._decode_slots = plan.decode_slots
+            self._of_slots = crc32(plan.decode_slots.astype("<i8", copy=False).tobytes())
+        if not (plan.prefills or plan.releases or plan.starts or plan.preemptions):
+            return self._of_slots
+        decisions = (
+            plan.num_tokens,
+            plan.releases,
+            [(each.request_id, each.slot, each.swapped) for each in plan.preemptions],
+            [(each.request_id, each.slot, each.num_computed_tokens, bool(each.host_block_ids)) for each in plan.starts],
+            [(each.slot, each.start, each.length) for each in plan.prefills],
+        )
+        return crc32(self._encode(decisions), self._of_slots)

@@ -1,4 +1,4 @@
-"""Writes inputs and decisions of the scheduler while the engine runs."""
+"""Writes the inputs of the scheduler and digests of its plans while the engine runs."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import zlib
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from hashlib import blake2b
 from importlib.metadata import version
@@ -14,54 +15,58 @@ from typing import BinaryIO
 
 import msgspec
 
-from inflight_cost.model import CostModel
+from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.observer import EngineObserver
-from inflight_engine.recording.content import ContentIds
-from inflight_engine.recording.decisions import Decisions, ended_lines
+from inflight_engine.recording.content import ContentNumbers
 from inflight_engine.recording.lines import (
     FORMAT_VERSION,
-    MAX_CONTENT_ID,
     Added,
+    BlockRuns,
     BlocksFilled,
     Cancelled,
-    ChunksFailed,
-    Event,
+    Ended,
     Header,
+    Input,
     LimitsChanged,
+    Line,
+    PlanDigest,
     PrefillCostChanged,
     RatesChanged,
     Repeated,
+    SlotsFailed,
+    Step,
     TimePassed,
     WeightsChanged,
 )
-from inflight_engine.request import FinishReason, Request
+from inflight_engine.request import FinishReason, Request, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
+from inflight_settings.limits import LimitsInForce
 
 log = logging.getLogger(__name__)
 
 MAX_BYTES = 2**30
+"""Size of a recording, compressed."""
 FLUSH_SECONDS = 1.0
-"""Of steps: what a killed process loses."""
+"""Duration of the steps that a killed process loses at most."""
 FLUSH_BYTES = 64 * 1024
-"""Of lines, before compression."""
+"""Bytes of lines that are compressed at once."""
 
 _GZIP = 16 + zlib.MAX_WBITS
 
 
 class Recorder(EngineObserver):
-    """An observer that writes what it hears.
+    """An observer that writes the inputs of the scheduler, and a digest of each plan.
 
     A recording never harms the engine. When it reaches `max_bytes`, or `sink` cannot be written (a full disk), it ends
-    with one warning in the log, and what is in the file by then stays readable.
+    with one warning in the log, and the file stays readable.
 
     Args:
-        sink: where the gzip stream goes; closed by `close`, or when the recording ends by itself.
-        is_cached: whether a block with this hash can be found in the prefix cache now. By it the recorder forgets
+        sink: takes the gzip stream; closed by `close`, or when the recording ends early.
+        is_cached: tells whether a block with this hash can be found in the prefix cache now. By it the recorder forgets
             hashes that nothing can meet again, so its memory stays bounded by the cache and the requests at hand.
-        max_bytes: compressed; passed by less than one flush.
+        max_bytes: compressed; exceeded by less than one flush.
     """
 
     def __init__(
@@ -78,14 +83,16 @@ class Recorder(EngineObserver):
         self._compressor = zlib.compressobj(wbits=_GZIP)
         self._encoder = msgspec.json.Encoder()
         self._lines = bytearray()
-        self._decisions = Decisions(config.capacity.max_num_seqs)
-        self._ahead = False
-        """Of the last line of a step."""
-        self._repeated: list[float] = []
+        self._digests = PlanDigest()
+        self._next: tuple[int, float, bool] | None = None
+        """Digest, context of the decodes and look-ahead of a step that would repeat the last one."""
+        self._repeated: list[int] = []
         self._unflushed_seconds = 0.0
         self._requests: dict[int, Request] = {}
         self._request_in: dict[int, int] = {}
-        self._contents = ContentIds(self._requests, is_cached)
+        self._num_blocks: dict[int, int] = {}
+        """By request, the blocks whose numbers are written."""
+        self._contents = ContentNumbers(self._requests, is_cached)
         self._tenant_key = os.urandom(16)
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
         self._write_line(Header(FORMAT_VERSION, version("inflight"), started, config))
@@ -109,65 +116,58 @@ class Recorder(EngineObserver):
         self._requests[request.request_id] = request
         self._write(
             Added(
-                request.request_id,
-                request.arrival_time,
-                request.num_prompt_tokens,
-                request.sampling.max_tokens,
-                request.scheduling.service_class,
-                self._pseudonym(request.scheduling.tenant),
-                request.scheduling.priority,
-                request.scheduling.predicted_tokens,
-                self._contents.new_runs(request),
-                len(request.output_token_ids),
+                request_id=request.request_id,
+                arrival_time=request.arrival_time,
+                num_prompt_tokens=request.num_prompt_tokens,
+                num_output_tokens=len(request.output_token_ids),
+                max_tokens=request.sampling.max_tokens,
+                scheduling=self._anonymous(request.scheduling),
+                blocks=self._new_blocks(request),
             )
         )
 
     def cancelled(self, request_id: int, reason: FinishReason) -> None:
-        if self._sink is None:
-            return
         self._write(Cancelled(request_id, reason))
-        self._write_filled_blocks(request_id)
-        self._forget(request_id)
+        self._end_request(request_id)
 
-    def limits(self, limits: Limits) -> None:
-        if self._sink is not None:
-            self._write(LimitsChanged(limits.max_num_seqs, limits.max_num_batched_tokens, limits.revision))
+    def limits(self, limits: LimitsInForce) -> None:
+        self._write(LimitsChanged(limits.limits, limits.revision))
 
     def weights(self, weights: dict[str, float]) -> None:
-        if self._sink is not None:
-            self._write(WeightsChanged(weights))
+        self._write(WeightsChanged(weights))
 
     def rates(self, rates: SwapRates | None) -> None:
-        if self._sink is not None:
-            self._write(RatesChanged(None if rates is None else (rates.prefill, rates.copy)))
+        self._write(RatesChanged(rates))
 
     def prefill_cost(self, cost: CostModel | None) -> None:
-        if self._sink is not None:
-            self._write(PrefillCostChanged(cost))
+        self._write(PrefillCostChanged(cost))
 
     def time_passed(self, step: int, now: float) -> None:
-        if self._sink is not None:
-            self._write(TimePassed(step, now))
+        self._write(TimePassed(step, now))
 
-    def stepped(self, plan: StepPlan, ended: list[Request], seconds: float, *, ahead: bool = False) -> None:
-        # One number is all that a steady step costs.
-        if not ended and ahead is self._ahead and self._decisions.repeats(plan):
-            self._repeated.append(seconds)
-        elif self._sink is None:
+    def slots_failed(self, slots: Sequence[int]) -> None:
+        self._write(SlotsFailed(list(slots)))
+
+    def stepped(
+        self, plan: StepPlan, work: StepWork, ended: list[Request], seconds: float, *, ahead: bool = False
+    ) -> None:
+        if self._sink is None:
             return
+        digest, context = self._digests.of(plan), work.decode_kv_tokens
+        if not ended and self._next == (digest, context, ahead):
+            self._repeated.append(_micros(seconds))
         else:
-            self._write_step(plan, ended, seconds, ahead=ahead)
+            reasons = [Ended(each.request_id, each.finish_reason) for each in ended if each.finish_reason]
+            self._write_step(plan, Step(plan.step, _micros(seconds), work, digest, reasons, ahead))
+        self._next = digest, context + work.decode_seqs, ahead
         self._unflushed_seconds += seconds
         if self._unflushed_seconds >= FLUSH_SECONDS:
             self.flush()
 
-    def chunks_failed(self, slots: Sequence[int]) -> None:
+    def failed(self, plan: StepPlan, work: StepWork, seconds: float, *, ahead: bool = False) -> None:
         if self._sink is not None:
-            self._write(ChunksFailed(list(slots)))
-
-    def failed(self, plan: StepPlan, seconds: float, *, ahead: bool = False) -> None:
-        if self._sink is not None:
-            self._write_step(plan, None, seconds, ahead=ahead)
+            self._write_step(plan, Step(plan.step, _micros(seconds), work, self._digests.of(plan), None, ahead))
+            self._next = None
 
     def flush(self) -> None:
         """Compress and write all there is: the file then holds everything recorded so far."""
@@ -179,55 +179,62 @@ class Recorder(EngineObserver):
         if self._num_bytes >= self._max_bytes:
             log.warning("the recording has reached its limit of %d bytes and ends here", self._max_bytes)
             self.close()
-        elif self._contents.next_id > MAX_CONTENT_ID:
-            log.warning("the recording has met %d different blocks, its most, and ends here", MAX_CONTENT_ID)
-            self.close()
 
     def close(self) -> None:
-        """Write the rest and close the file. What comes later is not recorded."""
+        """Write the rest and close the file. Later inputs and steps are not recorded."""
         if self._sink is None:
             return
         self._write_repeated()
         self._put(self._compressed() + self._compressor.flush(zlib.Z_FINISH))
         self._end()
 
-    def _write_step(self, plan: StepPlan, ended: list[Request] | None, seconds: float, *, ahead: bool) -> None:
-        step = self._decisions.of(plan, _micros(seconds), None if ended is None else ended_lines(ended), ahead=ahead)
-        self._ahead = ahead
+    def _write_step(self, plan: StepPlan, step: Step) -> None:
         self._write(step)
-        for preemption in step.preemptions:
-            self._write_filled_blocks(preemption.request_id)
-        for start in step.starts:
+        for preemption in plan.preemptions:
+            self._write_new_blocks(preemption.request_id)
+        for start in plan.starts:
             self._request_in[start.slot] = start.request_id
-        # A request that resumed has filled blocks with what it generated before.
-        for chunk in step.chunks:
-            self._write_filled_blocks(self._request_in[chunk.slot])
-        for request in step.ended or ():
-            self._write_filled_blocks(request.request_id)
-            self._forget(request.request_id)
+        for chunk in plan.prefills:  # the chunks of a resumed request fill blocks with what it generated before
+            self._write_new_blocks(self._request_in[chunk.slot])
+        for ended in step.ended or ():
+            self._end_request(ended.request_id)
 
-    def _write_filled_blocks(self, request_id: int) -> None:
+    def _end_request(self, request_id: int) -> None:
+        self._write_new_blocks(request_id)
+        self._requests.pop(request_id, None)
+        self._num_blocks.pop(request_id, None)
+
+    def _write_new_blocks(self, request_id: int) -> None:
         request = self._requests.get(request_id)
-        runs = self._contents.new_runs(request) if request is not None else []
+        runs = self._new_blocks(request) if request is not None else []
         if runs:
             self._write(BlocksFilled(request_id, runs))
 
-    def _forget(self, request_id: int) -> None:
-        self._requests.pop(request_id, None)
-        self._contents.ended(request_id)
+    def _new_blocks(self, request: Request) -> BlockRuns:
+        """The numbers of the request's blocks that are not written yet."""
+        first = self._num_blocks.get(request.request_id, 0)
+        self._num_blocks[request.request_id] = len(request.block_hashes)
+        return self._contents.runs(request.block_hashes[first:])
 
-    def _write(self, event: Event) -> None:
+    def _anonymous(self, scheduling: Scheduling) -> Scheduling:
+        name = scheduling.tenant.encode("utf-8", "surrogatepass")
+        pseudonym = blake2b(name, digest_size=8, key=self._tenant_key).hexdigest() if name else ""
+        return replace(scheduling, tenant=pseudonym, cache_salt="")
+
+    def _write(self, line: Input | Step) -> None:
+        if self._sink is None:
+            return
         self._write_repeated()
-        self._write_line(event)
+        self._write_line(line)
         if len(self._lines) >= FLUSH_BYTES:
             self._put(self._compressed())
 
     def _write_repeated(self) -> None:
         if self._repeated:
-            self._write_line(Repeated([_micros(seconds) for seconds in self._repeated]))
+            self._write_line(Repeated(self._repeated))
             self._repeated.clear()
 
-    def _write_line(self, line: Header | Event) -> None:
+    def _write_line(self, line: Header | Line) -> None:
         self._encoder.encode_into(line, self._lines, -1)
         self._lines += b"\n"
 
@@ -251,15 +258,10 @@ class Recorder(EngineObserver):
     def _end(self) -> None:
         sink, self._sink = self._sink, None
         self._requests.clear()
-        # No step repeats what is not followed any more, so `stepped` counts none.
-        self._decisions.reset()
+        self._num_blocks.clear()
         if sink is not None:
             with suppress(OSError):  # Bytes that a full disk refused are refused again.
                 sink.close()
-
-    def _pseudonym(self, tenant: str) -> str:
-        name = tenant.encode("utf-8", "surrogatepass")
-        return blake2b(name, digest_size=8, key=self._tenant_key).hexdigest() if tenant else ""
 
 
 def _micros(seconds: float) -> int:

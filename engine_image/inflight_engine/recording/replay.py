@@ -1,4 +1,4 @@
-"""Feeds a recording's arrivals to the scheduler again and compares its decisions."""
+"""Feeds a recording's inputs to the scheduler again and compares its plans with the recorded digests."""
 
 from __future__ import annotations
 
@@ -6,35 +6,87 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import NamedTuple
 
 import numpy as np
 
-from inflight_engine.cache.swap import SwapRates
-from inflight_engine.recording.decisions import Decisions, ended_lines
-from inflight_engine.recording.difference import Difference, end_difference, plan_difference
+from inflight_cost.model import StepWork
 from inflight_engine.recording.lines import (
-    STOP_TOKEN,
     Added,
+    BlockRuns,
     BlocksFilled,
     Cancelled,
-    ChunksFailed,
     Ended,
     Event,
     LimitsChanged,
+    PlanDigest,
     PrefillCostChanged,
     RatesChanged,
-    Repeated,
+    SlotsFailed,
     Step,
     TimePassed,
     WeightsChanged,
 )
-from inflight_engine.recording.pseudo_tokens import PseudoTokens
-from inflight_engine.recording.survey import Survey
-from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
+from inflight_engine.request import FinishReason, Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_engine.step_work import work_of
+
+_STOP_TOKEN = 1
+"""The token that ends a request as `stop` in a replay. All other tokens are 0."""
+
+
+class Survey:
+    """First pass over a recording, which collects the parameters of the replay.
+
+    Attributes:
+        num_events, num_requests, num_steps: in the recording.
+        blocks: for each `Added` in order, the numbers of all blocks that its request filled. A replay needs them
+            before the blocks are filled; the recording has them after.
+    """
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self.num_events = self.num_steps = 0
+        self.blocks: list[BlockRuns] = []
+        of_request: dict[int, BlockRuns] = {}
+        for event in events:
+            self.num_events += 1
+            match event:
+                case Added():
+                    of_request[event.request_id] = list(event.blocks)
+                    self.blocks.append(of_request[event.request_id])
+                case BlocksFilled():
+                    of_request.setdefault(event.request_id, []).extend(event.blocks)
+                case Step():
+                    self.num_steps += 1
+
+    @property
+    def num_requests(self) -> int:
+        return len(self.blocks)
+
+
+class Difference(NamedTuple):
+    """The first decision of a replay that differs from the recorded one.
+
+    Attributes:
+        step: number of the step; for an input between two steps, of the later one.
+        request_id: the request that the input names; None for a step.
+        what: the kind of decision: `add`, `cancel`, `step` (there was nothing to run), `plan` or `end`.
+        recorded, replayed: what was decided, in words. Of a recorded plan there is only what it computed.
+    """
+
+    step: int
+    request_id: int | None
+    what: str
+    recorded: str
+    replayed: str
+
+    def __str__(self) -> str:
+        request = "" if self.request_id is None else f", request {self.request_id}"
+        return (
+            f"step {self.step}{request}: another {self.what}\n  recorded: {self.recorded}\n  replayed: {self.replayed}"
+        )
 
 
 def replay(
@@ -64,19 +116,16 @@ def replay(
 
 class _Replayer:
     def __init__(self, config: SchedulerConfig, survey: Survey) -> None:
-        num_slots = config.capacity.max_num_seqs
         self.num_steps = 0
         self._scheduler = Scheduler(config)
-        self._decisions = Decisions(num_slots)
-        self._tokens = PseudoTokens(num_slots, config.block_size)
+        self._digests = PlanDigest()
         self._blocks = iter(survey.blocks)
-        self._next: StepPlan | None = None
-        """Planned ahead, not compared with its line yet."""
-        self._ahead = False
-        """Of the last line of a step."""
+        self._requests: dict[int, Request] = {}
+        self._ahead: tuple[StepPlan, StepWork] | None = None
+        """The next step, planned ahead and not compared with its line yet."""
         self._now = -math.inf
         self._times: deque[TimePassed] = deque()
-        """Of steps that are not planned yet: at most this one and the next."""
+        """Times of steps that are not planned yet: at most of this one and the next."""
         self._failed_slots: list[int] = []
         """Slots without memory in the next step."""
 
@@ -87,107 +136,124 @@ class _Replayer:
             case Cancelled():
                 return self._cancel(event)
             case LimitsChanged():
-                limits = Limits(event.max_num_seqs, event.max_num_batched_tokens, event.revision)
-                self._scheduler.limits = limits
+                self._scheduler.limits = event.limits
             case WeightsChanged():
                 self._scheduler.set_class_weights(event.weights)
             case RatesChanged():
-                self._scheduler.rates = None if event.rates is None else SwapRates(*event.rates)
+                self._scheduler.rates = event.rates
             case PrefillCostChanged():
                 self._scheduler.prefill_cost = event.cost
             case TimePassed():
                 self._times.append(event)
-            case ChunksFailed():
+            case SlotsFailed():
                 self._failed_slots = event.slots
             case BlocksFilled():
-                pass  # Known from the survey.
+                pass  # The survey has them.
             case Step():
                 return self._step(event)
-            case Repeated():
-                for _ in event.micros:
-                    difference = self._step(None)
-                    if difference is not None:
-                        return difference
         return None
 
     def _add(self, event: Added) -> Difference | None:
-        num_prompt = event.num_prompt_tokens
-        tokens = self._tokens.arrived(event.request_id, num_prompt + event.num_output_tokens, next(self._blocks))
         request = Request(
             request_id=event.request_id,
-            prompt_token_ids=tokens[:num_prompt],
-            sampling=SamplingParams(max_tokens=event.max_tokens, stop_token_ids=(STOP_TOKEN,)),
+            prompt_token_ids=np.zeros(event.num_prompt_tokens, np.int32),
+            sampling=SamplingParams(max_tokens=event.max_tokens, stop_token_ids=(_STOP_TOKEN,)),
             arrival_time=event.arrival_time,
-            scheduling=Scheduling(
-                service_class=event.service_class,
-                priority=event.priority,
-                tenant=event.tenant,
-                predicted_tokens=event.predicted_tokens,
-            ),
-            output_token_ids=tokens[num_prompt:],
+            scheduling=event.scheduling,
+            output_token_ids=np.zeros(event.num_output_tokens, np.int32),
+            # The scheduler hashes only blocks that have no hash yet, so it does not look at the tokens.
+            block_hashes=[
+                b"%d" % number for first, count in next(self._blocks) for number in range(first, first + count)
+            ],
         )
         try:
             self._scheduler.add(request)
         except ValueError as error:
             return Difference(self.num_steps, event.request_id, "add", "queued", f"refused: {error}")
+        self._requests[event.request_id] = request
         return None
 
     def _cancel(self, event: Cancelled) -> Difference | None:
         if not self._scheduler.cancel(event.request_id, event.reason):
-            return Difference(
-                self.num_steps, event.request_id, "cancel", f"ended from outside as {event.reason}", "not there"
-            )
-        self._tokens.forget(event.request_id)
+            words = f"ended from outside as {event.reason}"
+            return Difference(self.num_steps, event.request_id, "cancel", words, "not there")
+        del self._requests[event.request_id]
         return None
 
-    def _step(self, recorded: Step | None) -> Difference | None:
-        """Replay one step; `recorded` is None for one that repeats the step before."""
+    def _step(self, recorded: Step) -> Difference | None:
         number = self.num_steps
         self.num_steps += 1
-        plan = self._next or self._schedule(number)
-        if plan is None:
-            return Difference(number, self._someone_in(recorded), "step", "a step computed", "nothing to run")
-        if recorded is not None or not self._decisions.repeats(plan):
-            decoding = np.flatnonzero(self._decisions.decoding)
-            recorded = recorded or _repetition(number, len(decoding), self._ahead)
-            replayed = self._decisions.of(plan, recorded.micros, [], ahead=recorded.ahead)
-            difference = plan_difference(recorded, replayed, self._tokens.request_in, decoding.tolist())
-            if difference is not None:
-                return difference
-            self._tokens.place(plan)
-            self._ahead = recorded.ahead
-        self._next = self._schedule(number + 1) if self._ahead else None
+        planned = self._ahead or self._schedule(number)
+        if planned is None:
+            return Difference(number, None, "step", _step_text(recorded), "nothing to run")
+        plan, work = planned
+        if self._digests.of(plan) != recorded.digest:
+            return Difference(number, None, "plan", _step_text(recorded), self._plan_text(plan, work))
+        self._ahead = self._schedule(number + 1) if recorded.ahead else None
         failed = self._scheduler.fail_slots(plan, self._failed_slots)
         self._failed_slots = []
-        if recorded is None:
-            return self._update(plan, number, failed, [])
         if recorded.ended is None:
-            # It gave no tokens. Those whom it ended are cancelled in the lines that follow.
+            # It gave no tokens. The requests that it ended are cancelled in the lines that follow.
             self._scheduler.fail(plan)
             return None
-        return self._update(plan, number, failed, recorded.ended)
+        ended = self._update(plan, failed, recorded.ended)
+        if ended != recorded.ended:
+            return Difference(number, None, "end", _ends_text(recorded.ended), _ends_text(ended))
+        return None
 
-    def _schedule(self, number: int) -> StepPlan | None:
+    def _schedule(self, number: int) -> tuple[StepPlan, StepWork] | None:
         while self._times and self._times[0].step <= number:
             self._now = self._times.popleft().now
-        return self._scheduler.schedule(self._now)
+        scheduler = self._scheduler
+        plan = scheduler.schedule(self._now)
+        if plan is None:
+            return None
+        return plan, work_of(plan, scheduler.num_attended_tokens, scheduler.config.block_size)
 
-    def _someone_in(self, recorded: Step | None) -> int | None:
-        """A request that the recorded step computed for."""
-        if recorded is not None and recorded.starts:
-            return recorded.starts[0].request_id
-        chunks = [] if recorded is None else recorded.chunks
-        slots = [chunk.slot for chunk in chunks] or np.flatnonzero(self._decisions.decoding).tolist()
-        return self._tokens.request_in.get(slots[0]) if slots else None
-
-    def _update(self, plan: StepPlan, number: int, failed: list[Request], recorded: list[Ended]) -> Difference | None:
-        stopping = {each.request_id for each in recorded if each.reason is FinishReason.STOP}
-        ended = failed + self._scheduler.update(plan, self._tokens.sample(plan, stopping))
+    def _update(self, plan: StepPlan, failed: list[Request], recorded: list[Ended]) -> list[Ended]:
+        """Take in the plan's tokens: a stop token for each request that ended with one."""
+        tokens = np.zeros(len(plan.sampled_slots), np.int32)
+        stopped = [each.request_id for each in recorded if each.reason is FinishReason.STOP]
+        if stopped:
+            slots = [self._requests[each].slot for each in stopped if each in self._requests]
+            tokens[np.isin(plan.sampled_slots, slots)] = _STOP_TOKEN
+        ended = failed + self._scheduler.update(plan, tokens)
         for request in ended:
-            self._tokens.forget(request.request_id)
-        return end_difference(number, recorded, ended_lines(ended))
+            del self._requests[request.request_id]
+        return [Ended(each.request_id, each.finish_reason) for each in ended if each.finish_reason]
+
+    def _plan_text(self, plan: StepPlan, work: StepWork) -> str:
+        request_in = {request.slot: f"request {request.request_id}" for request in self._requests.values()}
+
+        def owner(slot: int) -> str:
+            return f"{request_in.get(slot, 'an ended request')} in slot {slot}"
+
+        lines = [_work_text(work)]
+        for each in plan.preemptions:
+            fate = "swapped out" if each.swapped else "to be recomputed"
+            lines.append(f"preempted: request {each.request_id} from slot {each.slot}, {fate}")
+        lines += [f"released: slot {slot}" for slot in plan.releases]
+        for start in plan.starts:
+            source = "swapped in" if start.host_block_ids else "cached"
+            found = f"{start.num_computed_tokens} {source} of {len(start.token_ids)} tokens"
+            lines.append(f"started: request {start.request_id} in slot {start.slot} with {found}")
+        for chunk in plan.prefills:
+            lines.append(f"prefill: {owner(chunk.slot)}, tokens {chunk.start} to {chunk.start + chunk.length - 1}")
+        lines += [f"decode: {owner(slot)}" for slot in plan.decode_slots.tolist()]
+        return "\n    ".join(lines)
 
 
-def _repetition(number: int, num_decodes: int, ahead: bool) -> Step:
-    """What the line of a step would say that repeats the one before."""
-    return Step(number, 0, [], [], [], [], [], num_decodes, [], ahead)
+def _step_text(step: Step) -> str:
+    return f"{_work_text(step.work)}; {'the step failed' if step.ended is None else _ends_text(step.ended)}"
+
+
+def _work_text(work: StepWork) -> str:
+    return (
+        f"{work.decode_seqs:g} decodes that read {work.decode_kv_tokens:g} tokens, {work.prefill_tokens:g} prefill "
+        f"tokens that attend to {work.prefill_context_tokens:g}, {work.copied_tokens:g} tokens copied"
+    )
+
+
+def _ends_text(ended: list[Ended]) -> str:
+    words = ", ".join(f"request {each.request_id} ended as {each.reason}" for each in ended)
+    return words or "no request ended"

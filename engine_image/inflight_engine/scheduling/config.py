@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from inflight_engine.request import DEFAULT_CLASS
-from inflight_engine.scheduling.limits import Limits
 from inflight_policies.deadline import LATE_SHARE
 from inflight_policies.priority import PRIORITY_AGING_S
+from inflight_settings.limits import Limits
 
 PREEMPTION_MODES = ("auto", "recompute", "swap")
 

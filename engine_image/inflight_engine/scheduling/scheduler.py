@@ -16,11 +16,11 @@ from inflight_engine.request import FinishReason, Request, RequestState, TokenId
 from inflight_engine.scheduling.config import PREEMPTION_MODES, SchedulerConfig
 from inflight_engine.scheduling.deadlines import Deadlines
 from inflight_engine.scheduling.in_flight import PlansInFlight
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.running import Running, all_tokens, hash_blocks, longest_request
 from inflight_engine.scheduling.victims import VICTIMS, lowest
+from inflight_settings.limits import Limits
 
 _NO_BLOCKS: BlockIds = np.empty(0, np.int32)
 

@@ -124,7 +124,7 @@ class Lifecycle:
             ready.capacity.max_num_seqs,
             limits.max_num_batched_tokens,
             ready.capacity.max_num_batched_tokens,
-            limits.revision,
+            service.session.runtime.revision,
         )
 
     async def _drain(self) -> None:

@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from inflight_engine.models.generation_config import SamplingDefaults
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.answers.heartbeats import Heartbeats
 from inflight_engine.server.engine.session import EngineSession
@@ -20,6 +19,7 @@ from inflight_engine.server.requests.tenants import Tenants
 from inflight_engine.server.settings.config import ServerConfig
 from inflight_engine.server.telemetry.exchange import RequestSpans
 from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
+from inflight_settings.limits import LimitsInForce
 
 
 class Service:
@@ -72,7 +72,7 @@ class Service:
         assert self._tokenizer is not None
         return self._tokenizer
 
-    async def open(self, tokenizer: Tokenizer, limits: Limits) -> None:
+    async def open(self, tokenizer: Tokenizer, limits: LimitsInForce) -> None:
         """Start accepting requests: the model is loaded."""
         await self.session.open(limits)
         self._tokenizer = tokenizer
@@ -80,7 +80,8 @@ class Service:
     def _gauges(self) -> Gauges:
         self.registry.count_outputs()
         self.admission.demand.output_lengths.forget(time.monotonic())
-        return Gauges(self.registry.load(), self.admission.waiting.by_class, self.draining)
+        revision = self.session.runtime.revision
+        return Gauges(self.registry.load(), self.admission.waiting.by_class, self.draining, revision)
 
 
 async def _service(request: Request) -> Service:

@@ -20,9 +20,9 @@ class Changes(NamedTuple):
     """A page of a list, or one event.
 
     Attributes:
-        objects: as they are now; None: deleted. Deletions during an interruption come with the last page of a list.
+        objects: the present objects; None: deleted. Deletions during an interruption come with the last page of a list.
         version: resourceVersion of the list or event; empty if the cluster no longer has the kind.
-        names: of all objects in a list, with its last page.
+        names: names of all objects in a list, with its last page.
     """
 
     objects: Mapping[ObjectKey, Manifest | None]
@@ -31,11 +31,11 @@ class Changes(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Of a watch.
+    """An event of a watch.
 
     Attributes:
         type: ADDED, MODIFIED, DELETED or BOOKMARK; OPEN, without an object, once the API server has accepted the watch.
-        version: to continue from.
+        version: resourceVersion to continue from.
     """
 
     type: str

@@ -22,14 +22,14 @@ PAGE = 200
 
 CONNECT_SECONDS = 5.0
 CALL_SECONDS = 30.0
-"""For one call; a list has one for each page."""
+"""Longest time for a call; a list has a call for each page."""
 
 WATCH_SECONDS = 60
 """Seconds after which the API server ends a watch, which then resumes. Short, so that a silently dead connection is
 detected."""
 
 MAX_EVENT = 2**22
-"""Bytes of one event. etcd takes objects of 1.5 MiB."""
+"""Longest event, in bytes. etcd accepts objects of 1.5 MiB."""
 
 
 class Page(NamedTuple):
@@ -87,7 +87,7 @@ class KubeApi:
         return items
 
     async def pages(self, selection: Selection) -> AsyncGenerator[Page, None]:
-        """The same, `PAGE` objects at a time. A list that expires (410) is restarted.
+        """Yields all selected objects, `PAGE` at a time. A list that expires (410) is restarted.
 
         A list leaves `apiVersion` and `kind` out of its items; they are put back here.
         """

@@ -12,7 +12,7 @@ class ConnectError(Exception):
 
 
 async def load_configuration(kubeconfig: str | None, otherwise: str = "") -> client.Configuration:
-    """From a kubeconfig file, or from the pod's service account if unset.
+    """Loads a kubeconfig file, or the pod's service account if unset.
 
     Args:
         otherwise: what a caller outside a cluster may do other than to give a kubeconfig.
@@ -34,5 +34,5 @@ async def load_configuration(kubeconfig: str | None, otherwise: str = "") -> cli
 
 
 def _why(kubeconfig: str, error: Exception) -> str:
-    """The library calls a file that is missing one without contexts."""
+    """Returns the reason of an error: the library says of a missing file that it has no contexts."""
     return str(error) if Path(kubeconfig).expanduser().exists() else "there is no such file"

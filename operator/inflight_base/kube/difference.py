@@ -26,7 +26,8 @@ _SERVER_DEFAULTS: tuple[tuple[str, Any], ...] = (
 
 
 def needs_apply(wanted: dict[str, Any], live: dict[str, Any] | None) -> bool:
-    """Whether applying `wanted` would change `live`, as read from the API server with its `metadata.managedFields`."""
+    """Returns whether applying `wanted` would change `live`, as read from the API server with its
+    `metadata.managedFields`."""
     if live is None:
         return True
     owned = _owned_fields(live)
@@ -34,7 +35,7 @@ def needs_apply(wanted: dict[str, Any], live: dict[str, Any] | None) -> bool:
 
 
 def _owned_fields(live: dict[str, Any]) -> dict[str, Any] | None:
-    """FieldsV1 of what the operator applied last; None if it never applied the object."""
+    """Returns FieldsV1 of the operator's last apply; None if it never applied the object."""
     for entry in live["metadata"].get("managedFields", ()):
         if entry["manager"] == FIELD_MANAGER and entry["operation"] == "Apply" and not entry.get("subresource"):
             written = entry["fieldsV1"]
@@ -44,15 +45,16 @@ def _owned_fields(live: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def packed_fields(entry: dict[str, Any]) -> dict[str, Any]:
-    """An entry of `metadata.managedFields` for keeping: its tree of fields as text, a fraction of the size, which
-    `needs_apply` reads as well."""
+    """Returns an entry of `metadata.managedFields` with its tree of fields as text, which takes a fraction of the
+    memory and which `needs_apply` reads as well."""
     fields = entry.get("fieldsV1", {})
     packed = fields if isinstance(fields, str) else json.dumps(fields, separators=(",", ":"))
     return {**entry, "fieldsV1": packed}
 
 
 def _holds(wanted: Any, live: Any, *, quantities: bool = False) -> bool:
-    """Whether `live` has every value of `wanted`; more keys in a mapping are allowed, more items in a list are not.
+    """Returns whether `live` has every value of `wanted`; more keys in a mapping are allowed, more items in a list are
+    not.
 
     `quantities` says that the values are quantities, which the API server rewrites (`0.5` to `500m`).
     """
@@ -65,7 +67,7 @@ def _holds(wanted: Any, live: Any, *, quantities: bool = False) -> bool:
         )
     if isinstance(wanted, list) and isinstance(live, list):
         return len(wanted) == len(live) and all(
-            _holds(item, there, quantities=quantities) for item, there in zip(wanted, live, strict=True)
+            _holds(item, present, quantities=quantities) for item, present in zip(wanted, live, strict=True)
         )
     if quantities and isinstance(wanted, str | int) and isinstance(live, str | int):
         return parse_quantity(wanted) == parse_quantity(live)
@@ -73,12 +75,12 @@ def _holds(wanted: Any, live: Any, *, quantities: bool = False) -> bool:
 
 
 def _is_empty(value: Any) -> bool:
-    """Whether the API server leaves a value out when it stores an object (Go's omitempty)."""
+    """Returns whether the API server leaves a value out when it stores an object (Go's omitempty)."""
     return value in (None, "", False) or value == [] or value == {}
 
 
 def _still_wanted(owned: dict[str, Any], wanted: Any, live: Any) -> bool:
-    """Whether every field in `owned` is in `wanted`: an apply has to remove any other field."""
+    """Returns whether every field in `owned` is in `wanted`: an apply has to remove any other field."""
     if not owned:
         return _no_leftovers(wanted, live)
     for path, below in owned.items():
@@ -90,8 +92,8 @@ def _still_wanted(owned: dict[str, Any], wanted: Any, live: Any) -> bool:
                 return False
         elif marker == "k":
             found = _item(wanted, json.loads(key))
-            there = _item(live, json.loads(key))
-            if found is None or (there is not None and not _still_wanted(below, found, there)):
+            present = _item(live, json.loads(key))
+            if found is None or (present is not None and not _still_wanted(below, found, present)):
                 return False
         elif marker == "v" and (not isinstance(wanted, list) or json.loads(key) not in wanted):
             return False
@@ -110,7 +112,7 @@ def _item(items: Any, keys: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _no_leftovers(wanted: Any, live: Any) -> bool:
-    """Whether an atomic value holds only wanted fields, besides defaults of the API server."""
+    """Returns whether an atomic value holds only wanted fields, besides defaults of the API server."""
     if isinstance(wanted, dict) and isinstance(live, dict):
         return all(
             _no_leftovers(wanted[key], value) if key in wanted else (key, value) in _SERVER_DEFAULTS

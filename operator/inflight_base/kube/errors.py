@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 LONGEST_MESSAGE = 300
-"""Characters that are kept of a response that is no JSON object, such as the error page of a proxy."""
+"""Most characters kept of a response that is no JSON object, such as the error page of a proxy."""
 
 
 class KubeApiError(Exception):
@@ -14,9 +14,9 @@ class KubeApiError(Exception):
 
     Attributes:
         status: HTTP status; 0 without a response.
-        message: from the API server.
+        message: message of the API server.
         retry_after: seconds to wait before the next try, where the API server sends Retry-After (as with 429).
-        reason: of the Kubernetes Status, such as `Forbidden`; empty without one.
+        reason: reason in the Kubernetes Status, such as `Forbidden`; empty without one.
         about_object: whether the refusal names an object: with status 404, the path is right and the object is missing.
     """
 

@@ -34,19 +34,19 @@ SILENT_SECONDS = 90.0
 a watch."""
 
 WARN_SECONDS = 60.0
-"""Between two warnings about the same selection."""
+"""Seconds between two warnings about the same selection."""
 
 ABSENT_SECONDS = 60.0
-"""Between two lists of an optional kind that the cluster does not have."""
+"""Seconds between two lists of an optional kind that the cluster does not have."""
 
 
 class Reflector:
-    """One selection's list and watch.
+    """List and watch of a selection.
 
     Args:
         on_changes: called for each page of a list, and for each event.
         optional: the cluster may not have the kind, or not permit a list, which is no problem: there are no objects
-            then, and the reflector looks again each minute.
+            then, and the reflector lists again each minute.
 
     Attributes:
         listed: a list has succeeded since this process started, and the cluster still has the kind.
@@ -71,11 +71,11 @@ class Reflector:
 
     @property
     def path(self) -> str:
-        """Of the collection, with its selectors."""
+        """Path of the collection, with its selectors."""
         return self.selection.query()
 
     async def run(self) -> None:
-        """Until cancelled.
+        """Lists and watches until cancelled.
 
         Raises:
             HistoryError: raised by `on_changes`.

@@ -1,6 +1,6 @@
 """Kubernetes objects as JSON: names, keys and values that operator, gateway and plugin read and write alike.
 
-Imports the standard library only: the plugin's commands start with it.
+They import the standard library only: the plugin's commands start with it.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ _DIGEST = re.compile(r"[0-9a-fA-F]{64}")
 
 
 class KeyEntry(NamedTuple):
-    """Attributes: digest: SHA-256 of the key, 32 bytes. expires: None: never."""
+    """An entry. Attributes: digest: SHA-256 of the key, 32 bytes. expires: None: never."""
 
     tenant: str
     digest: bytes
@@ -26,9 +26,10 @@ class KeyEntry(NamedTuple):
 
 
 def read_entry(value: bytes) -> KeyEntry:
-    """
+    """Reads an entry.
+
     Raises:
-        ValueError: with the reason, which never repeats the value.
+        ValueError: it is malformed; the message says why and never repeats the value.
     """
     try:
         body = json.loads(value)

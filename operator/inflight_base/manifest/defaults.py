@@ -8,12 +8,6 @@ from __future__ import annotations
 TTFT_P95 = "500ms"
 TPOT_P95 = "50ms"
 
-MAX_NUM_SEQS = 256
-MAX_NUM_BATCHED_TOKENS = 8192
-MOST_SEQS = 65_536
-MOST_TOKENS = 1_048_576
-"""Highest values of both limits: capacities, bounds of tuning and overrides."""
-
 MIN_REPLICAS = 1
 MAX_REPLICAS = 8
 IDLE_TIMEOUT = "10m"

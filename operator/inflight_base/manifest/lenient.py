@@ -16,11 +16,11 @@ U = TypeVar("U")
 
 
 class Part:
-    """One object inside a manifest.
+    """An object inside a manifest.
 
     Args:
-        value: of any type; anything other than an object counts as empty.
-        path: for notes, such as `spec.gateway`.
+        value: any value; anything other than an object counts as empty.
+        path: its path for notes, such as `spec.gateway`.
         notes: receives a sentence for each unreadable field.
     """
 
@@ -46,11 +46,11 @@ class Part:
         return self._read(name, default, _flag)
 
     def text(self, name: str, default: T) -> str | T:
-        """A text that is not empty."""
+        """Returns a text that is not empty."""
         return self._read(name, default, _text)
 
     def whole(self, name: str, default: T, least: int = 0) -> int | T:
-        """A whole number of at least `least`."""
+        """Returns a whole number of at least `least`."""
         return self._read(name, default, lambda value: _at_least(_whole(value), least))
 
     def number(self, name: str, default: T, least: float = 0.0) -> float | T:

@@ -99,7 +99,7 @@ def pool_port(service: ServiceKey) -> int:
     """Port of the gateway's pods on which other gateways ask for endpoints of the service's InferencePool.
 
     The endpoint picker protocol does not name the pool of a request: it takes a picker for each pool. One picker serves
-    all pools, and the port tells them apart, which works with every gateway. The port is the same in all gateway pods
+    all pools, and the port distinguishes them, which works with every gateway. The port is the same in all gateway pods
     without agreement between them. Services can share one: then Host, model and allowed endpoints decide between them.
     """
     return POOL_PORTS[crc32(str(service).encode()) % len(POOL_PORTS)]

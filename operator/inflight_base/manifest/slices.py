@@ -11,7 +11,7 @@ class SliceEndpoint(NamedTuple):
     """An endpoint of an EndpointSlice.
 
     Attributes:
-        pod, uid: of its pod; empty without one.
+        pod, uid: name and UID of its pod; empty without one.
         ready: true for all pods of a Service that publishes addresses that are not ready.
         serving: the pod's own readiness.
     """
@@ -27,16 +27,17 @@ class SliceEndpoint(NamedTuple):
 def endpoints(manifest: Mapping[str, Any]) -> Iterator[SliceEndpoint]:
     """The endpoints of a slice. By the API, an unset `ready` counts as true, and an unset `serving` as `ready`."""
     for entry in manifest.get("endpoints") or ():
-        said, target = entry.get("conditions") or {}, entry.get("targetRef") or {}
-        ready = said.get("ready") is not False
-        serving = ready if said.get("serving") is None else said["serving"]
+        conditions, target = entry.get("conditions") or {}, entry.get("targetRef") or {}
+        ready = conditions.get("ready") is not False
+        serving = ready if conditions.get("serving") is None else conditions["serving"]
         pod, uid = target.get("name") or "", target.get("uid") or ""
         if entry.get("addresses"):
-            yield SliceEndpoint(entry["addresses"][0], pod, uid, ready, serving, said.get("terminating") is True)
+            terminating = conditions.get("terminating") is True
+            yield SliceEndpoint(entry["addresses"][0], pod, uid, ready, serving, terminating)
 
 
 def address_of(ip: str, port: int) -> str:
-    """`IP:PORT`, `[IP]:PORT` of an IPv6 address."""
+    """Returns `IP:PORT`, or `[IP]:PORT` of an IPv6 address."""
     return f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
 
 

@@ -27,7 +27,7 @@ WAITING_PROMPT_TOKENS = "inflight_waiting_prompt_tokens"
 KV_USAGE = "vllm:kv_cache_usage_perc"
 KV_CACHE_TOKENS = "inflight_kv_cache_tokens"
 CACHE_CONFIG = "vllm:cache_config_info"
-"""Its labels contain the size of the KV cache."""
+"""Metric whose labels contain the size of the KV cache."""
 MAX_NUM_SEQS = "inflight_max_num_seqs"
 MAX_NUM_BATCHED_TOKENS = "inflight_max_num_batched_tokens"
 PREEMPTIONS = "vllm:num_preemptions_total"
@@ -55,7 +55,8 @@ MAX_STEP_SECONDS = 3600.0
 """Largest accepted coefficient of a cost model: slower engines cannot serve requests."""
 
 _LARGEST = {STEP_COST: MAX_STEP_SECONDS, STEP_COST_CURVE: MAX_STEP_SECONDS, ARRIVED_SQUARES: 2.0**80}
-"""Of a sum of squared prompt lengths only the mean is used, which needs no exact integer."""
+"""Largest number of some names. For a sum of squared prompt lengths only the mean is used, which needs no exact
+integer."""
 
 _KEYED = frozenset((STEP_COST, STEP_COST_CURVE, REJECTIONS))
 """Names whose series differ by one label that matters: `term`, `tokens` or `reason`."""
@@ -68,7 +69,7 @@ _TERMS = {
     "prefill_context_token": "prefill_context_token_s",
     "copied_token": "copied_token_s",
 }
-"""Field of `CostModel` by label. Engines without copies do not report the last."""
+"""Field of `CostModel` by label. Engines without copies do not report the last one."""
 
 _NEEDED_TERMS = _TERMS.keys() - {"copied_token"}
 
@@ -77,7 +78,7 @@ _EDGE = r'[ \t]*+le[ \t]*+=[ \t]*+"([!#-\[\]^`-~]*+)"'
 _KEY = r'[ \t]*+(?:term|tokens|reason)[ \t]*+=[ \t]*+"([!#-\[\]^`-~_]*+)"'
 _LABEL = rf"[ \t]*+[a-zA-Z_]\w*+[ \t]*+=[ \t]*+{_QUOTED}"
 _AFTER_VALUE = re.compile(r"(?:[ \t]+[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)?(?:[ \t]+#[^\n]*)?[ \t\r]*", re.ASCII)
-"""A time stamp and an exemplar, both optional and both ignored."""
+"""Text after a value: a time stamp and an exemplar, both optional and both ignored."""
 _BLOCK_SIZE = re.compile(r'(?:^|,)block_size="([0-9]{1,7})"')
 _NUM_BLOCKS = re.compile(r'(?:^|,)num_gpu_blocks="([0-9]{1,9})"')
 
@@ -91,7 +92,8 @@ def _line(names: Collection[str]) -> re.Pattern[str]:
     not well formed matches too; its value is then no number, or something follows it that is no time stamp."""
 
     def one_of(prefix: str) -> str:
-        """The branches begin with different letters, so few are tried."""
+        """Returns a pattern of the names with this prefix: few branches are tried, as they begin with different
+        letters."""
         return prefix + "(?:" + "|".join(name.removeprefix(prefix) for name in names if name.startswith(prefix)) + ")"
 
     # `re` finds the line feed with memchr, and all repetitions are possessive: no backtracking, so the time is linear
@@ -112,14 +114,15 @@ class PageReader:
     and tokens; a fraction is left out, so that no mean is of less than one.
 
     Args:
-        names: of samples.
-        histograms: their names.
-        largest: number, except of sums of squares and costs.
-        strict: whether a line that cannot be parsed is an error of the page, else its number counts as missing.
+        names: names of samples.
+        histograms: names of histograms.
+        largest: largest number, except of sums of squares and costs.
+        strict: a line that cannot be parsed is an error of the page; else its number counts as missing.
 
     Attributes:
-        names: of all samples, those of the histograms included.
-        query: asks for the needed samples alone. prometheus_client's servers know it; others ignore it and send all.
+        names: names of all samples, including samples of the histograms.
+        query: query of the URL that asks for these samples alone. prometheus_client's servers know it; others ignore it
+            and send all.
     """
 
     def __init__(
@@ -141,7 +144,8 @@ class PageReader:
         self._largest = {**dict.fromkeys(self.names, largest), **_LARGEST}
 
     def read(self, text: str) -> Page:
-        """
+        """Reads a page.
+
         Raises:
             PageError: no line has `RUNNING`, or, if `strict`, none with a possible number; there are more than
                 `MAX_LINES` lines; a line cannot be parsed, or a number is impossible, where that is an error.
@@ -158,8 +162,8 @@ class PageReader:
                 bound = float(edge) if name in buckets else None
             except ValueError as error:
                 if strict:
-                    what = f"{name} is {number[:40]!r} in bucket {edge[:40]!r}"
-                    raise PageError(f"not Prometheus text: {what}") from error
+                    sample = f"{name} is {number[:40]!r} in bucket {edge[:40]!r}"
+                    raise PageError(f"not Prometheus text: {sample}") from error
                 value = math.nan
             if rest and strict and not _AFTER_VALUE.fullmatch(rest):
                 raise PageError(f"not Prometheus text: {name} is followed by {rest.strip()[:40]!r}")
@@ -188,9 +192,9 @@ class Page:
 
     Attributes:
         cache_configs: lines of `CACHE_CONFIG` from their labels on, `MAX_CURVE` at most.
-        values: by name, in the order of the page.
-        keyed: the same of names whose series differ by one label that matters, with that label.
-        buckets: of histograms, by upper bound.
+        values: numbers by name, in the order of the page.
+        keyed: numbers of names whose series differ by a label that matters, with the value of that label.
+        buckets: counts of histogram buckets, by name and upper bound.
         unknown: names with a number that counts as missing.
     """
 
@@ -205,7 +209,7 @@ class Page:
         return sum(self.values[name])
 
     def largest(self, name: str) -> float | None:
-        """None without a value."""
+        """The largest value; None without a value."""
         return max(self.values[name], default=None)
 
     def count(self, name: str) -> int:
@@ -262,7 +266,7 @@ class Page:
         return _shared_cost(tuple(terms.get(term, 0.0) for term in _TERMS), points)
 
     def kv_cache_tokens(self) -> int:
-        """Of the engines of a vLLM server together; 0 if not reported."""
+        """Returns the size of the KV cache in tokens, of all engines of a vLLM server together; 0 if not reported."""
         found = [(_BLOCK_SIZE.search(labels), _NUM_BLOCKS.search(labels)) for labels in self.cache_configs]
         return sum(int(size[1]) * int(blocks[1]) for size, blocks in found if size is not None and blocks is not None)
 
@@ -276,7 +280,7 @@ def _largest_by_key(series: list[tuple[str, float]]) -> dict[str, float]:
 
 @lru_cache(maxsize=4096)
 def _shared_cost(coefficients: tuple[float, ...], curve: tuple[tuple[float, float], ...]) -> CostModel | None:
-    """One object for all pages with this cost model; None if a decode step takes no time."""
+    """Returns the same object for all pages with this cost model; None if a decode step takes no time."""
     cost = CostModel(**dict(zip(_TERMS.values(), coefficients, strict=True)), curve=curve)
     least = cost.base_s + cost.decode_seq_s + cost.decode_kv_token_s + min((one for _, one in curve), default=0.0)
     return cost if least > 0 else None
@@ -284,5 +288,5 @@ def _shared_cost(coefficients: tuple[float, ...], curve: tuple[tuple[float, floa
 
 @lru_cache(maxsize=1024)
 def _shared_bounds(bounds: tuple[float, ...]) -> tuple[float, ...]:
-    """One tuple for all histograms with these bounds."""
+    """Returns the same tuple for all histograms with these bounds."""
     return bounds

@@ -35,7 +35,7 @@ class Engine:
     """An engine that is scraped.
 
     Attributes:
-        key: its offset in the interval is derived from it.
+        key: key from which its offset in the interval is derived.
         url: `http://IP:PORT/metrics`, an IPv6 address in brackets.
         failures: consecutive failures.
         pending: the timer until the next scrape, or the scrape in flight; None while the scrape is queued.
@@ -79,12 +79,12 @@ class Scraper(ABC, Generic[E]):
 
     Args:
         http: see `metrics_session`; closed by the caller.
-        agent: of the requests (`User-Agent`).
-        query: of the URL, see `PageReader.query`.
-        interval: seconds between two scrapes of an engine, at least.
+        agent: `User-Agent` of the requests.
+        query: query of the URL, see `PageReader.query`.
+        interval: minimum seconds between two scrapes of an engine.
         timeout: seconds for one scrape, from connecting to the last byte.
         concurrency: maximum scrapes in flight.
-        max_per_second: scrapes of all engines together; above it each engine is scraped less often.
+        max_per_second: most scrapes of all engines together; above it each engine is scraped less often.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class Scraper(ABC, Generic[E]):
         return f"{type(error).__name__}: {str(error)[:MAX_ERROR]}"
 
     async def _page(self, url: URL) -> bytes:
-        """The body of a plain 200; of any other response, as little as possible is read.
+        """Returns the body of a plain 200; of any other response, as little as possible is read.
 
         Raises:
             PageError: another status, an encoding, or more than `MAX_BODY` bytes.

@@ -23,7 +23,7 @@ SecretData = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The effective changes of one update, including removals, without unchanged parts."""
+    """The keys of the objects that an update added, changed or removed."""
 
     services: frozenset[ServiceKey] = frozenset()
     endpoints: frozenset[ServiceKey] = frozenset()
@@ -40,7 +40,7 @@ class Catalog:
     belong to one.
 
     Args:
-        cluster_domain: of the cluster's DNS, as in NAME.NAMESPACE.svc.DOMAIN.
+        cluster_domain: domain of the cluster's DNS, as in NAME.NAMESPACE.svc.DOMAIN.
     """
 
     def __init__(self, cluster_domain: str = "cluster.local") -> None:
@@ -56,12 +56,12 @@ class Catalog:
 
     @property
     def services(self) -> Mapping[ServiceKey, ServiceConfig]:
-        """A live, read-only view."""
+        """A live, read-only view of all services."""
         return MappingProxyType(self._services)
 
     @property
     def endpoints(self) -> Mapping[ServiceKey, tuple[Endpoint, ...]]:
-        """A live, read-only view. Services without endpoints are not in it."""
+        """A live, read-only view of the endpoints of each service; services without endpoints are not in it."""
         return MappingProxyType(self._endpoints)
 
     def endpoints_of(self, key: ServiceKey) -> tuple[Endpoint, ...]:
@@ -69,20 +69,20 @@ class Catalog:
         return self._endpoints.get(key, ())
 
     def addresses(self) -> frozenset[str]:
-        """Of the endpoints of all services."""
+        """Returns the addresses of the endpoints of all services."""
         return frozenset(endpoint.address for key in self._services for endpoint in self.endpoints_of(key))
 
     def service_of(self, address: str) -> ServiceKey | None:
-        """The service whose endpoint has this address."""
+        """Returns the service whose endpoint has this address; None: there is none."""
         key = self._by_address.get(address)
         return key if key in self._services else None
 
     def secret(self, ref: ObjectKey) -> SecretData | None:
-        """None: the Secret does not exist, or has not been read yet."""
+        """Returns the entries of a Secret; None: it does not exist, or has not been read yet."""
         return self._secrets.get(ref)
 
     def secret_refs(self) -> frozenset[ObjectKey]:
-        """Of the known Secrets."""
+        """Returns the keys of the known Secrets."""
         return frozenset(self._secrets)
 
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
@@ -98,7 +98,7 @@ class Catalog:
         secrets: Mapping[ObjectKey, SecretData | None] = MappingProxyType({}),
         outside: Mapping[ServiceKey, bool] = MappingProxyType({}),
     ) -> Change:
-        """Sets each of these, or removes it where the value is None or, for endpoints, empty.
+        """Sets each of these objects, or removes it where the value is None or, for endpoints, empty.
 
         `outside` are InferenceServices that are not behind the gateway. Clients of a service that was behind it until
         now may still connect, and must not reach another service by their model. Subscribers are not notified of them.
@@ -108,7 +108,7 @@ class Catalog:
         """
         change = Change(
             frozenset(key for key, config in services.items() if self._set_service(key, config)),
-            frozenset(key for key, those in endpoints.items() if self._set_endpoints(key, those)),
+            frozenset(key for key, each in endpoints.items() if self._set_endpoints(key, each)),
             frozenset(ref for ref, data in secrets.items() if self._set_secret(ref, data)),
         )
         self._outside |= {key for key, is_outside in outside.items() if is_outside}
@@ -122,14 +122,14 @@ class Catalog:
         return change
 
     def hosts(self, key: ServiceKey) -> tuple[str, ...]:
-        """All names by which clients reach the service, without ports: those that `resolve` maps to it."""
+        """Returns all host names by which clients reach the service, without ports: `resolve` maps them to it."""
         name, namespace = key.name, key.namespace
         full = f"{name}.{namespace}"
         hosts = (full, f"{full}.svc", f"{full}.svc.{self._cluster_domain}")
         return (name, *hosts) if self._by_name.get(name) == {key} else hosts
 
     def resolve(self, host: str, model: str | None = None, subset: Sequence[str] = ()) -> ServiceKey | Refusal:
-        """The service that a request is for.
+        """Returns the service that a request is for.
 
         The Host header decides where it names services. Where it names several (a short name in several namespaces) or
         none, the request's model decides, then the addresses that another gateway allows. The gateway never guesses a
@@ -137,8 +137,8 @@ class Catalog:
 
         Args:
             host: Host or :authority, with or without a port.
-            model: of the body.
-            subset: addresses, see `headers.SUBSET`.
+            model: field of the body.
+            subset: addresses that another gateway allows, see `headers.SUBSET`.
         """
         hostname = _hostname(host)
         named = self._key_of(hostname)
@@ -157,7 +157,7 @@ class Catalog:
         return _unresolved(hostname, model, len(candidates))
 
     def _key_of(self, hostname: str) -> ServiceKey | None:
-        """The service named by NAME.NAMESPACE[.svc[.DOMAIN]], whether it exists or not."""
+        """Returns the service that NAME.NAMESPACE[.svc[.DOMAIN]] names, whether it exists or not."""
         name, _, rest = hostname.partition(".")
         namespace, _, suffix = rest.partition(".")
         full = name and namespace and suffix in ("", "svc", f"svc.{self._cluster_domain}")
@@ -214,7 +214,8 @@ def _take_out(index: dict[str, set[ServiceKey]], entry: str, key: ServiceKey) ->
 
 
 def _hostname(host: str) -> str:
-    """Host without its port and the root's dot. A bracketed IPv6 address names no service and stays as it is."""
+    """Returns the host without its port and the root's dot. A bracketed IPv6 address names no service and stays as it
+    is."""
     name, _, port = host.strip().lower().rpartition(":")
     return (name if name and port.isdigit() else host.strip().lower()).removesuffix(".")
 
@@ -229,11 +230,12 @@ def _outside(key: ServiceKey) -> Refusal:
 
 
 def _unresolved(hostname: str, model: str | None, candidates: int) -> Refusal:
-    """Names of other namespaces are not disclosed: the client may not be permitted to see them."""
+    """Returns the refusal of a request whose service is not found. It names no namespaces: the client may not be
+    permitted to see them."""
     way_out = "send the request to http://NAME.NAMESPACE.svc with the name of an InferenceService behind this gateway"
     if candidates:
-        what = f"host {hostname!r} and model {model!r}" if model else f"host {hostname!r}"
-        return Refusal(404, "service_ambiguous", f"{what} fit {candidates} services: {way_out}")
+        names = f"host {hostname!r} and model {model!r}" if model else f"host {hostname!r}"
+        return Refusal(404, "service_ambiguous", f"{names} fit {candidates} services: {way_out}")
     if not model:
         return Refusal(
             404, "service_not_found", f"host {hostname!r} is no service, and the request names no model: {way_out}"

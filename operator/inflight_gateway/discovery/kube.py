@@ -30,7 +30,7 @@ class GatewayPods:
     Attributes:
         namespace, service: the gateway's own Service.
         pod: name of this pod, which is excluded from the peers.
-        port: of the state streams.
+        port: port of their state streams.
     """
 
     namespace: str
@@ -46,7 +46,7 @@ class KubeDiscovery:
     content, and reports this in `unready`.
 
     Args:
-        namespaces: to look at; empty: all of them.
+        namespaces: namespaces to watch; empty: all of them.
         pods: see `GatewayPods`; None: no peers.
         on_peers: called with the addresses of all peers whenever they change.
     """
@@ -78,7 +78,7 @@ class KubeDiscovery:
         ]
 
     async def run(self) -> None:
-        """Until cancelled."""
+        """Watches until cancelled."""
         unsubscribe = self._catalog.subscribe(self._follow_secrets)
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -90,8 +90,8 @@ class KubeDiscovery:
                 task.cancel()
 
     def unready(self) -> list[str]:
-        """Why this gateway has no services yet; empty once it has them, even if the API server becomes unavailable
-        later. An unreadable Secret blocks only its own services."""
+        """Returns why this gateway has no services yet; empty once it has them, even if the API server becomes
+        unavailable later. An unreadable Secret blocks only its own services."""
         if not self._complete:
             waiting = [reflector for reflector in (*self._services, *self._engines) if not reflector.listed]
             waiting += [one for one, _ in self._secrets.values() if not (one.listed or one.status)]
@@ -101,7 +101,7 @@ class KubeDiscovery:
         return []
 
     def problems(self) -> list[str]:
-        """Currently failing calls, whether this gateway is ready or not."""
+        """Returns the problems of lists and watches that fail now, whether this gateway is ready or not."""
         secrets = (reflector for reflector, _ in self._secrets.values())
         return [one.problem for one in (*self._services, *self._engines, *secrets) if one.problem]
 

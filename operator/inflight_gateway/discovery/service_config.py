@@ -14,7 +14,7 @@ class ServiceConfigError(ValueError):
 
 
 def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[str, ...]]:
-    """The gateway's configuration of an InferenceService, as the API server returns it.
+    """Reads the gateway's configuration from an InferenceService, as the API server returns it.
 
     Returns:
         The configuration, None where the service is not behind the gateway (`spec.gateway.enabled`); and a sentence for
@@ -56,7 +56,8 @@ def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[
 
 
 def _api_keys_secret(gateway: Part) -> str | None:
-    """An empty `auth` is ambiguous as well, so it is an error and does not mean `no keys`."""
+    """Returns the Secret of the API keys; None: no keys are required. An empty `auth` is ambiguous, so it is an error
+    and does not mean that."""
     if not gateway.has("auth"):
         return None
     name = gateway.part("auth").text("apiKeysSecret", None)

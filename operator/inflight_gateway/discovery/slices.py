@@ -14,7 +14,7 @@ from inflight_gateway.types import Endpoint
 
 
 def service_of(manifest: Manifest) -> ServiceKey | None:
-    """The InferenceService of the engines in the slice.
+    """Returns the InferenceService of the engines in the slice.
 
     None for slices of other Services with the label. A Service that became an ExternalName keeps the slices it had
     before: the EndpointSlice controller does not update them, and their addresses are those of deleted pods.
@@ -27,7 +27,7 @@ def service_of(manifest: Manifest) -> ServiceKey | None:
 
 
 def ready_endpoints(manifest: Manifest) -> tuple[Endpoint, ...]:
-    """Engines of a slice that accept new requests: ready, serving and not terminating."""
+    """Returns the engines of a slice that accept new requests: ready, serving and not terminating."""
     port = _port(manifest.get("ports") or ())
     if port is None:
         return ()
@@ -39,12 +39,12 @@ def ready_endpoints(manifest: Manifest) -> tuple[Endpoint, ...]:
 
 
 def all_addresses(manifest: Manifest, port: int, without_pod: str) -> set[str]:
-    """Every pod of a slice except one, ready or not, with another port than the slice's."""
+    """Returns the address of every pod of a slice except one, ready or not, with `port` instead of the slice's."""
     return {address_of(one.ip, port) for one in endpoints(manifest) if one.pod != without_pod}
 
 
 def _port(ports: Iterable[dict[str, Any]]) -> int | None:
-    """The port called `http`, else the only one."""
+    """Returns the port called `http`, else the only one."""
     numbers = {port.get("name") or "": port["port"] for port in ports if port.get("port")}
     if HTTP_PORT_NAME in numbers:
         return int(numbers[HTTP_PORT_NAME])
@@ -59,7 +59,7 @@ class Slices:
         self._of_service: dict[ServiceKey, set[ObjectKey]] = defaultdict(set)
 
     def take(self, changes: Mapping[ObjectKey, Manifest | None]) -> dict[ServiceKey, tuple[Endpoint, ...]]:
-        """The endpoints of every service that these changes touch."""
+        """Applies changes; returns the endpoints of every service that they touch."""
         touched: set[ServiceKey] = set()
         for key, manifest in changes.items():
             if key in self._of_slice:

@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.5
 
 MAX_FILE = 2**24
-"""Bytes."""
+"""Largest file, in bytes."""
 
 
 class StaticFileError(Exception):
@@ -60,7 +60,8 @@ class StaticDiscovery:
         self._take(read_file(path))
 
     async def run(self) -> None:
-        """Until cancelled. While the file has errors, its previous content stays in force."""
+        """Reads the file after each change, until cancelled. While it has errors, its previous content stays in
+        force."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             seen = _version(self._path)
@@ -77,11 +78,11 @@ class StaticDiscovery:
                 logger.info("%s was read again: %d services", self._path, len(self._catalog.services))
 
     def unready(self) -> list[str]:
-        """The file was read before this object was created."""
+        """Returns nothing: the file was read before this object was created."""
         return []
 
     def problems(self) -> list[str]:
-        """Why the current file is not in force."""
+        """Returns why the current file is not in force."""
         return [self._problem] if self._problem else []
 
     def _take(self, file: StaticFile) -> None:
@@ -104,7 +105,7 @@ class StaticFile(msgspec.Struct, frozen=True):
 
 
 def read_file(path: Path) -> StaticFile:
-    """Raises: StaticFileError: the file cannot be read, or a field is unknown, missing or not of its type."""
+    """Reads a file. Raises: StaticFileError: it cannot be read, or a field is unknown, missing or not of its type."""
     try:
         if path.stat().st_size > MAX_FILE:
             raise ValueError(f"it has more than {MAX_FILE} bytes")
@@ -114,7 +115,7 @@ def read_file(path: Path) -> StaticFile:
 
 
 def _parse(content: Any) -> StaticFile:
-    """Raises: ValueError: the message names the field."""
+    """Reads a file's content. Raises: ValueError: a field is invalid; the message names it."""
     top = _object(content, "the file")
     _only_known(top, {"services", "secrets", "peers"}, "the file")
     peers = _list(top.get("peers"), "peers")
@@ -182,12 +183,12 @@ def _convert(value: Any, kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        what, _, path = str(error).partition(" - at `$")
-        raise ValueError(f"{where}{path.removesuffix('`')}: {what}") from error
+        problem, _, path = str(error).partition(" - at `$")
+        raise ValueError(f"{where}{path.removesuffix('`')}: {problem}") from error
 
 
 def _unknown(given: Any, known: Any, where: str) -> Iterator[str]:
-    """Paths of ignored fields: dataclasses drop unknown ones."""
+    """Yields the paths of given fields that are not known: dataclasses drop them."""
     if isinstance(given, dict) and isinstance(known, dict):
         for name, value in given.items():
             if name in known:
@@ -218,7 +219,8 @@ def _list(value: Any, where: str) -> list[Any]:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """Changes with the file, also if it is replaced, as in a mounted ConfigMap; empty without a file."""
+    """Returns a value that changes with the file, also if it is replaced, as in a mounted ConfigMap; empty without a
+    file."""
     try:
         stat = path.stat()
     except OSError:

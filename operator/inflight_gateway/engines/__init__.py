@@ -1,1 +1,1 @@
-"""What the gateway knows of each engine from the requests that it sent there."""
+"""The gateway's accounts of the requests that it sent to each engine."""

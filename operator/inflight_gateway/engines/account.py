@@ -1,4 +1,4 @@
-"""What the gateway knows of one engine: its last sample and the requests sent there."""
+"""The gateway's account of one engine: its last sample and the requests sent there."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ class Sent:
     """A request in flight.
 
     Attributes:
-        at: when it was sent to `address`.
-        tokens: of its prompt that the engine has to compute.
-        prompt_tokens, prefix, block_tokens: of the request.
-        answer: its response, as far as known.
+        at: when it was sent to `address`, in seconds.
+        tokens: prompt tokens that the engine has to compute.
+        prompt_tokens, prefix, block_tokens: see `RequestView`.
+        answer: its answer under way.
     """
 
     service: ServiceKey
@@ -35,6 +35,8 @@ class Sent:
 
 @dataclass(slots=True)
 class Peer:
+    """Another gateway pod's last report on an engine. Attributes: at: its time, in seconds."""
+
     at: float
     in_flight: int
     sent_tokens: int
@@ -42,19 +44,19 @@ class Peer:
 
 @dataclass(slots=True)
 class Account:
-    """One engine.
+    """The requests and tokens sent to one engine, and what its last sample says.
 
     Attributes:
         sent: requests in flight, by id.
-        total_tokens: sent since the start.
-        sample: base of the next attributes, up to `others`.
+        total_tokens: prompt tokens sent since the start.
+        sample: the last sample: base of the next attributes, up to `others`.
         since: time and tokens of the requests sent since its scrape began, at most `STALE_S` ago.
-        since_tokens: their sum.
+        since_tokens: sum of these tokens.
         pending: prompt tokens that the engine still has to compute at `pending_at`, at `rate` a second.
         others: requests in the sample that this gateway did not send.
-        gone: no longer an endpoint.
-        growing: of the requests in flight, by id, from the sample on; None: not asked for since then.
-        growth: of the KV cache's use by them; None: not asked for since they changed.
+        gone: the engine is no longer an endpoint.
+        growing: expected growth of each request in flight, by id, from the sample on; None: not computed since then.
+        growth: growth of the KV cache's use by them; None: not computed since they changed.
     """
 
     sent: dict[str, Sent] = field(default_factory=dict)
@@ -76,7 +78,8 @@ class Account:
         return len(self.sent)
 
     def take(self, sample: EngineSample) -> None:
-        """A new sample: requests sent before its scrape began are in it, or were computed."""
+        """Applies a new sample: it includes requests sent before its scrape began, unless their prompts were
+        computed."""
         self.sample = sample
         self.drop_before(sample.at)
         self.rate = prefill_tokens_per_second(sample)
@@ -89,8 +92,8 @@ class Account:
         self.growing = self.growth = None
 
     def _progress(self, sample: EngineSample) -> None:
-        """Estimates the answers under way by their age, but no more tokens of all than the KV cache holds: requests
-        that wait in the engine, or waited, have generated fewer."""
+        """Estimates the lengths of answers under way by their age, in total at most what the KV cache holds: requests
+        that wait in the engine, or waited, have generated fewer tokens."""
         sent = [each for each in self.sent.values() if each.at < sample.at]
         generating = [each for each in sent if each.answer.generates]
         if not generating:
@@ -115,7 +118,8 @@ class Account:
         self.since_tokens += tokens
 
     def take_back(self, at: float, tokens: int, now: float) -> None:
-        """A request sent `at` this time was refused. Sent before the scrape of the last sample, it is in no figure."""
+        """Removes a request that was sent at `at` and refused, unless it was sent before the last scrape: then it is in
+        no figure."""
         if (at, tokens) in self.since:
             self.since.remove((at, tokens))
             self.since_tokens -= tokens
@@ -123,7 +127,7 @@ class Account:
             self.pending = min(max(0.0, self.pending - tokens), float(self.known))
 
     def arrive(self, request_id: str, request: Sent) -> None:
-        """A request is sent there."""
+        """Adds a request that is sent to this engine."""
         self.sent[request_id] = request
         self.total_tokens += request.tokens
         self.send(request.at, request.tokens)
@@ -132,17 +136,17 @@ class Account:
             self.growth = None
 
     def leave(self, request_id: str) -> None:
-        """A request there has ended, or is elsewhere."""
+        """Removes a request that has ended, or was sent to another engine."""
         self.sent.pop(request_id, None)
         if self.growing is not None:
             self.growing.pop(request_id, None)
             self.growth = None
 
     def growth_of(self, others: int) -> Growth | None:
-        """None: this gateway has no request there.
+        """Returns the growth of the KV cache's use; None: this gateway has no request at the engine.
 
         Args:
-            others: requests there that this gateway did not send, which are taken to be like those that it did.
+            others: requests at the engine that this gateway did not send: they count like those that it did.
         """
         if not self.sent:
             return None
@@ -154,7 +158,7 @@ class Account:
 
     @property
     def known(self) -> int:
-        """Prompt tokens of the sample's waiting requests and of those sent since."""
+        """Prompt tokens of the sample's waiting requests and of requests sent since."""
         return self.since_tokens + (self.sample.waiting_prompt_tokens if self.sample else 0)
 
     def drop_before(self, time: float) -> None:

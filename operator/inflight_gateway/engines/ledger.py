@@ -21,11 +21,12 @@ FORGET_PEER_S = 60.0
 
 
 class Ledger:
-    """
+    """Accounts of all engines, and the service that each request in flight belongs to.
+
     Args:
-        endpoints: of a service, now.
-        sample: of an address, the latest; None: never scraped.
-        estimates: of the lengths of answers.
+        endpoints: returns the endpoints that a service has now.
+        sample: returns the latest sample of an address; None: never scraped.
+        estimates: estimates of the lengths of answers.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class Ledger:
         self._estimates = estimates
         self._accounts: dict[str, Account] = {}
         self._sent: dict[str, Sent] = {}
-        """By request id."""
+        """Requests in flight, by request id."""
         self._prefixes: dict[ServiceKey, PrefixIndex] = {}
         self._in_flight: dict[ServiceKey, int] = {}
         self._last: dict[ServiceKey, float] = {}
@@ -47,10 +48,10 @@ class Ledger:
     def loads(
         self, service: ServiceKey, request: RequestView, now: float, *, growing: bool = False
     ) -> list[EndpointLoad]:
-        """The state of all endpoints of the service for this request: O(endpoints x log(blocks of the prompt)).
+        """Returns the load of all endpoints of the service for this request: O(endpoints x log(blocks of the prompt)).
 
         Args:
-            growing: with `EndpointLoad.growth`, which takes O(requests in flight) after each sample.
+            growing: fill in `EndpointLoad.growth`, which takes O(requests in flight) after each sample.
         """
         endpoints = self._endpoints(service)
         index = self._prefixes.get(service)
@@ -78,7 +79,7 @@ class Ledger:
         return loads
 
     def begin(self, request: RequestView, pick: Pick, now: float) -> None:
-        """The request is sent to the first picked endpoint."""
+        """Adds a request that is sent to the first picked endpoint."""
         address = pick.endpoints[0].address
         tokens = max(0, request.prompt_tokens - pick.cached_tokens)
         entry = self._sent[request.request_id] = Sent(
@@ -91,7 +92,7 @@ class Ledger:
         self._arrive(request.request_id, entry)
 
     def end(self, request_id: str, now: float) -> None:
-        """The request's stream has ended, for any reason; unknown requests are ignored."""
+        """Removes a request whose stream has ended, for any reason; unknown requests are ignored."""
         entry = self._sent.pop(request_id, None)
         if entry is None:
             return
@@ -101,7 +102,8 @@ class Ledger:
         self._last[entry.service] = now
 
     def move(self, request_id: str, address: str, now: float) -> None:
-        """Envoy sent the request to another endpoint, because those before it in the pick refused it."""
+        """Moves a request that Envoy sent to another endpoint, because the endpoints before it in the pick refused
+        it."""
         entry = self._sent.get(request_id)
         if entry is None or entry.address == address or address not in self._accounts:
             return
@@ -114,7 +116,7 @@ class Ledger:
         self._arrive(request_id, entry)
 
     def _arrive(self, request_id: str, entry: Sent) -> None:
-        """At its address."""
+        """Adds a request to the account and the prefix index of its endpoint."""
         account = self._account(entry.address, entry.at)
         account.arrive(request_id, entry)
         if entry.prefix:
@@ -124,23 +126,23 @@ class Ledger:
             index.add(entry.address, entry.prefix, blocks)
 
     def touch(self, service: ServiceKey, now: float) -> None:
-        """A request for the service arrived, whatever its outcome."""
+        """Notes that a request for the service arrived, whatever its outcome."""
         self._last[service] = now
 
     def service(self, service: ServiceKey, now: float) -> tuple[int, float | None]:
-        """Requests in flight, and seconds since the last one came or ended; None: no request since this gateway
-        started."""
+        """Returns the requests in flight, and the seconds since the last one arrived or ended; None: no request since
+        this gateway started."""
         last = self._last.get(service)
         return self._in_flight.get(service, 0), None if last is None else now - last
 
     def sent(self) -> dict[str, tuple[int, int]]:
-        """By address: requests in flight, and prompt tokens sent there since this gateway started; sent to peers, which
-        compute differences."""
+        """Returns, by address, the requests in flight and the prompt tokens sent since this gateway started. Peers get
+        these totals and compute differences."""
         return {address: (each.in_flight, each.total_tokens) for address, each in self._accounts.items()}
 
     def peer(self, gateway: str, sent: Mapping[str, tuple[int, int]], now: float) -> None:
-        """Requests sent by another gateway, from its `sent`; its first report only sets the baseline. Addresses without
-        a pick here are ignored: a peer may still report removed endpoints."""
+        """Applies what another gateway reports in its `sent`; its first report only sets the baseline. Addresses that
+        this gateway never picked are ignored: a peer may still report removed endpoints."""
         for address, (in_flight, total) in sent.items():
             if address not in self._accounts:
                 continue
@@ -185,7 +187,7 @@ class Ledger:
 
 
 def _cached(blocks: int, block_tokens: int, prompt_tokens: int) -> int:
-    """Engines compute at least the last token of a prompt."""
+    """Returns the cached tokens of a prompt: all but its last one at most, which engines always compute."""
     return min(blocks * block_tokens, max(0, prompt_tokens - 1))
 
 

@@ -28,7 +28,7 @@ RETRY_AFTER_S = 5
 
 
 class Start(NamedTuple):
-    """Attributes: held_s: seconds that the request was held."""
+    """A request can start. Attributes: held_s: seconds that it was held."""
 
     pick: Pick
     held_s: float
@@ -36,7 +36,7 @@ class Start(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class _Waiting:
-    """Attributes: allowed: addresses that another gateway allows; empty: all."""
+    """A held request. Attributes: allowed: addresses that another gateway allows; empty: all."""
 
     service: ServiceKey
     outcome: asyncio.Future[Start | Refusal]
@@ -45,8 +45,8 @@ class _Waiting:
 
 
 class Dispatcher:
-    """Every request passes through the hold queue, even if a replica is free, so no request overtakes waiting ones
-    except by `ServiceQueue.passing`. Request ids are unique for each attempt, see `Exchange`.
+    """Sends requests through the hold queue, even if a replica is free, so no request overtakes waiting ones except by
+    `ServiceQueue.overtaking`. Request ids are unique for each attempt, see `Exchange`.
 
     Args:
         clock: seconds, monotonic.
@@ -75,7 +75,8 @@ class Dispatcher:
     def place(
         self, request: RequestView, config: ServiceConfig, allowed: Collection[str] = ()
     ) -> Refusal | asyncio.Future[Start | Refusal]:
-        """The future is already done if a replica can start the request now. `end` must follow in all cases."""
+        """Queues a request. The future is already done if a replica can start it now. `end` must follow in all
+        cases."""
         now = self._clock()
         self._ledger.touch(request.service, now)
         if allowed and not self._allowed(request.service, allowed):
@@ -91,7 +92,7 @@ class Dispatcher:
         return outcome
 
     def end(self, request_id: str, service: ServiceKey) -> None:
-        """The request's stream has ended, or its client disconnected while it was held."""
+        """Removes a request whose stream has ended, or whose client disconnected while it was held."""
         if self._waiting.pop(request_id, None) is not None:
             self._holds.remove(request_id)
         self._ledger.end(request_id, self._clock())
@@ -100,13 +101,13 @@ class Dispatcher:
         self._changed()
 
     def moved(self, request_id: str, service: ServiceKey, address: str) -> None:
-        """The request is at another endpoint than the first picked one."""
+        """Moves a request that is at another endpoint than the first picked one."""
         self._ledger.move(request_id, address, self._clock())
         self.release(service)
         self._changed()
 
     def release(self, service: ServiceKey | None = None) -> None:
-        """Starts all requests that can start now. `service`: only its requests; None: those of all services."""
+        """Starts all requests that can start now. `service`: only its requests; None: the requests of all services."""
         now = self._clock()
         for request, pick in self._holds.release(now, self._can_start, service, self._shares.above):
             waiting = self._waiting.pop(request.request_id)
@@ -128,7 +129,7 @@ class Dispatcher:
             )
 
     def catalog_changed(self, change: Change) -> None:
-        """Rejects held requests of deleted services, and starts those that new endpoints can serve."""
+        """Rejects held requests of deleted services, and starts held requests that new endpoints can serve."""
         for key in change.services - self._catalog.services.keys():
             self._shares.forget(key)
             for request in self._holds.forget(key):
@@ -175,8 +176,8 @@ class Dispatcher:
             _log.exception("picking for %s failed: by least requests for now", service)
 
     def _among(self, service: ServiceKey, allowed: Collection[str], config: ServiceConfig) -> Pick | None:
-        """By least requests, without late binding. For endpoints that another gateway allows: holding such a request
-        would block all others of the service, which other replicas could start."""
+        """Picks by least requests, without late binding. For endpoints that another gateway allows: holding such a
+        request would block all others of the service, which other replicas could start."""
         in_flight = self._ledger.sent()
         endpoints = self._allowed(service, allowed)
         endpoints.sort(key=lambda endpoint: in_flight.get(endpoint.address, (0, 0))[0])
@@ -196,13 +197,13 @@ class Dispatcher:
 
 
 def _settle(outcome: asyncio.Future[Start | Refusal], result: Start | Refusal) -> None:
-    """Unless the client has just disconnected: then the end of its stream follows."""
+    """Sets the outcome, unless the client has just disconnected: then the end of its stream follows."""
     if not outcome.done():
         outcome.set_result(result)
 
 
 def none_allowed(service: ServiceKey) -> Refusal:
-    """Another gateway allows endpoints for the request, and none of them can take it."""
+    """Returns the refusal of a request for which another gateway allows endpoints that cannot take it."""
     return Refusal(
         503,
         "no_replica",

@@ -1,4 +1,4 @@
-"""One request, from its head to the end of its response."""
+"""The path of a request through the picker, from its head to the end of its response."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from inflight_gateway.request.body import Body
 from inflight_gateway.request.headers import CHECK_KEY, DESTINATION, INTERNAL, PROGRESS, SUBSET
 from inflight_gateway.request.paths import is_hidden
 from inflight_gateway.request.view import Head, view
-from inflight_gateway.telemetry.courses import Course, Courses
+from inflight_gateway.telemetry.access_records import AccessRecord, AccessRecords
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import Endpoint, Refusal, RequestView, Retried, ServiceConfig
@@ -35,7 +35,7 @@ _HOLD_MARGIN_S = 5.0
 """Envoy waits longer than the hold queue: the picker ends a hold, not Envoy's timeout."""
 
 _CHECKED = Refusal(200, "key_checked", "the body may follow")
-"""For a relay: no client gets it."""
+"""Answer to a relay that checks a key; no client gets it."""
 
 _numbers = count(1)
 
@@ -55,7 +55,7 @@ class Parts:
     gate: Gate
     engine_headers: EngineHeaders
     dispatcher: Dispatcher
-    courses: Courses
+    records: AccessRecords
     clock: Callable[[], float]
     refused: Callable[[str], None]
     sent: dict[str, Exchange] = field(default_factory=dict)
@@ -68,12 +68,12 @@ class Parts:
 
 
 class Exchange:
-    """Its methods are called in the order of Envoy's messages; `close` always comes last.
+    """A request in the picker. Its methods are called in the order of Envoy's messages; `close` always comes last.
 
     Args:
-        head: of the request.
+        head: head of the request.
         allowed: addresses that another gateway allows for it; None: all.
-        guest: the call comes from another gateway, not from the Envoy of this pod.
+        other_gateway: the call comes from another gateway, not from the Envoy of this pod.
         pool: service whose InferencePool the other gateway routes the request to; None: unknown.
     """
 
@@ -83,28 +83,28 @@ class Exchange:
         head: Head,
         allowed: Collection[str] | None,
         *,
-        guest: bool = False,
+        other_gateway: bool = False,
         pool: ServiceKey | None = None,
     ) -> None:
         self._parts = parts
         self._head = head
         self._allowed = allowed
-        self._guest = guest
+        self._other_gateway = other_gateway
         self._pool = pool
         self._arrived = parts.clock()
         self._placed: tuple[str, ServiceKey] | None = None
         self._admitted = False
-        self._course: Course | None = None
+        self._record: AccessRecord | None = None
         self._picked: tuple[Endpoint, ...] = ()
 
     @property
     def attempt(self) -> int:
-        """From 1."""
+        """Number of the attempt, from 1."""
         return self._head.attempt
 
     def refusal(self) -> Any | None:
-        """From the head alone: bodies are read only if needed. Where the head is all, `place` follows, and checks the
-        key."""
+        """Returns the refusal that follows from the head alone, or None: bodies are read only if needed. If a request
+        has no body, `place` follows, and checks the key."""
         if self._head.checks_key:
             return self._check_key()
         if is_hidden(self._head.path):
@@ -117,7 +117,7 @@ class Exchange:
         return None
 
     async def place(self, stage: messages.Stage, body: Body, body_bytes: int) -> AsyncIterator[Any]:
-        """The response, preceded by a longer timeout if the request has to wait."""
+        """Yields the response, preceded by a longer timeout if the request has to wait."""
         parts, begin = self._parts, self._parts.clock()
         config = self._config(body.model)
         if isinstance(config, Refusal):
@@ -145,44 +145,45 @@ class Exchange:
         # The dispatcher has what it needs of it.
         self._head.body = None
         del body
-        parts.courses.decided(parts.clock() - begin)
+        parts.records.decided(parts.clock() - begin)
         if isinstance(outcome, asyncio.Future) and not outcome.done():
             yield messages.wait_longer(config.hold.max_wait_s + _HOLD_MARGIN_S)
         result = outcome if isinstance(outcome, Refusal) else await outcome
         if isinstance(result, Refusal):
             yield self._refuse(result, config.key)
             return
-        self._course = parts.courses.started(request, *result, relayed=self._head.relayed)
+        self._record = parts.records.started(request, *result, relayed=self._head.relayed)
         self._picked = result.pick.endpoints
         parts.sent[self._head.request_id] = self
         yield self._go_on(stage, request, config, result, limit_headers)
 
     def retried(self, report: Retried) -> None:
-        """The endpoints before the one that answered refused the request."""
+        """Applies a relay's report: the endpoints before the one that answered refused the request."""
         for endpoint in self._picked[: report.tries - 1]:
             self._parts.refused(endpoint.address)
         if self._placed is not None and report.endpoint:
             self._parts.dispatcher.moved(*self._placed, report.endpoint)
 
     def answered(self, status: int) -> None:
-        """The head of an engine's response. Args: status: of HTTP."""
-        if self._course is not None and not self._head.relayed:
-            self._parts.courses.answered(self._course, status)
+        """Applies the head of an engine's response. Args: status: its HTTP status."""
+        if self._record is not None and not self._head.relayed:
+            self._parts.records.answered(self._record, status)
 
     def close(self) -> None:
-        """The response has ended, or the client disconnected."""
+        """Ends the request: its response has ended, or the client disconnected."""
         if self._parts.sent.get(self._head.request_id) is self:
             del self._parts.sent[self._head.request_id]
         if self._placed is not None:
             self._parts.dispatcher.end(*self._placed)
         if self._admitted:
             self._parts.gate.ended(self._head.request_id)
-        if self._course is not None:
-            self._parts.courses.ended(self._course)
+        if self._record is not None:
+            self._parts.records.ended(self._record)
 
     def _check_key(self) -> Any:
-        """For a relay that has not read the body yet. Other refusals than 401 are those of the request itself, which
-        follows. Where Host names no service, the key must be valid for one of them, which the model will name."""
+        """Checks the API key for a relay that has not read the body yet. Only a 401 is a refusal here; the request
+        itself follows and meets all others. If Host names no service, the key must be valid for one of them, which the
+        model will name."""
         config = self._config(None)
         services = self._parts.catalog.services.values() if isinstance(config, Refusal) else (config,)
         refusal = self._parts.gate.check_before_body(self._head.headers, services)
@@ -200,7 +201,7 @@ class Exchange:
         return key if isinstance(key, Refusal) else catalog.services[key]
 
     def _refuse(self, refusal: Refusal, service: ServiceKey | None) -> Any:
-        self._course = self._parts.courses.refused(self._head, service, refusal)
+        self._record = self._parts.records.refused(self._head, service, refusal)
         return messages.refuse(refusal, service)
 
     def _go_on(
@@ -216,7 +217,7 @@ class Exchange:
         endpoints = pick.endpoints[: max(1, config.max_attempts - request.attempt + 1)]
         destination = ",".join(endpoint.address for endpoint in endpoints)
         to_set = [(DESTINATION, destination), *headers.to_set(config, request.tenant, request.external_id)]
-        if self._guest:
+        if self._other_gateway:
             present = {name for name, _ in to_set}
             # A client may have sent them: no proxy before the picker removes them.
             forged = [name for name in (*INTERNAL, SUBSET) if name not in present]

@@ -1,5 +1,5 @@
 """The gRPC servers: ADS and external processing for the Envoy of this pod; external processing for other gateways,
-with a certificate of its own.
+with a self-signed certificate.
 
 Gateways connect to an endpoint picker with TLS and do not verify its certificate: an InferencePool has no field for an
 authority, and the reference endpoint picker of the Gateway API Inference Extension signs its own certificate at its
@@ -17,25 +17,26 @@ from envoy.service.discovery.v3 import ads_pb2_grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
 from inflight_base.manifest.slices import address_of
-from inflight_gateway.ext_proc.guests import GuestProcessor
+from inflight_gateway.ext_proc.endpoint_picker import EndpointPickerProcessor
 from inflight_gateway.ext_proc.server import Processor
 from inflight_gateway.proxy.ads import Ads
 from inflight_gateway.settings import MAX_BODY_BYTES, any_address
 
 VALID_DAYS = 3650
-"""As the reference endpoint picker's. The certificate is new with each start of the picker."""
+"""Validity of the certificate in days, the same as the reference endpoint picker's. Each start of the picker makes a
+new certificate."""
 
 
 @dataclass(frozen=True, slots=True)
 class Certificate:
-    """PEM. Attributes: private_key: not encrypted."""
+    """A certificate chain and its key, in PEM. Attributes: private_key: not encrypted."""
 
     chain: str
     private_key: str = field(repr=False)
 
 
 def self_signed(name: str) -> Certificate:
-    """A new key and its certificate. Args: name: the subject."""
+    """Makes a key and its certificate. Args: name: subject of the certificate."""
     # Only a gateway that serves other gateways needs the library.
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
@@ -81,7 +82,9 @@ async def serve(socket: Path, ads: Ads, processor: Processor) -> grpc.aio.Server
     return server
 
 
-async def serve_guests(port: int, processor: GuestProcessor, certificate: Certificate | None) -> grpc.aio.Server:
+async def serve_endpoint_picker(
+    port: int, processor: EndpointPickerProcessor, certificate: Certificate | None
+) -> grpc.aio.Server:
     """Listens on a TCP port of all addresses until stopped. Other gateways do not get ADS, which would configure them.
 
     Args:

@@ -24,27 +24,28 @@ Stage = Literal["request_headers", "request_body"]
 Pairs = Iterable[tuple[str, str]]
 
 CONTINUE_HEADERS = ProcessingResponse(request_headers=HeadersResponse())
-"""For another gateway, which sends the body next."""
+"""Answer to the head of a request of another gateway, which sends the body next."""
 
 SEND_BODY = ProcessingResponse(
     request_headers=HeadersResponse(),
     mode_override=ParseDict({**PROCESSING_MODE, "request_body_mode": "BUFFERED"}, ProcessingMode()),
 )
-"""For the Envoy of this pod, which sends bodies only when asked."""
+"""Answer to a head that asks the Envoy of this pod for the body."""
 
 _MESSAGE_CHARACTERS = 2000
-"""Of an error: it may quote what a client sent, such as a model of any length."""
+"""Longest error message: it may quote text of a client, such as a model of any length."""
 
 _OVERWRITE = HeaderValueOption.OVERWRITE_IF_EXISTS_OR_ADD
 
 
 def header_pairs(headers: Any) -> list[tuple[str, str]]:
-    """Of an `HttpHeaders`. Envoy gives values as bytes, which are ASCII mostly."""
+    """Returns the pairs of an `HttpHeaders`. Envoy gives values as bytes, which are ASCII mostly."""
     return [(one.key, one.value or one.raw_value.decode("utf-8", "replace")) for one in headers.headers.headers]
 
 
 def go_on(stage: Stage, to_set: Pairs, to_remove: Iterable[str], metadata: Mapping[str, Mapping[str, str]]) -> Any:
-    """The request continues with these headers, by the route that then matches. Args: metadata: by namespace."""
+    """Makes the answer with which a request continues with these headers, by the route that then matches. Args:
+    metadata: values by namespace."""
     answer = ProcessingResponse()
     # Set in place: constructors copy what they are given, which takes four times as long.
     common = (answer.request_headers if stage == "request_headers" else answer.request_body).response
@@ -59,7 +60,7 @@ def go_on(stage: Stage, to_set: Pairs, to_remove: Iterable[str], metadata: Mappi
 
 
 def refuse(refusal: Refusal, service: ServiceKey | None) -> Any:
-    """The request ends here, with an error in OpenAI's format."""
+    """Makes the answer that ends a request with an error in OpenAI's format."""
     headers = [("content-type", "application/json"), *refusal.headers]
     if service is not None:
         headers.append((SERVICE, str(service)))
@@ -73,13 +74,14 @@ def refuse(refusal: Refusal, service: ServiceKey | None) -> Any:
 
 
 def wait_longer(seconds: float) -> Any:
-    """Envoy's timeout for the answer, from now; Envoy accepts one such message for each response that it waits for."""
+    """Makes the message that sets Envoy's timeout for the answer, from now; Envoy accepts one such message for each
+    response that it waits for."""
     bounded = min(int(seconds) + 1, LONGEST_MESSAGE_TIMEOUT_S)
     return ProcessingResponse(override_message_timeout=Duration(seconds=bounded))
 
 
 def _set(mutation: Any, pairs: Pairs) -> None:
-    """Args: mutation: a `HeaderMutation`."""
+    """Adds headers to set. Args: mutation: a `HeaderMutation`."""
     for key, value in pairs:
         option = mutation.set_headers.add()
         option.append_action = _OVERWRITE

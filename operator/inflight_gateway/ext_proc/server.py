@@ -1,6 +1,6 @@
 """The external processor: one stream for each request, open until its response has ended.
 
-One message each way for a request whose body a relay has read; others have their body sent, too.
+A request whose body a relay has read takes one message each way; the picker asks Envoy for the body of any other.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from inflight_gateway.request.view import Head, addresses
 _log = logging.getLogger(__name__)
 
 _SUBSET_NAMESPACE = "envoy.lb.subset_hint"
-"""Of the metadata in which another gateway names the endpoints that may be picked (Gateway API Inference Extension,
-docs/proposals/004-endpoint-picker-protocol)."""
+"""Namespace of the metadata in which another gateway names the endpoints that may be picked (Gateway API Inference
+Extension, docs/proposals/004-endpoint-picker-protocol)."""
 
 
 class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]  # no types
-    """An exception ends the stream; Envoy then continues as without a picker."""
+    """Serves the Envoy of this pod. An exception ends the stream; Envoy then continues as without a picker."""
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
@@ -73,8 +73,8 @@ class Processor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type:
 
 
 def allowed(message: Any) -> frozenset[str] | None:
-    """Addresses that another gateway allows for a request, possibly none; None: all. From metadata: a client may send
-    the header."""
+    """Returns the addresses that another gateway allows for a request, possibly none; None: all. They come from the
+    metadata: a client may send the header."""
     struct = message.metadata_context.filter_metadata.get(_SUBSET_NAMESPACE)
     if struct is None or SUBSET not in struct.fields:
         return None

@@ -16,7 +16,7 @@ Shared-Memory Packet Switches" (IEEE/ACM Transactions on Networking)."""
 
 @dataclass(slots=True)
 class Room:
-    """Size of a queue. Attributes: body_bytes: of the requests' bodies."""
+    """Size of a queue. Attributes: body_bytes: bytes of the requests' bodies."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -29,10 +29,10 @@ class Room:
 
 
 def exceeded(request: RequestView, bounds: HoldBounds, all_: Room, tenant: Room) -> str | None:
-    """The bound that rejects the request, as text; None: it may wait.
+    """Returns the bound that rejects the request, as text; None: it may wait.
 
     Args:
-        all_: held for the service. tenant: the part of the request's tenant.
+        all_: size of the service's queue. tenant: the part of the request's tenant.
     """
     free_requests = bounds.max_requests - all_.requests
     free_bytes = bounds.max_bytes - all_.body_bytes
@@ -53,7 +53,7 @@ def exceeded(request: RequestView, bounds: HoldBounds, all_: Room, tenant: Room)
 
 
 def queue_full(service: ServiceKey, why: str, retry_after_s: float) -> Refusal:
-    """As the engine rejects requests beyond its own queue."""
+    """Returns the refusal of a request beyond the queue, with the status and code that an engine uses for its own."""
     return Refusal(
         status=503,
         code="queue_full",

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.bounds import exceeded, queue_full
-from inflight_gateway.hold.service_queue import Held, ServiceQueue
+from inflight_gateway.hold.service_queue import QueuedRequest, ServiceQueue
 from inflight_gateway.types import Pick, Refusal, RequestView, ServiceConfig
 from inflight_policies.lazy_heap import LazyHeap
 from inflight_policies.service_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 
 CanStart = Callable[[RequestView], Pick | None]
 AboveShare = Callable[[RequestView, float], bool]
-"""Whether the request's tenant has more than its share of the requests in flight now: `TenantShares.above`."""
+"""Returns whether the request's tenant has more than its share of the requests in flight now: `TenantShares.above`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Requests held for a service. Attributes: oldest_s: wait of the oldest; 0 without any."""
+    """Totals of the requests held for a service. Attributes: oldest_s: wait of the oldest one; 0 without any."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -28,23 +28,23 @@ class Waiting:
 
 
 class HoldQueue:
-    """Requests of all services. Every request should pass through `offer` and `release`, even if a replica is free:
-    then no request overtakes waiting ones except by `ServiceQueue.passing`, and all are charged to their tenants.
+    """Queues of all services. Every request should pass through `offer` and `release`, even if a replica is free: then
+    no request overtakes waiting ones except by `ServiceQueue.overtaking`, and all are charged to their tenants.
 
     A request that was offered leaves once: by `release`, `expire` or `remove`.
     """
 
     def __init__(self) -> None:
         self._services: dict[ServiceKey, ServiceQueue] = {}
-        self._by_id: dict[str, Held] = {}
-        self._by_expiry: LazyHeap[Held] = LazyHeap()
+        self._by_id: dict[str, QueuedRequest] = {}
+        self._by_expiry: LazyHeap[QueuedRequest] = LazyHeap()
         self._offers = 0
 
     def __len__(self) -> int:
         return len(self._by_id)
 
     def offer(self, request: RequestView, config: ServiceConfig, now: float) -> Refusal | None:
-        """Enqueue a request, within the bounds of its service; else returns its rejection."""
+        """Enqueue a request, within the bounds of its service; else return its refusal."""
         queue = self._services.get(request.service)
         if queue is None:
             queue = self._services[request.service] = ServiceQueue(config)
@@ -56,41 +56,42 @@ class HoldQueue:
             oldest_s = self.waiting(request.service, now).oldest_s
             return queue_full(request.service, why, min(oldest_s, config.hold.max_wait_s))
         self._offers += 1
-        held = Held(
-            request, self._offers, now, now + config.hold.max_wait_s, latest_start=queue.lead.latest_start(request)
+        queued = QueuedRequest(
+            request, self._offers, now, now + config.hold.max_wait_s, latest_start=queue.lead_time.latest_start(request)
         )
-        queue.push(held)
-        self._by_id[request.request_id] = held
-        self._by_expiry.push(held, (held.until, held.sequence))
+        queue.push(queued)
+        self._by_id[request.request_id] = queued
+        self._by_expiry.push(queued, (queued.until, queued.sequence))
         return None
 
     def release(
         self, now: float, can_start: CanStart, service: ServiceKey | None = None, above: AboveShare | None = None
     ) -> list[tuple[RequestView, Pick]]:
-        """Requests that can start, in pick order. A request overtakes the head of its service's queue only if the
-        head's tenant is above its share and cannot start, and its own is not (`ServiceQueue.passing`).
+        """Remove the requests that can start; returns them in pick order. A request overtakes the head of its service's
+        queue only if the head's tenant is above its share and cannot start, and its own is not
+        (`ServiceQueue.overtaking`).
 
         Args:
             can_start: must record its pick before it returns, so that the next pick includes it (`Ledger.begin`).
-            service: only its requests; None: those of all services.
+            service: only its requests; None: the requests of all services.
             above: None: no tenant is above its share.
         """
         released: list[tuple[RequestView, Pick]] = []
         queues = list(self._services) if service is None else [service] if service in self._services else []
         for key in queues:
             queue = self._services[key]
-            while (held := queue.head(now)) is not None:
-                pick = can_start(held.request)
-                if pick is None and above is not None and above(held.request, now):
-                    held = queue.passing(now, above)
-                    pick = can_start(held.request) if held is not None else None
-                if held is None or pick is None:
+            while (queued := queue.head(now)) is not None:
+                pick = can_start(queued.request)
+                if pick is None and above is not None and above(queued.request, now):
+                    queued = queue.overtaking(now, above)
+                    pick = can_start(queued.request) if queued is not None else None
+                if queued is None or pick is None:
                     break
-                computed = max(0, held.request.prompt_tokens - pick.cached_tokens)
-                queue.lead.started(held.request, pick)
-                queue.start(held, PROMPT_TOKEN * computed + OUTPUT_TOKEN)
-                self._forget(held)
-                released.append((held.request, pick))
+                computed = max(0, queued.request.prompt_tokens - pick.cached_tokens)
+                queue.lead_time.started(queued.request, pick)
+                queue.start(queued, PROMPT_TOKEN * computed + OUTPUT_TOKEN)
+                self._forget(queued)
+                released.append((queued.request, pick))
         return released
 
     def expire(self, now: float) -> list[RequestView]:
@@ -103,10 +104,10 @@ class HoldQueue:
 
     def remove(self, request_id: str) -> bool:
         """Remove a request whose client disconnected; False: it is not held."""
-        held = self._by_id.get(request_id)
-        if held is None:
+        queued = self._by_id.get(request_id)
+        if queued is None:
             return False
-        self._discard(held)
+        self._discard(queued)
         return True
 
     def served(self, request: RequestView, output_tokens: int) -> None:
@@ -126,15 +127,15 @@ class HoldQueue:
         """Remove a deleted service; returns its held requests."""
         queue = self._services.get(service)
         left = [] if queue is None else list(queue)
-        for held in left:
-            self._discard(held)
+        for queued in left:
+            self._discard(queued)
         self._services.pop(service, None)
-        return [held.request for held in left]
+        return [queued.request for queued in left]
 
-    def _discard(self, held: Held) -> None:
-        self._services[held.request.service].discard(held)
-        self._forget(held)
+    def _discard(self, queued: QueuedRequest) -> None:
+        self._services[queued.request.service].discard(queued)
+        self._forget(queued)
 
-    def _forget(self, held: Held) -> None:
-        del self._by_id[held.request.request_id]
-        self._by_expiry.remove(held)
+    def _forget(self, queued: QueuedRequest) -> None:
+        del self._by_id[queued.request.request_id]
+        self._by_expiry.remove(queued)

@@ -1,5 +1,5 @@
-"""Held requests of one service, and their order: by deadline with a learned lead time, by priority, or by the virtual
-token counters of clients, with weights."""
+"""The queue of held requests of one service, and their order: by the virtual token counters of clients, with weights;
+by priority; by deadline with a learned lead time."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from inflight_policies.service_counter import MAX_DEBTORS, ServiceCounters, unit
 
 _UNIT = unit_of_weight(1.0)
 _CHARGED = 1 << 62
-"""More than clients ever start waiting."""
+"""Rank of charged clients: larger than the number of times that clients start to wait."""
 
 
 class VirtualCounters:
     """Tokens served to each client, divided by its weight: the engine's `ServiceCounters`, but answers are charged when
     they are reported.
 
-    Of clients with equal counters, those that were lifted and not charged come first, then the one with the longest
-    wait.
+    Between clients with equal counters, those that were lifted and not charged come first, then the one with the
+    longest wait.
     """
 
     def __init__(self) -> None:
@@ -30,20 +30,20 @@ class VirtualCounters:
         self._starts = 0
 
     def least(self) -> str | None:
-        """The waiting client with the least service."""
+        """Returns the waiting client with the least service."""
         return self._counters.least(0)
 
-    def lead(self, client: str) -> float:
-        """Of a waiting client: how far its counter is ahead of the least one, in tokens by weight."""
+    def ahead(self, client: str) -> float:
+        """Returns how far a waiting client's counter is ahead of the least one, in tokens by weight."""
         return (self._counters.service(client, 0) - self._counters.level(0)) / _UNIT
 
     def start_waiting(self, client: str, weight: float) -> None:
-        """The client starts waiting."""
+        """Adds a client that starts to wait."""
         self._starts += 1
         self._counters.start_waiting(client, self._starts, 0, unit_of_weight(weight))
 
     def stop_waiting(self, client: str) -> None:
-        """The client has no waiting request any more."""
+        """Removes a client that has no waiting request any more."""
         self._counters.stop_waiting(client)
 
     def charge(self, client: str, tokens: int) -> None:
@@ -54,19 +54,20 @@ class VirtualCounters:
 
 
 _SHARE = 0.1
-"""Of the latest start in the means."""
+"""Weight of the latest start in the moving averages of `LeadTime`."""
 
 MARGIN_SHARE = 0.2
-"""Of the TTFT target. In an overload the oldest request in time is always one that is about to be late, so without a
-margin every other start is one that comes too late after all."""
+"""Margin of the lead time, as a share of the TTFT target. In an overload the oldest request in time is always about to
+be late, so without a margin every other start comes too late after all."""
 
 
-class Lead:
-    """Learned from what was predicted of a service's latest starts.
+class LeadTime:
+    """Time before its deadline at which a request has to start, learned from the predictions of a service's latest
+    starts.
 
     Attributes:
-        wait_s: from the start to the begin of the request's own prefill.
-        token_s: prefill of one token.
+        wait_s: seconds from the start to the begin of the request's own prefill.
+        token_s: seconds that the prefill of one token takes.
     """
 
     def __init__(self) -> None:
@@ -82,24 +83,26 @@ class Lead:
             self.token_s += _SHARE * (pick.prefill_s / computed - self.token_s)
 
     def latest_start(self, request: RequestView) -> float:
-        """The latest start, without `wait_s`, which changes."""
+        """Returns the latest start of a request, in seconds, without `wait_s`, which changes."""
         return request.deadline - self.token_s * request.prompt_tokens
 
     def wait(self, ttft_s: float) -> float:
         return self.wait_s + MARGIN_SHARE * ttft_s
 
 
-MOST_LEAD = 32_768.0
-"""Tokens of service, relative to weight, by which a tenant (and its class) may be ahead of the next one and still pass
-its head: more than a tenant with a modest load is charged before the others catch up, and a bound for one whose
-requests have far more tokens than those of others, which its share of slots alone would not be."""
+MOST_AHEAD = 32_768.0
+"""Tokens of service, relative to weight, by which a tenant (and its class) may be ahead of the next one and still
+overtake its head: more than a tenant with a modest load is charged before the others catch up, and a bound for one
+whose requests have far more tokens than those of others, which its share of slots alone would not be."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Held:
-    """Attributes:
-    sequence: number of the offer. since: when it was made. until: when it expires.
-    latest_start: of its prefill, to keep its deadline.
+class QueuedRequest:
+    """A request in the queue.
+
+    Attributes:
+        sequence: number of the offer. since: time of the offer. until: time at which the request expires.
+        latest_start: latest start of the prefill that keeps the deadline.
     """
 
     request: RequestView
@@ -110,17 +113,17 @@ class Held:
 
 
 class _ClassQueue:
-    """The tenants of one class."""
+    """The waiting requests of one class, by tenant."""
 
     def __init__(self) -> None:
         self.counters = VirtualCounters()
-        self.tenants: dict[str, DeadlineQueue[Held]] = {}
-        """Of those that wait."""
+        self.tenants: dict[str, DeadlineQueue[QueuedRequest]] = {}
+        """Queues of the tenants that have waiting requests."""
 
 
 class ServiceQueue:
-    """The waiting class with the fewest tokens served relative to its weight is next; within it the tenant by the same
-    rule: the engine's order with classes and the `fair` policy.
+    """The queue of one service. The waiting class with the fewest tokens served relative to its weight is next; within
+    it the tenant by the same rule: the engine's order with classes and the `fair` policy.
 
     A tenant's requests of a class are ordered by priority and arrival, as in the engine's `priority` policy, among
     those whose first token can still be in time; one pick in twenty is a late one, as in its `deadline` policy. Without
@@ -128,30 +131,30 @@ class ServiceQueue:
 
     Attributes:
         room: size of the whole queue.
-        lead: time before its deadline at which a request has to start.
+        lead_time: time before its deadline at which a request has to start.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
         self.room = Room()
-        self.lead = Lead()
+        self.lead_time = LeadTime()
         self._by_tenant: dict[str, Room] = {}
         self._counters = VirtualCounters()
         self._classes: dict[str, _ClassQueue] = {}
-        self._held: dict[int, Held] = {}
-        """By sequence: the first is the oldest."""
+        self._queued: dict[int, QueuedRequest] = {}
+        """Queued requests by sequence: the first is the oldest."""
         self.config = config
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._queued)
 
-    def __iter__(self) -> Iterator[Held]:
-        return iter(self._held.values())
+    def __iter__(self) -> Iterator[QueuedRequest]:
+        return iter(self._queued.values())
 
     def tenant_room(self, tenant: str) -> Room:
         return self._by_tenant.get(tenant) or Room()
 
-    def push(self, held: Held) -> None:
-        request = held.request
+    def push(self, queued: QueuedRequest) -> None:
+        request = queued.request
         queue = self._classes.get(request.service_class)
         if queue is None:
             queue = self._classes[request.service_class] = _ClassQueue()
@@ -162,54 +165,55 @@ class ServiceQueue:
             tenant = queue.tenants[request.tenant] = DeadlineQueue()
             queue.counters.start_waiting(request.tenant, self.config.tenant(request.tenant).weight)
         place = aged(request.arrived, request.priority, self.config.priority_aging_s)
-        tenant.push(held, (place, held.sequence), held.latest_start)
-        self._held[held.sequence] = held
+        tenant.push(queued, (place, queued.sequence), queued.latest_start)
+        self._queued[queued.sequence] = queued
         self.room.add(request)
         self._by_tenant.setdefault(request.tenant, Room()).add(request)
 
-    def head(self, now: float) -> Held | None:
-        """The next to start, left in place."""
-        service_class = self._counters.least() if self._held else None
+    def head(self, now: float) -> QueuedRequest | None:
+        """Returns the request to start next, and leaves it in place."""
+        service_class = self._counters.least() if self._queued else None
         if service_class is None:
             return None
         queue = self._classes[service_class]
         tenant = queue.counters.least()
         return None if tenant is None else _head(queue.tenants[tenant], self._start(now))
 
-    def passing(self, now: float, above: Callable[[RequestView, float], bool]) -> Held | None:
-        """The request that may pass the head, left in place, if the head's tenant is above its share and leaves slots
-        free to others: that of the least served tenant not above its own, at most `MOST_LEAD` ahead.
+    def overtaking(self, now: float, above: Callable[[RequestView, float], bool]) -> QueuedRequest | None:
+        """Returns the request that may overtake the head if the head's tenant is above its share and leaves slots free
+        to others, and leaves it in place: it is of the least served tenant not above its share, at most `MOST_AHEAD`
+        ahead.
 
         The slots are free for such a request, so holding it would only keep them empty. It does not starve the head:
         once enough of the head's tenant's requests have ended, that tenant is no longer above its share.
         """
         start = self._start(now)
         best: tuple[float, float] | None = None
-        found: Held | None = None
+        found: QueuedRequest | None = None
         for service_class, queue in self._classes.items():
-            if not queue.tenants or (class_lead := self._counters.lead(service_class)) > MOST_LEAD:
+            if not queue.tenants or (class_ahead := self._counters.ahead(service_class)) > MOST_AHEAD:
                 continue
             for name, tenant in queue.tenants.items():
-                order = class_lead, queue.counters.lead(name)
-                if order[1] > MOST_LEAD or (best is not None and order >= best):
+                order = class_ahead, queue.counters.ahead(name)
+                if order[1] > MOST_AHEAD or (best is not None and order >= best):
                     continue
-                held = _head(tenant, start)
-                if held is not None and not above(held.request, now):
-                    best, found = order, held
+                queued = _head(tenant, start)
+                if queued is not None and not above(queued.request, now):
+                    best, found = order, queued
         return found
 
-    def start(self, held: Held, tokens: int) -> None:
-        """Remove the head, or one that passes it, and charge its class and tenant."""
-        request = held.request
-        self._classes[request.service_class].tenants[request.tenant].pick(held)
+    def start(self, queued: QueuedRequest, tokens: int) -> None:
+        """Remove the head, or a request that overtakes it, and charge its class and tenant."""
+        request = queued.request
+        self._classes[request.service_class].tenants[request.tenant].pick(queued)
         self.charge(request.service_class, request.tenant, tokens)
-        self._left(held)
+        self._left(queued)
 
-    def discard(self, held: Held) -> None:
+    def discard(self, queued: QueuedRequest) -> None:
         """Remove a request at any position."""
-        request = held.request
-        self._classes[request.service_class].tenants[request.tenant].remove(held)
-        self._left(held)
+        request = queued.request
+        self._classes[request.service_class].tenants[request.tenant].remove(queued)
+        self._left(queued)
 
     def charge(self, service_class: str, tenant: str, tokens: int) -> None:
         self._counters.charge(service_class, tokens)
@@ -217,9 +221,9 @@ class ServiceQueue:
         if queue is not None:
             queue.counters.charge(tenant, tokens)
 
-    def _left(self, held: Held) -> None:
-        request = held.request
-        del self._held[held.sequence]
+    def _left(self, queued: QueuedRequest) -> None:
+        request = queued.request
+        del self._queued[queued.sequence]
         self.room.add(request, -1)
         room = self._by_tenant[request.tenant]
         room.add(request, -1)
@@ -233,14 +237,14 @@ class ServiceQueue:
             self._counters.stop_waiting(request.service_class)
 
     def _start(self, now: float) -> float:
-        """When the prefill of a request sent now would begin."""
-        return now + self.lead.wait(self.config.ttft_s)
+        """Returns when the prefill of a request sent now would begin, in seconds."""
+        return now + self.lead_time.wait(self.config.ttft_s)
 
     def _class_weight(self, name: str) -> float:
         return next((each.weight for each in self.config.classes if each.name == name), 1.0)
 
 
-def _head(tenant: DeadlineQueue[Held], start: float) -> Held | None:
-    """The next of a tenant's requests, left in place. Args: start: see `ServiceQueue._start`."""
+def _head(tenant: DeadlineQueue[QueuedRequest], start: float) -> QueuedRequest | None:
+    """Returns the next of a tenant's requests, and leaves it in place. Args: start: see `ServiceQueue._start`."""
     tenant.pass_time(start)
     return tenant.head()

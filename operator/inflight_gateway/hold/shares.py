@@ -10,7 +10,8 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.types import RequestView, ServiceConfig
 
 ACTIVE_S = 60.0
-"""Seconds for which slots are kept free for a tenant after its last request: those between two requests of a person."""
+"""Seconds for which slots are kept free for a tenant after its last request: about the time between two requests of a
+person."""
 
 ENOUGH = 0.95
 """Share of the requests of tenants not above their share for which a slot should be free on arrival."""
@@ -19,12 +20,13 @@ RECENT_S = 60.0
 """Slots are claimed for no more requests than were in flight at once in the last one to two of these times."""
 
 _ROUNDING = 1e-9
-"""Of sums of weights."""
+"""Relative rounding error of sums of weights."""
 
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
-    """Attributes: size: of its requests in flight, in slots. above: more than its share, as of its last change."""
+    """An active tenant. Attributes: size: slots that its requests in flight take. above: it had more than its share at
+    its last change."""
 
     weight: float
     arrived: float
@@ -35,14 +37,16 @@ class _Tenant:
 
 @dataclass(slots=True, eq=False)
 class _Service:
-    """Attributes:
-    tenants: active ones, by their last arrival.
-    weight: sum of theirs.
-    size: of the requests in flight of all tenants, in slots.
-    within: requests in flight of tenants not `above`.
-    needed: quantile `ENOUGH` of `within`, counting an arrival of such a tenant, as those arrivals found it.
-    most: the largest of these values in the period `RECENT_S` with this number, and in the one before.
-    period: number of the period of the last such arrival.
+    """The tenants of one service.
+
+    Attributes:
+        tenants: active tenants, in the order of their last arrival.
+        weight: sum of their weights.
+        size: slots that the requests in flight of all tenants take.
+        within: requests in flight of tenants not `above`.
+        needed: quantile `ENOUGH` of `within`, counting an arrival of such a tenant, as those arrivals found it.
+        most: the largest of these values in the period `RECENT_S` with this number, and in the one before.
+        period: number of the period of the last such arrival.
     """
 
     tenants: dict[str, _Tenant] = field(default_factory=dict)
@@ -54,7 +58,7 @@ class _Service:
     period: int = 0
 
     def add(self, tenant: _Tenant, requests: int, size: int) -> None:
-        """Requests in flight of a tenant: 0 for one that has just arrived."""
+        """Changes the requests in flight of a tenant; `requests` is 0 for a request that has just arrived."""
         if not tenant.above:
             self.within -= tenant.in_flight
         tenant.in_flight += requests
@@ -73,15 +77,16 @@ class _Service:
         return tenant.size * self.weight < tenant.weight * self.size * (1 - _ROUNDING)
 
     def learn(self, now: float) -> None:
-        """A request of a tenant not above its share arrived. Steps up and down in the ratio of the quantile's odds hold
-        it there: Robbins and Monro 1951, "A Stochastic Approximation Method"."""
+        """Updates `needed` when a request of a tenant not above its share arrives. Steps up and down in the ratio of
+        the quantile's odds hold it there: Robbins and Monro 1951, "A Stochastic Approximation Method"."""
         newest, before = self._most_at(now)
         self.most, self.period = (max(newest, self.within + 1), before), int(now // RECENT_S)
         needed = self.needed_at(now)
         self.needed = needed + (ENOUGH if self.within + 1 > needed else ENOUGH - 1)
 
     def needed_at(self, now: float) -> float:
-        """`needed`, without what only older arrivals found: steps down from a burst could take hours at a low rate."""
+        """Returns `needed`, without what only older arrivals found: steps down from a burst could take hours at a low
+        rate."""
         return min(self.needed, max(self.within + 1, *self._most_at(now)))
 
     def _most_at(self, now: float) -> tuple[int, int]:
@@ -101,7 +106,7 @@ class TenantShares:
         self._started: dict[str, tuple[_Service, _Tenant, int]] = {}
 
     def arrived(self, request: RequestView, config: ServiceConfig, now: float) -> None:
-        """A request arrived, and may have to wait."""
+        """Notes that a request arrived, which may have to wait."""
         service = self._services.setdefault(request.service, _Service())
         tenant = service.tenants.pop(request.tenant, None) or _Tenant(0.0, now)
         weight = config.tenant(request.tenant).weight
@@ -114,7 +119,7 @@ class TenantShares:
             service.learn(now)
 
     def started(self, request: RequestView, size: int = 1) -> None:
-        """An arrived request is sent to a replica. Args: size: in slots, see `pick.late_binding.slots_worth`."""
+        """Adds an arrived request that is sent to a replica. Args: size: slots, see `pick.late_binding.slots_worth`."""
         service = self._services.get(request.service)
         tenant = None if service is None else service.tenants.get(request.tenant)
         if service is not None and tenant is not None:
@@ -122,20 +127,21 @@ class TenantShares:
             self._started[request.request_id] = service, tenant, size
 
     def ended(self, request_id: str) -> None:
-        """Ignored if it did not start."""
+        """Removes a request that has ended, if it had started."""
         started = self._started.pop(request_id, None)
         if started is not None:
             service, tenant, size = started
             service.add(tenant, -1, -size)
 
     def above(self, request: RequestView, now: float) -> bool:
-        """Whether the request's tenant has more than its share of the requests in flight. At least one active tenant
-        has not; a single tenant never has."""
+        """Returns whether the request's tenant has more than its share of the requests in flight. At least one active
+        tenant has not; a single tenant never has."""
         service, tenant = self._active(request, now)
         return service is not None and tenant is not None and service.is_above(tenant)
 
     def below(self, request: RequestView, now: float) -> bool:
-        """Whether the request's tenant has less than its share of the requests in flight, so another has more."""
+        """Returns whether the request's tenant has less than its share of the requests in flight, so another has
+        more."""
         service, tenant = self._active(request, now)
         return service is not None and tenant is not None and service.is_below(tenant)
 
@@ -147,8 +153,8 @@ class TenantShares:
         return service, service.tenants.get(request.tenant)
 
     def claimed(self, name: ServiceKey, now: float) -> int:
-        """Slots that tenants above their share should leave free for requests of the others, over all replicas: as many
-        as their recent requests needed, without those that run."""
+        """Returns the slots that tenants above their share should leave free for requests of the others, over all
+        replicas: as many as their recent requests needed, minus their running requests."""
         service = self._services.get(name)
         return 0 if service is None else max(0, math.ceil(service.needed_at(now)) - service.within)
 

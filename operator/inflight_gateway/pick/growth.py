@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 class Growing(NamedTuple):
     """A request at a replica. Attributes: left: output tokens that it is expected to generate from now on. held: tokens
-    in the KV cache now, which it frees with them when it ends."""
+    that it has in the KV cache now; it frees both when it ends."""
 
     left: float
     held: float
@@ -39,11 +39,11 @@ class _Peaks(NamedTuple):
 
 
 class Growth:
-    """Of one replica.
+    """Growth of the use of one replica's KV cache.
 
     Args:
-        requests: there. All of them generate a token in each step.
-        weight: requests that each of these stands for: the gateway knows only those that it sent.
+        requests: requests at the replica. All of them generate a token in each step.
+        weight: requests that each of these stands for: the gateway knows only the requests that it sent.
     """
 
     def __init__(self, requests: Sequence[Growing], weight: float = 1.0) -> None:
@@ -51,15 +51,15 @@ class Growth:
         self._weight = weight
 
     def fits(self, room: float, prompt_tokens: int, answer_tokens: float) -> bool:
-        """Whether the use grows by at most so many tokens. Arguments as of `most`."""
+        """Returns whether the use grows by at most `room` tokens. The other arguments are those of `most`."""
         return self._all_left + answer_tokens <= room or self.most(prompt_tokens, answer_tokens) <= room
 
     def most(self, prompt_tokens: int, answer_tokens: float) -> float:
-        """Tokens by which the use grows at most if another request starts now, beyond the present one and the prompt of
-        that request: O(log n) after the first call.
+        """Returns the most tokens by which the use grows if another request starts now, beyond the present use and the
+        prompt of that request: O(log n) after the first call.
 
         Args:
-            prompt_tokens: of its prompt, to be computed. answer_tokens: to be generated.
+            prompt_tokens: prompt tokens to compute. answer_tokens: tokens to generate.
         """
         peaks = self._peaks
         before = bisect_right(peaks.ends, answer_tokens)

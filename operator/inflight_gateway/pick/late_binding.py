@@ -12,9 +12,9 @@ from inflight_gateway.pick.load import EndpointLoad
 from inflight_gateway.types import EngineSample
 
 TTFT_SHARE = 0.25
-"""Of the service's TTFT target that a request may wait in an engine's queue: more of it, and in an overload even those
-that are sent in time come too late. The queue must not run dry while the gateway's estimate is off: a sample is up to a
-second old, and the cost model some ten percent wrong over that second."""
+"""Share of the service's TTFT target that a request may wait in an engine's queue: with a larger share, even requests
+that are sent in time come too late in an overload. The queue must not run dry while the gateway's estimate is off: a
+sample is up to a second old, and the cost model some ten percent wrong over that second."""
 
 LEAST_STEPS = 2
 """Full steps that may be queued, however long they take."""
@@ -33,15 +33,16 @@ FREE_KV_CACHE = 0.1
 others that finds the cache full waits, or is preempted as the youngest, for as long as an answer takes."""
 
 GROWTH_MARGIN = 1.25
-"""Expected growth counts so many times. Lengths are not known exactly, and without a margin answers of equal lengths
+"""Factor of the expected growth. Lengths are not known exactly, and without a margin answers of equal lengths
 start together, end together, and leave half of the cache empty on average."""
 
 
 def most_outstanding(max_num_seqs: int, above_share: bool = False, claimed: int = 0) -> int:
-    """Requests that may be at a replica, running or queued, counting one more of a tenant.
+    """Returns the requests that may be at a replica, running or queued, counting another one of a tenant.
 
     Args:
-        claimed: of its slots, by other tenants that are not above their share (`TenantShares.claimed`).
+        claimed: slots of the replica that other tenants claim, which are not above their share
+            (`TenantShares.claimed`).
     """
     spare = max(1, int(max_num_seqs * SPARE_SLOTS))
     if not above_share:
@@ -50,25 +51,27 @@ def most_outstanding(max_num_seqs: int, above_share: bool = False, claimed: int 
 
 
 def slots_worth(load: EndpointLoad, prompt_tokens: int) -> int:
-    """Slots whose part of the KV cache a request fills at the end of its answer, at least the one that it takes.
+    """Returns the slots whose part of the KV cache a request fills at the end of its answer: at least 1, which it
+    takes.
 
     Args:
-        load: of its replica. prompt_tokens: that the replica computes.
+        load: load of its replica. prompt_tokens: tokens that the replica computes.
     """
     sample = load.sample
     if sample is None or not sample.kv_cache_tokens:
         return 1
-    return max(1, round((prompt_tokens + load.answer_tokens) * sample.max_num_seqs / sample.kv_cache_tokens))
+    return max(1, round((prompt_tokens + load.answer_tokens) * sample.limits.max_num_seqs / sample.kv_cache_tokens))
 
 
 def leaves_kv_cache(sample: EngineSample, load: EndpointLoad, held_tokens: float, uncached_tokens: int) -> bool:
-    """Whether `FREE_KV_CACHE` is expected to stay free until all running answers have ended. A request of any length
-    starts at a replica that holds no tokens.
+    """Returns whether `FREE_KV_CACHE` is expected to stay free until all running answers have ended. A request of any
+    length starts at a replica that holds no tokens.
 
     Args:
-        sample, load: of the replica; the load's growth begins at the sample.
-        held_tokens: used by the sample, waiting or sent since. Requests that have ended since the sample still count.
-        uncached_tokens: of the request's prompt, that the replica would compute.
+        sample, load: state of the replica; the load's growth begins at the sample.
+        held_tokens: tokens in the cache, waiting or sent since the sample. Requests that have ended since then still
+            count.
+        uncached_tokens: tokens of the request's prompt that the replica would compute.
     """
     if not held_tokens or not sample.kv_cache_tokens:
         return True

@@ -9,7 +9,7 @@ from inflight_gateway.pick.growth import Growth
 from inflight_gateway.types import Endpoint, EngineSample
 
 STALE_S = 10.0
-"""An older sample is not used for the load; sizes and cost model still hold."""
+"""Age in seconds beyond which a sample is not used for the load; its sizes and cost model still hold."""
 
 FULL_KV = 0.9
 """KV utilization above which requests that wait do so for blocks, not for their turn to be computed."""
@@ -26,19 +26,19 @@ Nothing is promised to a client by it."""
 
 
 class EndpointLoad(NamedTuple):
-    """One endpoint and its known load at the time of a pick.
+    """An endpoint and its known load at the time of a pick.
 
     Attributes:
-        sample: None: never scraped.
+        sample: the last sample; None: never scraped.
         in_flight: unfinished requests that this gateway sent there.
         sent_tokens: estimated prompt tokens sent there that the sample cannot include yet: by this gateway since the
             scrape began, and by its peers according to their reports.
         cached_tokens: tokens of the request's prompt that the replica's prefix cache should hold.
-        computed_tokens: of the sample's waiting prompt tokens and of `sent_tokens`, those that the engine should have
+        computed_tokens: part of the sample's waiting prompt tokens and of `sent_tokens` that the engine should have
             computed since the scrape.
         others: requests there that this gateway did not send, by the sample and by what peers report.
-        growth: of its KV cache's use from the sample on, by the requests there; None: not known.
-        answer_tokens: expected output of the request.
+        growth: growth of its KV cache's use from the sample on, by the requests there; None: not known.
+        answer_tokens: expected output tokens of the request.
     """
 
     endpoint: Endpoint
@@ -57,17 +57,18 @@ def is_fresh(load: EndpointLoad, now: float) -> bool:
 
 
 def decode_work(sample: EngineSample, running: int) -> StepWork:
-    """A step in which all running requests decode."""
+    """Returns the work of a step in which all running requests decode."""
     return StepWork(running, 0, sample.kv_utilization * sample.kv_cache_tokens, 0)
 
 
 def waits_for_blocks(sample: EngineSample) -> bool:
-    """Whether requests in the engine wait for KV blocks."""
+    """Returns whether requests in the engine wait for KV blocks."""
     return sample.waiting > 0 and sample.kv_utilization >= FULL_KV
 
 
 def prefill_tokens_per_second(sample: EngineSample) -> float:
-    """Prompt tokens in full steps, beside the decodes of the sample; 0 while the engine waits for KV blocks.
+    """Returns the prompt tokens a second in full steps, beside the decodes of the sample; 0 while the engine waits for
+    KV blocks.
 
     An engine without a cost model counts as fast: if it is not, the next sample shows the excess, while an idle engine
     would go unnoticed.
@@ -75,12 +76,13 @@ def prefill_tokens_per_second(sample: EngineSample) -> float:
     if waits_for_blocks(sample):
         return 0.0
     decoding = decode_work(sample, sample.running)
-    room = max(1.0, sample.max_num_batched_tokens - decoding.decode_seqs)
+    room = max(1.0, sample.limits.max_num_batched_tokens - decoding.decode_seqs)
     attended = sample.waiting_prompt_tokens / max(1, sample.waiting) / 2
     step = decoding._replace(prefill_tokens=room, prefill_context_tokens=room * attended)
     return room / (sample.cost or DEFAULT_COST).seconds(step)
 
 
 def answer_tokens_per_second(sample: EngineSample) -> float:
-    """Output tokens of each running request, without prefill beside them. Same default for the cost."""
+    """Returns the output tokens a second of each running request, without prefill beside them. The default cost is the
+    same."""
     return 1.0 / (sample.cost or DEFAULT_COST).seconds(decode_work(sample, max(1, sample.running)))

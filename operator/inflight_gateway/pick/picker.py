@@ -15,13 +15,13 @@ from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig
 LEAST_FIRST_TOKEN_WITHIN_S = 10.0
 MOST_FIRST_TOKEN_WITHIN_S = 600.0
 PREDICTION_FACTOR = 4.0
-"""A first token that takes so many times its prediction, and `LEAST_FIRST_TOKEN_WITHIN_S` more, is considered lost: an
-early retry elsewhere would double the load just when it is highest."""
+"""A first token that takes this factor times its prediction, and `LEAST_FIRST_TOKEN_WITHIN_S` more, is considered lost:
+an early retry elsewhere would double the load just when it is highest."""
 UNPREDICTED_FIRST_TOKEN_WITHIN_S = 60.0
 
 
 class Picker:
-    """Stateless: equal arguments give equal picks, in any process.
+    """Picks replicas. Stateless: equal arguments give equal picks, in any process.
 
     Of replicas with equal scores, which of them is first depends on the request's id (rendezvous hashing), so an idle
     fleet is used evenly.
@@ -41,11 +41,12 @@ class Picker:
         below_share: bool = False,
         claimed: int = 0,
     ) -> Pick | None:
-        """The replicas to try, best first, at most `config.max_attempts`. Replicas that failed the request come last.
+        """Returns the replicas to try, best first, at most `config.max_attempts`. Replicas that failed the request come
+        last.
 
         Args:
             above_share: the request's tenant has more than its share of the requests in flight (`TenantShares`).
-            below_share: it has less.
+            below_share: the tenant has less than its share.
             claimed: slots that a tenant above its share should leave free, over all replicas.
 
         None: no replica can start the request soon, or none exists; the gateway should hold it.
@@ -55,10 +56,10 @@ class Picker:
         usable = usable or list(loads)
         if not usable:
             return None
-        claimed_here = -(-claimed // len(loads))
+        claimed_of_each = -(-claimed // len(loads))
         if any(is_fresh(load, now) for load in usable):
-            return self._by_score(request, config, usable, loads, now, above_share, below_share, claimed_here)
-        return _by_in_flight(request, config, usable, loads, above_share, claimed_here)
+            return self._by_score(request, config, usable, loads, now, above_share, below_share, claimed_of_each)
+        return _by_in_flight(request, config, usable, loads, above_share, claimed_of_each)
 
     def _by_score(
         self,
@@ -103,7 +104,7 @@ def _by_in_flight(
     above_share: bool,
     claimed: int,
 ) -> Pick | None:
-    """Without any sample of loads."""
+    """Picks by requests in flight: no replica has a fresh sample."""
     most = most_outstanding(config.max_num_seqs, above_share, claimed)
     ready = [load for load in usable if load.in_flight < most]
     if not ready:
@@ -119,7 +120,7 @@ def _by_in_flight(
 
 
 def first_token_within(predicted_ttft_s: float | None) -> float:
-    """Seconds after which a request without a first token is retried elsewhere."""
+    """Returns the seconds after which a request without a first token is retried elsewhere."""
     if predicted_ttft_s is None:
         return UNPREDICTED_FIRST_TOKEN_WITHIN_S
     generous = LEAST_FIRST_TOKEN_WITHIN_S + PREDICTION_FACTOR * predicted_ttft_s
@@ -127,12 +128,13 @@ def first_token_within(predicted_ttft_s: float | None) -> float:
 
 
 def _any_cost(loads: Sequence[EndpointLoad]) -> CostModel | None:
-    """Replicas of a service run the same model, mostly on the same GPU."""
+    """Returns the cost model of any replica: the replicas of a service run the same model, mostly on the same GPU."""
     return next((load.sample.cost for load in loads if load.sample and load.sample.cost), None)
 
 
 def _reason(ready: list[Rank], usable: list[EndpointLoad], count: int) -> str:
-    """`prefix` if another replica has less work and the cached prefix outweighed it. Args: ready: best first."""
+    """Returns the reason of the pick: `prefix` if another replica has less work and the cached prefix outweighed it.
+    Args: ready: best first."""
     if count == 1:
         return "only"
     best, least = ready[0], min(ready, key=_backlog_s)

@@ -11,7 +11,7 @@ _ENTRY_BYTES = 8
 
 DEFAULT_BLOCKS = 8192
 MOST_BLOCKS = 1 << 20
-"""Of one replica: 8 MiB."""
+"""Most blocks indexed for one replica: 8 MiB."""
 
 
 class _Table:
@@ -43,8 +43,8 @@ class _Table:
 
 
 class PrefixIndex:
-    """Approximate, as engines do not report evictions. Each replica's blocks are bounded by its KV cache; the least
-    recently sent are evicted first.
+    """The index. It is approximate, as engines do not report evictions. Each replica's blocks are bounded by its KV
+    cache; the least recently sent are evicted first.
 
     A look-up takes time in the logarithm of the blocks found, independent of the index size: leading blocks are used
     with every longer prompt and so outlive those behind them; if block n is present, those before it are.
@@ -54,11 +54,12 @@ class PrefixIndex:
         self._tables: dict[str, _Table] = {}
 
     def add(self, address: str, prefix: Sequence[int], blocks: int = DEFAULT_BLOCKS) -> None:
-        """A prompt was sent to a replica.
+        """Adds the blocks of a prompt that was sent to a replica.
 
         Args:
-            prefix: hashes of its leading blocks, each of all before it too.
-            blocks: of this size that the replica's KV cache holds. If that changes, the replica's blocks are dropped.
+            prefix: hashes of its leading blocks; each covers all text before it, too.
+            blocks: number of such blocks that the replica's KV cache holds. If it changes, the replica's blocks are
+                dropped.
         """
         if not prefix:
             return
@@ -71,13 +72,13 @@ class PrefixIndex:
             table.add(key)
 
     def matched(self, addresses: Iterable[str], prefix: Sequence[int]) -> list[int]:
-        """Number of leading blocks of the prompt that each replica should hold."""
+        """Returns the number of leading blocks of the prompt that each replica should hold."""
         keys = _keys(prefix)
         tables = self._tables
         return [0 if (table := tables.get(address)) is None else _matched(table, keys) for address in addresses]
 
     def forget(self, address: str) -> None:
-        """The replica was removed, or its cache is empty."""
+        """Drops the blocks of a replica that was removed, or whose cache is empty."""
         self._tables.pop(address, None)
 
 
@@ -86,7 +87,7 @@ def _keys(prefix: Sequence[int]) -> list[int]:
 
 
 def _matched(table: _Table, keys: list[int]) -> int:
-    """Exponential search: doubling steps, then bisection."""
+    """Returns the number of leading blocks in the table, by exponential search: doubling steps, then bisection."""
     holds, count = table.holds, len(keys)
     low, high = 0, 1
     while high <= count and holds(keys[high - 1]):

@@ -22,17 +22,17 @@ from inflight_gateway.pick.load import DEFAULT_COST, EndpointLoad, decode_work, 
 from inflight_gateway.types import EngineSample, RequestView, ScoreWeights, ServiceConfig
 
 _MOST_REPLICAS = 10_000
-"""Replicas whose constants are kept; beyond it all are computed again."""
+"""Most replicas whose constants are kept; beyond it all are computed again."""
 
 
 class Rank(NamedTuple):
-    """Compares by its first three fields, which no two replicas of a pick have in common.
+    """Rank of a replica. It compares by its first three fields, which no two replicas of a pick have in common.
 
     Attributes:
-        total: of the scores; lower is better. tie: between equal totals, by the request's id.
+        total: sum of the scores; lower is better. tie: order of equal totals, by the request's id.
         place: index of the replica among those ranked.
-        backlog_s: seconds until its pending tokens are computed: those of the sample, plus those sent since its scrape
-            began, minus those in prefix caches and those computed meanwhile.
+        backlog_s: seconds until its pending tokens are computed: tokens of the sample, plus tokens sent since its
+            scrape began, minus tokens in prefix caches and tokens computed meanwhile.
         running_s: time that running and starting sequences add between two tokens, in seconds of TTFT.
         kv_cache_s: time that KV cache reads add between two tokens, in seconds of TTFT, plus the seconds of lost
             prefill if tokens do not fit: another request is then preempted and recomputed.
@@ -51,7 +51,7 @@ class Rank(NamedTuple):
     own_prefill_s: float = 0.0
 
     def scores(self, weights: ScoreWeights) -> dict[str, float]:
-        """By name, times their weights; `total` is their sum."""
+        """Returns the scores by name, times their weights; `total` is their sum."""
         return {
             "pending_tokens": weights.pending_tokens * self.backlog_s,
             "running": weights.running * self.running_s,
@@ -62,13 +62,13 @@ class Rank(NamedTuple):
 
 
 def tokens_per_ttft(config: ServiceConfig) -> float:
-    """Ratio of the two targets. A second between tokens uses this many times the share of its target that a second
-    before the first token uses."""
+    """Returns the ratio of the two targets. A second between tokens uses this many times the share of its target that a
+    second before the first token uses."""
     return config.ttft_s / config.tpot_s if config.tpot_s > 0 else 0.0
 
 
 class _Constants:
-    """What a replica's sample and cost model decide."""
+    """Values that depend on a replica's sample and cost model alone."""
 
     __slots__ = (
         "budget",
@@ -98,9 +98,9 @@ class _Constants:
         self.cost = cost = known or DEFAULT_COST
         decoding = decode_work(sample, running)
         self.used_kv = decoding.decode_kv_tokens
-        self.slots = sample.max_num_seqs
-        self.budget = sample.max_num_batched_tokens
-        self.room = max(1.0, sample.max_num_batched_tokens - running)
+        self.slots = sample.limits.max_num_seqs
+        self.budget = sample.limits.max_num_batched_tokens
+        self.room = max(1.0, sample.limits.max_num_batched_tokens - running)
         self.waiting_tokens = sample.waiting_prompt_tokens if fresh else 0
         self.waiting_mean = self.waiting_tokens / sample.waiting if fresh and sample.waiting else None
         self.seqs_s = cost.base_s + cost.decode_seq_s * running
@@ -130,14 +130,15 @@ class Ranking:
         below_share: bool = False,
         claimed: int = 0,
     ) -> tuple[list[Rank], list[Rank]]:
-        """Those that can start the request soon, and the others; the latter with their backlog as total.
+        """Returns the ranks of replicas that can start the request soon, and of the others, whose total is their
+        backlog.
 
         Args:
-            fallback: cost of another replica of the service, for one that has not fitted its own.
-            below_share: where KV blocks lack, the engine may let the request pass preempted ones of a tenant that
-                holds more, so tokens that wait there do not speak against the replica. It cannot pass new requests,
-                nor any under the policy `priority`.
-            claimed: slots of each replica, see `late_binding.most_outstanding`.
+            fallback: cost model of another replica of the service, for replicas that have not fitted their own.
+            below_share: the request's tenant has less than its share: where KV blocks lack, the engine may let the
+                request pass preempted ones of a tenant that holds more, so tokens that wait there do not count against
+                the replica. It cannot pass new requests, nor any under the policy `priority`.
+            claimed: slots claimed at each replica, see `late_binding.most_outstanding`.
         """
         prompt_tokens, weights = request.prompt_tokens, config.weights
         per_ttft = tokens_per_ttft(config)

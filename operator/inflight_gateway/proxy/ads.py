@@ -19,11 +19,11 @@ from inflight_gateway.proxy.snapshot import ORDER, Resources, Snapshot
 
 @dataclass(slots=True, eq=False)
 class Subscription:
-    """One type of resources on one stream: requested names, sent versions, and acknowledgements.
+    """State of a type of resources on a stream: requested names, sent versions, and acknowledgements.
 
     Attributes:
-        names: requested; empty: all.
-        nonce: of the last response; empty: none sent.
+        names: requested names; empty: all.
+        nonce: nonce of the last response; empty: none sent.
         sent: version of the last response.
         acknowledged: the last version that Envoy accepted.
         due: a request of Envoy has no response yet.
@@ -41,8 +41,8 @@ class Subscription:
         it would be rejected again.
 
         Args:
-            nonce: of the response that it answers; empty in the first request of a stream.
-            refused: it carries an error.
+            nonce: nonce of the response that it answers; empty in the first request of a stream.
+            refused: the request carries an error.
         """
         if nonce and nonce != self.nonce:
             return False  # Sent before a newer response arrived, which gets its own answer.
@@ -55,7 +55,7 @@ class Subscription:
         return bool(nonce)
 
     def response(self, resources: Resources) -> list[AnyMessage] | None:
-        """The response to send now; None: nothing. The next nonce is then in `nonce`."""
+        """Returns the resources to send now, and puts the nonce of the response in `nonce`; None: nothing to send."""
         if not self.due and self.sent == resources.version:
             return None
         self._count += 1
@@ -96,7 +96,7 @@ class Ads(ads_pb2_grpc.AggregatedDiscoveryServiceServicer):  # type: ignore[misc
         return self._snapshot
 
     def acknowledged(self, type_url: str) -> bool:
-        """Whether a connected Envoy has accepted a version of this type."""
+        """Returns whether a connected Envoy has accepted a version of this type."""
         subscriptions = (stream.subscriptions.get(type_url) for stream in self._streams)
         return any(one is not None and one.acknowledged for one in subscriptions)
 

@@ -12,16 +12,16 @@ from inflight_gateway.settings import Sockets
 _ADS: Json = {"ads": {}, "resource_api_version": "V3"}
 
 SHRINK_SHARE, REFUSE_SHARE, CLOSE_SHARE = 0.7, 0.8, 0.9
-"""Of the memory limit, in use by Envoy's heap: free memory is returned to the system; new requests get status 503
-(those of relays too, which pass it on at the first attempt of a request, and wait and retry at later ones); new
+"""Shares of the memory limit in use by Envoy's heap, from which free memory is returned to the system; new requests get
+status 503 (requests of relays too, which pass it on at the first attempt, and wait and retry at later ones); new
 connections are not accepted."""
 
 MAX_CONNECTIONS = 10_000
-"""Of clients. A request in flight takes about 100 KiB of Envoy's memory besides its body."""
+"""Most connections of clients. A request in flight takes about 100 KiB of Envoy's memory besides its body."""
 
 
 def bootstrap(sockets: Sockets, node: str, memory: int) -> Json:
-    """The file for `envoy -c`.
+    """Returns the content of the file for `envoy -c`.
 
     Args:
         node: name of this Envoy in the picker's log: its pod.
@@ -46,7 +46,8 @@ def bootstrap(sockets: Sockets, node: str, memory: int) -> Json:
 
 
 def _picker_service() -> Json:
-    """Envoy's default back-off grows to 30 s: for that time a new picker could not configure Envoy."""
+    """Returns how Envoy calls the picker. Its default back-off grows to 30 s: for that time a new picker could not
+    configure Envoy."""
     back_off = {"base_interval": "0.1s", "max_interval": "1s"}
     return {"envoy_grpc": {"cluster_name": PICKER, "retry_policy": {"retry_back_off": back_off}}}
 
@@ -69,7 +70,7 @@ def _picker_cluster(sockets: Sockets) -> Json:
 
 
 def overload_manager(memory: int) -> Json:
-    """Args: memory: bytes that Envoy's container may use."""
+    """Returns the bounds of Envoy's memory. Args: memory: bytes that its container may use."""
     return {
         # Bodies come in at gigabytes a second at most: the default of 1 s is too long.
         "refresh_interval": "0.1s",

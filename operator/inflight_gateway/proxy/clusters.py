@@ -14,8 +14,8 @@ from inflight_gateway.types import Endpoint
 
 
 def _policy(name: str, message: str, **fields: Any) -> Json:
-    of = f"load_balancing_policies.{name}"
-    return {"policies": [{"typed_extension_config": extension(of, f"{of}.v3.{message}", **fields)}]}
+    path = f"load_balancing_policies.{name}"
+    return {"policies": [{"typed_extension_config": extension(path, f"{path}.v3.{message}", **fields)}]}
 
 
 # All engines of a service are compared: there are few, and requests are long.
@@ -28,24 +28,24 @@ _NO_ENDPOINT = _policy(
     subset_selectors=[{"keys": ["no-endpoint-has-this-key"]}],
     subset_lb_policy=_LEAST_REQUEST,
 )
-"""Finds nothing, ever. With any other fallback, override_host sends a request with a wrong, empty or exhausted list to
-an engine of any service, silently."""
+"""Policy that never finds an endpoint. With any other fallback, override_host sends a request with a wrong, empty or
+exhausted list to an engine of any service, silently."""
 
 
 def picked() -> Json:
-    """Uses the endpoints of the header DESTINATION in order, one for each attempt."""
+    """Returns the cluster that uses the endpoints of the header DESTINATION in order, one for each attempt."""
     sources = [{"header": DESTINATION}]
     policy = _policy("override_host", "OverrideHost", override_host_sources=sources, fallback_policy=_NO_ENDPOINT)
     return _engines(PICKED, policy)
 
 
 def service(key: ServiceKey) -> Json:
-    """Chooses an engine by least requests itself."""
+    """Returns the cluster of one service, in which Envoy chooses an engine by least requests."""
     return _engines(service_cluster(key), _LEAST_REQUEST)
 
 
 def relays(sockets: Sockets, count: int) -> Json:
-    """The relays, and the inner listener as a fallback while no relay accepts connections."""
+    """Returns the cluster of the relays, with the inner listener as a fallback while no relay accepts connections."""
     by_priority = [
         [{"endpoint": {"address": pipe(sockets.relay(index))}} for index in range(count)],
         [{"endpoint": {"address": pipe(sockets.inner), "health_check_config": {"disable_active_health_check": True}}}],
@@ -93,15 +93,15 @@ def _engines(name: str, policy: Json) -> Json:
 
 
 def _http1() -> Json:
-    """Engines close idle connections after 120 s, relays after 75 s; a connection closed by them could abort a request
-    in transit."""
+    """Returns options that close idle connections first: engines close them after 120 s, relays after 75 s, which could
+    abort a request in transit."""
     return http_options(
         common_http_protocol_options={"idle_timeout": "60s"}, explicit_http_config={"http_protocol_options": {}}
     )
 
 
 def _circuit_breakers() -> Json:
-    """Bounds retries to a share of the requests, so that an outage is not amplified."""
+    """Returns thresholds that bound retries to a share of the requests, so that an outage is not amplified."""
     return {
         "thresholds": [
             {
@@ -115,8 +115,8 @@ def _circuit_breakers() -> Json:
 
 
 def assignments(services: Iterable[ServiceKey], endpoints: Mapping[ServiceKey, Sequence[Endpoint]]) -> list[Json]:
-    """One of each cluster with engines. A removed engine is not in it: its streams finish, new requests go elsewhere;
-    override_host ignores an endpoint's health status."""
+    """Returns the endpoints of each cluster with engines. A removed engine is left out: its streams finish, new
+    requests go elsewhere; override_host ignores an endpoint's health status."""
     keys = sorted(services)
     everywhere = {endpoint.address for key in keys for endpoint in endpoints.get(key, ())}
     by_service = [
@@ -131,6 +131,6 @@ def _assignment(cluster: str, addresses: Iterable[str]) -> Json:
 
 
 def _address(address: str) -> Json:
-    """`IP:PORT` or `[IPv6]:PORT`."""
+    """Returns the address of an endpoint. Args: address: `IP:PORT` or `[IPv6]:PORT`."""
     host, _, port = address.rpartition(":")
     return {"socket_address": {"address": host.strip("[]"), "port_value": int(port)}}

@@ -17,7 +17,8 @@ _TIMEOUT = aiohttp.ClientTimeout(total=2)
 
 
 class Admin:
-    """Use it in `async with`. All methods raise OSError if Envoy does not respond."""
+    """Client of Envoy's admin interface. Use it in `async with`. All methods raise OSError if Envoy does not
+    respond."""
 
     def __init__(self, socket: Path) -> None:
         self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket)), timeout=_TIMEOUT)
@@ -36,7 +37,7 @@ class Admin:
         await self._call("POST", "/drain_listeners?graceful&skip_exit&inboundonly")
 
     async def active_requests(self, listener: str) -> int:
-        """Unfinished requests of a listener's clients."""
+        """Returns the number of unfinished requests of a listener's clients."""
         page = await self._call("GET", f"/stats?filter=^http\\.{listener}\\.downstream_rq_active$")
         return int(page.rpartition(":")[2])
 
@@ -60,8 +61,8 @@ async def drain(admin_socket: Path, least_s: float, most_s: float) -> None:
     """Returns when no client request is in flight, the time is over, or Envoy has exited.
 
     Args:
-        least_s: until the Service's endpoints no longer name this pod on all nodes; new requests are served till then.
-        most_s: at most, in seconds.
+        least_s: seconds until no node's endpoints of the Service name this pod; new requests are served until then.
+        most_s: most seconds that the drain takes.
     """
     begin, active = time.monotonic(), 0
     async with Admin(admin_socket) as admin:

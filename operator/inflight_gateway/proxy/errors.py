@@ -8,7 +8,8 @@ from inflight_gateway.request.openai_error import error_body
 
 
 def outer_replies() -> Json:
-    """All local replies of Envoy to clients: responses of the picker and the relay come from the inner side."""
+    """Returns the format of Envoy's local replies to clients; responses of the picker and the relay come from the inner
+    listener."""
     return {
         "mappers": [
             # Envoy's status for an unknown transfer coding: a client error.
@@ -21,8 +22,9 @@ def outer_replies() -> Json:
 
 
 def inner_replies() -> Json:
-    """For failures detected by Envoy: no engine, timeouts, a body that is too large and a lack of memory (which have no
-    response flag). Responses of the picker have no flag either, and are not changed."""
+    """Returns the format of replies to failures that Envoy detects: no engine, timeouts, a body that is too large and a
+    lack of memory (the last two have no response flag). Responses of the picker have no flag either, and are not
+    changed."""
     return {
         "mappers": [
             {"filter": _OVERLOADED, "headers_to_add": [header("retry-after", "1")], **_FAILED},
@@ -53,7 +55,7 @@ _OVERLOADED: Json = {
         expression="response.code_details == 'overload'",
     )
 }
-"""Refused by the overload manager (`bootstrap.py`)."""
+"""Filter of requests that the overload manager refuses (`bootstrap.py`)."""
 
 _FAILED = _error("gateway: %LOCAL_REPLY_BODY%", "server_error")
 _REFUSED = _error("the gateway refuses the request: %RESPONSE_CODE_DETAILS%", "invalid_request_error")
@@ -61,7 +63,7 @@ _REFUSED = _error("the gateway refuses the request: %RESPONSE_CODE_DETAILS%", "i
 
 
 def fixed(status: int, code: str, message: str) -> Json:
-    """A route's action and headers for a fixed response."""
+    """Returns a route's action and headers for a fixed response."""
     return {
         "direct_response": {"status": status, "body": {"inline_string": error_body(status, code, message).decode()}},
         "response_headers_to_add": [

@@ -34,12 +34,12 @@ from inflight_gateway.settings import MAX_BODY_BYTES, Sockets
 from inflight_gateway.tenants.signature import CREDENTIALS
 
 _INTERNAL_PREFIXES = ("x-inflight-", "x-envoy-", DESTINATION)
-"""Of request headers that only the parts of the gateway may set. Envoy obeys its own ones, also of clients where their
-address looks like one of its own network."""
+"""Prefixes of request headers that only the parts of the gateway may set. Envoy obeys its own headers, also of clients
+whose address looks like one of its own network."""
 
 MAX_KEPT_BYTES = 2**20
-"""Of a request's body, kept for another relay until the first one answers; requests with more are sent to one relay
-only. Relays keep whole bodies, and bound their sum."""
+"""Most bytes of a request's body that Envoy keeps for another relay until the first one answers; requests with more are
+sent to one relay only. Relays keep whole bodies, and bound their sum."""
 
 PROCESSING_MODE: Json = {
     "request_header_mode": "SEND",
@@ -49,17 +49,17 @@ PROCESSING_MODE: Json = {
     "response_trailer_mode": "SEND",
 }
 """The picker asks for the bodies that no relay has read, by an override of this mode. Responses have no trailers in
-HTTP/1; Envoy closes a stream that has nothing more to say, and the picker must learn when a response ends."""
+HTTP/1; Envoy closes a stream that needs no more messages, and the picker must know when a response ends."""
 
 _FOR_PICKER = (":authority", ":path", "content-length", REQUEST_ID, *CREDENTIALS, *FROM_RELAYS, PROGRESS)
 """Headers of requests that the picker reads."""
 
 _MESSAGE_TIMEOUT = "2s"
-"""Without a response of the picker in this time the request continues without it."""
+"""Longest wait for a response of the picker; the request then continues without it."""
 
 
 def outer(address: str, port: int) -> Json:
-    """TCP, for clients. Removes from requests all headers that only relay and picker may set.
+    """Returns the TCP listener for clients. It removes from requests all headers that only relay and picker may set.
 
     Args:
         address: `::` takes IPv4 connections too.
@@ -94,7 +94,7 @@ def outer(address: str, port: int) -> Json:
 
 
 def inner(sockets: Sockets) -> Json:
-    """A UNIX socket, for relays: calls the picker."""
+    """Returns the listener on a UNIX socket for relays, which calls the picker."""
     return {
         "name": INNER,
         "address": pipe(sockets.inner),
@@ -139,8 +139,8 @@ def _http(**specific: Any) -> Json:
 
 
 def _outer_routes() -> Json:
-    """Retries only if a relay did not accept the request or died before a response: the relay itself retries
-    engines."""
+    """Returns routes that retry only if a relay did not accept the request or died before a response: the relay itself
+    retries engines."""
     retry = {
         "retry_on": "connect-failure,refused-stream,reset-before-request,reset",
         "num_retries": 2,
@@ -171,7 +171,7 @@ def _outer_routes() -> Json:
 
 
 def _picker_filter() -> Json:
-    """The picker gets the head of each request, and its stream stays open until the response ends.
+    """Returns the filter that sends the picker the head of each request; its stream stays open until the response ends.
 
     failure_mode_allow: without it, running responses are aborted when the picker dies.
     """

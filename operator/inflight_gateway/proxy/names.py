@@ -28,42 +28,42 @@ METADATA = "inflight.gateway"
 """Namespace of the picker's dynamic metadata."""
 
 LONGEST_SILENCE = "3600s"
-"""Of a stream in either direction. Envoy's default of 5 min would end holds and long answers that are not streamed;
-relays and engines end silent ones themselves."""
+"""Longest silence of a stream in either direction. Envoy's default of 5 min would end holds and long answers that are
+not streamed; relays and engines end silent streams themselves."""
 
 LONGEST_MESSAGE_TIMEOUT_S = 3600
-"""Envoy's own bound of what the picker may ask for: the longest hold."""
+"""Longest message timeout that the picker may ask Envoy for: the longest hold."""
 
 UNLIMITED = 1_000_000
 """Envoy's circuit breakers default to 1024 requests and 3 retries; the hold queue and the relays bound both here."""
 
 
 def service_cluster(key: ServiceKey) -> str:
-    """The cluster with one service's engines, for requests without a response from the picker."""
+    """Returns the name of the cluster with one service's engines, for requests without a response from the picker."""
     return f"service/{key}"
 
 
 def pipe(path: Path) -> Json:
-    """Address of a UNIX socket."""
+    """Returns the address of a UNIX socket."""
     return {"pipe": {"path": str(path)}}
 
 
 def typed(type_name: str, **fields: Any) -> Json:
-    """An `Any` of protobuf's JSON form."""
+    """Returns an `Any` in protobuf's JSON form."""
     return {"@type": f"{TYPE}{type_name}", **fields}
 
 
 def extension(name: str, type_name: str, **fields: Any) -> Json:
-    """An extension of Envoy, `envoy.NAME`, with its configuration, `envoy.extensions.TYPE_NAME`."""
+    """Returns an extension of Envoy, `envoy.NAME`, with its configuration, `envoy.extensions.TYPE_NAME`."""
     return {"name": f"envoy.{name}", "typed_config": typed(f"envoy.extensions.{type_name}", **fields)}
 
 
 def http_options(**fields: Any) -> Json:
-    """A cluster's options of HTTP."""
+    """Returns a cluster's HTTP options."""
     options = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
     return {"typed_extension_protocol_options": {options: typed(options, **fields)}}
 
 
 def header(key: str, value: str) -> Json:
-    """A header to add that replaces one of the same name, unless its value comes out empty."""
+    """Returns a header to add that replaces one of the same name, unless its value is empty."""
     return {"header": {"key": key, "value": value}, "append_action": "OVERWRITE_IF_EXISTS_OR_ADD"}

@@ -11,7 +11,7 @@ from inflight_gateway.proxy.snapshot import ENDPOINTS, Fixed, Snapshot, engine_e
 
 
 class Publisher:
-    """Several changes of one turn of the event loop become one update.
+    """Publishes changes of the catalog. Several changes in one turn of the event loop become one update.
 
     Args:
         refused: called with the type URL of a rejected version.
@@ -25,15 +25,15 @@ class Publisher:
         self._catalog = catalog
         self._endpoints_taken = endpoints_taken
         self._addresses: dict[str, frozenset[str]] = {}
-        """Version of the endpoints -> all their addresses, of what was published since Envoy last took one."""
+        """Version of the endpoints -> all their addresses, for each version since the last one that Envoy accepted."""
         self._known: frozenset[str] | None = None
         self._services_changed = False
         self._scheduled = False
         self.ads = Ads(self._noted(self._whole()), self._taken, lambda type_url, _: refused(type_url))
 
     def knows(self, address: str) -> bool:
-        """Whether Envoy can send a request there. It cannot yet send to an endpoint that was just added, and would
-        respond 503. If this picker configures no Envoy, all endpoints count as known."""
+        """Returns whether Envoy can send a request to this address. It cannot yet send to an endpoint that was just
+        added, and would respond 503. If this picker configures no Envoy, all endpoints count as known."""
         return self._known is None or address in self._known
 
     def catalog_changed(self, change: Change) -> None:

@@ -23,20 +23,20 @@ from inflight_gateway.types import ServiceConfig
 RATE_LIMIT_HEADERS = tuple(
     f"x-ratelimit-{value}-{unit}" for unit in ("requests", "tokens") for value in ("limit", "remaining", "reset")
 )
-"""Of responses, from the picker's metadata: OpenAI's names."""
+"""Response headers that come from the picker's metadata, under OpenAI's names."""
 
 RETRY_ON = "connect-failure,refused-stream,reset-before-request,retriable-status-codes"
-"""Refusals: no engine has begun the request."""
+"""Conditions of a retry by Envoy: refusals, after which no engine has begun the request."""
 
 RETRY_ON_LOSS = "reset"
-"""An engine that closes its connection before the head of a response, or sends none in time. The request may be the
-cause: relays count these losses and retry themselves."""
+"""Condition of a loss: an engine closes its connection before the head of a response, or sends none in time. The
+request may be the cause: relays count these losses and retry themselves."""
 
 _DEFAULT_RETRIES = 2
 
 
 def inner_routes(services: Iterable[tuple[ServiceConfig, Iterable[str]]]) -> Json:
-    """Args: services: with the host names of each, without ports."""
+    """Returns the routes of the inner listener. Args: services: each with its host names, without ports."""
     return {
         "name": INNER,
         "ignore_port_in_host_matching": True,
@@ -68,7 +68,8 @@ def _virtual_host(config: ServiceConfig, hosts: list[str]) -> Json:
 
 
 def _picked() -> Json:
-    """Only the picker can have set this header: the outer listener removes it from clients' requests."""
+    """Returns the route of picked requests. Only the picker can have set its header: the outer listener removes it from
+    clients' requests."""
     return {
         "name": PICKED,
         "match": {"prefix": "/", "headers": [{"name": DESTINATION, "present_match": True}]},
@@ -77,8 +78,8 @@ def _picked() -> Json:
 
 
 def _relayed(key: ServiceKey) -> Json:
-    """Relays retry after a loss themselves: with retries of Envoy's besides, a request could kill more engines than
-    they permit. Only relays can have set this header."""
+    """Returns the route of relays without a picker. Relays retry after a loss themselves: with retries by Envoy, too, a
+    request could kill more engines than they permit. Only relays can have set this header."""
     return {
         "name": "least-requests-relayed",
         "match": {"safe_regex": {"regex": PUBLIC}, "headers": [{"name": ATTEMPT, "present_match": True}]},
@@ -105,7 +106,8 @@ def _no_picker() -> Json:
 
 
 def _to(cluster: str, retry_on: str) -> Json:
-    """The picker sets x-envoy-max-retries: one attempt for each endpoint. x-envoy-retry-on adds to `retry_on`."""
+    """Returns a route to a cluster. The picker sets x-envoy-max-retries: one attempt for each endpoint.
+    x-envoy-retry-on adds to `retry_on`."""
     return {
         "cluster": cluster,
         "timeout": "0s",

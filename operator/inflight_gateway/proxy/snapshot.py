@@ -51,20 +51,20 @@ _MESSAGES = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Resources:
-    """Of one type. Attributes: version: the same for the same content, also of another picker process."""
+    """All resources of one type. Attributes: version: the same for the same content, also in another picker process."""
 
     version: str
     by_name: Mapping[str, AnyMessage]
 
 
 Snapshot = Mapping[str, Resources]
-"""By type URL."""
+"""Envoy's configuration: resources by type URL."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """Settings that do not change while a picker runs. Attributes: address, port: of the outer listener. relays:
-    processes."""
+    """Settings that do not change while a picker runs. Attributes: address, port: address of the outer listener.
+    relays: number of relay processes."""
 
     sockets: Sockets
     address: str
@@ -78,7 +78,8 @@ def snapshot(
     hosts: Mapping[ServiceKey, Iterable[str]],
     engines: Mapping[ServiceKey, Sequence[Endpoint]],
 ) -> Snapshot:
-    """Args: hosts: names of each service, without ports. engines: endpoints of each service that has some."""
+    """Builds the configuration. Args: hosts: names of each service, without ports. engines: endpoints of each service
+    that has some."""
     return MappingProxyType(
         {
             CLUSTERS: resources(
@@ -99,15 +100,15 @@ def snapshot(
 
 
 def engine_endpoints(services: Iterable[ServiceKey], engines: Mapping[ServiceKey, Sequence[Endpoint]]) -> Resources:
-    """The resources that depend on endpoints."""
+    """Returns the resources that depend on endpoints."""
     return resources(ENDPOINTS, clusters.assignments(services, engines))
 
 
 def resources(type_url: str, items: Iterable[Json]) -> Resources:
-    """Args: items: as JSON.
+    """Parses and packs resources. Args: items: resources as JSON.
 
     Raises:
-        google.protobuf.json_format.ParseError: one is not of the type.
+        google.protobuf.json_format.ParseError: an item is not of the type.
     """
     message, name = _MESSAGES[type_url]
     by_name, digest = {}, hashlib.blake2b(digest_size=8)

@@ -33,7 +33,7 @@ class Ending(Enum):
 
 
 class Ended(NamedTuple):
-    """Attributes: status: HTTP status for the frame's data."""
+    """The end of a response. Attributes: status: HTTP status for the frame's data."""
 
     ending: Ending
     status: int
@@ -41,7 +41,8 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True)
 class Choice:
-    """Attributes: tokens: `ID,ID,...`. seed: decimal; drawn by the engine. finish_reason: None: not complete."""
+    """State of a choice. Attributes: tokens: `ID,ID,...`. seed: decimal number that the engine drew. finish_reason:
+    None: not complete."""
 
     tokens: bytearray = field(default_factory=bytearray)
     seed: bytes | None = None
@@ -49,10 +50,12 @@ class Choice:
 
 
 class Answer:
-    """Attributes:
-    usage: None: not reported.
-    has_tokens: any choice has a token, or is complete without one.
-    advanced: the same for the current attempt.
+    """State of an answer.
+
+    Attributes:
+        usage: None: not reported.
+        has_tokens: any choice has a token, or is complete without one.
+        advanced: the current attempt has added a token or completed a choice.
     """
 
     __slots__ = ("_choices", "advanced", "has_tokens", "usage")
@@ -67,11 +70,11 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        """Of all choices."""
+        """Number of tokens of all choices."""
         return sum(choice.tokens.count(b",") + 1 for choice in self._choices.values() if choice.tokens)
 
     def all_finished(self, body: bytes) -> bool:
-        """Whether each choice that `body` asks for is complete."""
+        """Returns whether each choice that `body` asks for is complete."""
         finished = sum(choice.finish_reason is not None for choice in self._choices.values())
         return finished > 0 and finished == num_choices(body)
 
@@ -79,7 +82,7 @@ class Answer:
         """Apply the notes of one frame. Returns their information on the end of the response.
 
         Raises:
-            ValueError: they violate the protocol. Notes of an unknown kind are skipped.
+            ValueError: the notes violate the protocol. Notes of an unknown kind are skipped.
         """
         ended = None
         for note in notes:
@@ -119,7 +122,8 @@ class Answer:
         return choice
 
     def continued(self, body: bytes, created: int) -> bytes:
-        """`body`, the JSON object of the request, with the field that makes the engine continue after these tokens.
+        """Returns `body`, the JSON object of the request, with the field that makes the engine continue after these
+        tokens.
 
         Args:
             created: UNIX seconds already sent to the client.
@@ -145,19 +149,21 @@ def _continued(choice: Choice) -> bytes:
     return b'{"token_ids":[%b],"seed":%b,"finish_reason":%b}' % (tokens, choice.seed or b"null", reason)
 
 
-class _Asked(msgspec.Struct):
-    """Other fields may be of megabytes and are skipped."""
+class _Choices(msgspec.Struct):
+    """Fields of a request that decide how many choices it has. All other fields, which may have megabytes, are
+    skipped."""
 
     n: int | None = None
     prompt: msgspec.Raw = msgspec.Raw()
 
 
-_asked = msgspec.json.Decoder(_Asked, strict=False)
+_choices = msgspec.json.Decoder(_Choices, strict=False)
 _SEVERAL = re.compile(rb'\[\s*["\[]')
 
 
 def num_choices(body: bytes) -> int:
-    """Number of choices that a request asks for: `n` for each of its prompts. An engine has taken the request."""
-    asked = _asked.decode(body)
-    several = _SEVERAL.match(asked.prompt)
-    return (asked.n or 1) * (len(msgspec.json.decode(asked.prompt, type=list[msgspec.Raw])) if several else 1)
+    """Returns the number of choices that a request asks for: `n` for each of its prompts. An engine has accepted the
+    request."""
+    fields = _choices.decode(body)
+    several = _SEVERAL.match(fields.prompt)
+    return (fields.n or 1) * (len(msgspec.json.decode(fields.prompt, type=list[msgspec.Raw])) if several else 1)

@@ -1,4 +1,4 @@
-"""One attempt of a generation request: makes its head, reads its response and enforces timeouts."""
+"""An attempt of a generation request: makes its head, reads its response and enforces timeouts."""
 
 from __future__ import annotations
 
@@ -59,11 +59,11 @@ class Owner(Protocol):
 
 
 class Attempt:
-    """Args: blocked: the client does not read now.
+    """An attempt. Args: blocked: the client does not read now.
 
     Attributes:
-        endpoint: IP:PORT that responded; empty: unknown. service: NAMESPACE/NAME, likewise.
-        max_attempts: of the service for one request; None: unknown.
+        endpoint: IP:PORT that responded; empty: unknown. service: NAMESPACE/NAME; empty: unknown.
+        max_attempts: attempts that the service allows for one request; None: unknown.
         tries: endpoints that Envoy tried. loss: how the engine failed to send a head; None: it sent one.
     """
 
@@ -83,9 +83,9 @@ class Attempt:
         self._timer: asyncio.TimerHandle | None = None
         self._heard_at = 0.0
         self._first_token_by: float | None = None
-        self._ask()
+        self._send()
 
-    def _ask(self) -> None:
+    def _send(self) -> None:
         assert self._request is not None
         head, body = self._request
         self._call = self._shared.pool.call(self)
@@ -94,7 +94,7 @@ class Attempt:
         self._call.sent = True
 
     def first_token(self) -> None:
-        """The first token has arrived."""
+        """Notes that the first token has arrived."""
         self._first_token_by = None
 
     def cancel(self) -> None:
@@ -103,7 +103,7 @@ class Attempt:
         self._call.cancel()
 
     def read_rest(self) -> None:
-        """The response is complete."""
+        """Discards the rest of the response, which is complete."""
         self._stop_timer()
         self._call.read_rest()
 
@@ -136,7 +136,7 @@ class Attempt:
         within = _seconds(find(headers, _FIRST_TOKEN_WITHIN))
         if within is not None:
             self._first_token_by = self._heard_at + within
-        self._timer = self._loop.call_at(self._overdue_at(), self._look)
+        self._timer = self._loop.call_at(self._overdue_at(), self._check_overdue)
         self._owner.accepted(headers)
 
     def data(self, data: bytes) -> None:
@@ -161,12 +161,12 @@ class Attempt:
 
     def lost(self, *, stale: bool) -> None:
         if stale:
-            self._ask()
+            self._send()
         else:
             self._fail(Failure.CUT)
 
     def inner_writable(self, *, now: bool) -> None:
-        """The body is written at once: it is in memory anyway."""
+        """Ignores it: the body is written at once, as it is in memory anyway."""
 
     # Timeouts.
 
@@ -174,17 +174,17 @@ class Attempt:
         silent_at = self._heard_at + self._shared.tuning.silence_s
         return silent_at if self._first_token_by is None else min(silent_at, self._first_token_by)
 
-    def _look(self, *, again: bool = False) -> None:
-        """Whether a byte or the first token is overdue."""
+    def _check_overdue(self, *, again: bool = False) -> None:
+        """Fails the attempt if a byte or the first token is overdue, else sets the timer again."""
         now = self._loop.time()
         if self._blocked:  # nothing is read, so nothing is overdue
-            self._timer = self._loop.call_later(self._shared.tuning.silence_s, self._look)
+            self._timer = self._loop.call_later(self._shared.tuning.silence_s, self._check_overdue)
             return
         overdue_at = self._overdue_at()
         if now < overdue_at:
-            self._timer = self._loop.call_at(overdue_at, self._look)
+            self._timer = self._loop.call_at(overdue_at, self._check_overdue)
         elif not again:
-            self._timer = self._loop.call_later(GRACE_S, lambda: self._look(again=True))
+            self._timer = self._loop.call_later(GRACE_S, lambda: self._check_overdue(again=True))
         else:
             silent = now >= self._heard_at + self._shared.tuning.silence_s
             self._fail(Failure.SILENT if silent else Failure.LATE)
@@ -200,7 +200,7 @@ class Attempt:
 
 
 def _address(value: bytes | None) -> str:
-    """Envoy writes `-` where a response has no upstream."""
+    """Returns the endpoint; empty where a response has no upstream, for which Envoy writes `-`."""
     return "" if value is None or value == b"-" else value.decode("latin-1")
 
 
@@ -208,7 +208,8 @@ _LOSSES = {b"UC": Failure.CUT, b"UR": Failure.CUT, b"UPE": Failure.CUT, b"UT": F
 
 
 def _loss(flags: bytes | None) -> Failure | None:
-    """How an engine failed to send a head, by Envoy's response flags `UC,URX`; None: it sent one, or none was reached.
+    """Returns how an engine failed to send a head, by Envoy's response flags `UC,URX`; None: it sent one, or none was
+    reached.
 
     https://www.envoyproxy.io/docs/envoy/latest/configuration/observability/access_log/usage
     """
@@ -223,17 +224,17 @@ def _seconds(value: bytes | None) -> float | None:
 
 
 def _count(value: bytes | None) -> int | None:
-    """None also for 0 and for invalid numbers."""
+    """Returns a count; None also for 0 and for invalid numbers."""
     return int(value) or None if value is not None and value.isdigit() else None
 
 
 def attempt_head(request: Request, request_id: str, length: int, fields: Body | None, history: History) -> bytes:
-    """The head for a body of `length` bytes.
+    """Returns the head for a body of `length` bytes.
 
     Args:
-        request_id: the gateway's own.
-        fields: of this body; None: an engine refuses it, and is asked for no progress frames.
-        history: of the request, this attempt included.
+        request_id: the gateway's own id.
+        fields: fields of this body; None: an engine refuses it, and is asked for no progress frames.
+        history: attempts of the request, this one included.
     """
     headers = [
         *request.headers,
@@ -251,8 +252,8 @@ def attempt_head(request: Request, request_id: str, length: int, fields: Body | 
 
 
 def with_readable_id(headers: Headers) -> Headers:
-    """The same headers, with a new X-Request-Id if picker and engine, which sign and verify it, could read the client's
-    differently."""
+    """Returns the headers, with a new X-Request-Id if picker and engine, which sign and verify it, could read the
+    client's differently."""
     if _READABLE.fullmatch(find(headers, _REQUEST_ID) or b""):
         return headers
     return [*without(headers, _REQUEST_ID), (_REQUEST_ID, uuid.uuid4().hex.encode())]

@@ -8,32 +8,34 @@ from inflight_gateway.relay.heads import Headers, find
 from inflight_gateway.settings import MAX_BODY_BYTES
 
 MAX_BODIES_BYTES = 256 * 2**20
-"""Of all requests in flight, in all processes together: bodies are kept until their answers are complete, to be sent
-again. While bodies come and go they take twice as much in the relay and in Envoy: 1 GiB each is enough."""
+"""Most bytes of the bodies of all requests in flight, in all processes together: bodies are kept until their answers
+are complete, to be sent again. While bodies come and go they take twice as much in the relay and in Envoy: 1 GiB each
+is enough."""
 
 CHECKED_BYTES = 256 * 2**10
-"""Bodies above this are read only after a check of the API key, which takes one round trip to the picker. Of bodies
-with unknown length, so much is read before."""
+"""Bodies with more bytes are read only after a check of the API key, which takes one round trip to the picker. If a
+body's length is unknown, this part of it is read before."""
 
 _UNCHECKED_SHARE = 0.25
-"""Of the bound, for bodies that are being received without a check. Above it smaller bodies are checked as well:
+"""Share of the bound for bodies that are being received without a check. Above it smaller bodies are checked as well:
 otherwise many connections that each send a part of a small body would fill the memory without a key."""
 
 _KEY_SHARE = 0.5
-"""Of the bound, for the requests of one API key, but at least one body of the maximum size."""
+"""Share of the bound for the requests of one API key, but at least one body of the maximum size."""
 
 
 def bodies_bytes_of_one(processes: int) -> int:
-    """Share of one process, which cannot know what the others keep; at least one body of the maximum size."""
+    """Returns the bytes of one process, which cannot know what the others keep: at least one body of the maximum
+    size."""
     return max(MAX_BODY_BYTES, MAX_BODIES_BYTES // processes)
 
 
 class Bodies:
-    """Args: most: bytes that the process may keep.
+    """Memory of the bodies of one process. Args: most: bytes that it may keep.
 
     Attributes:
         kept: bytes of all requests in flight.
-        unchecked: bytes of those that are being received and whose API key was not checked.
+        unchecked: bytes of requests that are being received and whose API key was not checked.
     """
 
     def __init__(self, most: int) -> None:
@@ -49,7 +51,7 @@ class Bodies:
         return self.unchecked > self._most_unchecked
 
     def is_over(self, key: int | None) -> bool:
-        """Whether a request with this key may keep no more."""
+        """Returns whether a request with this key may keep no more."""
         return self.kept > self._most or (key is not None and self._of_keys[key] > self._most_of_key)
 
     def add(self, count: int, key: int | None) -> None:
@@ -61,12 +63,12 @@ class Bodies:
 
 
 class Received:
-    """The body of one request while it is received, and what it takes until the request ends. A request without an API
-    key counts for no key: a service without keys may have many clients.
+    """The body of one request while it is received, and its memory until the request ends. A request without an API key
+    counts for no key: a service without keys may have many clients.
 
     Attributes:
-        size: bytes so far.
-        check_begun: its API key is being checked, or was.
+        size: bytes received so far.
+        check_begun: the check of its API key has begun.
     """
 
     def __init__(self, bodies: Bodies, headers: Headers) -> None:
@@ -80,7 +82,7 @@ class Received:
 
     @property
     def is_over(self) -> bool:
-        """Whether the process keeps too much to go on with this request."""
+        """True if the process keeps too much to go on with this request."""
         return self._bodies.is_over(self._key)
 
     @property
@@ -96,20 +98,20 @@ class Received:
             self._bodies.unchecked += len(data)
 
     def checked(self) -> None:
-        """The key was checked, or will be with the whole body."""
+        """Counts the body as checked: the key was checked, or will be with the whole body."""
         if self._unchecked is not None:
             self._bodies.unchecked -= self._unchecked
             self._unchecked = None
 
     def whole(self) -> bytes:
-        """The body is complete."""
+        """Returns the body, which is complete."""
         self.checked()
         body = b"".join(self._parts)
         self._parts.clear()
         return body
 
     def release(self) -> None:
-        """The request has ended; may be called again."""
+        """Frees the memory of a request that has ended; may be called again."""
         self.checked()
         self._parts.clear()
         self._bodies.add(-self.size, self._key)

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class BudgetLimits:
-    """Attributes: ratio: retries per request, in the long run. per_s: retries granted per second beside it, which a
-    burst refills from. burst: most that can be saved up: what one failing replica has in flight."""
+    """Limits of the budget. Attributes: ratio: retries per request, in the long run. per_s: retries granted per second
+    besides, which refill the budget after a burst. burst: most retries that are saved up: the requests that one failing
+    replica has in flight."""
 
     ratio: float = 0.2
     per_s: float = 10.0
@@ -21,7 +22,7 @@ class BudgetLimits:
 
 
 class RetryBudget:
-    """Starts full. `now`: seconds of one monotonic clock."""
+    """The bucket, which starts full. `now`: seconds of one monotonic clock."""
 
     def __init__(self, limits: BudgetLimits, now: float) -> None:
         self._limits = limits
@@ -29,11 +30,11 @@ class RetryBudget:
         self._at = now
 
     def request(self) -> None:
-        """A request arrived."""
+        """Adds the part of a retry that a request brings."""
         self._saved = min(self._limits.burst, self._saved + self._limits.ratio)
 
     def retry(self, now: float) -> bool:
-        """Whether a retry is permitted; if so, it is charged to the budget."""
+        """Returns whether a retry is permitted; if so, charges it to the budget."""
         self._saved = min(self._limits.burst, self._saved + (now - self._at) * self._limits.per_s)
         self._at = now
         if self._saved < 1:

@@ -27,15 +27,15 @@ WRITE_BUFFER_BYTES = 64 * 2**10
 """Bytes buffered for a client that does not read, before reading of its response is paused."""
 
 LINGER_S = 2.0
-"""Seconds that the rest of a request is read after an early response. Envoy closes the connection well before."""
+"""Seconds for which the rest of a request is read after an early response. Envoy closes the connection well before."""
 
 _UNREADABLE = ClientError(400, "the head of the request cannot be read as HTTP/1.1", "malformed_request")
 
 
 @dataclass(slots=True)
 class Request:
-    """The head of a request. Attributes: target: path and query. headers: end-to-end only. length: of the body; None:
-    chunked. arrived: seconds of the loop's clock."""
+    """The head of a request. Attributes: target: path and query. headers: end-to-end only. length: bytes of the body;
+    None: chunked. arrived: seconds of the loop's clock."""
 
     method: bytes
     target: bytes
@@ -68,12 +68,12 @@ class Exchange(Protocol):
 
 
 class ClientConnection(asyncio.Protocol):
-    """Envoy sends a request only after the whole previous response, so data before that is a protocol violation: the
-    connection is closed.
+    """A connection. Envoy sends a request only after the whole previous response, so data before that is a protocol
+    violation: the connection is closed.
 
     Args:
         begin: makes the exchange of a request.
-        opened, closed: are called with this connection.
+        opened, closed: called with this connection.
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class ClientConnection(asyncio.Protocol):
     # Called by the exchange.
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
-        """Write the head of the response. `headers` name no length; `length` of the body, None: unknown."""
+        """Write the head of the response. `headers` name no length; `length`: bytes of the body; None: unknown."""
         self._bodiless = status in (204, 304) or self._parser.get_method() == b"HEAD"
         self._chunked = length is None and not self._bodiless
         if self._chunked:
@@ -122,12 +122,12 @@ class ClientConnection(asyncio.Protocol):
         self._transport.write(response_head(status, headers))
 
     def write(self, data: bytes) -> None:
-        """A part of the body."""
+        """Write a part of the body."""
         if data and not self._bodiless:
             self._transport.write(chunk(data) if self._chunked else data)
 
     def finish(self) -> None:
-        """The answer is complete."""
+        """End the response, which is complete."""
         if self._chunked:
             self._transport.write(LAST_CHUNK)
         self._exchange = None

@@ -32,12 +32,14 @@ class Failure(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Attributes:
-    max_attempts: maximum replicas for one request, if no response has named the service's own limit.
-    max_deaths: engines that one request may lose before the first token of an attempt, regardless of `max_attempts`: a
-        request that kills engines would kill one more with each attempt.
-    max_wait_s: total wait of one request while no replica is free for another attempt.
-    min_pause_s, max_pause_s: bounds of the pause between two of these attempts, regardless of Retry-After.
+    """Limits of the retries of one request.
+
+    Attributes:
+        max_attempts: most replicas for one request, if no response has named the service's own limit.
+        max_deaths: engines that one request may lose before the first token of an attempt, regardless of
+            `max_attempts`: a request that kills engines would kill another one with each attempt.
+        max_wait_s: total wait of one request while no replica is free for another attempt.
+        min_pause_s, max_pause_s: bounds of the pause between two of these attempts, regardless of Retry-After.
     """
 
     max_attempts: int = 3
@@ -49,10 +51,12 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """Attributes:
-    failures: failed attempts of this request, including this one, without those that found all replicas busy.
-    waited_s: time waited for a free replica.
-    deaths: engines lost during an attempt that had no token yet: the request may have killed them.
+    """The failed attempts of one request.
+
+    Attributes:
+        failures: failed attempts, including the latest one, without attempts that found all replicas busy.
+        waited_s: seconds waited for a free replica.
+        deaths: engines lost during an attempt that had no token yet: the request may have killed them.
     """
 
     failures: int
@@ -62,7 +66,7 @@ class Tried:
 
 @dataclass(frozen=True, slots=True)
 class Again:
-    """Attributes: after_s: seconds to wait first."""
+    """The decision to retry. Attributes: after_s: seconds to wait first."""
 
     after_s: float = 0.0
 
@@ -75,10 +79,10 @@ def next_step(
     retry_after_s: float | None = None,
     said: ClientError | None = None,
 ) -> Again | ClientError:
-    """Whether to retry; the retry budget is checked after this.
+    """Returns the retry, or the error that ends the request; the retry budget is checked after this.
 
     Args:
-        retry_after_s: from the 503 response.
+        retry_after_s: Retry-After of the 503 response.
         said: the engine's own error; None without one.
     """
     if failure is Failure.BUSY:
@@ -122,7 +126,7 @@ NOT_CONTINUED = ClientError(
 
 
 class History:
-    """Attempts of one request so far. Attributes: number: of the latest attempt, from 1; 0: none yet."""
+    """Attempts of one request so far. Attributes: number: number of the latest attempt, from 1; 0: none yet."""
 
     def __init__(self) -> None:
         self.number = 0
@@ -136,14 +140,14 @@ class History:
         return self._avoid.keys()
 
     def begin(self) -> None:
-        """An attempt begins."""
+        """Counts an attempt that begins."""
         self.number += 1
 
     def failed(self, failure: Failure, endpoint: str, now: float, *, advanced: bool) -> Tried:
-        """The attempt failed.
+        """Adds the failure of the latest attempt.
 
         Args:
-            endpoint: that responded; empty: unknown.
+            endpoint: endpoint that responded; empty: unknown.
             now: seconds of one monotonic clock.
             advanced: the answer had a token or an end of a choice from this attempt.
         """

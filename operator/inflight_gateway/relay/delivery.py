@@ -13,12 +13,12 @@ from inflight_gateway.relay.record import Record
 DONE = b"data: [DONE]\n\n"
 
 _CREATED = re.compile(rb'"created":\s*(\d+)')
-"""In a chunk. Within a JSON string the quotes would be escaped."""
+"""The field in a chunk. Within a JSON string its quotes would be escaped."""
 
 
 class Delivery:
-    """Frames are buffered until they may be sent: before the first token another attempt starts from scratch, and the
-    client must not receive two starts.
+    """Writes a response. It buffers frames until they may be sent: before the first token another attempt starts from
+    scratch, and the client must not receive two starts.
 
     Attributes:
         started: the client has received the head.
@@ -35,11 +35,11 @@ class Delivery:
         self._last: Frame | None = None
 
     def accepted(self, headers: Headers) -> None:
-        """An engine accepted the request. Args: headers: of its response."""
+        """Keeps the headers of an engine's response."""
         self._headers = without(without_internal(end_to_end(headers)), b"content-length")
 
     def take(self, frame: Frame) -> None:
-        """A frame with data."""
+        """Buffers a frame with data."""
         self._last = frame
         self._kept.append(frame.data)
 
@@ -64,17 +64,17 @@ class Delivery:
 
     @property
     def counts_sent(self) -> bool:
-        """Whether frames follow the last token or end of a choice: token counts, which are last."""
+        """True if a frame followed the last token or end of a choice: token counts, which come last, were sent."""
         last = self._last
         return self.started and last is not None and not any(note.startswith((b"t ", b"f ")) for note in last.notes)
 
     def whole(self, status: int, data: bytes) -> None:
-        """A frame's data line as a response of its own."""
+        """Sends a frame's data line as a whole response."""
         headers = without(self._headers, b"content-type", b"cache-control", b"x-accel-buffering")
         self._client.respond(status, [*headers, (b"content-type", b"application/json")], json_of(data))
 
     def end_with(self, error: ClientError) -> None:
-        """As a response where none has begun, else as an event, without `[DONE]`."""
+        """Ends the response with an error: a whole response if none has begun, else an event, without `[DONE]`."""
         if self.started:
             self._client.write(error.event)
             self._client.finish()
@@ -83,5 +83,5 @@ class Delivery:
 
 
 def json_of(data: bytes) -> bytes:
-    """That of a frame's one data line."""
+    """Returns the JSON of a frame's one data line."""
     return data.strip().removeprefix(b"data:").strip()

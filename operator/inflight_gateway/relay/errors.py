@@ -11,8 +11,8 @@ from inflight_gateway.request.openai_error import error_body
 
 @dataclass(frozen=True)
 class ClientError:
-    """Attributes: code: OpenAI's machine-readable name. body_as_is: an engine's error object, sent in place of the
-    relay's own. final: clients should not try again on their own."""
+    """An error for a client. Attributes: code: OpenAI's machine-readable name. body_as_is: an engine's error object,
+    sent in place of the relay's own. final: clients should not try again on their own."""
 
     status: int
     message: str = ""
@@ -29,7 +29,7 @@ class ClientError:
 
     @property
     def event(self) -> bytes:
-        """As a server-sent event, for a stream that has begun."""
+        """The error as a server-sent event, for a stream that has begun."""
         return b"data: " + self.body + b"\n\n"
 
     @property
@@ -44,11 +44,11 @@ class ClientError:
 
 
 def engine_error(status: int, body: bytes) -> ClientError:
-    """An error reported by an engine. Args: body: its error object, as JSON."""
+    """Returns the error that an engine reported. Args: body: its error object, as JSON."""
     retry_after = 1 if status in (429, 503) else None
     return ClientError(status, "the engine failed", "engine_failed", retry_after, body_as_is=body)
 
 
 def engine_died(body: bytes) -> bool:
-    """Whether an engine's error object says that its engine process died."""
+    """Returns whether an engine's error object says that its engine process died."""
     return b'"engine_failed"' in body

@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import NamedTuple
 
 MAX_FRAME_BYTES = 64 * 2**20
-"""Of one frame; the largest is a whole answer with log-probabilities (about 1.7 kB a token)."""
+"""Most bytes of a frame; the largest frame is a whole answer with log-probabilities (about 1.7 kB a token)."""
 
 _END = b"\n\n"
 
 
 class Frame(NamedTuple):
-    """Attributes: notes: the comment lines without their colon. data: the other lines as the client gets them, with the
-    empty line; empty: there are none."""
+    """A frame. Attributes: notes: the comment lines without their colon. data: the other lines as the client gets them,
+    with the empty line; empty: there are none."""
 
     notes: tuple[bytes, ...]
     data: bytes
@@ -27,7 +27,7 @@ class FrameTooLong(ValueError):
 
 
 class FrameParser:
-    """Returns complete frames; the remainder is kept."""
+    """Parser of one response. It keeps the bytes of an incomplete frame."""
 
     __slots__ = ("_begun", "_searched")
 
@@ -37,7 +37,7 @@ class FrameParser:
         self._searched = 0
 
     def feed(self, data: bytes) -> list[Frame]:
-        """The frames that `data` completes.
+        """Returns the frames that `data` completes.
 
         Raises:
             FrameTooLong: no more data may be fed.

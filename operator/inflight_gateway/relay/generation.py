@@ -1,4 +1,4 @@
-"""One generation request: its attempts at the inner listener, and one response to the client.
+"""A generation request: its attempts at the inner listener, and one response to the client.
 
 Nothing is awaited: bytes from the engine are written to the client in the call that reads them.
 """
@@ -21,7 +21,7 @@ from inflight_gateway.relay.errors import ClientError, engine_died, engine_error
 from inflight_gateway.relay.frames import Frame
 from inflight_gateway.relay.heads import Headers, end_to_end, retry_after_seconds, without, without_internal
 from inflight_gateway.relay.key_check import KeyCheck
-from inflight_gateway.relay.passing import start_as_is
+from inflight_gateway.relay.proxying import start_proxied
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import Shared
 from inflight_gateway.request.body import Body, parse
@@ -48,7 +48,7 @@ class Generation:
         self._history = History()
         self._limits = shared.tuning.limits
         self._answer = Answer()
-        self._passing = self._blocked = False
+        self._proxying = self._blocked = False
         self._record = Record(request)
         self._delivery = Delivery(client, self._record)
 
@@ -67,7 +67,7 @@ class Generation:
         self._check = KeyCheck(self._shared.pool, self._request, self._record.request_id, self._checked)
 
     def _checked(self, refusal: tuple[Headers, bytes] | None) -> None:
-        """The API key was checked. Args: refusal: None: the body may follow."""
+        """Continues after the check of the API key. Args: refusal: None: the body may follow."""
         self._check = None
         if refusal is None:
             self._received.checked()
@@ -99,7 +99,7 @@ class Generation:
             self._record.stream = self._fields.stream
         self._request.headers = with_readable_id(self._request.headers)
         self._shared.budget.request()
-        self._ask()
+        self._start_attempt()
 
     def left(self) -> None:
         if self._attempt is not None:
@@ -113,7 +113,7 @@ class Generation:
 
     # Attempts.
 
-    def _ask(self) -> None:
+    def _start_attempt(self) -> None:
         self._retry = None
         self._history.begin()
         body, fields = self._body, self._fields
@@ -174,7 +174,7 @@ class Generation:
             self.failed(Failure.GARBLED)
 
     def _done(self, now: float) -> None:
-        """The stream is complete."""
+        """Ends the stream, which is complete."""
         assert self._attempt is not None
         self._delivery.send(now)
         self._attempt.read_rest()
@@ -211,9 +211,9 @@ class Generation:
             self.failed(self._attempt.loss)
             return
         if self._history.number == 1 or (status != 503 and not self._answer.has_tokens):
-            self._passing = True
+            self._proxying = True
             self._record.status = status
-            start_as_is(self._client, status, headers)
+            start_proxied(self._client, status, headers)
             return
         self._attempt.cancel()
         if status == 503:
@@ -238,7 +238,7 @@ class Generation:
     def failed(self, failure: Failure, *, retry_after_s: float | None = None, said: ClientError | None = None) -> None:
         assert self._attempt is not None
         now = self._loop.time()
-        if self._passing:
+        if self._proxying:
             self._end(error="engine_lost")
             self._client.abort()
             return
@@ -260,7 +260,7 @@ class Generation:
             self._refuse(step)
         else:
             # Jitter, so that requests that failed together do not retry together.
-            self._retry = self._loop.call_later(step.after_s * random.uniform(0.8, 1.2), self._ask)
+            self._retry = self._loop.call_later(step.after_s * random.uniform(0.8, 1.2), self._start_attempt)
 
     def _refuse(self, error: ClientError) -> None:
         if not self._delivery.started:

@@ -12,7 +12,7 @@ Headers = list[tuple[bytes, bytes]]
 _HOP_BY_HOP = frozenset(
     (b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade", b"expect")
 )
-"""RFC 9110, 7.6.1; `expect` is answered here."""
+"""Headers that are not forwarded: RFC 9110, 7.6.1, and `expect`, which the relay answers."""
 
 _INTERNAL = frozenset(name.encode() for name in names.INTERNAL)
 
@@ -20,7 +20,7 @@ _REASONS = {status.value: status.phrase.encode() for status in HTTPStatus}
 
 
 def end_to_end(headers: Headers) -> Headers:
-    """Without hop-by-hop headers."""
+    """Returns the headers without hop-by-hop headers."""
     dropped = _HOP_BY_HOP
     connection = find(headers, b"connection")
     if connection is not None and connection.lower() not in (b"close", b"keep-alive"):
@@ -29,7 +29,7 @@ def end_to_end(headers: Headers) -> Headers:
 
 
 def without_internal(headers: Headers) -> Headers:
-    """Without the gateway's internal headers."""
+    """Returns the headers without the gateway's internal ones."""
     return [header for header in headers if header[0] not in _INTERNAL]
 
 
@@ -45,7 +45,7 @@ def find(headers: Headers, name: bytes) -> bytes | None:
 
 
 def retry_after_seconds(headers: Headers) -> float | None:
-    """Its form with a date is not used between the parts of the gateway."""
+    """Returns the seconds in Retry-After; the parts of the gateway do not use its form with a date."""
     value = find(headers, b"retry-after")
     return float(value) if value is not None and value.isdigit() else None
 
@@ -63,7 +63,7 @@ def _lines(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 
 
 def chunk(data: bytes) -> bytes:
-    """`data`, which must not be empty, in chunked transfer coding."""
+    """Returns `data`, which must not be empty, in chunked transfer coding."""
     return b"%x\r\n%b\r\n" % (len(data), data)
 
 

@@ -1,4 +1,4 @@
-"""Connections to Envoy's inner listener: one request at a time on each, reused for the next."""
+"""Connections to Envoy's inner listener: each carries one request at a time, and is reused for the next."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from inflight_gateway.relay.heads import Headers
 _log = logging.getLogger(__name__)
 
 MAX_IDLE = 256
-"""Connections kept for later requests."""
+"""Most idle connections kept for later requests."""
 
 _CONNECT_TRIES = 100
 _CONNECT_PAUSE_S = 0.02
@@ -40,7 +40,7 @@ class ResponseReader(Protocol):
 
 
 class InnerPool:
-    """Args: path: socket of the inner listener."""
+    """Idle connections. Args: path: socket of the inner listener."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -48,7 +48,7 @@ class InnerPool:
         self._connecting: set[asyncio.Task[None]] = set()
 
     def call(self, reader: ResponseReader) -> InnerConnection:
-        """A connection for one request, which may be written at once."""
+        """Returns a connection for one request, which may be written at once."""
         connection = self._idle.pop() if self._idle else self._connect()
         connection.begin(reader)
         return connection
@@ -75,14 +75,14 @@ class InnerPool:
         connection.connection_lost(None)
 
     def give_back(self, connection: InnerConnection) -> bool:
-        """Returns whether it is kept."""
+        """Keeps an idle connection for later requests; returns False if there are enough."""
         if len(self._idle) >= MAX_IDLE:
             return False
         self._idle.append(connection)
         return True
 
     def remove(self, connection: InnerConnection) -> None:
-        """The connection was closed, possibly while idle."""
+        """Removes a connection that was closed, possibly while idle."""
         if connection in self._idle:
             self._idle.remove(connection)
 
@@ -93,7 +93,7 @@ class InnerPool:
 
 
 class InnerConnection(asyncio.Protocol):
-    """The call that it serves writes to it and may cancel it.
+    """A connection. The owner of its call writes to it and may cancel it.
 
     Attributes: sent: the whole request is written, so that another one may follow its response.
     """
@@ -118,7 +118,7 @@ class InnerConnection(asyncio.Protocol):
         self.sent = self._answered = self._no_body = False
 
     def write(self, data: bytes, *, no_body: bool = False) -> None:
-        """Args: no_body: it is the head of a HEAD request, whose answer has none."""
+        """Write a part of the request. Args: no_body: it is the head of a HEAD request, whose answer has no body."""
         self._no_body |= no_body
         if self._transport is None:
             self._unsent.append(data)
@@ -131,7 +131,7 @@ class InnerConnection(asyncio.Protocol):
             self._reader = _REST
 
     def cancel(self) -> None:
-        """End the call, if it has not ended; work at the other side ends with the connection."""
+        """End the call, if it has not ended, by closing the connection: Envoy and the engine then stop their work."""
         if self._reader is not None:
             self.close()
 
@@ -225,7 +225,7 @@ class InnerConnection(asyncio.Protocol):
 
 
 class _Rest:
-    """Of a response."""
+    """Reader that discards the rest of a response."""
 
     def head(self, status: int, headers: Headers) -> None:
         pass

@@ -57,4 +57,4 @@ class KeyCheck:
         self._done(None)
 
     def inner_writable(self, *, now: bool) -> None:
-        """The head is short."""
+        """Ignores it: the head is short."""

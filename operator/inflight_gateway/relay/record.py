@@ -17,18 +17,18 @@ _REQUEST_ID = names.REQUEST_ID.encode()
 
 _TAIL_BYTES = 2048
 _COUNT = re.compile(rb'"(prompt_tokens|cached_tokens|completion_tokens)":\s*(\d+)')
-"""Within a JSON string the quotes would be escaped."""
+"""The fields of token counts. Within a JSON string their quotes would be escaped."""
 
 
 def _usage_in(tail: bytes) -> Usage | None:
-    """OpenAI's `usage` object. The last one: a stream may count in each chunk."""
+    """Returns the last `usage` object of OpenAI's format: a stream may have one in each chunk."""
     counts = {name.decode(): int(count) for name, count in _COUNT.findall(tail)}
     return Usage(**counts) if counts else None
 
 
 class Record:
-    """Attributes: request_id: the gateway's own, made here. status: 0: the client has none yet. stream: requested by
-    the client. arrived_unix: seconds."""
+    """The report under way. Attributes: request_id: the gateway's own, made here. status: HTTP status that the client
+    got; 0: none yet. stream: the client asks for a stream. arrived_unix: Unix time of arrival, in seconds."""
 
     __slots__ = (
         "_arrived",
@@ -62,11 +62,11 @@ class Record:
         self._longest_gap = 0.0
 
     def attempt(self, service: str, endpoint: str, *, continued: bool) -> None:
-        """An attempt got a response.
+        """Adds an attempt that got a response.
 
         Args:
-            service, endpoint: empty: unknown.
-            continued: tokens had been sent before.
+            service, endpoint: where the response came from; empty: unknown.
+            continued: tokens had been sent to the client before.
         """
         self._service = service or self._service
         if endpoint:
@@ -74,7 +74,7 @@ class Record:
         self._continuations += continued
 
     def wrote(self, now: float) -> None:
-        """A part of the answer, to the client."""
+        """Notes the time of a write to the client."""
         if self._first_at is None:
             self._first_at = now
         elif now - self._written_at > self._longest_gap:
@@ -82,11 +82,12 @@ class Record:
         self._written_at = now
 
     def plain(self, data: bytes) -> None:
-        """A part of an answer without progress frames: its token counts, if it has any, are at its end."""
+        """Keeps the end of an answer without progress frames: it has the token counts, if there are any."""
         self._tail = (self._tail + data)[-_TAIL_BYTES:]
 
     def finished(self, answer: Answer, now: float, error: str) -> Finished:
-        """Its service is empty if no response named one. Args: error: code of what ended the answer early."""
+        """Returns the report; its service is empty if no response named one. Args: error: code of the error that ended
+        the answer early; empty: none."""
         namespace, _, name = self._service.partition("/")
         usage = answer.usage or _usage_in(self._tail) or Usage(completion_tokens=answer.num_tokens)
         arrived = self._request.arrived

@@ -16,13 +16,13 @@ _log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.1
 MAX_WAITING = 10_000
-"""Reports; about 5 s of what one process can serve."""
+"""Most reports that wait: those of about 5 s at the highest rate that one process can serve."""
 MAX_BATCH = 1000
 _TIMEOUT = aiohttp.ClientTimeout(total=2)
 
 
 class Reports:
-    """Attributes: dropped: reports that did not reach the picker."""
+    """Queue of reports. Attributes: dropped: reports that did not reach the picker."""
 
     def __init__(self, socket: str) -> None:
         self._socket = socket
@@ -67,7 +67,7 @@ class Reports:
 
 
 async def _post(session: aiohttp.ClientSession, path: str, content: bytes) -> bool:
-    """Whether the picker has taken it."""
+    """Sends reports; returns whether the picker accepted them."""
     try:
         async with session.post(
             f"http://picker{path}", data=content, headers={"content-type": "application/json"}

@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _PAUSE_S = 1.0
-"""Before a worker that lived shorter than this is started again."""
+"""Minimum seconds between two starts of a worker."""
 _PR_SET_PDEATHSIG = 1
 
 

@@ -14,9 +14,11 @@ from inflight_gateway.types import Finished, Retried
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Attributes:
-    silence_s: an attempt fails after this time without a byte; engines send a heartbeat each second.
-    max_bodies_bytes: of the requests in flight in this process.
+    """Settings of one relay process.
+
+    Attributes:
+        silence_s: an attempt fails after this time without a byte; engines send a heartbeat each second.
+        max_bodies_bytes: most bytes of the bodies of requests in flight in this process.
     """
 
     silence_s: float = 5.0
@@ -27,8 +29,8 @@ class Tuning:
 
 @dataclass(slots=True)
 class Shared:
-    """Attributes: report: receives the report of a finished request. retried: of one that Envoy tried at several
-    endpoints."""
+    """Dependencies of requests. Attributes: report: receives the report of a finished request. retried: receives the
+    report of an attempt for which Envoy tried several endpoints."""
 
     pool: InnerPool
     tuning: Tuning

@@ -1,4 +1,4 @@
-"""One relay process: listens for Envoy's outer listener until it drains."""
+"""A relay process: accepts connections of Envoy's outer listener until it drains."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from inflight_gateway.relay.budget import RetryBudget
 from inflight_gateway.relay.client import ClientConnection, Exchange, Request
 from inflight_gateway.relay.generation import Generation
 from inflight_gateway.relay.inner import InnerPool
-from inflight_gateway.relay.passing import PassThrough
+from inflight_gateway.relay.proxying import PassThrough
 from inflight_gateway.relay.reports import Reports
 from inflight_gateway.relay.shared import Shared, Tuning
 from inflight_gateway.request.paths import GENERATING
@@ -22,11 +22,12 @@ _log = logging.getLogger(__name__)
 _GENERATING = frozenset(path.encode() for path in GENERATING)
 
 BACKLOG = 4096
-"""Connections that wait to be accepted: a UNIX socket refuses what comes beyond."""
+"""Connections that may wait to be accepted: a UNIX socket refuses more."""
 
 
 class Worker:
-    """Create it in the event loop. Args: inner: socket of the inner listener. reports: that of the picker."""
+    """Serves one socket. Create it in the event loop. Args: inner: socket of the inner listener. reports: socket of the
+    picker for reports."""
 
     def __init__(self, inner: Path, reports: Path, tuning: Tuning) -> None:
         self._reports = Reports(str(reports))
@@ -90,5 +91,5 @@ def _remove(socket: Path) -> None:
 
 
 def _open_to_all(socket: Path) -> None:
-    """Envoy runs as another user; only containers of this pod can access the directory."""
+    """Lets all users connect: Envoy runs as another user. Only containers of this pod can access the directory."""
     socket.chmod(0o666)

@@ -1,1 +1,1 @@
-"""What the gateway reads of a request, and the names and formats of HTTP that its programs share."""
+"""Reading of requests, and the names and formats of HTTP that the gateway's programs share."""

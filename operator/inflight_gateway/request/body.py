@@ -25,32 +25,32 @@ from inflight_gateway.request.prefix import (
 )
 
 NAME_CHARACTERS = 256
-"""Of a model or class; longer ones are cut. Names of models end at 255 (spec.model.servedName), so that the beginning
-of a longer one names none."""
+"""Most characters of the name of a model or class; longer names are cut. Names of models have at most 255
+(spec.model.servedName), so that the beginning of a longer name is no name of a model."""
 
 MAX_DECODED_BYTES = 256 * 2**10
-"""Of a prompt's JSON text. Of a longer one this text itself is hashed and counted: the relay reads it between two
-tokens of all other streams, and small values take fifty times as much memory as text.
+"""Most bytes of a prompt's JSON text that is decoded. A longer text itself is hashed and counted: the relay reads it
+between two tokens of all other streams, and small values take fifty times as much memory as text.
 
 Hashes of both kinds differ: a conversation that grows beyond this matches no cached prefix once. From then on its
 requests share the text up to the new message, as long as the client writes the earlier ones in the same way."""
 
 _BYTES_PER_ID = 6
-"""Of a token id in a JSON list, with its comma: mean of vocabularies of 32k to 256k tokens."""
+"""Mean bytes of a token id in a JSON list, with its comma, for vocabularies of 32k to 256k tokens."""
 
 _LISTED_IDS = re.compile(rb"\[\s*(\[\s*)?\d")
 
 _LARGEST = 2**31 - 1
-"""Numbers beyond it count as absent: engines refuse them."""
+"""Largest number that is read; larger ones count as absent: engines refuse them."""
 
 _SCALAR_BYTES = 32
-"""Of the JSON text of a number or a Boolean value. Engines refuse longer ones."""
+"""Most bytes of the JSON text of a number or a Boolean value. Engines refuse longer ones."""
 
 _ABSENT = msgspec.Raw()
 
 
 class _Fields(msgspec.Struct):
-    """JSON text of the fields of all generation endpoints; empty: absent. msgspec checks the text and skips other
+    """JSON texts of the fields of all generation endpoints; empty: absent. msgspec checks the text and skips other
     fields, without creating objects: any field may hold millions of values."""
 
     model: msgspec.Raw = _ABSENT
@@ -67,11 +67,13 @@ class _Fields(msgspec.Struct):
 
 
 class Body(msgspec.Struct, frozen=True, array_like=True):
-    """Attributes:
-    stream: as sent by the client, which an engine may refuse.
-    prompt_tokens: estimated, with those of a continuation.
-    blocks: hashes of the first prompt's leading blocks, see `prefix.py`.
-    continues: it has the relay's own field, which a client may not set.
+    """The fields of a body.
+
+    Attributes:
+        stream: the client's value, which an engine may refuse.
+        prompt_tokens: estimated number, with the tokens of a continuation.
+        blocks: hashes of the first prompt's leading blocks, see `prefix.py`.
+        continues: the body has the relay's own field, which a client may not set.
     """
 
     model: str | None = None
@@ -84,11 +86,11 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     continues: bool = False
 
     def prefix(self, tenant: str) -> tuple[int, ...]:
-        """Hashes of the leading blocks. Engines share no blocks between tenants."""
+        """Returns the hashes of the leading blocks. Engines share no blocks between tenants."""
         return of_tenant(self.blocks, tenant)
 
     def continued(self, generated: int) -> Body:
-        """The same with a continuation. Args: generated: tokens that the engine prefills again."""
+        """Returns the fields with a continuation. Args: generated: tokens that the engine prefills again."""
         return msgspec.structs.replace(self, prompt_tokens=self.prompt_tokens + generated)
 
 
@@ -100,7 +102,7 @@ _unpacker = msgspec.msgpack.Decoder(Body)
 
 
 def parse(body: bytes) -> Body | None:
-    """None: it is no JSON object, or one that is nested too deeply."""
+    """Reads a body; None: it is no JSON object, or one that is nested too deeply."""
     try:
         return _read(_decoder.decode(body))
     except (ValueError, RecursionError):
@@ -108,12 +110,12 @@ def parse(body: bytes) -> Body | None:
 
 
 def to_header(body: Body) -> bytes:
-    """At most 25 KiB: 16 KiB of hashes and 2 KiB of names, by 4/3."""
+    """Returns the value of the header `BODY`, at most 25 KiB: 16 KiB of hashes and 2 KiB of names, times 4/3."""
     return b2a_base64(_packer.encode(body), newline=False)
 
 
 def from_header(value: str) -> Body:
-    """No fields if the value is malformed."""
+    """Reads the header `BODY`; returns no fields if the value is malformed."""
     try:
         body = _unpacker.decode(a2b_base64(value, strict_mode=True))
     except ValueError:
@@ -122,7 +124,8 @@ def from_header(value: str) -> Body:
 
 
 def _read(fields: _Fields) -> Body:
-    """
+    """Reads the fields.
+
     Raises:
         ValueError: a part that is decoded is no UTF-8.
         RecursionError: tools are nested almost as deeply as can be decoded; encoding them takes more.
@@ -141,7 +144,7 @@ def _read(fields: _Fields) -> Body:
 
 
 def _tokens_and_blocks(fields: _Fields, salt: str) -> tuple[int, bytes]:
-    """Estimated tokens of all prompts, and hashes of the first one's leading blocks."""
+    """Returns the estimated tokens of all prompts, and the hashes of the first prompt's leading blocks."""
     long = len(fields.messages) > MAX_DECODED_BYTES
     messages = None if long else _decoded(fields.messages)
     parts = (fields.tools, fields.messages) if long or messages else (fields.prompt,)
@@ -154,7 +157,7 @@ def _tokens_and_blocks(fields: _Fields, salt: str) -> tuple[int, bytes]:
 
 
 def _of_json(parts: tuple[msgspec.Raw, ...], salt: str) -> tuple[int, bytes]:
-    """The same of long JSON texts, in the order of a chat template."""
+    """Returns tokens and hashes of long JSON texts, in the order of a chat template."""
     token_bytes = _BYTES_PER_ID if _LISTED_IDS.match(parts[0]) else BYTES_PER_TOKEN
     most = MAX_BLOCKS * BLOCK_TOKENS * token_bytes
     text = b"".join(memoryview(part)[:most] for part in parts)
@@ -162,8 +165,8 @@ def _of_json(parts: tuple[msgspec.Raw, ...], salt: str) -> tuple[int, bytes]:
 
 
 def _conversation(messages: Any, tools: Any) -> str:
-    """Canonical text: tools first, as chat templates put them; each message with its role, so that the same text with
-    another role is a different prompt."""
+    """Returns the canonical text: tools first, as chat templates put them; each message with its role, so that the same
+    text with another role is a different prompt."""
     parts = []
     if tools:
         parts.append(msgspec.json.encode(tools).decode())

@@ -7,7 +7,7 @@ come from a relay of the same pod.
 from __future__ import annotations
 
 REQUEST_ID = "x-request-id"
-"""Of the client's choice, so not unique: for engines, logs and clients only."""
+"""Request id that the client chose, so not unique: for engines, logs and clients only."""
 
 OWN_REQUEST_ID = "x-inflight-request-id"
 """From the relay to the picker: the gateway's own id of a request, unique, the same for all its attempts."""
@@ -77,4 +77,4 @@ INTERNAL = (
 )
 
 FROM_RELAYS = (OWN_REQUEST_ID, AVOID, ATTEMPT, BODY, CHECK_KEY)
-"""To the picker only. Engines refuse a head with a field as long as `BODY` can be."""
+"""Headers from relays to the picker only. Engines refuse a head with a field as long as `BODY` can be."""

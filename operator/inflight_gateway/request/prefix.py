@@ -16,51 +16,53 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 BYTES_PER_TOKEN = 4
-"""UTF-8 bytes of a token on average, of English text and code with vocabularies of 32k to 256k tokens."""
+"""Mean UTF-8 bytes of a token in English text and code, for vocabularies of 32k to 256k tokens."""
 
 BLOCK_TOKENS = 64
 """Estimated tokens of a block: 4 of an engine's blocks of 16. Shorter common prefixes do not justify a pick."""
 
 MAX_BLOCKS = 2048
-"""Of one prompt: 131,072 tokens. Common text of longer prompts beyond that is ignored."""
+"""Most blocks of a prompt that are hashed: 131,072 tokens. Common text of longer prompts beyond that is ignored."""
 
 HASH_BYTES = 8
-"""Of one block."""
+"""Bytes of the hash of a block."""
 
 _TOKEN_BYTES = 4
-"""Of a token id, as hashed."""
+"""Bytes of a token id, as hashed."""
 
 
 def text_blocks(text: str, salt: str) -> bytes:
-    """Of a prompt's canonical text: hashes of `HASH_BYTES` each. `salt`: engines share no blocks between different
-    ones."""
+    """Returns the hashes, of `HASH_BYTES` each, of a prompt's canonical text. `salt`: engines share no blocks between
+    different salts."""
     return _chain(text.encode("utf-8", "surrogatepass"), BLOCK_TOKENS * BYTES_PER_TOKEN, f"text\0{salt}")
 
 
 def token_blocks(token_ids: Sequence[int], salt: str) -> bytes:
-    """Of a prompt that is a list of token ids."""
+    """Returns the hashes of a prompt that is a list of token ids."""
     kept = array("I", [token & 0xFFFFFFFF for token in token_ids[: MAX_BLOCKS * BLOCK_TOKENS]])
     return _chain(kept.tobytes(), BLOCK_TOKENS * _TOKEN_BYTES, f"tokens\0{salt}")
 
 
 def json_blocks(text: bytes, bytes_per_token: int, salt: str) -> bytes:
-    """Of a prompt as JSON text."""
+    """Returns the hashes of a prompt as JSON text."""
     return _chain(text, BLOCK_TOKENS * bytes_per_token, f"json\0{salt}")
 
 
 def of_tenant(blocks: bytes, tenant: str) -> tuple[int, ...]:
-    """The hashes as numbers; equal ones of one tenant stay equal, and different tenants have none in common."""
+    """Returns the hashes as numbers: equal hashes of one tenant stay equal, and different tenants have none in
+    common."""
     key = int.from_bytes(blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest(), "little")
     return tuple(map(key.__xor__, struct.unpack(f"<{len(blocks) // HASH_BYTES}Q", blocks)))
 
 
 def estimated_tokens(text: str) -> int:
-    """Of a text; at least 1."""
+    """Returns the estimated tokens of a text; at least 1."""
     return max(1, len(text.encode("utf-8", "surrogatepass")) // BYTES_PER_TOKEN)
 
 
 def _chain(data: bytes, block_bytes: int, seed: str) -> bytes:
-    """Whole blocks only; each hash covers all text before it, so that equal hashes mean equal prefixes."""
+    """Returns the hashes of whole blocks. Each hash covers all text before it, so that equal hashes mean equal
+    prefixes."""
     digest = blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest()
     hashes = []
     for start in range(0, min(len(data) // block_bytes, MAX_BLOCKS) * block_bytes, block_bytes):

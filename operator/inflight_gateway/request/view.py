@@ -11,20 +11,20 @@ from inflight_gateway.request.prefix import BLOCK_TOKENS
 from inflight_gateway.types import RequestView, ServiceClass, ServiceConfig
 
 _MOST_ATTEMPTS = 99
-"""More than any service allows."""
+"""Largest attempt number that is read: more than any service allows."""
 
 _FIRST_OF_ALL, _LAST_OF_ALL = -100, 100
-"""The priorities that engines take; they refuse requests with others. Requests that are tried again have the highest
-where they wait: a client may be in the middle of an answer."""
+"""First and last priority that engines accept; they refuse requests with others. Retried requests wait with the first
+one: a client may be in the middle of an answer."""
 
 
 class Head:
     """A request's head as Envoy sends it: names in lower case; of a repeated name, the last value.
 
     Attributes:
-        request_id: the relay's own id of the request, or made here. external_id: X-Request-Id.
-        body: its fields, as a relay read them or of no body; None: only the body itself has them, or the request was
-            placed and needs them no more.
+        request_id: the relay's own id of the request; without a relay, a new id. external_id: X-Request-Id.
+        body: fields of the body, from a relay, or empty for a request without a body; None: the body was not read yet,
+            or the request was placed and needs its fields no more.
     """
 
     __slots__ = ("body", "external_id", "headers", "request_id")
@@ -47,22 +47,22 @@ class Head:
 
     @property
     def relayed(self) -> bool:
-        """Whether a relay sent it, and will report its end."""
+        """True if a relay sent the request, and will report its end."""
         return ATTEMPT in self.headers
 
     @property
     def checks_key(self) -> bool:
-        """Whether only its API key is to be checked."""
+        """True if only the API key is to be checked."""
         return self.headers.get(CHECK_KEY) == "1"
 
     @property
     def progress(self) -> bool:
-        """Whether the engine sends its response head at once."""
+        """True if the relay asks for progress frames: the engine then sends the head of its response at once."""
         return self.headers.get(PROGRESS) == "1"
 
     @property
     def body_bytes(self) -> int:
-        """0: of unknown length, or none."""
+        """Length of the body in bytes; 0: unknown, or no body."""
         return _number(self.headers.get("content-length", ""))
 
     @property
@@ -75,20 +75,20 @@ class Head:
 
 
 def _number(text: str) -> int:
-    """0 for all that is no number of up to 64 bits."""
+    """Returns the number in a text; 0 if it is no number of up to 64 bits."""
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else 0
 
 
 def addresses(text: str) -> frozenset[str]:
-    """Of a list `IP:PORT,IP:PORT`."""
+    """Returns the addresses in a list `IP:PORT,IP:PORT`."""
     return frozenset(part.strip() for part in text.split(",") if part.strip())
 
 
 def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant: str, arrived: float) -> RequestView:
-    """All fields except the prefix, which is long and needed only until the request starts.
+    """Returns all fields of the request but its prefix, which is long and needed only until the request starts.
 
     Args:
-        arrived: time of Envoy's call, seconds of the monotonic clock.
+        arrived: time of Envoy's call, in seconds of the monotonic clock.
     """
     chosen = _service_class(body.service_class, config)
     again = head.attempt > 1
@@ -117,6 +117,7 @@ def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant:
 
 
 def _service_class(name: str | None, config: ServiceConfig) -> ServiceClass:
-    """The engine rejects an unknown class; until then the request counts as one of the first class."""
+    """Returns the request's class. The engine rejects an unknown class; until then the request counts in the first
+    one."""
     first = config.classes[0] if config.classes else ServiceClass("default")
     return next((one for one in config.classes if one.name == name), first)

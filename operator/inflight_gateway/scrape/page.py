@@ -6,6 +6,7 @@ from __future__ import annotations
 from inflight_base.page import reader
 from inflight_base.page.reader import PageReader
 from inflight_gateway.types import EngineSample
+from inflight_settings.limits import DEFAULT_LIMITS, Limits
 
 _DRAINING = "inflight_draining"
 
@@ -27,13 +28,13 @@ MAX_COUNT = 2.0**40
 """Largest gauge: no engine has more tokens or requests."""
 
 MAX_SERIES = 64
-"""Most series of one name that are summed: engines of one vLLM server."""
+"""Most series of one name that are summed: a vLLM server has one for each of its engines."""
 
 READER = PageReader(_NAMES, largest=MAX_COUNT, strict=False)
 
 
 def read_page(body: bytes, at: float) -> EngineSample:
-    """The sample on a page. `at`: when its scrape began.
+    """Returns the sample on a page. `at`: when its scrape began, in seconds.
 
     Values of several series of one name (engines of one vLLM server) are summed; shares and limits take the largest.
 
@@ -48,7 +49,6 @@ def read_page(body: bytes, at: float) -> EngineSample:
     def most(name: str) -> float:
         return page.largest(name) or 0.0
 
-    defaults = EngineSample(at)
     return EngineSample(
         at=at,
         running=total(reader.RUNNING),
@@ -56,8 +56,10 @@ def read_page(body: bytes, at: float) -> EngineSample:
         waiting_prompt_tokens=total(reader.WAITING_PROMPT_TOKENS),
         kv_utilization=min(1.0, most(reader.KV_USAGE)),
         kv_cache_tokens=int(most(reader.KV_CACHE_TOKENS)) or page.kv_cache_tokens(),
-        max_num_seqs=int(most(reader.MAX_NUM_SEQS)) or defaults.max_num_seqs,
-        max_num_batched_tokens=int(most(reader.MAX_NUM_BATCHED_TOKENS)) or defaults.max_num_batched_tokens,
+        limits=Limits(
+            int(most(reader.MAX_NUM_SEQS)) or DEFAULT_LIMITS.max_num_seqs,
+            int(most(reader.MAX_NUM_BATCHED_TOKENS)) or DEFAULT_LIMITS.max_num_batched_tokens,
+        ),
         draining=most(_DRAINING) > 0,
         cost=page.cost(),
     )

@@ -11,8 +11,8 @@ from inflight_gateway.types import EngineSample
 logger = logging.getLogger(__name__)
 
 UNREACHABLE_AFTER_SECONDS = 3.0
-"""From the last time that an engine answered or took a connection until it counts as unreachable. A scrape comes every
-second, so one that is lost does not count."""
+"""Seconds from the last time that an engine answered or accepted a connection until it counts as unreachable. A scrape
+comes every second, so a single lost one does not count."""
 
 
 @dataclass(slots=True, eq=False)
@@ -24,7 +24,7 @@ class _Known:
 
 
 class Samples:
-    """Written by the scraper, read by the picker.
+    """The last samples. The scraper writes them, the picker reads them.
 
     An unreachable engine keeps its place in the catalog, and its last sample: it is the last choice, but still a
     choice. If scrapes fail because of the gateway itself, all engines are equal again.
@@ -35,18 +35,18 @@ class Samples:
         self._subscribers: list[Callable[[str], None]] = []
 
     def get(self, address: str) -> EngineSample | None:
-        """None: never scraped successfully. Its age is now - `at`."""
+        """Returns the last sample, whose age is now - `at`; None: never scraped successfully."""
         known = self._known.get(address)
         return None if known is None else known.sample
 
     def reachable(self, address: str) -> bool:
-        """False: neither a scrape nor a TCP connection succeeded for `UNREACHABLE_AFTER_SECONDS`, or the engine drains
-        (its pod may still be an endpoint for a moment, or longer while the API server is away)."""
+        """Returns False if neither a scrape nor a TCP connection succeeded for `UNREACHABLE_AFTER_SECONDS`, or the
+        engine drains (its pod may still be an endpoint for a moment, or longer while the API server is away)."""
         known = self._known.get(address)
         return known is None or (known.reachable and not (known.sample is not None and known.sample.draining))
 
     def error(self, address: str) -> str:
-        """Why the last scrape failed; empty after a success."""
+        """Returns why the last scrape failed; empty after a success."""
         known = self._known.get(address)
         return "" if known is None else known.error
 
@@ -62,16 +62,16 @@ class Samples:
             self._known.setdefault(address, _Known(now))
 
     def scraped(self, address: str, sample: EngineSample, now: float) -> None:
-        """A scrape succeeded."""
+        """Applies the sample of a scrape that succeeded."""
         known = self._known.get(address)
         if known is not None:
             known.sample, known.error = sample, ""
             known.reached = now
             self._set_reachable(address, known, now)
-            self._tell(address)
+            self._notify(address)
 
     def failed(self, address: str, error: str, *, connected: bool, now: float) -> None:
-        """A scrape failed. `connected`: the engine still accepted a connection."""
+        """Notes a failed scrape. `connected`: the engine still accepted a connection."""
         known = self._known.get(address)
         if known is None:
             return
@@ -79,10 +79,10 @@ class Samples:
         if connected:
             known.reached = now
         if self._set_reachable(address, known, now):
-            self._tell(address)
+            self._notify(address)
 
     def _set_reachable(self, address: str, known: _Known, now: float) -> bool:
-        """Whether this changed it."""
+        """Updates the reachability of an engine; returns whether it changed."""
         reachable = now - known.reached < UNREACHABLE_AFTER_SECONDS
         if reachable == known.reachable:
             return False
@@ -95,6 +95,6 @@ class Samples:
             )
         return True
 
-    def _tell(self, address: str) -> None:
+    def _notify(self, address: str) -> None:
         for subscriber in tuple(self._subscribers):
             subscriber(address)

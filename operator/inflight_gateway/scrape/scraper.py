@@ -16,17 +16,17 @@ from inflight_gateway.scrape.samples import Samples
 INTERVAL_SECONDS = 1.0
 
 MAX_PER_SECOND = 250
-"""Scrapes of all engines together: one takes about 0.6 ms of the picker's one core. Where there are more engines, each
-is scraped less often."""
+"""Most scrapes of all engines together in a second: a scrape takes about 0.6 ms of the picker's one core. With more
+engines, each is scraped less often."""
 
 MAX_AT_ONCE = 2 * MAX_PER_SECOND
-"""Scrapes in flight: a hanging engine takes `TIMEOUT_SECONDS` and `CONNECT_SECONDS`, and so delays no other."""
+"""Most scrapes in flight: a hanging engine takes `TIMEOUT_SECONDS` and `CONNECT_SECONDS`, and so delays no other."""
 
 TIMEOUT_SECONDS = 1.0
-"""For one page, from connecting to the last byte."""
+"""Longest time for a page, from connecting to the last byte."""
 
 CONNECT_SECONDS = 0.5
-"""For a TCP connection to an engine that does not answer the scrape."""
+"""Longest time for a TCP connection to an engine that does not answer the scrape."""
 
 
 class EndpointScraper(Scraper[Engine]):

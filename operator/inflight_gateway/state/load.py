@@ -20,11 +20,11 @@ from inflight_gateway.hold.queue import HoldQueue
 
 @dataclass(frozen=True, slots=True)
 class ServiceLoad:
-    """Of one service, as this gateway pod sees it.
+    """Load of one service, as this gateway pod sees it.
 
     Attributes:
-        held: requests held here. held_prompt_tokens: of their prompts, estimated.
-        oldest_held_s: wait of the oldest of them; 0 without one.
+        held: requests held here. held_prompt_tokens: estimated tokens of their prompts.
+        oldest_held_s: seconds that the oldest of them has waited; 0 without any.
         in_flight: requests that this gateway has sent to replicas.
         idle_s: seconds since its last request arrived or ended; None: no request since this gateway started.
     """
@@ -41,7 +41,7 @@ class SentLoad(NamedTuple):
 
     Attributes:
         in_flight: requests that have not ended.
-        sent_tokens: of prompts, since this gateway started: a counter, so a lost line causes no error.
+        sent_tokens: prompt tokens sent since this gateway started: a counter, so a lost line causes no error.
     """
 
     in_flight: int = 0
@@ -58,12 +58,13 @@ class GatewayLoads:
         self._clock = clock
 
     def service_loads(self) -> Mapping[ServiceKey, ServiceLoad]:
-        """Of every service in the catalog."""
+        """Returns the load of every service in the catalog."""
         now = self._clock()
         return {key: self._load(key, now) for key in self._catalog.services}
 
     def sent_loads(self) -> Mapping[str, SentLoad]:
-        """By address. `sent_tokens` are all since this gateway started: `Ledger.peer` counts differences."""
+        """Returns the load sent to each address. `sent_tokens` are totals since this gateway started: `Ledger.peer`
+        counts differences."""
         return {address: SentLoad(*sent) for address, sent in self._ledger.sent().items()}
 
     def _load(self, key: ServiceKey, now: float) -> ServiceLoad:
@@ -84,7 +85,8 @@ class Loads:
         return cls(dict(source.service_loads()), dict(source.sent_loads()))
 
     def since(self, before: Loads) -> Loads:
-        """The differences from `before`. Passing time alone is no difference. Removed entries are listed with zeros."""
+        """Returns the differences from `before`. Time alone makes no difference. Removed entries are listed with
+        zeros."""
         return Loads(
             {key: load for key, load in self.services.items() if _differs(load, before.services.get(key))},
             {
@@ -98,7 +100,7 @@ class Loads:
         return not self.services and not self.endpoints
 
     def line(self, gateway: str, *, full: bool) -> bytes:
-        """With its line feed. `gateway`: name of this pod."""
+        """Returns the line with its line feed. `gateway`: name of this pod."""
         return (
             _ENCODER.encode(
                 _Line(
@@ -133,10 +135,10 @@ class ReadLine:
 
 
 def read_line(line: bytes) -> ReadLine:
-    """The inverse of `Loads.line`. Unknown fields are ignored.
+    """Reads a line of `Loads.line`. Unknown fields are ignored.
 
     Raises:
-        ValueError: not such a line; the message names the field.
+        ValueError: it is no such line; the message names the field.
     """
     read = _DECODER.decode(line)
     return ReadLine(

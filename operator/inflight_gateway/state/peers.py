@@ -19,7 +19,7 @@ SILENT_SECONDS = FULL_SECONDS + 2.0
 """A peer without data for this time is not live: full lines are sent at shorter intervals."""
 
 MAX_LINE = 2**22
-"""Bytes. A line has about 80 for each endpoint and 150 for each service."""
+"""Longest line, in bytes. A line has about 80 for each endpoint and 150 for each service."""
 
 MIN_BACK_OFF, MAX_BACK_OFF = 0.2, 5.0
 """Seconds between two connections to a peer that fails; each wait has a random part."""
@@ -34,8 +34,8 @@ class _Peer:
 
     Attributes:
         gateway: name of its pod; empty before its first line.
-        sent: to each endpoint.
-        heard: time of its last line.
+        sent: load that it sent to each endpoint.
+        heard: time of its last line, in seconds.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class _Peer:
         self.heard = float("-inf")
 
     def take(self, line: bytes, now: float) -> None:
-        """Raises: ValueError: this is no line of a state stream."""
+        """Applies a line. Raises: ValueError: it is no line of a state stream."""
         read = read_line(line)
         self.gateway = read.gateway
         if read.full:

@@ -11,10 +11,10 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.types import Finished, Pick, RequestView
 
 PER_SERVICE = 200
-"""Requests kept for each service; one takes about 1 KiB."""
+"""Requests kept for each service; each takes about 1 KiB."""
 
 MAX_ATTEMPTS = 8
-"""Attempts kept of one request, the first ones."""
+"""Most attempts kept of a request: the first ones."""
 
 
 @dataclass(slots=True, eq=False)
@@ -26,7 +26,7 @@ class _Attempt:
 
 @dataclass(slots=True, eq=False)
 class _Record:
-    """One request: its pick, and how it ended."""
+    """A request, its picks, and how it ended."""
 
     request_id: str
     external_id: str
@@ -47,7 +47,7 @@ class PicksLog:
         self._by_id: dict[tuple[ServiceKey, str], _Record] = {}
 
     def picked(self, request: RequestView, pick: Pick, held_s: float, at: float) -> None:
-        """A request was sent to `pick`.
+        """Adds a request that was sent to `pick`.
 
         Args:
             held_s: seconds that it was held here before.
@@ -72,7 +72,7 @@ class PicksLog:
             record.attempts.append(_Attempt(request.attempt, held_s, pick))
 
     def finished(self, finished: Finished) -> None:
-        """A relay reports how a request ended; an expired entry is no error."""
+        """Adds a relay's report on how a request ended; a request that is no longer kept is ignored."""
         record = self._by_id.get((finished.service, finished.request_id))
         if record is not None:
             record.finished = finished
@@ -83,7 +83,7 @@ class PicksLog:
             del self._by_id[service, record.request_id]
 
     def last(self, service: ServiceKey, count: int) -> list[Mapping[str, Any]]:
-        """The newest `count` requests, newest first, as JSON objects."""
+        """Returns the newest `count` requests, newest first, as JSON objects."""
         ring = self._services.get(service, deque())
         return [_as_json(record) for _, record in zip(range(count), reversed(ring), strict=False)]
 

@@ -13,7 +13,7 @@ from inflight_gateway.state.picks import PER_SERVICE, PicksLog
 from inflight_gateway.state.stream import LoadStream, TooSlowError
 
 MAX_WATCHERS = 64
-"""Of GET /v1/state: the operator, the other gateway pods, and a few people."""
+"""Most watchers of GET /v1/state: the operator, the other gateway pods, and a few people."""
 
 WRITE_SECONDS = 10.0
 """Maximum time that a watcher's connection may accept no bytes."""
@@ -89,7 +89,7 @@ class StatePort:
         return web.Response(body=self._metrics_page(), headers={"Content-Type": METRICS_TYPE})
 
     async def _healthz(self, _: web.Request) -> web.Response:
-        """Any response means that the event loop runs."""
+        """Responds: any response means that the event loop runs."""
         return web.Response(text="ok\n")
 
     async def _readyz(self, _: web.Request) -> web.Response:

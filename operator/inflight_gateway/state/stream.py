@@ -9,13 +9,14 @@ from contextlib import suppress
 from inflight_gateway.state.load import GatewayLoads, Loads
 
 MIN_SECONDS = 0.05
-"""Between two lines with changes."""
+"""Minimum seconds between two lines with changes."""
 
 FULL_SECONDS = 5.0
-"""Between two full lines."""
+"""Seconds between two full lines."""
 
 MAX_BEHIND = 128
-"""Lines that wait for a watcher: one that reads nothing for about six seconds of constant change is cut off."""
+"""Most lines that wait for a watcher: a watcher that reads nothing for about six seconds of constant change is cut
+off."""
 
 
 class TooSlowError(Exception):
@@ -41,14 +42,14 @@ class LoadStream:
         return len(self._watchers)
 
     def changed(self) -> None:
-        """The load has changed: a request arrived, was sent, or ended. Cheap; call it each time."""
+        """Notes that the load has changed: a request arrived, was sent, or ended. Cheap; call it each time."""
         self._changed.set()
 
     def full_line(self) -> bytes:
         return Loads.of(self._source).line(self._gateway, full=True)
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
-        """Lines, until `run` ends.
+        """Yields lines until `run` ends.
 
         Raises:
             TooSlowError: the reader is behind by `MAX_BEHIND` lines.
@@ -91,11 +92,11 @@ class LoadStream:
 
     def _send(self, *, full: bool) -> None:
         now = Loads.of(self._source)
-        news = now if full else now.since(self._sent)
+        changes = now if full else now.since(self._sent)
         self._sent = now
-        if news.empty and not full:
+        if changes.empty and not full:
             return
-        line = news.line(self._gateway, full=full)
+        line = changes.line(self._gateway, full=full)
         for lines in tuple(self._watchers):
             if lines.qsize() < MAX_BEHIND:
                 lines.put_nowait(line)

@@ -23,7 +23,7 @@ _Metric = TypeVar("_Metric", Counter, Histogram)
 _SERVICE = ("namespace", "service")
 
 _FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2, 3, 5, 7.5, 10, 15, 30, 60, 120)
-"""Seconds; finest around the targets that services set."""
+"""Histogram buckets in seconds, finest around the targets that services set."""
 
 _DURATION = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 300, 600)
 _HELD = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 20, 30, 60, 120)
@@ -31,10 +31,11 @@ _DECISION = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0
 
 
 class Metrics:
-    """Args: exists: whether a service does; events of requests may come after their service was deleted.
+    """The picker's metrics. Args: exists: returns whether a service exists; events of requests may come after their
+    service was deleted.
 
     Attributes:
-        registry: with all of them.
+        registry: registry with all metrics.
     """
 
     def __init__(self, exists: Callable[[ServiceKey], bool] = lambda _: True) -> None:
@@ -124,7 +125,7 @@ class Metrics:
         )
 
     def page(self) -> bytes:
-        """In Prometheus' text format."""
+        """Returns the page in Prometheus' text format."""
         return generate_latest(self.registry)
 
     def watch_loads(self, loads: Callable[[], Mapping[ServiceKey, ServiceLoad]]) -> None:
@@ -166,7 +167,7 @@ class Metrics:
             metric.remove_by_labels(dict(zip(_SERVICE, service, strict=True)))
 
     def config_refused(self, type_url: str) -> None:
-        """`type_url`: as type.googleapis.com/envoy.config.listener.v3.Listener."""
+        """Counts a rejection. `type_url`: such as type.googleapis.com/envoy.config.listener.v3.Listener."""
         self._config_refused.labels(type_url.rpartition(".")[2]).inc()
 
     def decided(self, seconds: float) -> None:
@@ -195,7 +196,7 @@ class _Loads(Collector):
             yield _gauges(name, text, {service: getattr(load, field) for service, load in loads.items()})
 
 
-class Knowledge(Collector):
+class DiscoveryCollector(Collector):
     """The gateway's view: services, engines, other gateway pods, and reachability of the API server.
 
     Args: problems: currently failing calls to the Kubernetes API.

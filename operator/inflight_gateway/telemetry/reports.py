@@ -14,7 +14,7 @@ from inflight_gateway.request.paths import FINISHED, RETRIED
 from inflight_gateway.types import Finished, Retried
 
 MAX_BYTES = 8 * 2**20
-"""Of one batch of reports."""
+"""Most bytes of a batch of reports."""
 
 _finished_decoder = msgspec.json.Decoder(list[Finished])
 _retried_decoder = msgspec.json.Decoder(list[Retried])

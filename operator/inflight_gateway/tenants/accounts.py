@@ -21,7 +21,7 @@ class TenantKey(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Take:
+class Admission:
     """An admission request. Attributes: tokens: to charge (`limits.charge_for`)."""
 
     key: TenantKey
@@ -31,7 +31,8 @@ class Take:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The real usage of an admitted request. Attributes: charged, slot: as admitted."""
+    """The real usage of an admitted request. Attributes: charged, slot: the charge at admission, in tokens, and its
+    slot."""
 
     key: TenantKey
     charged: int
@@ -47,7 +48,7 @@ class _Entry:
 
 
 class Accounts:
-    """Times are of one monotonic clock."""
+    """Accounts by tenant. Times are seconds of one monotonic clock."""
 
     def __init__(self) -> None:
         self._entries: dict[TenantKey, _Entry] = {}
@@ -56,27 +57,27 @@ class Accounts:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def admit(self, take: Take, now: float, peer: str | None = None) -> Verdict:
+    def admit(self, admission: Admission, now: float, peer: str | None = None) -> Verdict:
         """Admits or rejects a request. Args: peer: the gateway that received it; None: this one."""
         self._sweep(now)
-        entry = self._entry(take.key)
+        entry = self._entry(admission.key)
         for name in [name for name, (_, at) in entry.elsewhere.items() if now - at > PEER_SILENCE_S]:
             del entry.elsewhere[name]
         elsewhere = sum(count for count, _ in entry.elsewhere.values())
-        verdict = entry.account.admit(take.limits, take.tokens, now, elsewhere)
+        verdict = entry.account.admit(admission.limits, admission.tokens, now, elsewhere)
         if peer is not None and verdict.refused_by is None:
             entry.account.in_flight -= 1
             entry.elsewhere[peer] = entry.elsewhere.get(peer, (0, now))[0] + 1, now
         return verdict
 
-    def charge(self, take: Take, now: float) -> int:
+    def charge(self, admission: Admission, now: float) -> int:
         """Counts a request that another gateway admitted for this one, in case this one has to decide alone later."""
-        entry = self._entry(take.key)
+        entry = self._entry(admission.key)
         entry.account.in_flight += 1
-        return entry.account.charge(take.tokens, now)
+        return entry.account.charge(admission.tokens, now)
 
     def add(self, key: TenantKey, requests: int, tokens: int, now: float) -> None:
-        """Charges requests that another gateway admitted without asking."""
+        """Charges requests that another gateway admitted on its own."""
         account = self._entry(key).account
         account.requests.add(requests, now)
         account.tokens.add(tokens, now)
@@ -87,7 +88,7 @@ class Accounts:
         entry.account.settle(settlement.charged, settlement.used, settlement.slot, now)
 
     def resume(self, key: TenantKey) -> None:
-        """An admitted request starts another attempt: it is in flight again."""
+        """Counts an admitted request as in flight again: it starts another attempt."""
         self._entry(key).account.in_flight += 1
 
     def release(self, key: TenantKey) -> None:
@@ -95,16 +96,16 @@ class Accounts:
         self._entry(key).account.in_flight -= 1
 
     def in_flight(self, key: TenantKey) -> int:
-        """Requests in flight at this gateway."""
+        """Returns a tenant's requests in flight at this gateway."""
         entry = self._entries.get(key)
         return entry.account.in_flight if entry is not None else 0
 
     def keys_in_flight(self) -> list[TenantKey]:
-        """Tenants with requests in flight at this gateway."""
+        """Returns the tenants with requests in flight at this gateway."""
         return [key for key, entry in self._entries.items() if entry.account.in_flight]
 
     def peer_has(self, peer: str, key: TenantKey, count: int, now: float) -> None:
-        """Another gateway reports its requests in flight."""
+        """Sets the requests in flight that another gateway reports."""
         entry = self._entry(key)
         if count:
             entry.elsewhere[peer] = count, now

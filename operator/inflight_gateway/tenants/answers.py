@@ -17,7 +17,7 @@ CONCURRENT_RETRY_S = 1
 
 
 def no_keys(config: ServiceConfig) -> Refusal:
-    """The Secret of the service does not exist, or the gateway may not read it: all requests are rejected."""
+    """Returns the refusal of all requests while the service's Secret does not exist, or the gateway may not read it."""
     return Refusal(
         503,
         "api_keys_unavailable",
@@ -30,17 +30,17 @@ def no_keys(config: ServiceConfig) -> Refusal:
 
 
 def no_key() -> Refusal:
-    """The request has no API key."""
+    """Returns the refusal of a request without an API key."""
     return _unauthorized("The request has no API key. Send it as `Authorization: Bearer KEY`.")
 
 
 def wrong_key() -> Refusal:
-    """The key is not one of the service's keys."""
+    """Returns the refusal of a key that is none of the service's keys."""
     return _unauthorized("The API key is not valid for this service. Ask the operator of the service for a new key.")
 
 
 def expired_key(key_id: str) -> Refusal:
-    """The key has expired."""
+    """Returns the refusal of an expired key."""
     return _unauthorized(f"The API key {key_id} has expired. Ask the operator of the service for a new key.")
 
 
@@ -49,7 +49,7 @@ def _unauthorized(message: str) -> Refusal:
 
 
 def over_limit(config: ServiceConfig, tenant: str, limits: RateLimits, verdict: Verdict) -> Refusal:
-    """429, with Retry-After in whole seconds and, for clients that support it, in milliseconds."""
+    """Returns a 429 with Retry-After in whole seconds and, for clients that support it, in milliseconds."""
     assert verdict.refused_by is not None
     whose = f"Tenant {tenant}" if tenant else "This service"
     if verdict.refused_by is Limit.CONCURRENT:
@@ -66,7 +66,7 @@ def over_limit(config: ServiceConfig, tenant: str, limits: RateLimits, verdict: 
 
 
 def limit_headers(verdict: Verdict) -> Headers:
-    """OpenAI's `x-ratelimit-*` headers; none for limits that are not set."""
+    """Returns OpenAI's `x-ratelimit-*` headers; none for limits that are not set."""
     found: list[tuple[str, str]] = []
     for name, standing in (("requests", verdict.requests), ("tokens", verdict.tokens)):
         if standing is not None:

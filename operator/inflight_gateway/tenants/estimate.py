@@ -10,7 +10,7 @@ from inflight_gateway.tenants.answer_lengths import Answer, Lengths
 from inflight_gateway.types import RequestView
 
 MAX_TENANTS = 10_000
-"""Maximum entries; beyond it the oldest one is evicted."""
+"""Most tenants that are kept; beyond it the oldest one is evicted."""
 
 
 class Estimates:
@@ -20,23 +20,24 @@ class Estimates:
         self._lengths: dict[TenantKey, Lengths] = {}
 
     def tokens(self, request: RequestView) -> int:
-        """Prompt and answer: `max_tokens`, the upper bound of the output, else the tenant's mean output."""
+        """Returns the tokens of prompt and answer: for the answer `max_tokens`, its upper bound, else the tenant's
+        mean."""
         if request.path not in GENERATING:
             return 0
         output = request.max_tokens if request.max_tokens is not None else round(self._of(request).mean())
         return request.prompt_tokens + output
 
     def answer_tokens(self, request: RequestView) -> float:
-        """Expected output of a request that starts now."""
+        """Returns the expected output tokens of a request that starts now."""
         most = _most(request)
         return self._of(request).left(0.0, most) if most else 0.0
 
     def begin(self, request: RequestView) -> Answer:
-        """The request starts."""
+        """Adds a request that starts."""
         return self._of(request).begin(_most(request))
 
     def learn(self, request: RequestView, output_tokens: int) -> None:
-        """The request's response was complete."""
+        """Learns from a complete response."""
         if request.path in GENERATING:
             self._of(request).ended(output_tokens)
 
@@ -51,7 +52,7 @@ class Estimates:
 
 
 def _most(request: RequestView) -> float:
-    """Output tokens that a request allows."""
+    """Returns the most output tokens that a request allows."""
     if request.path not in GENERATING:
         return 0.0
     return inf if request.max_tokens is None else request.max_tokens

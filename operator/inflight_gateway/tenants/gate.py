@@ -39,7 +39,7 @@ class _Admitted:
     """State of a request between its admission and its report.
 
     Attributes:
-        counts: of its tenant; counts of a deleted service are no longer exported.
+        counts: counters of its tenant, which are no longer exported once the service is deleted.
         open: attempts in flight.
     """
 
@@ -55,14 +55,16 @@ class _Admitted:
 
 
 class Gate:
-    """Args:
-    secret_data: of the catalog.
-    limits: shared between the gateways.
-    estimates: of the lengths of answers, shared with the ledger; learns from requests that end.
-    wall: Unix time, for the expiry of keys.
+    """The checks.
+
+    Args:
+        secret_data: reads a Secret of the catalog.
+        limits: limits shared between the gateways.
+        estimates: estimates of the lengths of answers, shared with the ledger; they learn from requests that end.
+        wall: returns the Unix time, for the expiry of keys.
 
     Attributes:
-        usage: a collector of metrics.
+        usage: collector of the tenants' metrics.
     """
 
     def __init__(
@@ -80,15 +82,15 @@ class Gate:
         self._wall = wall
         self._tables = KeyTables()
         self._admitted: dict[str, _Admitted] = {}
-        """By request id, which is the gateway's own."""
+        """Admitted requests by request id, which is the gateway's own."""
         self._unreported: Timers[str] = Timers(REPORT_WAIT_S)
-        """Ids of those whose attempts have all ended."""
+        """Ids of admitted requests whose attempts have all ended."""
 
     def check(self, headers: Mapping[str, str], config: ServiceConfig) -> str | Refusal:
-        """The tenant of a request, `""` at services without API keys; or 401, or 503 while there are no keys.
+        """Returns the tenant of a request, `""` at services without API keys; or 401, or 503 while there are no keys.
 
         Args:
-            headers: with names in lower case.
+            headers: headers with names in lower case.
         """
         if config.api_keys_secret is None:
             return ""
@@ -100,8 +102,8 @@ class Gate:
         return self._refused(config, found) if isinstance(found, Refusal) else found
 
     def check_before_body(self, headers: Mapping[str, str], configs: Collection[ServiceConfig]) -> Refusal | None:
-        """401 if none of these services, one of which the request is for, accepts its key. A service without readable
-        keys is no reason for a 401. A 401 counts for the service if there is only one."""
+        """Returns a 401 if none of these services, one of which the request is for, accepts its key. A service without
+        readable keys is no reason for a 401. The 401 counts for the service if there is only one."""
         refusal = None
         for config in configs:
             if config.api_keys_secret is None:
@@ -140,7 +142,7 @@ class Gate:
         return headers
 
     def ended(self, request_id: str, now: float | None = None) -> None:
-        """An attempt's stream ended. The request is not in flight until its next attempt."""
+        """Notes that an attempt's stream ended. The request is not in flight until its next attempt."""
         one = self._admitted.get(request_id)
         if one is None or not one.open:
             return
@@ -194,7 +196,7 @@ class Gate:
         return self.usage.label(config, tenant, table.tenants if table is not None else ())
 
     def _find(self, headers: Mapping[str, str], config: ServiceConfig, name: str) -> str | Refusal:
-        """The tenant of the presented key. Args: name: of the service's Secret."""
+        """Returns the tenant of the presented key. Args: name: name of the service's Secret."""
         namespace = config.key.namespace
         table = self._tables.table(namespace, name, self._secret_data(namespace, name))
         self.usage.malformed_keys = self._tables.malformed
@@ -216,7 +218,7 @@ class Gate:
 
 
 def presented_key(headers: Mapping[str, str]) -> str:
-    """The API key of a request: the Bearer token (RFC 6750), else the header `api-key`; empty without one."""
+    """Returns the API key of a request: the Bearer token (RFC 6750), else the header `api-key`; empty without one."""
     scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and credentials.strip():
         return credentials.strip()

@@ -12,12 +12,12 @@ from inflight_base.manifest.api_keys import read_entry
 log = logging.getLogger(__name__)
 
 MAX_KEY_CHARACTERS = 512
-"""Longer values are no keys: they are refused unhashed, so that a wrong key costs the same whatever its length."""
+"""Longest key; longer values are refused unhashed, so that a wrong key costs the same whatever its length."""
 
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """Attributes: key_id: name of its entry, which is no secret. expires: Unix time; None: never."""
+    """An API key. Attributes: key_id: name of its entry, which is no secret. expires: Unix time; None: never."""
 
     key_id: str
     tenant: str
@@ -39,10 +39,10 @@ class KeyTable:
     malformed: Mapping[str, str]
 
     def find(self, key: str) -> ApiKey | None:
-        """The entry of a key; None for a wrong one.
+        """Returns the entry of a key; None for a wrong one.
 
-        One hash and one lookup, whether the key is right or wrong and however many keys there are. The lookup compares
-        hashes: its duration reveals nothing about a key.
+        It takes one hash and one lookup, whether the key is right or wrong and however many keys there are. The lookup
+        compares hashes: its duration reveals nothing about a key.
         """
         if len(key) > MAX_KEY_CHARACTERS:
             return None
@@ -50,7 +50,7 @@ class KeyTable:
 
 
 def parse(data: Mapping[str, bytes]) -> KeyTable:
-    """The keys in a Secret's decoded `data`. Malformed entries are left out; the others stay valid."""
+    """Reads the keys in a Secret's decoded `data`. Malformed entries are left out; the others stay valid."""
     by_digest: dict[bytes, ApiKey] = {}
     malformed: dict[str, str] = {}
     for key_id in sorted(data):
@@ -73,10 +73,10 @@ class KeyTables:
         self._known: dict[tuple[str, str], tuple[Mapping[str, bytes], KeyTable]] = {}
 
     def table(self, namespace: str, name: str, data: Mapping[str, bytes] | None) -> KeyTable | None:
-        """The keys of a Secret.
+        """Returns the keys of a Secret; None without `data`.
 
         Args:
-            data: from the catalog; None: the Secret does not exist, or was not read yet.
+            data: entries from the catalog; None: the Secret does not exist, or was not read yet.
         """
         if data is None:
             self._known.pop((namespace, name), None)
@@ -92,5 +92,5 @@ class KeyTables:
 
     @property
     def malformed(self) -> int:
-        """Ignored entries, over all Secrets."""
+        """Number of ignored entries, over all Secrets."""
         return sum(len(table.malformed) for _, table in self._known.values())

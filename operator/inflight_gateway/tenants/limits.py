@@ -58,7 +58,7 @@ class Minute:
             self.used -= self._slots.pop(first)
 
     def wait(self, amount: int, limit: int, now: float) -> float:
-        """Seconds until `amount` fits under `limit`, if nothing else is taken; 0: now.
+        """Returns the seconds until `amount` fits under `limit`, if nothing else is taken; 0: now.
 
         More than the limit counts as the whole limit: a request above a minute's tokens is admitted when nothing else
         was taken, and its real usage delays later requests.
@@ -74,7 +74,7 @@ class Minute:
         return WINDOW_S  # a limit of 0
 
     def reset(self, now: float) -> float:
-        """Seconds until the whole limit is available again, if nothing else is taken."""
+        """Returns the seconds until the whole limit is available again, if nothing else is taken."""
         self.forget(now)
         return self._back(next(reversed(self._slots)), now) if self._slots else 0.0
 
@@ -93,10 +93,10 @@ class Limit(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """One limit after a decision.
+    """State of a limit after a decision.
 
     Attributes:
-        remaining: of `limit`.
+        remaining: unused part of `limit`.
         reset_s: seconds until the whole limit is available again.
     """
 
@@ -110,10 +110,10 @@ class Verdict:
     """The verdict on one request.
 
     Attributes:
-        refused_by: None: admitted and charged.
+        refused_by: limit that rejects the request; None: it is admitted and charged.
         retry_after_s: seconds until it could be admitted; 0 if unknown.
-        requests, tokens: None: no limit.
-        slot: of the charge, for `Account.settle`.
+        requests, tokens: state of these limits; None: no limit.
+        slot: slot of the charge, for `Account.settle`.
     """
 
     refused_by: Limit | None = None
@@ -125,7 +125,7 @@ class Verdict:
 
 @dataclass(slots=True)
 class Account:
-    """One tenant at one service. Attributes: in_flight: its admitted, unfinished requests."""
+    """Account of a tenant at a service. Attributes: in_flight: its admitted, unfinished requests."""
 
     requests: Minute = field(default_factory=Minute)
     tokens: Minute = field(default_factory=Minute)
@@ -154,7 +154,7 @@ class Account:
         """Corrects a charge by the real usage: an overcharge is returned, a shortfall is charged now.
 
         Args:
-            slot: of the charge's verdict.
+            slot: slot of the charge, from its verdict.
         """
         if used < charged:
             self.tokens.give_back(charged - used, slot)
@@ -162,7 +162,7 @@ class Account:
             self.tokens.add(used - charged, now)
 
     def idle(self, now: float) -> bool:
-        """Whether a new account would give the same verdict."""
+        """Returns whether a new account would give the same verdict."""
         self.requests.forget(now)
         self.tokens.forget(now)
         return not (self.in_flight or self.requests.used or self.tokens.used)
@@ -181,20 +181,21 @@ class Account:
 
 
 def standing(minute: Minute, limit: int | None, now: float) -> Standing | None:
-    """State of a bucket; None without a limit."""
+    """Returns the state of a bucket; None without a limit."""
     return None if limit is None else Standing(limit, max(0, limit - minute.used), minute.reset(now))
 
 
 def charge_for(tokens: int, limits: RateLimits) -> int:
-    """The charge at admission for an estimate of `tokens`.
+    """Returns the charge at admission for an estimate of `tokens`.
 
-    At most a minute's limit: a larger charge would be admitted no sooner, and could not be returned if too high.
+    It is at most a minute's limit: a larger charge would be admitted no sooner, and could not be returned if too high.
     """
     return tokens if limits.tokens_per_minute is None else min(tokens, limits.tokens_per_minute)
 
 
 def share(limits: RateLimits, among: int) -> RateLimits:
-    """The share of one gateway among `among` that cannot reach each other; at least 1 of each limit."""
+    """Returns the share of one gateway among `among` gateways that cannot reach each other; at least 1 of each
+    limit."""
 
     def part(limit: int | None) -> int | None:
         return None if limit is None else max(1, limit // among)

@@ -12,7 +12,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 from inflight_gateway.tenants import wire
-from inflight_gateway.tenants.accounts import Accounts, Settlement, Take, TenantKey
+from inflight_gateway.tenants.accounts import Accounts, Admission, Settlement, TenantKey
 from inflight_gateway.tenants.limits import Verdict
 
 log = logging.getLogger(__name__)
@@ -25,10 +25,10 @@ AWAY_S = 2.0
 """Back-off after an owner did not respond."""
 
 MAX_ENTRIES = 1000
-"""Of each kind in one call."""
+"""Most messages of each kind in a call."""
 
 Send = Callable[[bytes], Awaitable[bytes]]
-"""One call. May raise OSError, TimeoutError or ValueError."""
+"""Sends a call and returns the answer. May raise OSError, TimeoutError or ValueError."""
 
 
 class OwnerAwayError(Exception):
@@ -36,10 +36,13 @@ class OwnerAwayError(Exception):
 
 
 class Link:
-    """Args:
-    owner: name of its pod, for the log.
-    sender: name of this gateway's pod.
-    accounts: of this gateway; admitted requests are charged there as well, and its requests in flight are reported.
+    """The calls to one owner.
+
+    Args:
+        owner: name of its pod, for the log.
+        sender: name of this gateway's pod.
+        accounts: accounts of this gateway; admitted requests are charged there as well, and its requests in flight are
+            reported.
     """
 
     def __init__(self, owner: str, sender: str, send: Send, accounts: Accounts) -> None:
@@ -47,7 +50,7 @@ class Link:
         self._sender = sender
         self._send = send
         self._accounts = accounts
-        self._takes: list[tuple[Take, asyncio.Future[tuple[Verdict, int]]]] = []
+        self._admissions: list[tuple[Admission, asyncio.Future[tuple[Verdict, int]]]] = []
         self._settlements: list[Settlement] = []
         self._alone: dict[TenantKey, tuple[int, int]] = {}
         """Requests and tokens admitted without the owner and not yet reported to it."""
@@ -58,26 +61,26 @@ class Link:
 
     @property
     def away(self) -> bool:
-        """Whether the last call failed recently."""
+        """True if the last call failed recently."""
         return time.monotonic() < self._away_until
 
-    async def take(self, take: Take) -> tuple[Verdict, int]:
+    async def admit(self, admission: Admission) -> tuple[Verdict, int]:
         """Asks the owner to admit one request.
 
         Returns:
             The owner's verdict, and the slot of the charge in this gateway's own accounts.
 
         Raises:
-            OwnerAwayError: decide without it.
+            OwnerAwayError: the owner does not respond; decide without it.
         """
         future: asyncio.Future[tuple[Verdict, int]] = asyncio.get_running_loop().create_future()
-        self._takes.append((take, future))
+        self._admissions.append((admission, future))
         self._wake()
         try:
             return await future
         except asyncio.CancelledError:
             if future.done() and not future.cancelled() and future.exception() is None:
-                self._undo(take, *future.result())
+                self._undo(admission, *future.result())
             raise
 
     def settle(self, settlement: Settlement) -> None:
@@ -86,11 +89,11 @@ class Link:
             self._settlements.append(settlement)
             self._wake()
 
-    def admitted_alone(self, take: Take) -> None:
-        """The request was admitted without the owner, and is reported when the owner responds again: it then admits
-        less, so that the limits hold on average."""
-        requests, tokens = self._alone.get(take.key, (0, 0))
-        self._alone[take.key] = requests + 1, tokens + take.tokens
+    def admitted_alone(self, admission: Admission) -> None:
+        """Adds a request that was admitted without the owner, to report it when the owner responds again: the owner
+        then admits less, so that the limits hold on average."""
+        requests, tokens = self._alone.get(admission.key, (0, 0))
+        self._alone[admission.key] = requests + 1, tokens + admission.tokens
 
     def touch(self, key: TenantKey) -> None:
         """Reports the tenant's requests in flight here to the owner."""
@@ -109,16 +112,16 @@ class Link:
             self._task = asyncio.get_running_loop().create_task(self._drain(), name=f"limits of {self._owner}")
 
     async def _drain(self) -> None:
-        while self._takes or self._settlements or self._touched:
-            takes, self._takes = self._takes[:MAX_ENTRIES], self._takes[MAX_ENTRIES:]
+        while self._admissions or self._settlements or self._touched:
+            admissions, self._admissions = self._admissions[:MAX_ENTRIES], self._admissions[MAX_ENTRIES:]
             settled, self._settlements = self._settlements[:MAX_ENTRIES], self._settlements[MAX_ENTRIES:]
             touched, self._touched = self._touched, set()
             alone, self._alone = self._alone, {}
-            keys = touched | {take.key for take, _ in takes}
+            keys = touched | {admission.key for admission, _ in admissions}
             batch = wire.Batch(
                 gateway=self._sender,
                 at=time.time(),
-                takes=tuple(take for take, _ in takes),
+                admissions=tuple(admission for admission, _ in admissions),
                 settlements=tuple(settled),
                 in_flight=tuple(wire.InFlight(key, self._accounts.in_flight(key)) for key in keys),
                 alone=tuple(wire.Alone(key, *numbers) for key, numbers in alone.items()),
@@ -126,48 +129,50 @@ class Link:
             try:
                 async with asyncio.timeout(ANSWER_S):
                     answer = wire.verdicts(await self._send(wire.encoded(batch)))
-                if len(answer) != len(takes):
+                if len(answer) != len(admissions):
                     raise ValueError("it has another number of verdicts")
             except Exception as error:  # the waiting requests must get their verdict in any case
-                self._failed(takes, error)
+                self._failed(admissions, error)
                 return
             self._recovered()
-            for (take, future), verdict in zip(takes, answer, strict=True):
-                self._answered(take, future, verdict)
+            for (admission, future), verdict in zip(admissions, answer, strict=True):
+                self._answered(admission, future, verdict)
 
-    def _answered(self, take: Take, future: asyncio.Future[tuple[Verdict, int]], verdict: Verdict) -> None:
+    def _answered(self, admission: Admission, future: asyncio.Future[tuple[Verdict, int]], verdict: Verdict) -> None:
         # Charged here, not by the coroutine that waits: the next call reports requests in flight, and may be sent
         # before that.
-        slot = self._accounts.charge(take, time.monotonic()) if verdict.refused_by is None else 0
+        slot = self._accounts.charge(admission, time.monotonic()) if verdict.refused_by is None else 0
         if future.done():
-            self._undo(take, verdict, slot)
+            self._undo(admission, verdict, slot)
         else:
             future.set_result((verdict, slot))
 
-    def _undo(self, take: Take, verdict: Verdict, slot: int) -> None:
-        """The request was cancelled during admission."""
+    def _undo(self, admission: Admission, verdict: Verdict, slot: int) -> None:
+        """Reverts the admission of a request that was cancelled meanwhile."""
         if verdict.refused_by is not None:
             return
-        self._accounts.release(take.key)
-        self._accounts.settle(Settlement(take.key, take.tokens, 0, slot), time.monotonic())
-        self.touch(take.key)
-        self.settle(Settlement(take.key, take.tokens, 0, verdict.slot))
+        self._accounts.release(admission.key)
+        self._accounts.settle(Settlement(admission.key, admission.tokens, 0, slot), time.monotonic())
+        self.touch(admission.key)
+        self.settle(Settlement(admission.key, admission.tokens, 0, verdict.slot))
 
     def _recovered(self) -> None:
         if self._failing:
             log.info("gateway %s answers for limits again", self._owner)
         self._failing = False
 
-    def _failed(self, takes: list[tuple[Take, asyncio.Future[tuple[Verdict, int]]]], error: Exception) -> None:
+    def _failed(
+        self, admissions: list[tuple[Admission, asyncio.Future[tuple[Verdict, int]]]], error: Exception
+    ) -> None:
         if not self._failing:
             said = str(error) or type(error).__name__
             log.warning("gateway %s does not answer for limits, deciding alone for now: %s", self._owner, said)
         self._failing = True
         self._away_until = time.monotonic() + AWAY_S
-        for _, future in (*takes, *self._takes):
+        for _, future in (*admissions, *self._admissions):
             if not future.done():
                 future.set_exception(OwnerAwayError())
-        self._takes = []
+        self._admissions = []
         # Messages that may have arrived are not resent: a double refund would raise a limit, a double charge would
         # lower it.
         self._settlements = []

@@ -14,8 +14,8 @@ from inflight_gateway.tenants.sharing import SharedLimits
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
-def take_handler(limits: SharedLimits, gateway_key: bytes | None) -> Handler:
-    """The handler of `POST /v1/limits/take` (`wire.PATH`).
+def limits_handler(limits: SharedLimits, gateway_key: bytes | None) -> Handler:
+    """Makes the handler of `POST /v1/limits/take` (`wire.PATH`).
 
     401: the signature is wrong, or there is no gateway key; 408: the message is too old; 400: the message is invalid.
     """
@@ -46,11 +46,12 @@ class PeerClient:
         self._session: aiohttp.ClientSession | None = None
 
     def use(self, gateway_key: bytes) -> None:
-        """The key has changed."""
+        """Sets the key."""
         self._gateway_key = gateway_key
 
     async def post(self, address: str, content: bytes) -> bytes:
-        """
+        """Sends a signed call and returns the body of the response.
+
         Raises:
             OSError, TimeoutError: no response. ValueError: a status other than 200.
         """

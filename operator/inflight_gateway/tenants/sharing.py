@@ -17,13 +17,14 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from inflight_gateway.tenants import wire
-from inflight_gateway.tenants.accounts import Accounts, Settlement, Take, TenantKey
+from inflight_gateway.tenants.accounts import Accounts, Admission, Settlement, TenantKey
 from inflight_gateway.tenants.limits import Verdict, charge_for, share
 from inflight_gateway.tenants.link import Link, OwnerAwayError
 from inflight_gateway.types import RateLimits
 
 REPORT_S = 3.0
-"""How often owners hear of requests in flight: well under `accounts.PEER_SILENCE_S`, so that long ones still count."""
+"""Seconds between two reports of requests in flight to owners: well under `accounts.PEER_SILENCE_S`, so that long
+requests still count."""
 
 NO_LIMITS = RateLimits()
 
@@ -40,8 +41,8 @@ class Grant:
 
     Attributes:
         owner: the gateway that decided; None: this one.
-        slot: in this gateway's accounts; `verdict.slot` is the owner's.
-        tokens: charged.
+        slot: slot of the charge in this gateway's accounts; `verdict.slot` is the owner's.
+        tokens: charged tokens.
     """
 
     key: TenantKey
@@ -52,7 +53,7 @@ class Grant:
 
 
 class SharedLimits:
-    """Args: name: of this gateway's pod. peers: without any, this gateway decides everything."""
+    """Limits of all tenants. Args: name: name of this gateway's pod. peers: without any, this gateway decides alone."""
 
     def __init__(self, name: str, peers: Peers, post: Post) -> None:
         self._name = name
@@ -63,24 +64,24 @@ class SharedLimits:
 
     async def admit(self, key: TenantKey, limits: RateLimits, tokens: int, now: float) -> Grant:
         """Admits or rejects a request, and charges it if admitted. Args: tokens: estimate of prompt and answer."""
-        take = Take(key, limits, charge_for(tokens, limits))
+        admission = Admission(key, limits, charge_for(tokens, limits))
         peers = self._peers() if limits != NO_LIMITS else {}
         owner = owner_of(key, (self._name, *peers)) if peers else self._name
         if owner == self._name:
-            return self._alone(take, now)
+            return self._alone(admission, now)
         link = self._link(owner, peers[owner])
         if not link.away:
             try:
-                verdict, slot = await link.take(take)
+                verdict, slot = await link.admit(admission)
             except OwnerAwayError:
                 pass
             else:
-                return Grant(key, verdict, take.tokens, slot, owner)
+                return Grant(key, verdict, admission.tokens, slot, owner)
         part = share(limits, len(peers) + 1)
-        take = Take(key, part, charge_for(tokens, part))
-        grant = self._alone(take, now)
+        admission = Admission(key, part, charge_for(tokens, part))
+        grant = self._alone(admission, now)
         if grant.verdict.refused_by is None:
-            link.admitted_alone(take)
+            link.admitted_alone(admission)
         return grant
 
     def settle(self, grant: Grant, used: int) -> None:
@@ -92,24 +93,24 @@ class SharedLimits:
             link.settle(Settlement(grant.key, grant.tokens, used, grant.verdict.slot))
 
     def release(self, grant: Grant) -> None:
-        """The request is no longer in flight."""
+        """Notes that the request is no longer in flight."""
         self._accounts.release(grant.key)
         self._touch(grant)
 
     def resume(self, grant: Grant) -> None:
-        """The request is in flight again."""
+        """Notes that the request is in flight again."""
         self._accounts.resume(grant.key)
         self._touch(grant)
 
     def answer(self, batch: wire.Batch, now: float) -> tuple[Verdict, ...]:
-        """Decides for another gateway."""
+        """Applies another gateway's messages, and decides for it."""
         for said in batch.in_flight:
             self._accounts.peer_has(batch.gateway, said.key, said.count, now)
         for one in batch.alone:
             self._accounts.add(one.key, one.requests, one.tokens, now)
         for settlement in batch.settlements:
             self._accounts.settle(settlement, now)
-        return tuple(self._accounts.admit(take, now, batch.gateway) for take in batch.takes)
+        return tuple(self._accounts.admit(admission, now, batch.gateway) for admission in batch.admissions)
 
     async def run(self) -> None:
         """Reports requests in flight to owners, until cancelled."""
@@ -128,9 +129,9 @@ class SharedLimits:
             if owner != self._name:
                 self._link(owner, peers[owner]).touch(key)
 
-    def _alone(self, take: Take, now: float) -> Grant:
-        verdict = self._accounts.admit(take, now)
-        return Grant(take.key, verdict, take.tokens, verdict.slot)
+    def _alone(self, admission: Admission, now: float) -> Grant:
+        verdict = self._accounts.admit(admission, now)
+        return Grant(admission.key, verdict, admission.tokens, verdict.slot)
 
     def _touch(self, grant: Grant) -> None:
         link = self._link_of(grant)
@@ -150,6 +151,6 @@ class SharedLimits:
 
 
 def owner_of(key: TenantKey, gateways: Iterable[str]) -> str:
-    """The gateway that decides for a tenant: the same at all gateways with the same view of live gateways."""
+    """Returns the gateway that decides for a tenant: the same at all gateways with the same view of live gateways."""
     text = f"{key.service}/{key.tenant}"
     return max(gateways, key=lambda name: hashlib.blake2b(f"{name}\n{text}".encode(), digest_size=8).digest())

@@ -13,18 +13,18 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.types import ServiceConfig
 
 MAX_TENANTS = 200
-"""Values of the label `tenant` for each service."""
+"""Most values of the label `tenant` for each service."""
 
 OTHER = "other"
 ANONYMOUS = "anonymous"
-"""Requests to services without API keys."""
+"""Label value of requests to services without API keys."""
 
 LABELS = ("namespace", "service", "tenant")
 
 
 @dataclass(slots=True)
 class Counts:
-    """Of one tenant at one service, since the gateway started. Attributes: refused: by reason."""
+    """Counters of a tenant at a service since the gateway started. Attributes: refused: refused requests by reason."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -42,10 +42,10 @@ class Usage(Collector):
         self.malformed_keys = 0
 
     def label(self, config: ServiceConfig, tenant: str, key_tenants: Collection[str]) -> str:
-        """The label value of a tenant.
+        """Returns the label value of a tenant.
 
         Args:
-            key_tenants: of the service's API keys.
+            key_tenants: tenants of the service's API keys.
         """
         if not tenant:
             return ANONYMOUS
@@ -56,11 +56,11 @@ class Usage(Collector):
         return tenant if known and len(counts) < MAX_TENANTS else OTHER
 
     def of(self, service: ServiceKey, label: str) -> Counts:
-        """The counts of a label value, to add to."""
+        """Returns the counters of a label value, to add to."""
         return self._services.setdefault(service, {}).setdefault(label, Counts())
 
     def refused(self, service: ServiceKey, label: str, reason: str) -> None:
-        """A request was rejected before reaching a replica."""
+        """Counts a request that was rejected before it reached a replica."""
         refused = self.of(service, label).refused
         refused[reason] = refused.get(reason, 0) + 1
 
@@ -69,7 +69,7 @@ class Usage(Collector):
         self._services.pop(service, None)
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics, read from the counts."""
+        """Yields the metrics, from the counters."""
         requests = CounterMetricFamily(
             "inflight_gateway_tenant_requests", "Requests of a tenant that ended, refused ones excluded.", labels=LABELS
         )

@@ -8,14 +8,15 @@ from dataclasses import dataclass
 
 import msgspec
 
-from inflight_gateway.tenants.accounts import Settlement, Take, TenantKey
+from inflight_gateway.tenants.accounts import Admission, Settlement, TenantKey
 from inflight_gateway.tenants.limits import Verdict
 
 PATH = "/v1/limits/take"
 SIGNATURE = "x-inflight-peer-signature"
 
 MAX_AGE_S = 30.0
-"""Older messages are refused, as a replayed one would charge a tenant again. Nodes' clocks differ by less."""
+"""Age in seconds beyond which messages are refused, as a replayed one would charge a tenant again. Nodes' clocks differ
+by less."""
 
 MAX_BYTES = 2**20
 
@@ -37,13 +38,12 @@ class Alone:
     tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Attributes: gateway: name of the sender's pod. at: Unix time."""
+class Batch(msgspec.Struct, frozen=True):
+    """The content of a call. Attributes: gateway: name of the sender's pod. at: Unix time."""
 
     gateway: str
     at: float
-    takes: tuple[Take, ...] = ()
+    admissions: tuple[Admission, ...] = msgspec.field(default=(), name="takes")
     settlements: tuple[Settlement, ...] = ()
     in_flight: tuple[InFlight, ...] = ()
     alone: tuple[Alone, ...] = ()
@@ -54,12 +54,13 @@ _verdicts = msgspec.json.Decoder(tuple[Verdict, ...])
 
 
 def encoded(value: Batch | tuple[Verdict, ...]) -> bytes:
-    """As JSON."""
+    """Returns a message or its answer as JSON."""
     return msgspec.json.encode(value)
 
 
 def batch(content: bytes) -> Batch:
-    """
+    """Reads a message.
+
     Raises:
         ValueError: the message is invalid.
     """
@@ -67,18 +68,19 @@ def batch(content: bytes) -> Batch:
 
 
 def verdicts(content: bytes) -> tuple[Verdict, ...]:
-    """
+    """Reads the answer to a message.
+
     Raises:
-        ValueError: the message is invalid.
+        ValueError: the answer is invalid.
     """
     return _verdicts.decode(content)
 
 
 def signature(gateway_key: bytes, content: bytes) -> str:
-    """Value of the header `SIGNATURE`."""
+    """Returns the value of the header `SIGNATURE`."""
     return "v1=" + hmac.new(gateway_key, b"limits/take\n" + content, hashlib.sha256).hexdigest()
 
 
 def signed(gateway_key: bytes, content: bytes, value: str) -> bool:
-    """Whether `value` is the signature of `content`."""
+    """Returns whether `value` is the signature of `content`."""
     return hmac.compare_digest(signature(gateway_key, content).encode(), value.encode(errors="replace"))

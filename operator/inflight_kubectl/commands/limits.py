@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from inflight_base.manifest.defaults import MOST_SEQS, MOST_TOKENS
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
 from inflight_kubectl.flag_types import DurationType, written
 from inflight_kubectl.output import Problem, console, in_utc, json_option, plain_table, print_json
-from inflight_kubectl.overrides import LimitsView, Pair, clear_override, limits_view, set_override
+from inflight_kubectl.overrides import LimitsView, clear_override, limits_view, set_override
+from inflight_settings.limits import HIGHEST_LIMITS, Limits, PartialLimits
 
 if TYPE_CHECKING:
     from inflight_kubectl.cluster import Cluster
@@ -35,9 +35,17 @@ Examples:
 """,
 )
 @service_argument
-@click.option("--max-num-seqs", type=click.IntRange(1, MOST_SEQS), metavar="N", help="Most requests that run at once.")
 @click.option(
-    "--max-num-batched-tokens", type=click.IntRange(1, MOST_TOKENS), metavar="N", help="Most tokens in one step."
+    "--max-num-seqs",
+    type=click.IntRange(1, HIGHEST_LIMITS.max_num_seqs),
+    metavar="N",
+    help="Most requests that run at once.",
+)
+@click.option(
+    "--max-num-batched-tokens",
+    type=click.IntRange(1, HIGHEST_LIMITS.max_num_batched_tokens),
+    metavar="N",
+    help="Most tokens in one step.",
 )
 @click.option(
     "--for",
@@ -65,7 +73,8 @@ def limits(
     Limits set by hand pause the tuning of the service. Replicas are still scaled, by what an engine carries with these
     limits. At the end, the limits before them return. Engines keep running.
     """
-    setting = max_num_seqs is not None or max_num_batched_tokens is not None
+    wanted = PartialLimits(max_num_seqs, max_num_batched_tokens)
+    setting = wanted != PartialLimits()
     if clear and (setting or length is not None):
         raise click.UsageError("--clear goes without other limits and without --for")
     if length is not None and not setting:
@@ -74,9 +83,9 @@ def limits(
     found = cluster.service(service)
     if setting:
         until = (datetime.now(UTC) + timedelta(seconds=length or 600.0)).replace(microsecond=0)
-        set_override(cluster, found, max_num_seqs, max_num_batched_tokens, until)
+        set_override(cluster, found, wanted, until)
         if wait:
-            _await(cluster, service, lambda view: _holds(view, max_num_seqs, max_num_batched_tokens, until))
+            _await(cluster, service, lambda view: _holds(view, wanted, until))
     elif clear:
         clear_override(cluster, found)
         if wait:
@@ -91,11 +100,10 @@ def limits(
 COMMAND = limits
 
 
-def _holds(view: LimitsView, seqs: int | None, tokens: int | None, until: datetime) -> bool:
+def _holds(view: LimitsView, wanted: PartialLimits, until: datetime) -> bool:
     if view.in_force is None or view.until != until:
         return False
-    same = seqs in (None, view.in_force.max_num_seqs) and tokens in (None, view.in_force.max_num_batched_tokens)
-    return same and view.pods_in_force >= view.ready_replicas
+    return wanted.over(view.in_force) == view.in_force and view.pods_in_force >= view.ready_replicas
 
 
 def _await(cluster: Cluster, service: str, done: Callable[[LimitsView], bool]) -> None:
@@ -122,14 +130,14 @@ def _await(cluster: Cluster, service: str, done: Callable[[LimitsView], bool]) -
 def _show(view: LimitsView) -> None:
     table = plain_table("", "max_num_seqs", "max_num_batched_tokens", right=("max_num_seqs", "max_num_batched_tokens"))
 
-    def row(name: str, pair: Pair | None) -> None:
+    def row(name: str, pair: Limits | None) -> None:
         if pair is not None:
             table.add_row(name, str(pair.max_num_seqs), str(pair.max_num_batched_tokens))
 
     row("in force", view.in_force)
     row("before", view.before)
     if view.canary is not None:
-        row(f"on {view.canary.pod}", Pair(view.canary.max_num_seqs, view.canary.max_num_batched_tokens))
+        row(f"on {view.canary.pod}", view.canary)
     row("cost model", view.modelled)
     if view.low is not None and view.high is not None:
         spans = (

@@ -6,12 +6,12 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, ConfigDict, Field
 
-from inflight_base.manifest import defaults
 from inflight_operator.api.base import SpecModel, rule, validation, validations
 from inflight_operator.api.duration import Duration, duration_field
 from inflight_operator.api.observability import Logs, Tracing
 from inflight_operator.api.scheduling import Scheduling
 from inflight_operator.api.template import INT_OR_STRING, readable_quantity
+from inflight_settings.limits import DEFAULT_LIMITS, HIGHEST_LIMITS
 
 OWN_FLAGS = (
     "host",
@@ -198,15 +198,15 @@ class Engine(SpecModel):
         default=None, ge=1, le=16777216, description="Longest prompt plus output, in tokens. Default: the model's own."
     )
     max_num_seqs: int = Field(
-        default=defaults.MAX_NUM_SEQS,
+        default=DEFAULT_LIMITS.max_num_seqs,
         ge=1,
-        le=defaults.MOST_SEQS,
+        le=HIGHEST_LIMITS.max_num_seqs,
         description="Capacity: requests that an engine runs at once. Tuning sets the limit in force below it.",
     )
     max_num_batched_tokens: int = Field(
-        default=defaults.MAX_NUM_BATCHED_TOKENS,
+        default=DEFAULT_LIMITS.max_num_batched_tokens,
         ge=1,
-        le=defaults.MOST_TOKENS,
+        le=HIGHEST_LIMITS.max_num_batched_tokens,
         description="Capacity: tokens that an engine computes in one step. Tuning sets the limit in force below it.",
     )
     kv_cache: KVCache = Field(default_factory=KVCache, description="Memory for keys and values of requests.")

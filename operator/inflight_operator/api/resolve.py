@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from inflight_operator.limits import Limits, LimitsBounds
+from inflight_settings.limits import Limits, LimitsBounds
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService, InferenceServiceSpec

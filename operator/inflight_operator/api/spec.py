@@ -15,6 +15,7 @@ from inflight_operator.api.gateway import Gateway
 from inflight_operator.api.scaling import Scaling
 from inflight_operator.api.scheduling import BOUNDS
 from inflight_operator.api.template import PodTemplate
+from inflight_settings.limits import HIGHEST_LIMITS
 
 
 class SLO(SpecModel):
@@ -44,11 +45,11 @@ class SLO(SpecModel):
 class SeqsBounds(SpecModel):
     """Bounds of max_num_seqs while engines run."""
 
-    min: int = Field(default=1, ge=1, le=defaults.MOST_SEQS, description="Lowest value tuning may set.")
+    min: int = Field(default=1, ge=1, le=HIGHEST_LIMITS.max_num_seqs, description="Lowest value tuning may set.")
     max: int | None = Field(
         default=None,
         ge=1,
-        le=defaults.MOST_SEQS,
+        le=HIGHEST_LIMITS.max_num_seqs,
         description="Highest value tuning may set. Default: the capacity, engine.maxNumSeqs.",
     )
 
@@ -59,13 +60,13 @@ class TokensBounds(SpecModel):
     min: int | None = Field(
         default=None,
         ge=1,
-        le=defaults.MOST_TOKENS,
+        le=HIGHEST_LIMITS.max_num_batched_tokens,
         description="Lowest value tuning may set. Default: 64, or the highest value where that is lower.",
     )
     max: int | None = Field(
         default=None,
         ge=1,
-        le=defaults.MOST_TOKENS,
+        le=HIGHEST_LIMITS.max_num_batched_tokens,
         description="Highest value tuning may set. Default: the capacity, engine.maxNumBatchedTokens.",
     )
 
@@ -84,13 +85,13 @@ class Override(SpecModel):
     max_num_seqs: int | None = Field(
         default=None,
         ge=1,
-        le=defaults.MOST_SEQS,
+        le=HIGHEST_LIMITS.max_num_seqs,
         description="max_num_seqs while the override is in force. Unset: the value that was in force before.",
     )
     max_num_batched_tokens: int | None = Field(
         default=None,
         ge=1,
-        le=defaults.MOST_TOKENS,
+        le=HIGHEST_LIMITS.max_num_batched_tokens,
         description="max_num_batched_tokens while the override is in force. Unset: the value that was in force before.",
     )
     until: Timestamp = Field(

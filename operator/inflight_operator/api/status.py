@@ -7,6 +7,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from inflight_operator.api.base import StatusModel, Timestamp
+from inflight_settings.limits import Limits
 
 MAX_DECISIONS = 10
 
@@ -22,19 +23,21 @@ class Condition(StatusModel):
     last_transition_time: Timestamp = Field(description="When status last changed.")
 
 
-class CanaryStatus(StatusModel):
-    """A pod that tries other limits before all pods get them."""
-
-    pod: str = Field(max_length=253, description="Its name.")
-    max_num_seqs: int = Field(description="Most requests it runs at once.")
-    max_num_batched_tokens: int = Field(description="Most tokens it computes in one step.")
-
-
 class LimitsPair(StatusModel):
     """Both limits of an engine."""
 
-    max_num_seqs: int = Field(description="Most requests an engine runs at once.")
-    max_num_batched_tokens: int = Field(description="Most tokens an engine computes in one step.")
+    max_num_seqs: int = Field(description="Maximum requests that an engine runs at once.")
+    max_num_batched_tokens: int = Field(description="Maximum tokens that an engine computes in one step.")
+
+    @property
+    def limits(self) -> Limits:
+        return Limits(self.max_num_seqs, self.max_num_batched_tokens)
+
+
+class CanaryStatus(LimitsPair):
+    """A pod that tries other limits before all pods get them."""
+
+    pod: str = Field(max_length=253, description="Name of the pod.")
 
 
 class OverrideStatus(StatusModel):
@@ -44,11 +47,9 @@ class OverrideStatus(StatusModel):
     before: LimitsPair = Field(description="The limits that return then.")
 
 
-class LimitsStatus(StatusModel):
+class LimitsStatus(LimitsPair):
     """The limits engines run with now."""
 
-    max_num_seqs: int = Field(description="Most requests an engine runs at once.")
-    max_num_batched_tokens: int = Field(description="Most tokens an engine computes in one step.")
     revision: int = Field(description="Number of the change that set them.")
     pods_in_force: int = Field(description="Pods that have confirmed this revision.")
     source: Literal["Capacity", "Tuning", "Override"] | None = Field(

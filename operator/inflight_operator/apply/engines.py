@@ -14,8 +14,8 @@ import aiohttp
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.signing import PROOF_HEADER, authorization, is_proof, signature
 from inflight_operator.clock import Clock
-from inflight_operator.limits import LimitsInForce, Telling
-from inflight_operator.observe.pods import PodView
+from inflight_operator.observe.pods import LimitsPush, PodView
+from inflight_settings.limits import LimitsInForce
 
 logger = logging.getLogger(__name__)
 
@@ -96,11 +96,11 @@ class EngineTeller:
         self._engines = engines
         self._pause = pause
         self._slots = asyncio.Semaphore(concurrency)
-        self._told: dict[ServiceKey, dict[str, Telling]] = {}
+        self._told: dict[ServiceKey, dict[str, LimitsPush]] = {}
         self._kept: dict[ServiceKey, frozenset[str]] = {}
         self._calls: dict[str, asyncio.Task[None]] = {}
 
-    def told(self, key: ServiceKey) -> Mapping[str, Telling]:
+    def told(self, key: ServiceKey) -> Mapping[str, LimitsPush]:
         """By pod uid, for the pods of one service with at least one call."""
         return dict(self._told.get(key, {}))
 
@@ -116,8 +116,8 @@ class EngineTeller:
 
     def tell(self, key: ServiceKey, pod: PodView, token: str, limits: LimitsInForce) -> None:
         """Starts to apply `limits` to one engine, unless a call is in flight or just failed; returns at once."""
-        before = self._told.get(key, {}).get(pod.uid, Telling())
-        if pod.uid in self._calls or self._clock.steady() < before.again:
+        before = self._told.get(key, {}).get(pod.uid, LimitsPush())
+        if pod.uid in self._calls or self._clock.steady() < before.retry_at:
             return
         task = asyncio.create_task(self._call(key, pod, token, limits), name=f"limits of {pod.name}")
         self._calls[pod.uid] = task
@@ -136,18 +136,18 @@ class EngineTeller:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _call(self, key: ServiceKey, pod: PodView, token: str, limits: LimitsInForce) -> None:
-        before = self._told.get(key, {}).get(pod.uid, Telling())
+        before = self._told.get(key, {}).get(pod.uid, LimitsPush())
         try:
             async with self._slots:
                 if not self._may_write():
                     return
                 await self._engines.set_limits(pod, token, limits)
         except EngineError as error:
-            if str(error) != before.complaint:
+            if str(error) != before.error:
                 logger.warning("%s: %s", key, error)
             again = self._clock.steady() + self._pause
-            told = Telling(before.taken, before.at, str(error), again)
+            told = LimitsPush(before.accepted, before.at, str(error), again)
         else:
-            told = Telling(limits, self._clock.steady())
+            told = LimitsPush(limits, self._clock.steady())
         if pod.uid in self._kept.get(key, ()):  # else the pod was removed meanwhile
             self._told.setdefault(key, {})[pod.uid] = told

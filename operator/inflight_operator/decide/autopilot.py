@@ -20,13 +20,13 @@ from functools import lru_cache
 from struct import Struct
 from typing import NamedTuple
 
-from inflight_cost.capacity import Margins, Replica, Steady, StepLimits, Targets, Workload, largest_rate, steady
+from inflight_cost.capacity import Margins, Replica, Steady, Targets, Workload, largest_rate, steady
 from inflight_cost.limits import best_limits
 from inflight_cost.staffing import Staffing, replicas_needed
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.demand import DemandPoint, DemandView
 from inflight_operator.decide.scaling import Ask
-from inflight_operator.limits import LimitsBounds
+from inflight_settings.limits import LimitsBounds
 
 SLOT = 300.0
 """Seconds of the week that one peak stands for."""
@@ -280,11 +280,9 @@ def capacity_within(
     replica: Replica, workload: Workload, targets: Targets, bounds: LimitsBounds, margins: Margins
 ) -> Capacity:
     """With the limits that are best within `bounds`."""
-    low = StepLimits(bounds.low.max_num_seqs, bounds.low.max_num_batched_tokens)
-    high = StepLimits(bounds.high.max_num_seqs, bounds.high.max_num_batched_tokens)
-    free, _ = _capacity(replica, workload, Targets(), low, high, margins)
+    free, _ = _capacity(replica, workload, Targets(), bounds, margins)
     for aim in (targets, replace(targets, tpot=None), Targets()):
-        rate, at_rate = _capacity(replica, workload, aim, low, high, margins)
+        rate, at_rate = _capacity(replica, workload, aim, bounds, margins)
         if rate > 0 and rate >= _WITHIN_REACH * free:
             return Capacity(rate, aim == targets, min(1.0, at_rate.prefill_load), at_rate.running)
     return Capacity(1e-3, False, 1.0, 1.0)
@@ -292,9 +290,9 @@ def capacity_within(
 
 @lru_cache(maxsize=8192)
 def _capacity(
-    replica: Replica, workload: Workload, targets: Targets, low: StepLimits, high: StepLimits, margins: Margins
+    replica: Replica, workload: Workload, targets: Targets, bounds: LimitsBounds, margins: Margins
 ) -> tuple[float, Steady]:
-    limits = best_limits(replica, workload, targets, low, high, margins=margins)
+    limits = best_limits(replica, workload, targets, bounds, margins=margins)
     rate = largest_rate(replica, workload, targets, limits, margins)
     return rate, steady(replica, workload, rate, limits)
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from inflight_operator.limits import Knob
+from inflight_settings.limits import Knob
 
 Kind = Literal["Scaling", "Tuning"]
 AnyKnob = Knob | Literal["replicas"]

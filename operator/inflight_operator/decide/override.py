@@ -10,21 +10,17 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from inflight_operator.decide.decision import Decision, Reason
-from inflight_operator.decide.tuning_types import KNOBS
-from inflight_operator.limits import Limits
+from inflight_settings.limits import KNOBS, Limits, PartialLimits
 
 
-@dataclass(frozen=True, slots=True)
-class Override:
-    """The override in the spec.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Override(PartialLimits):
+    """The override in the spec. A limit that is None keeps the value that was in force before the override.
 
     Attributes:
-        max_num_seqs, max_num_batched_tokens: None keeps the value that was in force before the override.
-        until: its end; from then on it has no effect.
+        until: end of the override; from then on it has no effect.
     """
 
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
     until: datetime
 
     @property
@@ -35,13 +31,6 @@ class Override:
         except OverflowError:  # in UTC it is outside the years 1 to 9999
             until = self.until.replace(tzinfo=UTC)
         return f"{until:%Y-%m-%dT%H:%M:%SZ}"
-
-    def of(self, limits: Limits) -> Limits:
-        """`limits` with the values that are set."""
-        return Limits(
-            limits.max_num_seqs if self.max_num_seqs is None else self.max_num_seqs,
-            limits.max_num_batched_tokens if self.max_num_batched_tokens is None else self.max_num_batched_tokens,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +59,7 @@ def decide_override(
     """
     if asked is not None and now < asked.until:
         kept = limits if before is None else before
-        by_hand = asked.of(kept).at_most(capacity)
+        by_hand = asked.over(kept).at_most(capacity)
         return OverrideDecision(by_hand, kept, _changes(limits, by_hand, Reason("ByHand", {"until": asked.end})))
     if before is None:
         return OverrideDecision(limits, None)

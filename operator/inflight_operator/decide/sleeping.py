@@ -21,8 +21,8 @@ from inflight_operator.decide.autopilot import AutopilotPolicy, capacity_within
 from inflight_operator.decide.behavior import Behavior, ScalingHistory, rate_limited, recorded
 from inflight_operator.decide.decision import Decision, Number, Reason
 from inflight_operator.decide.scaling import ScalingDecision
-from inflight_operator.limits import LimitsBounds
 from inflight_operator.observe.gateway_view import GatewayView
+from inflight_settings.limits import LimitsBounds
 
 Busy = Literal["", "Overridden", "RollingOut", "EngineUpgrade", "SpecNotUnderstood"]
 """Reasons besides requests that keep a service awake."""

@@ -22,7 +22,7 @@ from inflight_operator.decide.tuning_types import (
     TuningState,
     TuningView,
 )
-from inflight_operator.limits import Knob, Limits, LimitsBounds
+from inflight_settings.limits import Knob, Limits, LimitsBounds
 
 
 class TuningMode(StrEnum):

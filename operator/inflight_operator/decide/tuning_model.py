@@ -11,11 +11,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from inflight_cost.capacity import Margins, StepLimits, Targets, full_step_seconds
+from inflight_cost.capacity import Margins, Targets, full_step_seconds
 from inflight_cost.limits import best_limits, longest_step, saturated_rate, worth
 from inflight_operator.decide.decision import Decision, Number, Reason
 from inflight_operator.decide.tuning_types import (
-    KNOBS,
     Bracket,
     Canary,
     Move,
@@ -27,7 +26,7 @@ from inflight_operator.decide.tuning_types import (
     TuningState,
     TuningView,
 )
-from inflight_operator.limits import Limits, LimitsBounds
+from inflight_settings.limits import KNOBS, Limits, LimitsBounds
 
 CLOSED = 1.2
 """Good and bad limits within this ratio of each other have nothing worth trying between them."""
@@ -63,7 +62,7 @@ def move_by_model(
     goal = bounds.clamp(goal)
 
     def value(pair: Limits) -> float:
-        return worth(model.replica, model.workload, targets, _step_limits(pair), margins)
+        return worth(model.replica, model.workload, targets, pair, margins)
 
     reason = _by_model(model, slo, limits, goal)
     closed = state.bracket is not None and not _differs(state.bracket.good, state.bracket.bad)
@@ -93,22 +92,14 @@ def move_by_model(
 
 def modelled_limits(bounds: LimitsBounds, slo: Slo, model: TuningModel, state: TuningState) -> Limits:
     """The limits that the cost model finds best within `bounds`, with the corrections from measurements."""
-    solved = best_limits(
-        model.replica,
-        model.workload,
-        _targets(slo, state),
-        _step_limits(bounds.low),
-        _step_limits(bounds.high),
-        margins=_margins(state),
-    )
-    return Limits(*solved)
+    return best_limits(model.replica, model.workload, _targets(slo, state), bounds, margins=_margins(state))
 
 
 def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -> bool:
     """Whether full steps with these limits miss the TPOT target, and with the wanted limits do not."""
 
     def full(pair: Limits) -> float:
-        return full_step_seconds(model.replica, model.workload, _step_limits(pair))
+        return full_step_seconds(model.replica, model.workload, pair)
 
     return full(wanted) <= tpot < full(limits)
 
@@ -190,7 +181,7 @@ def _corrected(
     preemptions. Corrections only grow until they expire, so they cannot oscillate."""
     target, pace = slo.tpot_p95, view.itl_mean
     tighten, memory = state.tighten, state.memory
-    full = full_step_seconds(model.replica, model.workload, _step_limits(limits))
+    full = full_step_seconds(model.replica, model.workload, limits)
     if target is not None and pace is not None and view.finished >= policy.evidence:
         slow = pace > target * (1 + policy.dead_band / 2) and view.quality.tpot_within < policy.missed
         if slow and pace > full * (1 + policy.dead_band / 2):
@@ -255,11 +246,11 @@ def _by_model(model: TuningModel, slo: Slo, now: Limits, then: Limits) -> Reason
     target = longest_step(replica, workload, Targets(None, slo.tpot_p95))
     numbers: dict[str, Number] = {
         "error": model.error,
-        "step": full_step_seconds(replica, workload, _step_limits(then)),
-        "step_now": full_step_seconds(replica, workload, _step_limits(now)),
+        "step": full_step_seconds(replica, workload, then),
+        "step_now": full_step_seconds(replica, workload, now),
         "running": then.max_num_seqs,
-        "rate": saturated_rate(replica, workload, _step_limits(then)),
-        "rate_now": saturated_rate(replica, workload, _step_limits(now)),
+        "rate": saturated_rate(replica, workload, then),
+        "rate_now": saturated_rate(replica, workload, now),
     }
     if slo.tpot_p95 is not None and target is not None:
         numbers["target"] = slo.tpot_p95
@@ -281,10 +272,6 @@ def _changes(frm: Limits, to: Limits, reason: Reason, *, applied: bool = True) -
 
 def _shares(before: Quality, after: Quality) -> dict[str, Number]:
     return {"good_before": before.good, "good_now": after.good}
-
-
-def _step_limits(limits: Limits) -> StepLimits:
-    return StepLimits(limits.max_num_seqs, limits.max_num_batched_tokens)
 
 
 def _differs(one: Limits, other: Limits) -> bool:

@@ -22,7 +22,7 @@ from inflight_operator.decide.tuning_types import (
     TuningState,
     TuningView,
 )
-from inflight_operator.limits import Knob, Limits, LimitsBounds
+from inflight_settings.limits import Knob, Limits, LimitsBounds
 
 SMALLEST_CUT = 0.9
 LARGEST_CUT: dict[Knob, float] = {"max_num_seqs": 0.5, "max_num_batched_tokens": 0.25}

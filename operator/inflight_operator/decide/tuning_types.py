@@ -7,15 +7,13 @@ from dataclasses import dataclass, replace
 
 from inflight_cost.capacity import Replica, Targets, Workload
 from inflight_operator.decide.decision import Decision, Reason
-from inflight_operator.limits import Knob, Limits
+from inflight_settings.limits import Knob, Limits
 
 MIN_REQUESTS = 5
 """Finished requests from which their p95 TPOT is used; below, the mean inter-token latency replaces it."""
 
 MIN_TOKENS = 8
 """Generated tokens from which there is traffic to judge by."""
-
-KNOBS: tuple[Knob, Knob] = ("max_num_seqs", "max_num_batched_tokens")
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,20 +12,16 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, get_origin, get_type_hints
 
-from inflight_base.manifest.defaults import MOST_SEQS, MOST_TOKENS
 from inflight_base.page import reader
 from inflight_base.page.histogram import Histogram
 from inflight_base.page.reader import Page, PageError, PageReader
 from inflight_cost.model import CostModel
-from inflight_operator.limits import Limits
+from inflight_settings.limits import HIGHEST_LIMITS, Limits
 
 _CAPACITY = ("inflight_max_num_seqs_capacity", "inflight_max_num_batched_tokens_capacity")
 _FULL = ("queue_full", "class_queue_full", "queue_tokens", "shed")
 """Labels of requests rejected for lack of capacity; others would be rejected by an idle engine as well, or are retried
 at another pod."""
-
-MAX_LIMITS = Limits(MOST_SEQS, MOST_TOKENS)
-"""Largest limits and capacities, those of the InferenceService's schema."""
 
 _ROUNDING = 1e-6
 """A share of KV blocks may be above 1 by this much."""
@@ -53,7 +49,7 @@ def _limits(page: Page, seqs: str, tokens: str) -> Limits | None:
 def _shared_limits(max_num_seqs: int, max_num_batched_tokens: int) -> Limits | None:
     """One object for all engines with these limits; None when they are out of range."""
     limits = Limits(max_num_seqs, max_num_batched_tokens)
-    return limits if limits.at_most(MAX_LIMITS) == limits else None
+    return limits if limits.at_most(HIGHEST_LIMITS) == limits else None
 
 
 def _refused(page: Page, name: str) -> float:

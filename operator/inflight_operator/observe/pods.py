@@ -10,6 +10,24 @@ from typing import Any
 from inflight_base.manifest.names import ADMIN_PORT_NAME, DELETION_COST, ENGINE_PORT, HTTP_PORT_NAME
 from inflight_base.manifest.pods import condition, engine_container
 from inflight_base.manifest.slices import address_of
+from inflight_settings.limits import LimitsInForce
+
+
+@dataclass(frozen=True, slots=True)
+class LimitsPush:
+    """Result of pushing limits to one engine.
+
+    Attributes:
+        accepted: the last accepted limits; None before the first.
+        at: time of that, on the steady clock.
+        error: the engine's reason to reject the last push; empty if it accepted.
+        retry_at: time of the next attempt after a failure, on the steady clock.
+    """
+
+    accepted: LimitsInForce | None = None
+    at: float = float("-inf")
+    error: str = ""
+    retry_at: float = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)

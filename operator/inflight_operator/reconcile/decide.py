@@ -216,13 +216,13 @@ def _scaling_finding(snapshot: Snapshot, decision: ScalingDecision) -> Finding:
 
 def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[str]) -> Finding:
     """Errors of pods that do not run with their limits take precedence over every other reason."""
-    complaint = next((one.complaint for uid, one in snapshot.told.items() if one.complaint and uid in behind), "")
+    error = next((one.error for uid, one in snapshot.told.items() if one.error and uid in behind), "")
     status: Status = "False"
     override, held = snapshot.policy.override, memory.before_override is not None
     if snapshot.policy.tuning is TuningMode.OFF and not held:
         reason = Reason("Off")
-    elif complaint:
-        reason = Reason("LimitsNotTaken", {"said": complaint})
+    elif error:
+        reason = Reason("LimitsNotTaken", {"said": error})
     elif held and override is not None:
         limits = memory.limits.limits
         numbers: dict[str, Number] = {

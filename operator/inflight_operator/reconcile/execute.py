@@ -84,7 +84,7 @@ class Executor:
     async def _sync(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, written: Written) -> dict[Child, str]:
         now = self._clock.steady()
         waiting = any(pod.phase == "Pending" and pod.node and not pod.deleting for pod in snapshot.pods)
-        unknown = any("HTTP 401" in one.complaint for one in snapshot.told.values())
+        unknown = any("HTTP 401" in one.error for one in snapshot.told.values())
         if (waiting or unknown) and now - written.secret_at > SECRET_AGAIN_SECONDS:
             written.children.unread.clear()
             written.secret_at = now

@@ -9,12 +9,12 @@ from inflight_operator.decide.override import decide_override
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
 from inflight_operator.decide.tuning_model import end_canary, modelled_limits
 from inflight_operator.decide.tuning_types import TuningState
-from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import CanaryInForce, Memory
 from inflight_operator.reconcile.snapshot import Snapshot
 from inflight_operator.reconcile.views import bounds_of_tuning, limits_bounds, mean_slo, tuning_model, tuning_view
+from inflight_settings.limits import Limits, LimitsInForce
 
 _TUNING = ("spec.tuning", "spec.slo")
 """Fields that, if unreadable, make the operator act conservatively."""
@@ -124,6 +124,6 @@ def _bounded(limits: LimitsInForce, sample: Sample) -> LimitsInForce:
 def is_in_force(snapshot: Snapshot, uid: str, limits: LimitsInForce) -> bool:
     """Whether this engine runs with its limits: it reports them, or accepted them after its last sample."""
     sample, told = snapshot.fresh[uid], snapshot.told.get(uid)
-    if told is not None and told.taken == limits and told.at >= sample.time:
+    if told is not None and told.accepted == limits and told.at >= sample.time:
         return True
     return (sample.limits, sample.revision) == (limits.limits, limits.revision)

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from datetime import datetime
 
 from inflight_base.manifest import Manifest
-from inflight_operator.api.types import InferenceService, LimitsPair
+from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.autopilot import DemandMemory
 from inflight_operator.decide.behavior import ScalingHistory
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.demand import DemandHistory
 from inflight_operator.decide.pods import StartUps
 from inflight_operator.decide.tuning_types import TuningState
-from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.reconcile.policy import Policy
 from inflight_operator.render import ChildPlan, Settings
+from inflight_settings.limits import Limits, LimitsInForce
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def first_memory(service: InferenceService, policy: Policy, ordered: int | None,
     status = service.status
     if status.limits is not None:
         known = status.limits
-        limits = LimitsInForce(Limits(known.max_num_seqs, known.max_num_batched_tokens), known.revision)
+        limits = LimitsInForce(known.limits, known.revision)
         override = known.override
     else:
         # Engines that run without a revision in the status: calendar seconds are above any revision they have.
@@ -118,14 +118,10 @@ def first_memory(service: InferenceService, policy: Policy, ordered: int | None,
         engine=policy.engine,
         replicas=kept if ordered is None else ordered,
         limits=limits,
-        before_override=None if override is None else _pair(override.before),
+        before_override=None if override is None else override.before.limits,
         first_revision=int(at.timestamp()),
         tuning=TuningState(window_start=now),
         routed_since=float("-inf") if "Ready" in held else None,
         waking="Waking" in held,
         moving=1 if status.engine is not None and status.engine.upgrade == "Moving" else None,
     )
-
-
-def _pair(limits: LimitsPair) -> Limits:
-    return Limits(limits.max_num_seqs, limits.max_num_batched_tokens)

@@ -10,10 +10,10 @@ from inflight_base.manifest import Manifest
 from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
-from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.memory import CanaryInForce, Memory
 from inflight_operator.reconcile.views import Measured
+from inflight_settings.limits import Limits, LimitsInForce
 
 Child = tuple[str, str]
 """Kind and name."""

@@ -22,13 +22,13 @@ from inflight_operator.decide.pod_problems import ServiceFacts
 from inflight_operator.decide.scaling import ScalingBounds, ScalingTargets
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.decide.tuning_types import Slo
-from inflight_operator.limits import Limits, LimitsBounds
 from inflight_operator.render import Settings
 from inflight_operator.render.deployment import digest, template_inputs
 from inflight_operator.render.engine_flags import ttft_target
 from inflight_operator.render.inference_pool import has_inference_pool
 from inflight_operator.render.pod import pod_template
 from inflight_operator.render.service import behind_gateway
+from inflight_settings.limits import Limits, LimitsBounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
 
 def _override(tuning: Tuning) -> Override | None:
     asked = tuning.override
-    return None if asked is None else Override(asked.max_num_seqs, asked.max_num_batched_tokens, asked.until)
+    return None if asked is None else Override(asked.max_num_seqs, asked.max_num_batched_tokens, until=asked.until)
 
 
 def _engine(spec: InferenceServiceSpec) -> list[Any]:

@@ -11,7 +11,6 @@ from inflight_operator.decide.pods import Pods, count_replicas
 from inflight_operator.decide.scaling import Ask, ScalingDecision, ScalingObservation, decide_scaling
 from inflight_operator.decide.sleeping import Busy, HeldWork, SleepView, decide_sleep
 from inflight_operator.decide.tuning import TuningMode
-from inflight_operator.limits import LimitsBounds
 from inflight_operator.reconcile.memory import Memory
 from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
 from inflight_operator.reconcile.views import (
@@ -22,6 +21,7 @@ from inflight_operator.reconcile.views import (
     scaling_observation,
     with_demand,
 )
+from inflight_settings.limits import LimitsBounds
 
 _SCALING = ("spec.scaling", "spec.replicas", "spec.gateway")
 """Fields that, if unreadable, block removal of replicas."""

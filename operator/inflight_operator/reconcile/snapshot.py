@@ -13,10 +13,9 @@ from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.conditions import DeploymentView
 from inflight_operator.decide.tuning_types import TuningPolicy
-from inflight_operator.limits import Telling
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.observe.metrics import Sample
-from inflight_operator.observe.pods import PodView
+from inflight_operator.observe.pods import LimitsPush, PodView
 from inflight_operator.observe.pool_view import PoolParent
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.policy import Policy
@@ -67,7 +66,7 @@ class Snapshot:
     window: Window = field(default_factory=Window)
     fresh: Mapping[str, Sample] = field(default_factory=dict)
     scrape_errors: Mapping[str, str] = field(default_factory=dict)
-    told: Mapping[str, Telling] = field(default_factory=dict)
+    told: Mapping[str, LimitsPush] = field(default_factory=dict)
     pooled: bool = False
     may_move: bool = True
     mover: str = ""

@@ -11,11 +11,11 @@ from inflight_operator.decide.scaling import ScalingObservation
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.decide.tuning_types import PodQuality, Quality, Slo, TuningModel, TuningView
 from inflight_operator.decide.tuning_workload import recent_workload
-from inflight_operator.limits import Limits, LimitsBounds
 from inflight_operator.observe.history import PodSpan
 from inflight_operator.observe.window import Span, Window
 from inflight_operator.reconcile.policy import Policy
 from inflight_operator.reconcile.snapshot import Snapshot
+from inflight_settings.limits import Limits, LimitsBounds
 
 
 @dataclass(frozen=True, slots=True)

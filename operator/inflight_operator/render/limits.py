@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import child_names
 from inflight_operator.api.resolve import capacity
-from inflight_operator.limits import LimitsInForce
 from inflight_operator.render.metadata import child
+from inflight_settings.limits import LimitsInForce
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService

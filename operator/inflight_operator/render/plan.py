@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.limits import LimitsInForce
+from inflight_settings.limits import LimitsInForce
 
 
 @dataclass(frozen=True, slots=True)

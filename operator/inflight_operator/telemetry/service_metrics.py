@@ -18,9 +18,9 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
-from inflight_operator.limits import Limits
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.gateway_view import GatewayView
+from inflight_settings.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,11 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from inflight_base.manifest import Manifest
-from inflight_cost.capacity import StepLimits
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.sentences import change_text, sentence
-from inflight_operator.limits import Limits, LimitsInForce, Telling
-from inflight_operator.observe.pods import PodView
+from inflight_operator.observe.pods import LimitsPush, PodView
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.memory import Memory, first_memory
@@ -19,6 +17,7 @@ from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.render import Settings
+from inflight_settings.limits import LimitsInForce
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.control import scraped
 from inflight_simulator.fleet.fleet import Fleet
@@ -77,10 +76,10 @@ class Autopilot:
         self._settings = Settings(engine_image=_IMAGE)
         self._policy = policy_of(self._service, self._settings)
         self._window = Window(_SPAN_S)
-        self._told: dict[str, Telling] = {}
+        self._told: dict[str, LimitsPush] = {}
         self._deployment: Manifest | None = None
         first = first_memory(self._service, self._policy, config.initial_replicas, 0.0, _START)
-        self._memory: Memory = replace(first, limits=LimitsInForce(Limits(*config.limits), 1))
+        self._memory: Memory = replace(first, limits=LimitsInForce(config.limits, 1))
 
     def look(self, fleet: Fleet, now: float) -> None:
         """One round."""
@@ -121,10 +120,10 @@ class Autopilot:
     def _tell(self, fleet: Fleet, plan: Plan, now: float) -> None:
         by_name = {pod.name: pod for pod in fleet.live}
         for view, limits in plan.tell:
-            fleet.set_limits(by_name[view.uid], _pair(limits.limits), limits.revision, now)
-            self._told[view.uid] = Telling(taken=limits, at=now)
+            fleet.set_limits(by_name[view.uid], limits, now)
+            self._told[view.uid] = LimitsPush(accepted=limits, at=now)
         # Pods read the limits in force when they start.
-        fleet.first_limits = (_pair(plan.limits.limits), plan.limits.revision)
+        fleet.first_limits = plan.limits
 
 
 def _view(pod: Pod, now: float) -> PodView:
@@ -174,10 +173,6 @@ def _live(plan: Plan, replicas: int) -> dict[str, Any] | None:
         "spec": {**wanted["spec"], "replicas": replicas},
         "status": {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas},
     }
-
-
-def _pair(limits: Limits) -> StepLimits:
-    return StepLimits(limits.max_num_seqs, limits.max_num_batched_tokens)
 
 
 def _duration(seconds: float) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from inflight_cost.capacity import StepLimits, Targets
+from inflight_cost.capacity import Targets
 from inflight_cost.model import CostModel
+from inflight_settings.limits import Limits
 
 Routing = Literal["round-robin", "least-requests", "least-work", "gateway"]
 ROUTINGS: tuple[Routing, ...] = ("round-robin", "least-requests", "least-work", "gateway")
@@ -20,8 +21,8 @@ REFERENCE_COST = CostModel(
 )
 """An 8B model on one H100-class GPU, by public arithmetic, not measured."""
 
-REFERENCE_CAPACITY = StepLimits(512, 16_384)
-DEFAULT_LIMITS = StepLimits(256, 2048)
+REFERENCE_CAPACITY = Limits(512, 16_384)
+DEFAULT_LIMITS = Limits(256, 2048)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +42,7 @@ class ReplicaModel:
     kv_tokens: int = 400_000
     block_size: int = 16
     kv_headroom: float = 0.01
-    capacity: StepLimits = REFERENCE_CAPACITY
+    capacity: Limits = REFERENCE_CAPACITY
     noise: float = 0.03
     price: float | None = None
 
@@ -75,7 +76,7 @@ class FleetConfig:
     """
 
     replica: ReplicaModel = field(default_factory=ReplicaModel)
-    limits: StepLimits = DEFAULT_LIMITS
+    limits: Limits = DEFAULT_LIMITS
     routing: Routing = "least-requests"
     start_up_s: float = 60.0
     min_replicas: int = 1
@@ -98,6 +99,6 @@ class FleetConfig:
         return Targets(self.targets.ttft, self.targets.tpot, self.ttft_per_token)
 
     @property
-    def capacity(self) -> StepLimits:
+    def capacity(self) -> Limits:
         """Largest limits of the pods: with fixed limits they are started with those."""
-        return StepLimits(*map(max, self.replica.capacity, self.limits)) if self.tuning else self.limits
+        return self.replica.capacity.at_least(self.limits) if self.tuning else self.limits

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from inflight_cost.capacity import StepLimits
-from inflight_operator.limits import Limits
 from inflight_operator.observe.metrics import Sample
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.fleet import Fleet
@@ -37,13 +35,12 @@ def view_of(fleet: Fleet, now: float) -> FleetView:
 
 
 def _shown(pod: Pod, fleet: Fleet, now: float) -> PodShown:
-    limits = pod.replica.scheduler.limits
     return PodShown(
         name=pod.name,
         draining=pod.draining,
         sample=scraped(pod, fleet.config, now) if pod.routable else None,
         kv_tokens=fleet.config.replica.kv_tokens,
-        limits=StepLimits(limits.max_num_seqs, limits.max_num_batched_tokens),
+        limits=pod.replica.scheduler.limits,
     )
 
 
@@ -72,9 +69,9 @@ def scraped(pod: Pod, config: FleetConfig, now: float) -> Sample:
         itl=itl,
         step_tokens=step_tokens,
         waiting_prompt_tokens=pod.replica.pending_tokens,
-        limits=Limits(scheduler.limits.max_num_seqs, scheduler.limits.max_num_batched_tokens),
-        capacity=Limits(*config.capacity),
-        revision=scheduler.limits.revision,
+        limits=scheduler.limits,
+        capacity=config.capacity,
+        revision=pod.replica.revision,
         prompt_tokens=float(meter.computed),
         arrived=float(meter.arrived_requests),
         arrived_tokens=float(meter.arrived_tokens),

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from inflight_cost.capacity import StepLimits
 from inflight_engine.flag_types import number
 from inflight_engine.scheduling.policies import POLICIES
+from inflight_settings.limits import HIGHEST_LIMITS, Limits
 from inflight_simulator.errors import InputError
 from inflight_simulator.fleet.config import DEFAULT_LIMITS, ROUTINGS, FleetConfig, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.replica_file import read_replica
@@ -37,7 +37,7 @@ def target(text: str) -> float:
     return value
 
 
-def limits(text: str) -> tuple[bool, StepLimits]:
+def limits(text: str) -> tuple[bool, Limits]:
     """Whether the operator tunes, and the limits at the start: `fixed:256/2048`, `autopilot`, `autopilot:256/2048`."""
     kind, colon, pair = text.partition(":")
     seqs, slash, tokens = pair.partition("/")
@@ -47,7 +47,9 @@ def limits(text: str) -> tuple[bool, StepLimits]:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not fixed:SEQS/TOKENS, as in fixed:256/2048, nor autopilot or autopilot:SEQS/TOKENS"
         )
-    return kind == "autopilot", StepLimits(number(int, 1, 65_536)(seqs), number(int, 1, 1_048_576)(tokens))
+    return kind == "autopilot", Limits(
+        number(int, 1, HIGHEST_LIMITS.max_num_seqs)(seqs), number(int, 1, HIGHEST_LIMITS.max_num_batched_tokens)(tokens)
+    )
 
 
 def add_arrivals(parser: argparse.ArgumentParser) -> None:

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
-from inflight_cost.capacity import StepLimits
+from inflight_settings.limits import LimitsInForce
 from inflight_simulator.fleet.config import FleetConfig
-from inflight_simulator.fleet.course import Course
 from inflight_simulator.fleet.gateway import Gateway
 from inflight_simulator.fleet.meter import Meter
 from inflight_simulator.fleet.noise import Noise
 from inflight_simulator.fleet.outcome import ReplicaCount
 from inflight_simulator.fleet.pods import Pod, first_to_go
 from inflight_simulator.fleet.replica import NEVER, Replica, scheduler_config
+from inflight_simulator.fleet.request_states import RequestStates
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.routing import Router
 
@@ -31,23 +31,23 @@ class Fleet:
         pods: all pods of the run, by number.
         live: existing pods, oldest first.
         ordered: replicas, as ordered last.
-        first_limits: of pods that become ready, and their revision.
+        first_limits: limits of pods that become ready.
         counts: of replicas, a row at each change.
         gateway: None: requests are routed on arrival.
     """
 
     def __init__(self, config: FleetConfig, requests: Requests, begin: float, *, metered: bool) -> None:
         self.config = config
-        self.course = Course(requests)
+        self.states = RequestStates(requests)
         self.pods: list[Pod] = []
         self.live: list[Pod] = []
         self.ordered = config.initial_replicas
         self.counts: list[ReplicaCount] = []
-        self.first_limits = (config.limits, 0)
+        self.first_limits = LimitsInForce(config.limits)
         longest = int((requests.prompt_tokens + requests.output_tokens).max())
         self._scheduling = scheduler_config(config, longest, prefix_caching=bool(requests.hash_ids))
         self._router = Router(config.routing)
-        self.gateway = Gateway(config, self.course) if config.routing == "gateway" else None
+        self.gateway = Gateway(config, self.states) if config.routing == "gateway" else None
         self._metered = metered
         self._events: list[tuple[float, bool, int]] = []
         """Next event of each replica: when, whether a step starts, which. Some are out of date."""
@@ -72,7 +72,7 @@ class Fleet:
 
     def _send_to(self, number: int, request_id: int, now: float) -> None:
         replica = self.pods[number].replica
-        self.course.pod[request_id] = number
+        self.states.pod[request_id] = number
         before = replica.event
         replica.arrive(request_id, now)
         if replica.event != before:
@@ -106,7 +106,7 @@ class Fleet:
         """Pods whose start-up is over take requests."""
         due = [pod for pod in self.live if not pod.ready and pod.starts_s <= now]
         for pod in due:
-            pod.replica.set_limits(*self.first_limits, now)
+            pod.replica.set_limits(self.first_limits, now)
             self._become_ready(pod)
         if due:
             self._count(now)
@@ -127,9 +127,9 @@ class Fleet:
                 self._end(pod, now)
         self._count(now)
 
-    def set_limits(self, pod: Pod, limits: StepLimits, revision: int, now: float) -> None:
+    def set_limits(self, pod: Pod, limits: LimitsInForce, now: float) -> None:
         replica = pod.replica
-        replica.set_limits(limits, revision, now)
+        replica.set_limits(limits, now)
         if replica.event != NEVER:
             heappush(self._events, (replica.event, replica.starts, pod.number))
 
@@ -138,7 +138,7 @@ class Fleet:
         config = self.config
         meter = Meter() if self._metered else None
         noise = Noise(config.replica.noise, (config.seed, number))
-        replica = Replica(config, self._scheduling, self.course, noise, meter)
+        replica = Replica(config, self._scheduling, self.states, noise, meter)
         pod = Pod(number, replica, now, starts_s, meter)
         self.pods.append(pod)
         self.live.append(pod)

@@ -12,8 +12,8 @@ from inflight_gateway.pick.picker import Picker
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, HoldBounds, Pick, RequestView, ServiceConfig
 from inflight_simulator.fleet.config import FleetConfig
-from inflight_simulator.fleet.course import Course
 from inflight_simulator.fleet.pods import Pod
+from inflight_simulator.fleet.request_states import RequestStates
 
 SCRAPE_S = 1.0
 _SERVICE = ServiceKey("simulated", "fleet")
@@ -26,10 +26,10 @@ _SPREAD = 0x9E37_79B9_7F4A_7C15
 class Gateway:
     """Picks from samples that are up to a second old and from requests sent since, as in the cluster."""
 
-    def __init__(self, config: FleetConfig, course: Course) -> None:
+    def __init__(self, config: FleetConfig, states: RequestStates) -> None:
         targets = config.service_targets
         self._cost = config.replica.cost
-        self._course = course
+        self._states = states
         self._config = ServiceConfig(
             key=_SERVICE,
             uid="",
@@ -54,10 +54,10 @@ class Gateway:
         return len(self._queue)
 
     def arrive(self, request_id: int, now: float) -> None:
-        course = self._course
-        prompt_tokens = course.prompt_tokens[request_id]
-        hash_ids = course.requests.hash_ids[request_id] if course.requests.hash_ids else ()
-        block_tokens = course.requests.hash_tokens
+        states = self._states
+        prompt_tokens = states.prompt_tokens[request_id]
+        hash_ids = states.requests.hash_ids[request_id] if states.requests.hash_ids else ()
+        block_tokens = states.requests.hash_tokens
         target = self._targets.ttft_of(prompt_tokens)
         request = RequestView(
             request_id=str(request_id),
@@ -75,7 +75,7 @@ class Gateway:
         routable = [pod for pod in pods if pod.routable]
         if len(routable) != len(self._endpoints) or any(pod.name not in self._numbers for pod in routable):
             self._set_endpoints(routable)
-        ended = self._course.ended
+        ended = self._states.ended
         for request_id in ended:
             self._ledger.end(str(request_id), now)
         ended.clear()
@@ -97,8 +97,8 @@ class Gateway:
             return
         for request, pick in self._queue.release(now, can_start):
             request_id = int(request.request_id)
-            self._course.sent_s[request_id] = now
-            self._queue.served(request, self._course.output_tokens[request_id])
+            self._states.sent_s[request_id] = now
+            self._queue.served(request, self._states.output_tokens[request_id])
             send(request_id, self._numbers[pick.endpoints[0].address])
 
     def _set_endpoints(self, pods: Sequence[Pod]) -> None:
@@ -114,7 +114,7 @@ class Gateway:
         replica = pod.replica
         replica.take_in_until(now)
         scheduler = replica.scheduler
-        config, limits = scheduler.config, scheduler.limits
+        config = scheduler.config
         return EngineSample(
             at=now,
             running=scheduler.num_running,
@@ -122,7 +122,6 @@ class Gateway:
             waiting_prompt_tokens=replica.pending_tokens,
             kv_utilization=scheduler.kv_usage,
             kv_cache_tokens=config.num_blocks * config.block_size,
-            max_num_seqs=limits.max_num_seqs,
-            max_num_batched_tokens=limits.max_num_batched_tokens,
+            limits=scheduler.limits,
             cost=self._cost,
         )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 
 import msgspec
 
-from inflight_cost.capacity import Margins, Replica, Steady, StepLimits, Targets, Workload, largest_rate, steady
+from inflight_cost.capacity import Margins, Replica, Steady, Targets, Workload, largest_rate, steady
 from inflight_cost.limits import best_limits
+from inflight_settings.limits import Limits, LimitsBounds
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Requests
@@ -82,7 +83,7 @@ _HALVINGS = 40
 
 
 def breaking_points(
-    replica: Replica, workload: Workload, rate: float, targets: Targets, limits: StepLimits
+    replica: Replica, workload: Workload, rate: float, targets: Targets, limits: Limits
 ) -> dict[str, float]:
     """Multiple of `rate`, requests a second of one replica, that each resource sustains, smallest first.
 
@@ -120,7 +121,7 @@ def _largest_factor(holds: Callable[[float], bool]) -> float:
     return low
 
 
-_LEAST_LIMITS = StepLimits(1, 64)
+_LEAST_LIMITS = Limits(1, 64)
 _BUDGETS = (1, 2, 4, 8)
 """Times the budget of the cost model's limits that are tried."""
 _HOUR_S = 3600.0
@@ -161,7 +162,7 @@ class Checked(msgspec.Struct, frozen=True):
 class ReplicaPlan(msgspec.Struct, frozen=True):
     """Attributes:
     name: of the replica's file.
-    limits: max_num_seqs and max_num_batched_tokens.
+    limits: max_num_seqs and max_num_batched_tokens, an array in JSON.
     requests_per_second: that one replica carries within the targets; 0: even a single request misses them.
     mean_replicas, peak_replicas, twice_replicas: by the capacity model, in the mean, in the busiest minute, and in
         the busiest minute of twice the load; None: no number is enough.
@@ -172,7 +173,7 @@ class ReplicaPlan(msgspec.Struct, frozen=True):
     """
 
     name: str
-    limits: StepLimits
+    limits: tuple[int, int]
     requests_per_second: float
     mean_replicas: int | None
     peak_replicas: int | None
@@ -208,7 +209,7 @@ def plan_replica(name: str, requests: Requests, config: FleetConfig, attainment:
     whole, part = _workload(requests, slice(None)), busiest(requests)
     peak = _workload(requests, part)
     traffic = describe(requests)
-    limits = best_limits(replica, peak, targets, _LEAST_LIMITS, model.capacity)
+    limits = best_limits(replica, peak, targets, LimitsBounds(_LEAST_LIMITS, model.capacity))
     guess = _count(traffic.peak_requests_per_second, largest_rate(replica, peak, targets, limits))
     if guess is not None:
         limits = _best_simulated(requests, replace(config, limits=limits), attainment, min(guess, config.max_replicas))
@@ -222,7 +223,7 @@ def plan_replica(name: str, requests: Requests, config: FleetConfig, attainment:
     each = traffic.peak_requests_per_second / count
     return ReplicaPlan(
         name=name,
-        limits=limits,
+        limits=astuple(limits),
         requests_per_second=peak_rate,
         mean_replicas=_count(traffic.requests_per_second, largest_rate(replica, whole, targets, limits)),
         peak_replicas=peak_replicas,
@@ -241,18 +242,17 @@ def _count(rate: float, each: float) -> int | None:
     return max(1, math.ceil(round(rate / each, 9))) if each > 0 else None
 
 
-def _best_simulated(requests: Requests, config: FleetConfig, attainment: float, replicas: int) -> StepLimits:
+def _best_simulated(requests: Requests, config: FleetConfig, attainment: float, replicas: int) -> Limits:
     """The limits of `config`, or the same with a larger budget, if those keep more requests in target.
 
     Limits that hold the TPOT target under overload cut long prompts into many steps, so that they miss the TTFT target
     even on an idle replica; a fleet that is never overloaded does better with larger steps.
     """
-    seqs, budget = config.limits
-    largest = config.replica.capacity.max_num_batched_tokens
+    budget, largest = config.limits.max_num_batched_tokens, config.replica.capacity.max_num_batched_tokens
     budgets = dict.fromkeys(min(largest, budget * factor) for factor in _BUDGETS)
     best, best_attainment = config.limits, -1.0
     for each in budgets:
-        limits = StepLimits(seqs, each)
+        limits = config.limits.with_("max_num_batched_tokens", each)
         run = simulate_fleet(requests, replace(config, limits=limits, initial_replicas=replicas), Fixed(replicas))
         if run.attainment > best_attainment:
             best, best_attainment = limits, run.attainment

@@ -138,10 +138,8 @@ def plan_text(plan: Plan, targets: RequestTargets) -> str:
 
 
 def _replica(each: ReplicaPlan, attainment: float) -> list[str]:
-    limits = each.limits
-    lines = [
-        _line("limits", f"max_num_seqs {limits.max_num_seqs}, max_num_batched_tokens {limits.max_num_batched_tokens}")
-    ]
+    seqs, tokens = each.limits
+    lines = [_line("limits", f"max_num_seqs {seqs}, max_num_batched_tokens {tokens}")]
     if each.peak_replicas is None:
         return [*lines, _line("replicas", "no number is enough: one request alone misses the targets or does not fit")]
     lines += [

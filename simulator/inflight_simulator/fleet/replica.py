@@ -8,18 +8,17 @@ from functools import lru_cache
 
 import numpy as np
 
-from inflight_cost.capacity import StepLimits
 from inflight_cost.model import StepWork
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
+from inflight_settings.limits import LimitsInForce
 from inflight_simulator.arrivals import OUTPUT_TOKEN
 from inflight_simulator.fleet.config import FleetConfig
-from inflight_simulator.fleet.course import Course
 from inflight_simulator.fleet.meter import Meter
 from inflight_simulator.fleet.noise import Noise
+from inflight_simulator.fleet.request_states import RequestStates
 from inflight_simulator.fleet.requests import Floats
 from inflight_simulator.passes import prefill_work
 
@@ -38,7 +37,7 @@ def scheduler_config(config: FleetConfig, longest: int, *, prefix_caching: bool 
     """The scheduler of a replica. `longest`: tokens of the longest request."""
     model = config.replica
     return SchedulerConfig(
-        capacity=Limits(*config.capacity),
+        capacity=config.capacity,
         num_blocks=model.kv_tokens // model.block_size,
         block_size=model.block_size,
         max_model_len=longest,
@@ -67,20 +66,22 @@ class Replica:
         event: time of the next end of a step that may change state, or of a start (`starts`).
         idle_s: when its last request ended.
         refused: requests that could never run.
+        revision: of the limits in force.
     """
 
     def __init__(
-        self, config: FleetConfig, scheduling: SchedulerConfig, course: Course, noise: Noise, meter: Meter | None
+        self, config: FleetConfig, scheduling: SchedulerConfig, states: RequestStates, noise: Noise, meter: Meter | None
     ) -> None:
         self.outstanding = 0
         self.event = NEVER
         self.starts = False
         self.idle_s = 0.0
         self.refused: list[int] = []
+        self.revision = 0
         self.scheduler = Scheduler(scheduling, contents=scheduling.prefix_caching)
-        self.scheduler.limits = Limits(*config.limits)
+        self.scheduler.limits = config.limits
         self.scheduler.prefill_cost = config.replica.cost
-        self._course = course
+        self._states = states
         self._cost = config.replica.cost
         self._noise = noise
         self._meter = meter
@@ -112,20 +113,20 @@ class Replica:
     def num_waiting(self) -> int:
         return self.scheduler.num_waiting + len(self._arrived)
 
-    def set_limits(self, limits: StepLimits, revision: int, now: float) -> None:
+    def set_limits(self, limits: LimitsInForce, now: float) -> None:
         """In force from the next step."""
         self.take_in_until(now)
         self._cut_run(now)
         if self._ends:
             # The current step is processed with the limits it was planned with.
             self._commit(len(self._ends))
-        self.scheduler.limits = Limits(*limits, revision)
+        self.scheduler.limits, self.revision = limits.limits, limits.revision
 
     def arrive(self, request_id: int, now: float) -> None:
         """A request arrives at `now`; all earlier events were processed."""
         self.outstanding += 1
         self._arrived.append(request_id)
-        tokens = self._course.prompt_tokens[request_id]
+        tokens = self._states.prompt_tokens[request_id]
         self._arrived_tokens += tokens
         if self._meter is not None:
             self._meter.arrived(tokens)
@@ -222,7 +223,7 @@ class Replica:
 
     def _end_plan(self, plan: StepPlan, now: float) -> None:
         self._plan = None
-        first_s, sampled = self._course.first_s, len(plan.decode_slots)
+        first_s, sampled = self._states.first_s, len(plan.decode_slots)
         meter = self._meter
         if meter is not None:
             meter.step(now - self._begun, sampled, plan.num_tokens)
@@ -238,33 +239,33 @@ class Replica:
             if first_s[request_id] != first_s[request_id]:
                 first_s[request_id] = now
                 if meter is not None:
-                    meter.first_token(now - self._course.arrival_s[request_id])
+                    meter.first_token(now - self._states.arrival_s[request_id])
         for request in self.scheduler.update(plan, self._tokens[:sampled]):
             self._finish(request.request_id, now)
 
     def _finish(self, request_id: int, now: float) -> None:
         self.outstanding -= 1
-        self._course.end_s[request_id] = now
-        self._course.ended.append(request_id)
+        self._states.end_s[request_id] = now
+        self._states.ended.append(request_id)
         if self._meter is not None:
-            tokens = self._course.output_tokens[request_id]
-            self._meter.finished(request_id, tokens, now - self._course.first_s[request_id])
+            tokens = self._states.output_tokens[request_id]
+            self._meter.finished(request_id, tokens, now - self._states.first_s[request_id])
 
     def _hand_over(self) -> None:
         """Submit arrived requests to the scheduler."""
-        course = self._course
+        states = self._states
         for request_id in self._arrived:
             request = Request(
                 request_id,
-                course.prompt_token_ids(request_id),
-                _sampling(course.output_tokens[request_id]),
-                course.sent_s[request_id],
+                states.prompt_token_ids(request_id),
+                _sampling(states.output_tokens[request_id]),
+                states.sent_s[request_id],
             )
             try:
                 self.scheduler.add(request)
             except CannotFitError:
                 self.outstanding -= 1
                 self.refused.append(request_id)
-                course.ended.append(request_id)
+                states.ended.append(request_id)
         self._arrived.clear()
         self._arrived_tokens = 0

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import msgspec
 
-from inflight_cost.capacity import StepLimits
 from inflight_cost.model import CostModel
+from inflight_settings.limits import Limits
 from inflight_simulator.cost import check_cost
 from inflight_simulator.errors import InputError
 from inflight_simulator.fleet.config import REFERENCE_CAPACITY, ReplicaModel
@@ -23,17 +23,12 @@ A replica's FILE is a JSON object:
   price        of a replica-hour (default: none)"""
 
 
-class _Capacity(msgspec.Struct, forbid_unknown_fields=True):
-    max_num_seqs: int
-    max_num_batched_tokens: int
-
-
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     cost: CostModel
     kv_tokens: int
     block_size: int = 16
     kv_headroom: float = 0.01
-    capacity: _Capacity = msgspec.field(default_factory=lambda: _Capacity(*REFERENCE_CAPACITY))
+    capacity: Limits = REFERENCE_CAPACITY
     noise: float = 0.03
     price: float | None = None
 
@@ -56,7 +51,7 @@ def read_replica(path: Path) -> ReplicaModel:
         kv_tokens=file.kv_tokens,
         block_size=file.block_size,
         kv_headroom=file.kv_headroom,
-        capacity=StepLimits(file.capacity.max_num_seqs, file.capacity.max_num_batched_tokens),
+        capacity=file.capacity,
         noise=file.noise,
         price=file.price,
     )

@@ -138,8 +138,8 @@ def ttft_targets(requests: Requests, targets: RequestTargets, cost: CostModel) -
 
 
 def _outcome(requests: Requests, fleet: Fleet, begin: float, last: float) -> FleetRun:
-    course, config = fleet.course, fleet.config
-    first, end = np.array(course.first_s), np.array(course.end_s)
+    states, config = fleet.states, fleet.config
+    first, end = np.array(states.first_s), np.array(states.end_s)
     seconds = sum(max(0.0, min(pod.ended_s, last) - max(pod.created_s, begin)) for pod in fleet.pods)
     return FleetRun(
         arrival_s=requests.arrival_s,

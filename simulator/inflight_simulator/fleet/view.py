@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from inflight_cost.capacity import StepLimits
 from inflight_operator.observe.metrics import Sample
+from inflight_settings.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class PodShown:
     draining: bool
     sample: Sample | None
     kv_tokens: int
-    limits: StepLimits
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,10 @@ from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.limits import Limits as EngineLimits
 from inflight_engine.server.admission.demand import Demand, Load
 from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
+from inflight_settings.limits import Limits
 
 
 def engine_page(names=None, observations=1, seed=0):
@@ -32,9 +32,9 @@ def engine_page(names=None, observations=1, seed=0):
         step_seconds=0.2,
         schedule_seconds=0.001,
     )
-    ready = EngineReady(EngineLimits(64, 2048), RunnerInfo(10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0))
-    load = Load(stats, EngineLimits(48, 1024, 7), ready, num_requests=7, queued_tokens=300)
-    gauges = Gauges(load, {"interactive": 2, "batch": 0}, draining=False)
+    ready = EngineReady(Limits(64, 2048), RunnerInfo(10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0))
+    load = Load(stats, Limits(48, 1024), ready, num_requests=7, queued_tokens=300)
+    gauges = Gauges(load, {"interactive": 2, "batch": 0}, draining=False, revision=7)
     counts, demand = Counts([ServiceClass("interactive"), ServiceClass("batch")]), Demand()
     metrics = EngineMetrics("m", counts, demand, lambda: gauges)
     numbers = random.Random(seed)

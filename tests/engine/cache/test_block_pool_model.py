@@ -7,7 +7,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from inflight_engine.cache import block_pool
 from inflight_engine.cache.block_pool import BlockPool, OutOfBlocksError
 
 HASHES = [bytes([number]) * 16 for number in range(24)]
@@ -86,19 +85,12 @@ class PoolModel:
 
 
 class PoolMachine(RuleBasedStateMachine):
-    @initialize(num_blocks=st.integers(1, 14), least_ahead=st.integers(1, 4), most_ahead=st.integers(4, 20))
-    def start(self, num_blocks, least_ahead, most_ahead):
-        self.patch = pytest.MonkeyPatch()
-        self.patch.setattr(block_pool, "_LEAST_AHEAD", least_ahead)
-        self.patch.setattr(block_pool, "_MOST_AHEAD", most_ahead)
+    @initialize(num_blocks=st.integers(1, 14))
+    def start(self, num_blocks):
         self.pool = BlockPool(num_blocks, 16)
         self.twin = BlockPool(num_blocks, 16)
         self.model = PoolModel(num_blocks)
         self.tables = []
-
-    def teardown(self):
-        if hasattr(self, "patch"):
-            self.patch.undo()
 
     def allocated(self, count):
         blocks = self.pool.allocate(count).tolist()

@@ -46,4 +46,5 @@ def test_a_step_that_follows_from_the_one_before_is_packed_as_from_scratch(seed)
             np.testing.assert_array_equal(
                 ours.decode_blocks(config.block_size), theirs.decode_blocks(config.block_size)
             )
+            batch.advance(plan)
     assert num_steady > 30

@@ -139,7 +139,7 @@ def test_a_failed_launch_leaves_the_step_before_to_be_collected(model, monkeypat
     runner = tiny_runner(model[1], lookahead=True)
     runner.launch(first_step(0, [5, 6, 7], GREEDY, [3, 4]))
     with monkeypatch.context() as patch:
-        patch.setattr(runner._parts.forward, "send", None)
+        patch.setattr(runner._forward, "send", None)
         with pytest.raises(TypeError):
             runner.launch(make_plan(decodes=[0]))
     assert runner.collect().token_ids.tolist() == generate(model[0], [5, 6, 7], 1)

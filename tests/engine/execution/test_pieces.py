@@ -7,8 +7,6 @@ import pytest
 import torch
 
 from inflight_engine.execution import pieces as pieces_module
-from inflight_engine.execution.attention.base import AttentionBatch, ChunkSpan
-from inflight_engine.execution.batch import PackedStep
 from inflight_engine.execution.pieces import Pieces, piece_of
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart
@@ -38,7 +36,7 @@ class LittleMemory:
     """In place of a runner's model: fails for many tokens or logits at once, and for one token."""
 
     def __init__(self, runner, monkeypatch, most_tokens, most_logits=10**9, poison=-1):
-        self.model = runner._parts.model
+        self.model = runner._model
         self.most_tokens, self.most_logits, self.poison = most_tokens, most_logits, poison
         self.attempts = self.failures = 0
         for name in ("hidden_states", "logits"):
@@ -157,53 +155,34 @@ def test_what_fails_after_tokens_are_fed_is_not_computed_again(folder, monkeypat
     def fail(slots, token_ids):
         raise torch.OutOfMemoryError("made to fail")
 
-    monkeypatch.setattr(runner._parts.sampler, "count", fail)
+    monkeypatch.setattr(runner._sampler, "count", fail)
     with pytest.raises(MemoryError, match="no memory to take in sampled tokens"):
         runner.launch(first_step({0: [1] * 9}))
     assert memory.attempts == 1
 
 
-def packed_step(lengths=(0, 20)):
+def step_plan(*lengths):
     """Four decodes, and chunks of these lengths, the first of which begins at token 30 of its sequence."""
-    decodes, first, chunks = 4, 4, []
-    for index, length in enumerate(lengths):
-        chunks.append(ChunkSpan(8 + index, first, length, 30 if index == 0 else 0))
-        first += length
-    ends = [chunk.first + chunk.length - 1 for chunk in chunks]
-    rows = np.array([*range(decodes), *ends])
-    return PackedStep(
-        np.array([*range(decodes), *[99] * (first - decodes)]),
-        np.arange(first),
-        np.arange(first) + 1000,
-        AttentionBatch(np.arange(first) * 3, np.arange(decodes), np.arange(decodes) + 7, tuple(chunks), rows, rows),
-        rows,
-        np.array([*range(decodes), *[chunk.slot for chunk in chunks]]),
-        rows + 1,
-    )
+    chunks = [PrefillChunk(8 + index, 0 if index else 30, length, True) for index, length in enumerate(lengths)]
+    return make_plan(prefills=chunks, decodes=range(4))
 
 
 @pytest.mark.parametrize("size", [1, 3, 7, 50])
 def test_pieces_together_are_the_step(size):
-    packed = packed_step((13, 1, 9))
-    total = len(packed.positions)
-    parts = [(first, piece_of(packed, first, min(first + size, total))) for first in range(0, total, size)]
-    for name in ("positions", "token_slots", "sampled_slots", "sampled_positions"):
-        assert np.concatenate([getattr(part, name) for _, part in parts]).tolist() == getattr(packed, name).tolist()
-    assert np.concatenate([part.attention.kv_slots for _, part in parts]).tolist() == packed.attention.kv_slots.tolist()
-    rows = [row + first for first, part in parts for row in _rows(part)]
-    assert rows == packed.sampled_rows.tolist()
-    covered = {}
-    for _, part in parts:
-        for chunk in part.attention.chunks:
-            begin = int(part.positions[chunk.first]) - 1000
-            own = next(each for each in packed.attention.chunks if each.slot == chunk.slot)
-            assert chunk.start == own.start + begin - own.first
-            covered[chunk.slot] = covered.get(chunk.slot, 0) + chunk.length
-    assert covered == {chunk.slot: chunk.length for chunk in packed.attention.chunks}
-
-
-def _rows(part):
-    return range(len(part.positions)) if part.sampled_rows is None else part.sampled_rows.tolist()
+    plan = step_plan(13, 1, 9)
+    total = plan.num_tokens
+    pieces = [piece_of(plan, first, min(first + size, total)) for first in range(0, total, size)]
+    assert [piece.num_tokens for piece in pieces[:-1]] == [size] * (len(pieces) - 1)
+    assert sum(piece.num_tokens for piece in pieces) == total
+    for piece in pieces:
+        assert len(piece.decode_slots) + sum(chunk.length for chunk in piece.prefills) == piece.num_tokens
+    assert np.concatenate([piece.decode_slots for piece in pieces]).tolist() == plan.decode_slots.tolist()
+    assert np.concatenate([piece.sampled_slots for piece in pieces]).tolist() == plan.sampled_slots.tolist()
+    computed = {chunk.slot: [] for chunk in plan.prefills}
+    for piece in pieces:
+        for chunk in piece.prefills:
+            computed[chunk.slot] += range(chunk.start, chunk.start + chunk.length)
+    assert computed == {each.slot: [*range(each.start, each.start + each.length)] for each in plan.prefills}
 
 
 def test_a_long_step_is_cut_into_no_more_pieces_than_it_may_be(monkeypatch):
@@ -211,27 +190,27 @@ def test_a_long_step_is_cut_into_no_more_pieces_than_it_may_be(monkeypatch):
     attempts, pieces = [], Pieces(lambda: None)
 
     def compute(piece):
-        attempts.append(len(piece.positions))
-        if piece.attention.chunks:
+        attempts.append(piece.num_tokens)
+        if piece.prefills:
             raise torch.OutOfMemoryError
 
-    assert [result for _, result in pieces.compute(packed_step((56, 40)), compute)] == [None]
+    assert list(pieces.compute(step_plan(56, 40), compute)) == [None]
     assert pieces.failed_slots == [8, 9]
     assert attempts == [100, 4, 50, 25, 20, 20]
 
 
 def test_pieces_stay_small_for_a_while_and_become_larger_again(monkeypatch):
     monkeypatch.setattr(pieces_module, "_STEPS_UNTIL_LARGER", 3)
-    packed, given_back = packed_step((60,)), []
+    plan, given_back = step_plan(60), []
     pieces = Pieces(lambda: given_back.append(True))
 
     def sizes(most):
         def compute(piece):
-            if len(piece.positions) > most:
+            if piece.num_tokens > most:
                 raise torch.OutOfMemoryError
-            return len(piece.positions)
+            return piece.num_tokens
 
-        return [result for _, result in pieces.compute(packed, compute)]
+        return list(pieces.compute(plan, compute))
 
     assert sizes(30) == [4, 16, 16, 16, 12]
     assert (pieces.ran_out, len(given_back)) == (True, 2)

@@ -4,14 +4,14 @@ import gguf
 import numpy as np
 import pytest
 
-from inflight_engine.models.config import UnsupportedModelError, config_from_gguf
+from inflight_engine.models.config import load_model_config
 from inflight_engine.models.gguf import GGUFError, TensorInfo, read_gguf
 from inflight_engine.models.source import resolve
-from inflight_engine.native.dequantize import can_dequantize, dequantize
+from inflight_engine.models.weights import open_weights
+from inflight_engine.native.dequantize import dequantize
 from tests.engine.native.variants import VARIANTS, kernels
 
 WORDS = ["eins", "zwei", "größer"]
-QUANTIZED = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 
 
 @pytest.fixture
@@ -30,7 +30,6 @@ def small(tmp_path):
         writer.add_tensor(name, tensor)
         quantized = gguf.quants.quantize(tensor, gguf.GGMLQuantizationType.Q8_0)
         writer.add_tensor(f"{name}.q8", quantized, raw_dtype=gguf.GGMLQuantizationType.Q8_0)
-        writer.add_tensor(f"{name}.f16", tensor.astype(np.float16))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -41,8 +40,7 @@ def small(tmp_path):
 def test_metadata_of_every_kind(small):
     meta = read_gguf(small[0]).metadata
     assert (meta["a.uint"], meta["a.double"], meta["a.bool"], meta["a.negative"]) == (7, 0.25, True, -5)
-    words = meta["a.words"]
-    assert (list(words), len(words), words[1], words[-2:]) == (WORDS, 3, "zwei", WORDS[1:])
+    assert meta["a.words"].decode() == WORDS
     assert meta["a.numbers"] == [1, -2, 3]
 
 
@@ -50,44 +48,42 @@ def test_tensors_come_back_as_they_were_written(small):
     path, tensors = small
     file = read_gguf(path)
     for name, tensor in tensors.items():
-        np.testing.assert_array_equal(file.read_tensor(name), tensor)
-        np.testing.assert_array_equal(file.read_tensor(f"{name}.f16"), tensor.astype(np.float16).astype(np.float32))
-        np.testing.assert_allclose(file.read_tensor(f"{name}.q8"), tensor, atol=0.02)
-        assert file.read_tensor(name).dtype == np.float32
+        np.testing.assert_array_equal(file.raw(name).view(np.float32).reshape(tensor.shape), tensor)
+        info = file.tensors[f"{name}.q8"]
+        np.testing.assert_allclose(dequantize(file.raw(f"{name}.q8"), info.ggml_type, info.shape), tensor, atol=0.02)
 
 
 @pytest.mark.slow
-def test_the_builtin_models_tensors_equal_the_gguf_packages(small):
-    path = resolve("builtin://smollm2").gguf
-    ours, theirs = read_gguf(path), gguf.GGUFReader(path)
-    for tensor in [t for t in theirs.tensors if t.name.startswith(("blk.7.", "token_embd", "output_norm"))]:
-        expected = gguf.quants.dequantize(tensor.data, tensor.tensor_type)
-        np.testing.assert_array_equal(ours.read_tensor(tensor.name), expected)
+def test_the_builtin_models_weights_equal_the_gguf_packages():
+    files = resolve("builtin://smollm2")
+    theirs = {each.name: each for each in gguf.GGUFReader(files.gguf).tensors}
+    weights = open_weights(files, load_model_config(files))
+    for name, tensor in (
+        ("model.embed_tokens.weight", "token_embd.weight"),
+        ("model.norm.weight", "output_norm.weight"),
+        *((f"model.layers.7.mlp.{each}_proj.weight", f"blk.7.ffn_{each}.weight") for each in ("up", "gate", "down")),
+    ):
+        expected = gguf.quants.dequantize(theirs[tensor].data, theirs[tensor].tensor_type)
+        np.testing.assert_array_equal(weights.get(name).numpy(), expected)
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-@pytest.mark.parametrize("kind", QUANTIZED)
-def test_the_kernels_dequantize_as_the_gguf_package_does_to_the_last_bit(kind, variant):
+@pytest.mark.parametrize("variant", [*VARIANTS, "off"])
+@pytest.mark.parametrize("kind", ["Q4_1", "Q8_0"])
+def test_weights_are_dequantized_as_the_gguf_package_does_to_the_last_bit(kind, variant):
     qtype = gguf.GGMLQuantizationType[kind]
     block_values, block_bytes = gguf.GGML_QUANT_SIZES[qtype]
-    raw = np.random.default_rng(1).integers(0, 256, (7, block_bytes), np.uint8)
+    raw = np.random.default_rng(1).integers(0, 256, (700, block_bytes), np.uint8)
     # The scales are float16; random bits are now and then an infinity, of which both make the same.
     with np.errstate(all="ignore"):
         expected = gguf.quants.dequantize(raw, qtype)
     with kernels(variant):
-        assert can_dequantize(qtype)
-        np.testing.assert_array_equal(dequantize(raw, qtype, (7, block_values)).numpy(), expected)
+        np.testing.assert_array_equal(dequantize(raw.reshape(-1), qtype, (700, block_values)).numpy(), expected)
 
 
-def test_a_type_without_a_kernel_is_the_packages():
-    assert not can_dequantize(gguf.GGMLQuantizationType.Q2_K)
-    assert not can_dequantize(10_000)
-
-
-def test_a_tensor_of_an_unknown_type_is_refused(small):
+def test_a_tensor_of_a_type_that_the_builtin_model_does_not_have_is_refused(small):
     file = read_gguf(small[0])
     file.tensors["t3"] = TensorInfo((3, 64), 10_000, 0)
-    with pytest.raises(GGUFError, match="tensor t3 has the unknown type 10000"):
+    with pytest.raises(GGUFError, match="tensor t3 has the type 10000, which is not supported"):
         file.raw("t3")
 
 
@@ -99,14 +95,3 @@ def test_another_file_is_refused(tmp_path):
     path.write_bytes(b"GGUF\x01\x00\x00\x00")
     with pytest.raises(GGUFError, match="is GGUF version 1"):
         read_gguf(path)
-
-
-def test_another_architecture_is_refused(tmp_path):
-    path = tmp_path / "other.gguf"
-    writer = gguf.GGUFWriter(path, "mamba")
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    with pytest.raises(UnsupportedModelError, match="GGUF architecture mamba is not supported; supported: llama"):
-        config_from_gguf(read_gguf(path))

@@ -4,11 +4,12 @@ import gzip
 import json
 
 import pytest
+from msgspec.structs import replace as altered
 
-from inflight_engine.recording.lines import FORMAT_VERSION, Repeated, Step
+from inflight_cost.model import StepWork
+from inflight_engine.recording.lines import FORMAT_VERSION, Step
 from inflight_engine.recording.reader import Recording, RecordingError
-from inflight_engine.recording.replay import replay
-from inflight_engine.recording.survey import Survey
+from inflight_engine.recording.replay import Survey, replay
 from tests.engine.recording.workload import CONFIG, Workload
 
 
@@ -55,25 +56,28 @@ def test_events_can_be_read_again(path, packed):
 def test_a_last_line_without_its_end_is_read_if_it_is_whole(path, lines):
     path.write_bytes(b"\n".join(lines))
     recording = Recording(path)
-    assert len(list(recording.events())) == len(lines) - 1
+    assert list(recording.events()) == list(Recording(write(path, lines)).events())
     assert not recording.cut_short
 
 
-@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.999])
-def test_a_file_cut_short_is_read_and_replayed_as_far_as_it_goes(path, packed, lines, share):
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
+def test_a_file_cut_short_is_read_and_replayed_as_far_as_it_goes(path, packed, share):
+    path.write_bytes(packed)
+    whole = list(Recording(path).events())
     path.write_bytes(packed[: int(len(packed) * share)])
     recording = Recording(path)
     survey = Survey(recording.events())
     assert recording.cut_short
-    assert 0 < survey.num_events < len(lines)
+    assert 0 < survey.num_events < len(whole)
     assert replay(recording.header.config, recording.events(), survey) is None
 
 
 def test_plain_lines_cut_short_are_read_as_far_as_they_go(path, lines):
     path.write_bytes(b"\n".join(lines)[:-3])
     recording = Recording(path)
-    assert len(list(recording.events())) == len(lines) - 2
+    events = list(recording.events())
     assert recording.cut_short
+    assert events == list(Recording(write(path, lines[:-1])).events())
 
 
 def test_a_file_that_grows_is_replayed_as_far_as_it_was_surveyed(path, lines):
@@ -84,11 +88,13 @@ def test_a_file_that_grows_is_replayed_as_far_as_it_was_surveyed(path, lines):
     assert len(list(recording.events())) > survey.num_events
 
 
-def test_a_newer_format_is_refused_by_name(path, lines):
-    header = json.loads(lines[0]) | {"version": FORMAT_VERSION + 1, "program": "9.8.7", "config": "unheard of"}
-    text = refusal(write(path, [json.dumps(header).encode(), *lines[1:]]))
-    assert "inflight-engine 9.8.7" in text
-    assert f"format {FORMAT_VERSION + 1}" in text
+@pytest.mark.parametrize("version", [*range(1, FORMAT_VERSION), FORMAT_VERSION + 1])
+def test_another_format_is_refused_by_name(path, lines, version):
+    header = json.loads(lines[0]) | {"version": version, "program": "9.8.7", "config": "unheard of"}
+    assert refusal(write(path, [json.dumps(header).encode(), *lines[1:]])) == (
+        f"was written by inflight-engine 9.8.7 in format {version}, and this program reads format {FORMAT_VERSION}: "
+        "replay it with that version"
+    )
 
 
 @pytest.mark.parametrize(
@@ -114,10 +120,10 @@ def test_a_file_cut_in_its_first_line_is_refused(path, packed):
     [
         (b'["stop",1]', "Invalid value 'stop'"),
         (b'["cancel",1,"whim"]', "Invalid enum value 'whim'"),
-        (b'["add",1,0.5,-3,1,"chat","",0,null,[]]', "Expected `int` >= 0"),
+        (b'["add",1,0.5,-3,0,1,{},[]]', "Expected `int` >= 0"),
         (b"what?", "malformed"),
-        (b'["blocks",1,[2,3,4]]', "a run of blocks without its length"),
-        (b'["blocks",1,[2147483647,3]]', "a run of blocks beyond 2147483647"),
+        (b'["blocks",1,[[2,3],[4]]]', "Expected `array` of length 2"),
+        (b'["blocks",1,[[0,2147483648]]]', "Expected `int` <= 2147483647"),
         (b'["cancel",1,"\xff\xfe"]', "'utf-8' codec can't decode"),
         (b"[" * 100_000, "recursion"),
     ],
@@ -138,7 +144,7 @@ def test_a_repetition_of_nothing_is_refused(path, lines):
 
 
 def test_a_slot_that_the_engine_did_not_have_is_refused(path, lines):
-    assert "names slot 6 in line 2" in refusal(write(path, [lines[0], b'["step",0,9,[],[],[],[],[6],1,[]]']))
+    assert "names slot 6 in line 2" in refusal(write(path, [lines[0], b'["nomemory",[6]]']))
 
 
 def test_a_damaged_file_is_refused(path, packed):
@@ -148,9 +154,22 @@ def test_a_damaged_file_is_refused(path, packed):
     assert any(says in refusal(path) for says in ("damaged", "cannot be understood", "should be"))
 
 
-def test_the_reader_counts_every_step(path, packed, lines):
+def test_the_reader_repeats_steps_one_by_one(path, packed, lines):
     path.write_bytes(packed)
     events = list(Recording(path).events())
-    steps = sum(isinstance(each, Step) for each in events)
-    steps += sum(len(each.micros) for each in events if isinstance(each, Repeated))
-    assert Survey(events).num_steps == steps > 100
+    steps = [each.step for each in events if isinstance(each, Step)]
+    parsed = list(map(json.loads, lines[1:]))
+    repeated = [len(line[1]) for line in parsed if line[0] == "same"]
+    assert sum(repeated) > 20
+    assert len(steps) == sum(line[0] == "step" for line in parsed) + sum(repeated)
+    assert steps == list(range(Survey(events).num_steps))
+    assert Survey(events).num_steps > 100
+
+
+def test_a_repeated_step_computes_as_many_tokens_from_a_longer_context(path, lines):
+    step = b'["step",0,9,[3,0,100,0,0],77,[],true]'
+    first, *repeated = Recording(write(path, [lines[0], step, b'["same",[5,6]]'])).events()
+    assert repeated == [
+        altered(first, step=1, micros=5, work=StepWork(3, 0, 103, 0, 0)),
+        altered(first, step=2, micros=6, work=StepWork(3, 0, 106, 0, 0)),
+    ]

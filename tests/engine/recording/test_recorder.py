@@ -10,15 +10,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from inflight_cost.model import StepWork
 from inflight_engine.recording import content
-from inflight_engine.recording.lines import runs_of
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
-from inflight_engine.recording.replay import replay
-from inflight_engine.recording.survey import Survey
+from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import FinishReason, Request, SamplingParams
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
+from inflight_settings.limits import Limits, LimitsInForce
 from tests.engine.recording.workload import CONFIG, Keep, Workload, config
 from tests.engine.scheduling_fields import gathered
 
@@ -42,6 +41,11 @@ def plan(step, decode_slots=NOTHING, **fields):
     return StepPlan(**{**nothing, "step": step, "decode_slots": decode_slots, "num_tokens": 1, **fields})
 
 
+def work(step):
+    """One decode whose context grows by a token a step."""
+    return StepWork(1, 0, 5 + step, 0)
+
+
 def lines(packed):
     return [json.loads(line) for line in gzip.decompress(packed).splitlines()]
 
@@ -52,36 +56,39 @@ def test_a_run_reads_like_this():
     first = request(7, hashes=[b"A"], priority=2, predicted_tokens=4)
     record.added(first)
     start = SlotStart(3, 7, first.prompt_token_ids, 5, 0, first.sampling, np.arange(2, dtype=np.int32), ())
-    record.stepped(plan(0, starts=(start,), prefills=(PrefillChunk(3, 0, 5, True),), num_tokens=5), [], 0.25)
+    record.stepped(
+        plan(0, starts=(start,), prefills=(PrefillChunk(3, 0, 5, True),), num_tokens=5), StepWork(0, 5, 0, 15), [], 0.25
+    )
     decodes = np.array([3])
-    record.stepped(plan(1, decodes), [], 0.001)
-    record.stepped(plan(2, decodes), [], 0.0020004)
-    record.stepped(plan(3, decodes), [], 0.003)
-    record.stepped(plan(4, decodes), [], 0.004, ahead=True)
-    record.stepped(plan(5, decodes), [], 0.005, ahead=True)
-    record.limits(Limits(2, 8, 5))
+    record.stepped(plan(1, decodes), work(1), [], 0.001)
+    record.stepped(plan(2, decodes), work(2), [], 0.0020004)
+    record.stepped(plan(3, decodes), work(3), [], 0.003)
+    record.stepped(plan(4, decodes), work(4), [], 0.004, ahead=True)
+    record.stepped(plan(5, decodes), work(5), [], 0.005, ahead=True)
+    record.limits(LimitsInForce(Limits(2, 8), 5))
     record.weights({"chat": 2.0})
     record.rates(None)
-    record.failed(plan(6, decodes), 0.006)
+    record.failed(plan(6, decodes), work(6), 0.006)
     first.block_hashes.append(b"B")
     record.cancelled(7, FinishReason.ERROR)
     record.close()
     header, *events = lines(sink.content)
+    scheduling = {"service_class": "default", "priority": 2, "tenant": "", "cache_salt": "", "predicted_tokens": 4}
     assert header["record"] == "inflight-engine schedule"
     assert header["config"]["capacity"]["max_num_seqs"] == CONFIG.capacity.max_num_seqs
     assert events == [
-        ["add", 7, 1.5, 5, 9, "default", "", 2, 4, [2, 1], 0],
-        ["step", 0, 250000, [], [], [[7, 3, 0, False]], [[3, 0, 5]], [], 5, [], False],
-        ["step", 1, 1000, [], [], [], [], [3], 1, [], False],
+        ["add", 7, 1.5, 5, 0, 9, scheduling, [[0, 1]]],
+        ["step", 0, 250000, [0, 5, 0, 15, 0], 1158177930, [], False],
+        ["step", 1, 1000, [1, 0, 6, 0, 0], 3954038922, [], False],
         ["same", [2000, 3000]],
-        ["step", 4, 4000, [], [], [], [], [], 1, [], True],
+        ["step", 4, 4000, [1, 0, 9, 0, 0], 3954038922, [], True],
         ["same", [5000]],
-        ["limits", 2, 8, 5],
+        ["limits", {"max_num_seqs": 2, "max_num_batched_tokens": 8}, 5],
         ["weights", {"chat": 2.0}],
         ["rates", None],
-        ["step", 6, 6000, [], [], [], [], [], 1, None, False],
+        ["step", 6, 6000, [1, 0, 11, 0, 0], 3954038922, None, False],
         ["cancel", 7, "error"],
-        ["blocks", 7, [3, 1]],
+        ["blocks", 7, [[1, 1]]],
     ]
 
 
@@ -103,7 +110,7 @@ def test_no_token_tenant_or_salt_is_written():
     text = gzip.decompress(sink.content).decode()
     for secret in ("31337", "31338", "31339", "31340", "acme", "pepper", "other", hashes[0].hex()):
         assert secret not in text
-    tenants = [line[6] for line in lines(sink.content)[1:]]
+    tenants = [line[6]["tenant"] for line in lines(sink.content)[1:]]
     assert tenants[0] == tenants[1] != tenants[2]
 
 
@@ -114,7 +121,7 @@ def test_two_recordings_name_a_tenant_differently():
         record = recorder(sink)
         record.added(request(tenant="acme"))
         record.close()
-        tenants.append(lines(sink.content)[1][6])
+        tenants.append(lines(sink.content)[1][6]["tenant"])
     assert tenants[0] != tenants[1]
 
 
@@ -132,10 +139,10 @@ def test_a_second_of_steps_flushes():
     sink = io.BytesIO()
     record = recorder(sink)
     decodes = np.array([0])
-    record.stepped(plan(0, decodes), [], 0.3)
-    record.stepped(plan(1, decodes), [], 0.3)
+    record.stepped(plan(0, decodes), work(0), [], 0.3)
+    record.stepped(plan(1, decodes), work(1), [], 0.3)
     before = len(sink.getvalue())
-    record.stepped(plan(2, decodes), [], 0.41)
+    record.stepped(plan(2, decodes), work(2), [], 0.41)
     text = zlib.decompressobj(wbits=31).decompress(sink.getvalue())
     assert len(sink.getvalue()) > before
     assert json.loads(text.splitlines()[-1]) == ["same", [300000, 410000]]
@@ -242,22 +249,36 @@ def test_block_hashes_are_forgotten_but_no_decision_changes(tmp_path, monkeypatc
     run = Workload(seed=seed)
     path.write_bytes(run.run(2500))
     contents = run.recorder._contents
-    assert contents.next_id > 500
-    assert len(contents) <= 200
+    assert contents._next > 500
+    assert len(contents._numbers) <= 200
     recording = Recording(path)
     assert run.hits > 5
     assert replay(CONFIG, recording.events(), Survey(recording.events())) is None
 
 
-def test_runs_join_what_follows():
-    assert runs_of([]) == []
-    assert runs_of([5, 6, 7, 2, 9, 10]) == [5, 3, 2, 1, 9, 2]
+def test_runs_join_blocks_whose_numbers_follow_each_other():
+    numbers = content.ContentNumbers({}, lambda block_hash: True)
+    assert numbers.runs([]) == []
+    assert numbers.runs([b"a", b"b", b"c", b"d"]) == [(0, 4)]
+    assert numbers.runs([b"c", b"d", b"e", b"a", b"f", b"g"]) == [(2, 3), (0, 1), (5, 2)]
+
+
+def test_steps_with_another_context_or_after_a_failed_one_do_not_repeat():
+    sink, decodes = Keep(), np.array([3])
+    record = recorder(sink)
+    record.stepped(plan(0, decodes), work(0), [], 0.001)
+    record.stepped(plan(1, decodes), work(2), [], 0.001)
+    record.failed(plan(2, decodes), work(3), 0.001)
+    record.stepped(plan(3, decodes), work(4), [], 0.001)
+    record.stepped(plan(4, decodes), work(5), [], 0.001)
+    record.close()
+    assert [line[0] for line in lines(sink.content)[1:]] == ["step", "step", "step", "step", "same"]
 
 
 def test_a_failed_step_is_told_from_one_that_gave_no_end():
     sink = Keep()
     record = recorder(sink)
-    record.stepped(plan(0, np.array([0])), [], 0.001)
-    record.failed(plan(1, np.array([0])), 0.001)
+    record.stepped(plan(0, np.array([0])), work(0), [], 0.001)
+    record.failed(plan(1, np.array([0])), work(1), 0.001)
     record.close()
-    assert [line[-2] for line in lines(sink.content)[1:]] == [[], None]
+    assert [line[5] for line in lines(sink.content)[1:]] == [[], None]

@@ -13,8 +13,9 @@ from inflight_engine.cache.swap import SwapRates
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
+from inflight_engine.step_work import work_of
+from inflight_settings.limits import Limits, LimitsInForce
 
 CLASSES = (ServiceClass("chat", 3.0, priority=0), ServiceClass("batch", 1.0, priority=2))
 CONFIG = SchedulerConfig(
@@ -57,6 +58,7 @@ class Workload:
         self.next_id = 0
         self.num_added = self.num_steps = self.num_changes = 0
         self.hits = self.swapped_in = self.stopped = self.cancelled = self.failed = self.late_tokens = 0
+        self.revision = 0
 
     def _is_cached(self, block_hash):
         return len(self.scheduler._running.pool.match([block_hash])) > 0
@@ -138,14 +140,12 @@ class Workload:
         self.cancelled += 1
 
     def set_limits(self):
-        capacity, revision = self.config.capacity, self.scheduler.limits.revision + 1
-        limits = Limits(
-            self.random.randint(1, capacity.max_num_seqs),
-            self.random.randint(1, capacity.max_num_batched_tokens),
-            revision,
+        capacity = self.config.capacity
+        self.revision += 1
+        self.scheduler.limits = Limits(
+            self.random.randint(1, capacity.max_num_seqs), self.random.randint(1, capacity.max_num_batched_tokens)
         )
-        self.scheduler.limits = limits
-        self.recorder.limits(limits)
+        self.recorder.limits(LimitsInForce(self.scheduler.limits, self.revision))
 
     def step(self, fails=False):
         """With lookahead: the next step is planned, then the one before is taken in."""
@@ -153,11 +153,11 @@ class Workload:
         assert oldest is not None
         self.under_way = self.launch() if self.lookahead else None
         ahead = self.lookahead
-        plan, owners, work, seconds = oldest
+        plan, owners, work, expected, seconds = oldest
         if fails:
-            self.fail(plan, seconds, ahead)
+            self.fail(plan, work, seconds, ahead)
             return
-        self.work.append(work)
+        self.work.append(expected)
         sampled = self.random.choices(range(VOCAB), k=len(owners))
         left = self.scheduler.discarded_slots(plan)
         for slot, request_id, token in zip(plan.sampled_slots.tolist(), owners, sampled, strict=True):
@@ -166,7 +166,7 @@ class Workload:
             else:
                 self.tokens[request_id].append(token)
         ended = self.scheduler.update(plan, np.array(sampled, np.int32))
-        self.recorder.stepped(plan, ended, seconds, ahead=ahead)
+        self.recorder.stepped(plan, work, ended, seconds, ahead=ahead)
         for request in ended:
             self.stopped += request.finish_reason is FinishReason.STOP
             self.forget(request.request_id)
@@ -187,13 +187,14 @@ class Workload:
             self.swapped_in += bool(start.host_block_ids)
         self.num_steps += 1
         owners = [self.request_in[slot] for slot in plan.sampled_slots.tolist()]
-        return plan, owners, None if self.lookahead else self.work_of(plan, seconds), seconds
+        work = work_of(plan, self.scheduler.num_attended_tokens, self.config.block_size)
+        return plan, owners, work, None if self.lookahead else self.work_of(plan, seconds), seconds
 
-    def fail(self, plan, seconds, ahead):
+    def fail(self, plan, work, seconds, ahead):
         lost = self.scheduler.fail(plan)
-        self.recorder.failed(plan, seconds, ahead=ahead)
+        self.recorder.failed(plan, work, seconds, ahead=ahead)
         if self.under_way is not None:
-            self.recorder.failed(self.under_way[0], 0.0)
+            self.recorder.failed(self.under_way[0], self.under_way[2], 0.0)
             self.under_way = None
         for request in lost:
             self.scheduler.cancel(request.request_id, FinishReason.ERROR)

@@ -12,9 +12,9 @@ from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, Request, SamplingParams, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_settings.limits import Limits
 from tests.engine.scheduling.model_runner import Computed, ModelRunner, reference_output
 from tests.engine.scheduling.rules import Rules
 from tests.engine.scheduling_fields import gathered

@@ -1,22 +1,23 @@
 import pytest
 
-from inflight_engine.scheduling.limits import LimitError, Limits, StaleRevisionError, changed_limits
+from inflight_engine.scheduling.limits import LimitError, StaleRevisionError, changed_limits
+from inflight_settings.limits import Limits, LimitsInForce, PartialLimits
 
 CAPACITY = Limits(256, 8192)
-CURRENT = Limits(64, 1024, revision=5)
+CURRENT = LimitsInForce(Limits(64, 1024), 5)
 
 
 def test_what_is_not_given_stays():
-    assert changed_limits(CURRENT, CAPACITY, max_num_seqs=32, revision=6) == Limits(32, 1024, 6)
+    assert changed_limits(CURRENT, CAPACITY, PartialLimits(32), 6) == LimitsInForce(Limits(32, 1024), 6)
 
 
 @pytest.mark.parametrize("value", [0, -1, 257])
 def test_a_value_out_of_range_is_refused_by_name_and_with_the_range(value):
     with pytest.raises(LimitError, match=r"max_num_seqs must be between 1 and 256.*not"):
-        changed_limits(CURRENT, CAPACITY, max_num_seqs=value)
+        changed_limits(CURRENT, CAPACITY, PartialLimits(value))
 
 
 def test_an_older_revision_is_refused_and_the_same_one_is_not():
     with pytest.raises(StaleRevisionError, match="revision 4 is older than revision 5"):
-        changed_limits(CURRENT, CAPACITY, max_num_seqs=1, revision=4)
-    assert changed_limits(CURRENT, CAPACITY, max_num_seqs=8, revision=5).max_num_seqs == 8
+        changed_limits(CURRENT, CAPACITY, PartialLimits(1), 4)
+    assert changed_limits(CURRENT, CAPACITY, PartialLimits(8), 5).limits.max_num_seqs == 8

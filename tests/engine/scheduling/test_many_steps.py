@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_settings.limits import Limits
 
 TOKEN = 7
 CLASSES = (ServiceClass("a", weight=3.0), ServiceClass("b"))

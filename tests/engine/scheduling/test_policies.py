@@ -8,11 +8,11 @@ import pytest
 
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.policies.base import StaticKeyPolicy
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_policies import service_counter
+from inflight_settings.limits import Limits
 from tests.engine.scheduling_fields import gathered
 
 

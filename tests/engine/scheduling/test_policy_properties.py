@@ -13,9 +13,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from inflight_engine.request import Request, RequestState, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.queues import WaitingQueues
+from inflight_settings.limits import Limits
 from tests.engine.scheduling_fields import gathered
 
 AGING = 3.0

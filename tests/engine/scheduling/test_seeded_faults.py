@@ -425,7 +425,7 @@ FAULTS = {
         "do not hold its tokens|the content of block|not all of its prompt is scored",
     ),
     "what was used last is evicted first": Fault(
-        wrap("_running.pool", "_push_cached", lambda push, blocks: push(blocks[::-1])), "used less recently"
+        wrap("_running.pool", "_append", lambda append, blocks: append(blocks[::-1])), "used less recently"
     ),
     "a swap copies out in the wrong order": Fault(
         falsify(copies_backwards), "not those that the request was swapped out to", SWAPPING

@@ -25,11 +25,11 @@ from inflight_engine.messages import (
 from inflight_engine.models.generation_config import OPENAI_DEFAULTS
 from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.app import create_admin_app, create_app
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.service import Service
 from inflight_engine.server.settings.config import QueueBounds, ServerConfig
+from inflight_settings.limits import Limits, LimitsInForce
 
 EOS = 0
 CAPACITY = Limits(4, 64)
@@ -202,7 +202,7 @@ async def connected(config, *, load=True, tokenizer=None):
     if load:
         engine.send(READY)
         await service.session.first_ready
-        await service.open(tokenizer or ByteTokenizer(), CAPACITY)
+        await service.open(tokenizer or ByteTokenizer(), LimitsInForce(CAPACITY))
     drains = []
     app = create_app(service, responses, lambda: drains.append(True), config.admin_port)
     app.state.drains = drains

@@ -8,10 +8,10 @@ import pytest
 from inflight_engine.config import EngineConfig
 from inflight_engine.messages import Configured
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.engine import calls as engine_calls
 from inflight_engine.server.engine.limits_file import initial_limits
 from inflight_engine.server.engine.phase import Phase
+from inflight_settings.limits import Limits, LimitsInForce
 from tests.engine.server.fake_engine import CAPACITY, until
 
 TOKEN = {"authorization": "Bearer secret"}
@@ -67,7 +67,7 @@ async def test_patch_answers_with_what_the_engine_has_put_in_force(make_fake):
             "max_tokens": None,
         },
     }
-    assert fake.engine.configurations == [(Limits(2, 64, 7), {})]
+    assert fake.engine.configurations == [(LimitsInForce(Limits(2, 64), 7), {})]
     assert (await fake.http.get("/v1/runtime_config")).json() == answer.json()
     text = (await fake.http.get("/metrics")).text
     assert 'inflight_max_num_seqs{model_name="fake"} 2.0' in text
@@ -135,10 +135,10 @@ async def test_class_weights_change_alone_or_with_limits_and_the_answer_is_what_
     fake = await make_fake(engine=CLASSES)
     assert weights(await fake.http.get("/v1/runtime_config")) == {"a": 4.0, "b": 1.0, "c": 1.0}
     assert weights(await patch(fake, class_weights={"b": 2})) == {"a": 4.0, "b": 2.0, "c": 1.0}
-    assert fake.engine.configurations == [(CAPACITY, {"b": 2.0})]
+    assert fake.engine.configurations == [(LimitsInForce(CAPACITY), {"b": 2.0})]
     both = await patch(fake, class_weights={"a": 0.5, "c": 8}, max_num_seqs=2, revision=1)
     assert (both.json()["max_num_seqs"], weights(both)) == (2, {"a": 0.5, "b": 2.0, "c": 8.0})
-    assert fake.engine.configurations[1:] == [(Limits(2, 64, 1), {"a": 0.5, "c": 8.0})]
+    assert fake.engine.configurations[1:] == [(LimitsInForce(Limits(2, 64), 1), {"a": 0.5, "c": 8.0})]
     assert weights(await fake.http.get("/v1/runtime_config")) == weights(both)
     assert weights(await patch(fake, class_weights={"c": 8})) == weights(both)
     assert len(fake.engine.configurations) == 2
@@ -155,7 +155,7 @@ async def test_change_that_the_engine_does_not_answer_is_504_and_once_it_does_al
     assert (await fake.http.get("/v1/runtime_config")).json() == before
     ((limits, _),) = fake.engine.configurations
     fake.engine.send(Configured(0, limits, fake.engine.weights))
-    await until(lambda: fake.service.session.runtime.limits == limits)
+    await until(lambda: fake.service.session.runtime.limits == limits.limits)
     after = await fake.http.get("/v1/runtime_config")
     assert (after.json()["max_num_seqs"], weights(after)) == (2, {"a": 2.0, "b": 1.0, "c": 1.0})
 
@@ -261,29 +261,30 @@ async def test_while_draining_connections_close_and_ready_fails(make_fake):
 
 
 LARGE = Limits(8, 512)
+AT_CAPACITY = LimitsInForce(LARGE)
 
 
 @pytest.mark.parametrize(
     ("content", "expected"),
     [
-        ('{"max_num_seqs": 4, "max_num_batched_tokens": 64, "revision": 9}', Limits(4, 64, 9)),
-        ('{"max_num_seqs": 99}', Limits(8, 512)),
-        ("{}", LARGE),
-        ('{"max_num_seqs": 0}', LARGE),
-        ('{"max_num_seqs": 4, "other": 1}', LARGE),
-        ("max_num_seqs: 4", LARGE),
-        ("", LARGE),
+        ('{"max_num_seqs": 4, "max_num_batched_tokens": 64, "revision": 9}', LimitsInForce(Limits(4, 64), 9)),
+        ('{"max_num_seqs": 99}', AT_CAPACITY),
+        ("{}", AT_CAPACITY),
+        ('{"max_num_seqs": 0}', AT_CAPACITY),
+        ('{"max_num_seqs": 4, "other": 1}', AT_CAPACITY),
+        ("max_num_seqs: 4", AT_CAPACITY),
+        ("", AT_CAPACITY),
     ],
 )
 def test_limits_file_is_clamped_and_a_malformed_one_is_only_a_warning(tmp_path, caplog, content, expected):
     path = tmp_path / "limits.json"
     path.write_text(content)
     assert initial_limits(path, LARGE) == expected
-    malformed = expected == LARGE and content != "{}" and "99" not in content
+    malformed = expected == AT_CAPACITY and content != "{}" and "99" not in content
     assert ("malformed" in caplog.text) == malformed
 
 
 def test_limits_file_need_not_exist(tmp_path, caplog):
-    assert initial_limits(tmp_path / "none", LARGE) == LARGE
-    assert initial_limits(None, LARGE) == LARGE
+    assert initial_limits(tmp_path / "none", LARGE) == AT_CAPACITY
+    assert initial_limits(None, LARGE) == AT_CAPACITY
     assert not caplog.records

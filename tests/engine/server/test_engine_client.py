@@ -8,13 +8,15 @@ from hypothesis import strategies as st
 from inflight_engine.channel import encode
 from inflight_engine.messages import Configured, EngineFailed, StepReport, StepStats
 from inflight_engine.output import TokenLogprobs
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.engine.link import EngineClient
+from inflight_settings.limits import Limits, LimitsInForce
 
 NUMBERS = st.integers(0, 2**31)
 MESSAGES = st.one_of(
     st.builds(EngineFailed, st.text(max_size=300)),
-    st.builds(Configured, NUMBERS, st.builds(Limits, NUMBERS, NUMBERS, NUMBERS), st.just({"a": 0.5})),
+    st.builds(
+        Configured, NUMBERS, st.builds(LimitsInForce, st.builds(Limits, NUMBERS, NUMBERS), NUMBERS), st.just({"a": 0.5})
+    ),
     st.builds(
         StepReport,
         NUMBERS,

@@ -16,7 +16,6 @@ from inflight_engine.messages import EngineFailed, LongStep, Starting
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server import run
 from inflight_engine.server.engine import supervisor as supervising
 from inflight_engine.server.engine.phase import Phase
@@ -27,6 +26,7 @@ from inflight_engine.server.lifecycle import Lifecycle
 from inflight_engine.server.requests.phases import RequestPhase
 from inflight_engine.server.settings.config import QueueBounds
 from inflight_engine.server.telemetry.request_phases import request_phases
+from inflight_settings.limits import Limits, LimitsInForce
 from tests.engine.server.fake_engine import READY, connect_engine, until
 from tests.engine.server.test_requests import events, metrics, start
 
@@ -215,7 +215,7 @@ async def test_limits_and_weights_in_force_are_put_in_force_before_any_request(m
     await restart(fake)
     await until(lambda: fake.engine.requests)
     assert order == ["Configure", "AddRequest"]
-    assert fake.engine.configurations == [(Limits(2, 64, 7), {"a": 4.0, "b": 3.0})]
+    assert fake.engine.configurations == [(LimitsInForce(Limits(2, 64), 7), {"a": 4.0, "b": 3.0})]
     assert (await fake.http.get("/v1/runtime_config")).json() == before
     text = (await fake.http.get("/metrics")).text
     assert 'inflight_runtime_config_revision{model_name="fake"} 7.0' in text

@@ -14,7 +14,6 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.request import Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_gateway.discovery.catalog import Catalog
@@ -24,6 +23,7 @@ from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, Refusal, RequestView, ServiceConfig
+from inflight_settings.limits import Limits
 
 KEY = ServiceKey("default", "a")
 COST = CostModel(25e-3, 50e-6, 60e-6, 0.0, 0.0)
@@ -115,8 +115,7 @@ class Engine:
             scheduler.num_uncomputed_tokens,
             kv_utilization=scheduler.kv_usage,
             kv_cache_tokens=self.shape.kv_tokens,
-            max_num_seqs=self.shape.slots,
-            max_num_batched_tokens=BUDGET,
+            limits=Limits(self.shape.slots, BUDGET),
             cost=self.shape.cost,
         )
 

@@ -33,7 +33,7 @@ KEYED = replace(OPEN, api_keys_secret="keys")
 ADDRESSES = [f"10.0.0.{one}:80" for one in range(1, 5)]
 
 
-class Courses:
+class AccessRecords:
     def __init__(self):
         self.refusals = []
 
@@ -44,10 +44,10 @@ class Courses:
         self.refusals.append((service, refusal.status))
         return object()
 
-    def answered(self, course, status):
+    def answered(self, record, status):
         pass
 
-    def ended(self, course):
+    def ended(self, record):
         pass
 
     def decided(self, seconds):
@@ -68,10 +68,10 @@ class World:
         dispatcher = Dispatcher(self.catalog, Picker(), HoldQueue(), self.ledger, lambda: self.now, lambda: None)
         limits = SharedLimits("gw", lambda: {}, None)
         self.gate = Gate(lambda namespace, name: self.catalog.secret(ObjectKey(namespace, name)), limits, estimates)
-        self.courses = Courses()
+        self.records = AccessRecords()
         self.refused = []
         self.parts = Parts(
-            *(self.catalog, self.gate, EngineHeaders(None), dispatcher, self.courses),
+            *(self.catalog, self.gate, EngineHeaders(None), dispatcher, self.records),
             *(lambda: self.now, self.refused.append),
         )
 
@@ -163,7 +163,7 @@ def checked(world, host, key=None):
 def test_a_key_is_checked_before_the_body(key, status):
     world = World(KEYED)
     assert checked(world, "chat.ns", key) == status
-    assert world.courses.refusals == ([(CHAT, 401)] if status == 401 else [])
+    assert world.records.refusals == ([(CHAT, 401)] if status == 401 else [])
 
 
 @pytest.mark.parametrize(("key", "status"), [(None, 401), ("ifk_wrong", 401), ("ifk_1", 200), ("ifk_2", 200)])
@@ -171,7 +171,7 @@ def test_a_key_is_checked_before_the_body(key, status):
 def test_where_the_model_names_the_service_the_key_must_be_that_of_one(host, key, status):
     world = World(KEYED, ServiceConfig(OTHER, "u", "m2", api_keys_secret="more"))
     assert checked(world, host, key) == status
-    assert world.courses.refusals == ([(None, 401)] if status == 401 else [])
+    assert world.records.refusals == ([(None, 401)] if status == 401 else [])
 
 
 def test_where_one_service_needs_no_key_a_body_without_one_may_be_for_it():
@@ -183,6 +183,6 @@ def test_other_refusals_are_left_to_the_request_itself_and_counted_once():
     world.catalog.update(secrets={ObjectKey("ns", "keys"): None})
     assert checked(world, "chat.ns", "ifk_1") == 200
     assert checked(World(), "chat.ns", "ifk_1") == 200
-    assert world.courses.refusals == []
+    assert world.records.refusals == []
     assert world.exchange().refusal().immediate_response.status.code == 503
-    assert world.courses.refusals == [(CHAT, 503)]
+    assert world.records.refusals == [(CHAT, 503)]

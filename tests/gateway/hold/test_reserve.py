@@ -118,7 +118,7 @@ def test_a_tenant_that_is_far_ahead_by_tokens_passes_no_more():
         passed += 1
         # It ends at once, so the tenant stays within its share of slots.
         world.end_all_of("steady")
-    assert 3 <= passed <= service_queue.MOST_LEAD / 10_000 + 2
+    assert 3 <= passed <= service_queue.MOST_AHEAD / 10_000 + 2
 
 
 def test_slots_kept_free_follow_what_the_requests_of_others_needed():
@@ -198,7 +198,7 @@ def test_while_requests_wait_no_more_slots_are_idle_than_the_bound_and_all_start
 )
 def test_no_tenant_starves_beside_others_whose_requests_always_wait(slots, sizes, extra):
     """Each starts once while tokens are served that lift all others past the most that it can be ahead."""
-    with mock.patch.object(service_queue, "MOST_LEAD", 4000.0):
+    with mock.patch.object(service_queue, "MOST_AHEAD", 4000.0):
         _all_start_again_and_again(slots, sizes, extra)
 
 
@@ -209,7 +209,7 @@ def _all_start_again_and_again(slots, sizes, extra):
             world.arrive(str(tenant), tokens)
     for tenant in extra:
         world.arrive(str(tenant % len(sizes)), 1)
-    ahead = service_queue.MOST_LEAD + (slots + 3) * (max(sizes) + 2)
+    ahead = service_queue.MOST_AHEAD + (slots + 3) * (max(sizes) + 2)
     longest = int(len(sizes) * ahead / min(sizes)) + 2 * slots
     since = dict.fromkeys(map(str, range(len(sizes))), 0)
     seen = len(world.started)

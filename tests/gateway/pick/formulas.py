@@ -67,7 +67,9 @@ def replica_state(load: EndpointLoad, request: RequestView, cost: CostModel | No
         attended_tokens=attended_tokens,
         decoding=decoding,
         outstanding=load.in_flight + load.others,
-        backlog_s=backlog_seconds(used, pending_tokens, attended_tokens, decoding, sample.max_num_batched_tokens),
+        backlog_s=backlog_seconds(
+            used, pending_tokens, attended_tokens, decoding, sample.limits.max_num_batched_tokens
+        ),
         own_prefill_s=used.prefill_seconds(uncached_tokens, load.cached_tokens),
     )
 

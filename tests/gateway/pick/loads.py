@@ -4,6 +4,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
 from inflight_gateway.pick.load import EndpointLoad
 from inflight_gateway.types import Endpoint, EngineSample, RequestView, ServiceConfig
+from inflight_settings.limits import DEFAULT_LIMITS, Limits
 
 SERVICE = ServiceKey("default", "chat")
 CONFIG = ServiceConfig(key=SERVICE, uid="u", model="m")
@@ -18,9 +19,9 @@ def request(name="r", **fields):
     return RequestView(request_id=name, service=SERVICE, arrived=NOW, **fields)
 
 
-def sample(**fields):
-    fields = {"at": NOW - 0.5, "kv_cache_tokens": 400_000, "max_num_batched_tokens": 2048, "cost": COST, **fields}
-    return EngineSample(**fields)
+def sample(max_num_seqs=DEFAULT_LIMITS.max_num_seqs, max_num_batched_tokens=2048, **fields):
+    limits = Limits(max_num_seqs, max_num_batched_tokens)
+    return EngineSample(**{"at": NOW - 0.5, "kv_cache_tokens": 400_000, "limits": limits, "cost": COST, **fields})
 
 
 def load(address, *, in_flight=0, sent_tokens=0, cached_tokens=0, computed_tokens=0, others=0, **fields):

@@ -12,7 +12,7 @@ def can_start_soon(
     state: ReplicaState, ttft_s: float, above_share: bool = False, below_share: bool = False, claimed: int = 0
 ) -> bool:
     """Considers only the work ahead of the request, so that a prompt of any length starts at an idle replica."""
-    has_slot = state.outstanding < most_outstanding(state.sample.max_num_seqs, above_share, claimed)
+    has_slot = state.outstanding < most_outstanding(state.sample.limits.max_num_seqs, above_share, claimed)
     if not has_slot:
         return False
     # The engine lets it pass those that wait for blocks, if they are of another tenant.
@@ -24,7 +24,7 @@ def can_start_soon(
 
 
 def _backlog_is_short(state: ReplicaState, ttft_s: float) -> bool:
-    pending, budget = state.pending_tokens, state.sample.max_num_batched_tokens
+    pending, budget = state.pending_tokens, state.sample.limits.max_num_batched_tokens
     if pending <= LEAST_STEPS * budget:
         return True
     if not state.measured:
@@ -33,7 +33,7 @@ def _backlog_is_short(state: ReplicaState, ttft_s: float) -> bool:
 
 
 def _full_step_s(state: ReplicaState) -> float:
-    budget = state.sample.max_num_batched_tokens
+    budget = state.sample.limits.max_num_batched_tokens
     work: StepWork = state.decoding._replace(
         prefill_tokens=budget, prefill_context_tokens=budget * state.attended_tokens
     )

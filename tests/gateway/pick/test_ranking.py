@@ -10,6 +10,7 @@ from inflight_gateway.pick.growth import Growing, Growth
 from inflight_gateway.pick.load import STALE_S, EndpointLoad
 from inflight_gateway.pick.ranking import Ranking
 from inflight_gateway.types import Endpoint, EngineSample, ScoreWeights
+from inflight_settings.limits import Limits
 from tests.gateway.pick.formulas import predicted_ttft_seconds, replica_state, scores
 from tests.gateway.pick.loads import CONFIG, NOW, request
 from tests.gateway.pick.starting import can_start_soon
@@ -33,8 +34,7 @@ SAMPLE = st.builds(
     waiting_prompt_tokens=TOKENS,
     kv_utilization=st.floats(0, 1),
     kv_cache_tokens=TOKENS,
-    max_num_seqs=st.integers(1, 300),
-    max_num_batched_tokens=st.integers(1, 9000),
+    limits=st.builds(Limits, st.integers(1, 300), st.integers(1, 9000)),
     cost=st.none() | COST,
 )
 LOAD = st.builds(

@@ -11,6 +11,7 @@ from inflight_base.page.reader import PageError
 from inflight_cost.model import CostModel
 from inflight_gateway.scrape.page import MAX_SERIES, READER, read_page
 from inflight_gateway.types import EngineSample
+from inflight_settings.limits import Limits
 from tests.base.page.pages import engine_page
 
 PROJECT = Path(__file__).parents[3]
@@ -53,8 +54,7 @@ def test_our_engines_page(names):
         waiting_prompt_tokens=300,
         kv_utilization=0.5,
         kv_cache_tokens=160,
-        max_num_seqs=48,
-        max_num_batched_tokens=1024,
+        limits=Limits(48, 1024),
         cost=CostModel(0.005, 1e-5, 3e-5, 4e-8, 1e-9, curve=((1.0, 0.001), (512.0, 0.01))),
     )
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.accounts import TenantKey
-from inflight_gateway.tenants.routes import PeerClient, take_handler
+from inflight_gateway.tenants.routes import PeerClient, limits_handler
 from inflight_gateway.tenants.sharing import SharedLimits, owner_of
 from inflight_gateway.types import RateLimits
 from tests.gateway.gateway_stack import until
@@ -262,7 +262,7 @@ class TestOverHttp:
         """A gateway's HTTP port, for a tenant that it owns."""
         limits = SharedLimits("owner", lambda: {}, None)
         app = web.Application()
-        app.router.add_post(wire.PATH, take_handler(limits, b"gateway key"))
+        app.router.add_post(wire.PATH, limits_handler(limits, b"gateway key"))
         server = TestServer(app)
         await server.start_server()
         yield server

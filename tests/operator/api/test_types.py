@@ -13,7 +13,7 @@ from inflight_operator.api import (
     service_url,
     tuning_bounds,
 )
-from inflight_operator.limits import Limits, LimitsBounds
+from inflight_settings.limits import Limits, LimitsBounds
 
 
 def make(**spec):

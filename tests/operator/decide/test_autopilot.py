@@ -14,7 +14,7 @@ from inflight_cost.model import CostModel
 from inflight_operator.decide.autopilot import SLOT, AutopilotPolicy, DemandMemory, capacity_within, decide_replicas
 from inflight_operator.decide.demand import DemandPoint, DemandView
 from inflight_operator.decide.sentences import sentence
-from inflight_operator.limits import Limits, LimitsBounds
+from inflight_settings.limits import Limits, LimitsBounds
 
 REPLICA = Replica(CostModel(5.5e-3, 15e-6, 30e-6, 0.045e-6, 1.05e-9), 400_000.0)
 WORKLOAD = Workload(1155.0, 1155.0, 2.0e6, 211.0, 9.0e4)

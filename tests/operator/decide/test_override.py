@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from inflight_operator.decide.override import Override, decide_override
-from inflight_operator.limits import Limits
+from inflight_settings.limits import Limits
 from tests.operator.decide.words import change_said
 
 NOW = datetime(2026, 11, 20, 10, 0, tzinfo=UTC)
@@ -16,7 +16,7 @@ TUNED = Limits(84, 224)
 
 
 def asked(seqs=None, tokens=None, seconds=600.0):
-    return Override(seqs, tokens, NOW + timedelta(seconds=seconds))
+    return Override(seqs, tokens, until=NOW + timedelta(seconds=seconds))
 
 
 def test_a_limit_that_is_not_set_keeps_the_value_from_before():
@@ -58,13 +58,13 @@ def test_an_override_that_ended_before_it_was_seen_changes_nothing():
 def test_an_end_outside_all_calendars_of_utc_is_shown_as_it_is():
     ends = (datetime(9999, 12, 31, 23, tzinfo=timezone(-timedelta(hours=12))), "9999-12-31T23:00:00Z")
     began = (datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=12))), "0001-01-01T00:00:00Z")
-    assert Override(8, None, ends[0]).end == ends[1]
-    assert Override(8, None, began[0]).end.endswith(began[1].lstrip("0"))
+    assert Override(8, None, until=ends[0]).end == ends[1]
+    assert Override(8, None, until=began[0]).end.endswith(began[1].lstrip("0"))
 
 
 def test_the_end_is_shown_in_utc():
     zone = timezone(timedelta(hours=2))
-    assert Override(8, None, datetime(2026, 11, 20, 12, 30, tzinfo=zone)).end == "2026-11-20T10:30:00Z"
+    assert Override(8, None, until=datetime(2026, 11, 20, 12, 30, tzinfo=zone)).end == "2026-11-20T10:30:00Z"
 
 
 class AnyOverrides(RuleBasedStateMachine):
@@ -91,7 +91,7 @@ class AnyOverrides(RuleBasedStateMachine):
         seconds=st.integers(-30, 120),
     )
     def edit(self, seqs, tokens, seconds):
-        self.asked = Override(seqs, tokens, self.now + timedelta(seconds=seconds))
+        self.asked = Override(seqs, tokens, until=self.now + timedelta(seconds=seconds))
         self.decide()
 
     @rule()
@@ -115,7 +115,7 @@ class AnyOverrides(RuleBasedStateMachine):
         assert (self.before is not None) == held
         assert self.limits == self.limits.at_most(CAPACITY)
         assert self.before in (None, self.tuned)
-        assert self.limits == (self.asked.of(self.tuned).at_most(CAPACITY) if held else self.tuned)
+        assert self.limits == (self.asked.over(self.tuned).at_most(CAPACITY) if held else self.tuned)
         again = decide_override(self.asked, self.now, self.limits, self.before, CAPACITY)
         assert (again.limits, again.before, again.changes) == (self.limits, self.before, ())
 

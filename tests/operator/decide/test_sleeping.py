@@ -8,8 +8,8 @@ from inflight_cost.capacity import Replica, Targets, Workload
 from inflight_cost.model import CostModel
 from inflight_operator.decide.behavior import Behavior, ScalingHistory, ScalingPolicy, ScalingRules
 from inflight_operator.decide.sleeping import HeldWork, SleepView, decide_sleep, replicas_for
-from inflight_operator.limits import Limits, LimitsBounds
 from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, gateway_view
+from inflight_settings.limits import Limits, LimitsBounds
 
 FREE = Behavior(ScalingRules(0.0), ScalingRules(60.0))
 IDLE = GatewayView(pods=2, heard=2, idle_s=700.0)

@@ -19,9 +19,9 @@ from inflight_operator.decide.tuning_types import (
     TuningState,
     TuningView,
 )
-from inflight_operator.limits import Limits, LimitsBounds
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.views import tuning_view
+from inflight_settings.limits import Limits, LimitsBounds
 from tests.operator.decide.words import said
 from tests.operator.model_engine import ModelEngine
 

@@ -9,9 +9,9 @@ from inflight_operator.decide.demand import DemandHistory
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
 from inflight_operator.decide.tuning_types import Slo, TuningModel, TuningPolicy, TuningState
 from inflight_operator.decide.tuning_workload import recent_workload
-from inflight_operator.limits import Limits, LimitsBounds
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.views import tuning_view
+from inflight_settings.limits import Limits, LimitsBounds
 from tests.operator.model_engine import ModelEngine
 
 TTFT, TPOT = 1.0, 0.1

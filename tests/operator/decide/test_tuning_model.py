@@ -18,7 +18,7 @@ from inflight_operator.decide.tuning_types import (
     TuningPolicy,
     TuningState,
 )
-from inflight_operator.limits import Limits, LimitsBounds
+from inflight_settings.limits import Limits, LimitsBounds
 from tests.operator.decide.test_tuning import CALM
 from tests.operator.decide.words import said
 

@@ -1,7 +1,7 @@
 """Samples made by hand."""
 
-from inflight_operator.limits import Limits
 from inflight_operator.observe.metrics import Sample
+from inflight_settings.limits import Limits
 from tests.base.page.pages import histogram
 
 

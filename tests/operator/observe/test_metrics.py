@@ -13,8 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from inflight_base.page.histogram import Histogram
 from inflight_base.page.reader import MAX_BUCKETS, MAX_CURVE, MAX_LINES, PageError
 from inflight_cost.model import CostModel
-from inflight_operator.limits import Limits
 from inflight_operator.observe.metrics import READER, parse_metrics
+from inflight_settings.limits import Limits
 from tests.base.page.pages import engine_page
 
 VLLM_PAGE = """

@@ -8,9 +8,8 @@ from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel
 from inflight_operator.api.types import InferenceService
-from inflight_operator.limits import Limits, Telling
 from inflight_operator.observe.metrics import Sample
-from inflight_operator.observe.pods import pod_view
+from inflight_operator.observe.pods import LimitsPush, pod_view
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.memory import Memory, first_memory
@@ -18,6 +17,7 @@ from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.render import Settings
+from inflight_settings.limits import Limits
 from tests.operator.fakes import pod_body, service_body
 from tests.operator.model_engine import SECONDS, TOKENS, Buckets
 
@@ -342,7 +342,7 @@ class RandomFleet:
         for pod, limits in plan.tell:
             engine = next(one.engine for one in self.pods if f"uid-chat-{one.number}" == pod.uid)
             engine.limits, engine.revision = limits.limits, limits.revision
-            self.told[pod.uid] = Telling(taken=limits, at=self.now)
+            self.told[pod.uid] = LimitsPush(accepted=limits, at=self.now)
 
     def _follow(self, replicas):
         """What the ReplicaSet does: as many pods as are ordered, those that are not ready go first."""

@@ -6,7 +6,6 @@ from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 
 from inflight_operator.api.types import InferenceService
-from inflight_operator.limits import Limits
 from inflight_operator.observe.pods import pod_view
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
@@ -14,6 +13,7 @@ from inflight_operator.reconcile.memory import Memory, first_memory
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.render import Settings
+from inflight_settings.limits import Limits
 from tests.operator.decide.words import change_said
 from tests.operator.fakes import pod_body, service_body
 from tests.operator.model_engine import ModelEngine

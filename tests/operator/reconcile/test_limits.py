@@ -2,8 +2,8 @@
 
 from itertools import pairwise
 
-from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.reconcile.rounds import RoundSettings
+from inflight_settings.limits import Limits, LimitsInForce
 from tests.operator.fakes import KEY
 from tests.operator.reconcile.world import SMALL, START
 

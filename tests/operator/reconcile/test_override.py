@@ -4,7 +4,7 @@ from datetime import timedelta
 
 import pytest
 
-from inflight_operator.limits import Limits
+from inflight_settings.limits import Limits
 from tests.operator.reconcile.random_fleet import RandomFleet, Tick
 from tests.operator.reconcile.world import SMALL, START
 

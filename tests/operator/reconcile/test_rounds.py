@@ -2,7 +2,7 @@
 
 from prometheus_client import generate_latest
 
-from inflight_operator.limits import Limits
+from inflight_settings.limits import Limits
 from tests.operator.fakes import KEY, delete, service_body
 from tests.operator.reconcile.world import SMALL
 

@@ -1,8 +1,8 @@
 """Services the render tests share."""
 
 from inflight_operator.api import InferenceService
-from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.render import ChildPlan, Settings, render
+from inflight_settings.limits import Limits, LimitsInForce
 
 SETTINGS = Settings(engine_image="example.com/engine:1", operator_namespace="inflight-system")
 PLAN = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 7), admin_token="secret")

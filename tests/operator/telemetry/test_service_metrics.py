@@ -5,10 +5,10 @@ from prometheus_client import generate_latest
 from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.decide.conditions import Finding, unreadable
 from inflight_operator.decide.decision import Decision, Reason
-from inflight_operator.limits import Limits
 from inflight_operator.observe.attainment import Attainment, Counted
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.telemetry.service_metrics import Shown
+from inflight_settings.limits import Limits
 from tests.operator.fakes import KEY
 
 UNREADABLE = unreadable(0, "spec.model: field required")

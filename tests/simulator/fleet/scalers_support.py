@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from inflight_base.page.histogram import Histogram
-from inflight_cost.capacity import StepLimits
 from inflight_operator.observe.metrics import Sample
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet.view import FleetView, PodShown
 
-LIMITS = StepLimits(256, 8192)
+LIMITS = Limits(256, 8192)
 BOUNDS = (0.1, 0.5, 1.0, 5.0, float("inf"))
 
 

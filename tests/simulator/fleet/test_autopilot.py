@@ -5,11 +5,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from inflight_cost.capacity import StepLimits
 from inflight_operator.decide.tuning_types import Slo
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.rounds import RoundSettings
 from inflight_operator.render import Settings
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet import autopilot
 from inflight_simulator.fleet.config import FleetConfig, RequestTargets
 from inflight_simulator.fleet.named import simulate_named
@@ -59,7 +59,7 @@ def test_its_service_is_told_what_prompts_add_to_their_target_as_its_engines_are
 
 
 def test_with_another_scaler_only_its_limits_count():
-    config = replace(CONFIG, tuning=True, limits=StepLimits(4, 512))
+    config = replace(CONFIG, tuning=True, limits=Limits(4, 512))
     run = simulate_named("fixed:3", LOAD, config)
     assert {row.ordered for row in run.replicas} == {3}
     assert run.decisions
@@ -70,7 +70,7 @@ def test_with_another_scaler_only_its_limits_count():
 
 @pytest.mark.parametrize("tuning", [True, False])
 def test_pods_run_with_the_limits_in_force(tuning):
-    config = replace(CONFIG, tuning=tuning, limits=StepLimits(4, 512))
+    config = replace(CONFIG, tuning=tuning, limits=Limits(4, 512))
     operator, seen = autopilot.Autopilot(config), []
 
     class Watch:
@@ -78,12 +78,10 @@ def test_pods_run_with_the_limits_in_force(tuning):
 
         def look(self, fleet, now):
             operator.look(fleet, now)
-            wanted, _ = fleet.first_limits
             for pod in fleet.live:
                 if pod.routable:
-                    limits = pod.replica.scheduler.limits
-                    seen.append(((limits.max_num_seqs, limits.max_num_batched_tokens), tuple(wanted)))
+                    seen.append((pod.replica.scheduler.limits, fleet.first_limits.limits))
 
     run_fleet(LOAD, config, [Watch()])
     assert all(one == other for one, other in seen)
-    assert len({one for one, _ in seen}) > 1 if tuning else {one for one, _ in seen} == {(4, 512)}
+    assert len({one for one, _ in seen}) > 1 if tuning else {one for one, _ in seen} == {Limits(4, 512)}

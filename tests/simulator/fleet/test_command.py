@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 
+from inflight_settings.limits import Limits
 from inflight_simulator.cli import main
 from inflight_simulator.errors import InputError
 from inflight_simulator.fleet.config import ReplicaModel
@@ -99,9 +100,9 @@ def test_limits_that_are_none_are_refused(arrivals, capsys, text):
 
 
 def test_limits_and_seconds_are_read():
-    assert limits("fixed:64/1024") == (False, (64, 1024))
-    assert limits("autopilot") == (True, (256, 2048))
-    assert limits("autopilot:32/512") == (True, (32, 512))
+    assert limits("fixed:64/1024") == (False, Limits(64, 1024))
+    assert limits("autopilot") == (True, Limits(256, 2048))
+    assert limits("autopilot:32/512") == (True, Limits(32, 512))
     assert [seconds("500ms"), seconds("0.5s"), seconds("2")] == [0.5, 0.5, 2.0]
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pytest
 
-from inflight_cost.capacity import StepLimits
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.outcome import FleetRun, ReplicaCount
 from inflight_simulator.fleet.replica import NEVER
@@ -80,7 +80,7 @@ def test_a_pod_whose_last_request_is_refused_counts_until_then():
     # The last request of the second pod is longer than the KV cache, which shows after the step under way.
     requests = Requests(np.array([0.0, 0.01, 0.02, 0.03, 5.0]), np.array([7000, 7000, 10, 9000, 10]), np.ones(5, int))
     model = ReplicaModel(noise=0.0, kv_tokens=8000)
-    config = replace(QUIET, replica=model, limits=StepLimits(256, 8192), initial_replicas=2)
+    config = replace(QUIET, replica=model, limits=Limits(256, 8192), initial_replicas=2)
     run = simulate_fleet(requests, config, Script({0: 1}, interval_s=0.1))
     assert run.refused == 1
     assert run.replica_hours * 3600 == pytest.approx(5 + 0.01 + run.ttft[1])
@@ -104,7 +104,7 @@ def test_no_request_goes_to_a_pod_that_starts_or_drains():
     run_fleet(requests, config, [Watch()])
     fleet = seen["fleet"]
     assert len(fleet.pods) > 5
-    for number, place in enumerate(fleet.course.pod):
+    for number, place in enumerate(fleet.states.pod):
         pod, came = fleet.pods[place], requests.arrival_s[number]
         assert pod.starts_s <= came
         assert came <= pod.ended_s

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 
-from inflight_cost.capacity import StepLimits
+from inflight_settings.limits import Limits
 from inflight_simulator.cli import main
 from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel
 from inflight_simulator.fleet.control import view_of
@@ -146,7 +146,7 @@ def test_one_replica_behind_the_gateway_finishes_an_overload_as_soon_as_without_
     assert ends[1] == pytest.approx(ends[0], rel=0.03)
 
 
-@pytest.mark.parametrize("limits", [StepLimits(4, 512), StepLimits(256, 2048)])
+@pytest.mark.parametrize("limits", [Limits(4, 512), Limits(256, 2048)])
 def test_all_requests_end_whatever_the_limits(limits):
     run = simulate_fleet(flood(200, 2.0, output=60), replace(GATEWAY, limits=limits), Fixed(2))
     assert not np.isnan(run.ttft).any()
@@ -154,7 +154,7 @@ def test_all_requests_end_whatever_the_limits(limits):
 
 def test_slots_of_a_replica_are_kept_busy_while_the_gateway_holds_requests():
     requests = flood(200, 1.0, prompt=20, output=200)
-    limits = StepLimits(8, 2048)
+    limits = Limits(8, 2048)
     ends = []
     for routing in ("round-robin", "gateway"):
         config = replace(GATEWAY, routing=routing, limits=limits, replica=ReplicaModel(noise=0.0))

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from inflight_cost.capacity import StepLimits
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
 from inflight_simulator.fleet.fleet import Fleet
 from inflight_simulator.fleet.requests import Requests
@@ -26,14 +26,14 @@ def random_requests(count, rate, seed, *, prompt=300, output=60, together=False)
 SMALL_CACHE = ReplicaModel(kv_tokens=2400, block_size=8)
 CASES = {
     "light": (FleetConfig(), random_requests(400, 20, 1)),
-    "heavy": (FleetConfig(limits=StepLimits(16, 128)), random_requests(500, 60, 2)),
-    "prompts in chunks": (FleetConfig(limits=StepLimits(8, 40)), random_requests(200, 10, 3)),
+    "heavy": (FleetConfig(limits=Limits(16, 128)), random_requests(500, 60, 2)),
+    "prompts in chunks": (FleetConfig(limits=Limits(8, 40)), random_requests(200, 10, 3)),
     "short of blocks": (
-        FleetConfig(replica=SMALL_CACHE, limits=StepLimits(64, 512)),
+        FleetConfig(replica=SMALL_CACHE, limits=Limits(64, 512)),
         random_requests(300, 80, 4, prompt=60, output=120),
     ),
     "no noise, at once": (
-        FleetConfig(replica=ReplicaModel(noise=0.0), limits=StepLimits(32, 512)),
+        FleetConfig(replica=ReplicaModel(noise=0.0), limits=Limits(32, 512)),
         random_requests(300, 30, 5, together=True),
     ),
     "one token": (FleetConfig(), random_requests(300, 100, 6, output=0.5)),

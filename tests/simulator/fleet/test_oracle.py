@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from inflight_cost.capacity import StepLimits
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
@@ -59,7 +59,7 @@ def test_the_margin_multiplies_the_need():
 
 
 SMALL = FleetConfig(
-    replica=ReplicaModel(kv_tokens=100_000), limits=StepLimits(64, 2048), start_up_s=10.0, initial_replicas=2
+    replica=ReplicaModel(kv_tokens=100_000), limits=Limits(64, 2048), start_up_s=10.0, initial_replicas=2
 )
 
 

@@ -3,8 +3,9 @@ import json
 import numpy as np
 import pytest
 
-from inflight_cost.capacity import Replica, StepLimits, Targets, Workload, largest_rate, steady
+from inflight_cost.capacity import Replica, Targets, Workload, largest_rate, steady
 from inflight_cost.limits import best_limits
+from inflight_settings.limits import Limits, LimitsBounds
 from inflight_simulator.cli import main
 from inflight_simulator.fleet.config import REFERENCE_COST
 from inflight_simulator.fleet.plan import KV_CACHE, SLOTS, TPOT, TTFT, breaking_points, first_to_break
@@ -15,7 +16,7 @@ from tests.simulator.fleet.test_example_replicas import FOLDER
 
 REPLICA = Replica(REFERENCE_COST, 400_000)
 WORKLOAD = Workload(1000, 1000, 2e6, 200, 6e4)
-TARGETS, LIMITS = Targets(0.5, 0.05), StepLimits(256, 2048)
+TARGETS, LIMITS = Targets(0.5, 0.05), Limits(256, 2048)
 
 
 def test_what_breaks_first_breaks_where_the_capacity_model_ends():
@@ -29,9 +30,9 @@ def test_what_breaks_first_breaks_where_the_capacity_model_ends():
     ("replica", "workload", "limits", "first"),
     [
         (REPLICA, Workload(4000, 4000, 2e7, 20, 600), LIMITS, TTFT),
-        (REPLICA, WORKLOAD, StepLimits(8, 2048), SLOTS),
+        (REPLICA, WORKLOAD, Limits(8, 2048), SLOTS),
         (Replica(REFERENCE_COST, 20_000), WORKLOAD, LIMITS, KV_CACHE),
-        (Replica(REFERENCE_COST, 1e9), Workload(10, 10, 200, 1000, 2e6), StepLimits(60_000, 65_000), TPOT),
+        (Replica(REFERENCE_COST, 1e9), Workload(10, 10, 200, 1000, 2e6), Limits(60_000, 65_000), TPOT),
     ],
 )
 def test_each_resource_can_be_the_first(replica, workload, limits, first):
@@ -135,8 +136,7 @@ def test_long_prompts_on_a_slow_replica_get_a_larger_budget_than_overload_would_
         Replica(replica.cost, replica.kv_tokens * 0.99),
         workload_of(prompts, np.full(20, 20)),
         Targets(0.5, 0.05),
-        StepLimits(1, 64),
-        replica.capacity,
+        LimitsBounds(Limits(1, 64), replica.capacity),
     )
     assert found["limits"][1] > plain.max_num_batched_tokens
     assert found["checked"]["attainment"] >= 0.99

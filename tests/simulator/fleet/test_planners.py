@@ -2,8 +2,8 @@
 
 import pytest
 
-from inflight_cost.capacity import StepLimits
 from inflight_cost.model import CostModel
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet.scalers.aibrix import Aibrix, apa, kpa
 from inflight_simulator.fleet.scalers.dynamo import (
     DynamoLoad,
@@ -23,7 +23,7 @@ from tests.simulator.fleet.scalers_support import histogram, sample, times, view
 COST = CostModel(
     base_s=0.01, decode_seq_s=1e-4, prefill_token_s=1e-5, decode_kv_token_s=1e-7, prefill_context_token_s=0.0
 )
-MODEL = IterationModel(COST, StepLimits(256, 1100), kv_capacity=100_000)
+MODEL = IterationModel(COST, Limits(256, 1100), kv_capacity=100_000)
 MEANS = Means(prompt=1000, output=100)
 
 
@@ -51,7 +51,7 @@ def test_dynamo_finds_the_batch_that_gives_most_within_both_targets():
     # 95 requests of 1,050 tokens fill the KV cache.
     assert MODEL.largest_rate(MEANS, ttft=10.0, tpot=10.0) == pytest.approx(95 / (100 * (0.01 + 95 * 3.05e-4)))
     # Of a budget of 110 tokens 10 decodes leave what their prompts come in with.
-    narrow = IterationModel(COST, StepLimits(256, 110), kv_capacity=100_000)
+    narrow = IterationModel(COST, Limits(256, 110), kv_capacity=100_000)
     assert narrow.largest_rate(MEANS, ttft=10.0, tpot=10.0) == pytest.approx(10 / (100 * (0.01 + 10 * 3.05e-4)))
 
 

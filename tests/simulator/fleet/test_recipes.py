@@ -2,8 +2,8 @@
 
 import pytest
 
-from inflight_cost.capacity import StepLimits
 from inflight_cost.model import CostModel
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet.scalers.hpa import keda_production_stack
 from inflight_simulator.fleet.scalers.llmd import (
     idle_prefill_rate,
@@ -25,7 +25,7 @@ from inflight_simulator.fleet.scalers.wva import (
 )
 from tests.simulator.fleet.scalers_support import histogram, sample, times, view
 
-LIMITS = StepLimits(256, 8192)
+LIMITS = Limits(256, 8192)
 
 
 def test_production_stack_asks_for_a_replica_for_each_five_that_wait():
@@ -59,7 +59,7 @@ def test_llmd_saturation_is_a_mean_that_is_divided_as_a_total():
 
 def test_the_idle_prefill_rate_is_that_of_full_steps():
     cost = CostModel(base_s=0.01, decode_seq_s=0, prefill_token_s=1e-5, decode_kv_token_s=0, prefill_context_token_s=0)
-    assert idle_prefill_rate(cost, StepLimits(256, 1000)) == pytest.approx(1000 / 0.02)
+    assert idle_prefill_rate(cost, Limits(256, 1000)) == pytest.approx(1000 / 0.02)
 
 
 def test_llmd_token_aware_adds_one_pod_in_180_seconds_whatever_waits():

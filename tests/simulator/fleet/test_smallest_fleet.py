@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_cost.capacity import StepLimits
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.plan import smallest, smallest_fleet
 from inflight_simulator.fleet.requests import Requests
@@ -32,7 +32,7 @@ def test_a_good_guess_takes_two_questions():
 def test_the_smallest_fleet_keeps_the_attainment_and_one_less_does_not(guess):
     times = np.arange(0, 20, 1 / 30.0)
     requests = Requests(times, np.full(len(times), 2000), np.full(len(times), 100))
-    config = FleetConfig(limits=StepLimits(64, 2048))
+    config = FleetConfig(limits=Limits(64, 2048))
     found = smallest_fleet(requests, config, 0.99, guess, 20)
     assert found.run.attainment >= 0.99
     fewer = smallest_fleet(requests, config, 0.99, guess, found.replicas - 1)

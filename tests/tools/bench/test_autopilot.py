@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_kubectl.load.client import Client
-from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.observe.metrics import parse_metrics
+from inflight_settings.limits import Limits, LimitsInForce
 from tools.bench.autopilot import measure, options, report
 from tools.bench.autopilot.engine import Engine, _pod
 from tools.bench.autopilot.figures import Targets, goodput, latencies, seconds_until_near

@@ -5,10 +5,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from inflight_cost.capacity import StepLimits
 from inflight_cost.model import CostModel
 from inflight_operator.observe.metrics import parse_metrics
-from inflight_simulator.fleet.course import Course
+from inflight_settings.limits import Limits
+from inflight_simulator.fleet.request_states import RequestStates
 from inflight_simulator.fleet.requests import Requests
 from tools.bench.gateway.conversations import BLOCK_TOKENS, turns
 from tools.bench.gateway.simulated import POLICIES, replica_model, simulate
@@ -38,7 +38,7 @@ def test_the_simulated_prompts_share_what_the_sent_prompts_share():
     load = turns(240.0, 49_152)[:40]
     columns = [[len(each.prompt) for each in load], [each.output_tokens for each in load]]
     at, ids = [each.at_s for each in load], tuple(each.hash_ids for each in load)
-    simulated = Course(Requests.sorted(*map(np.array, (at, *columns)), ids, BLOCK_TOKENS))
+    simulated = RequestStates(Requests.sorted(*map(np.array, (at, *columns)), ids, BLOCK_TOKENS))
 
     def shared(one, other):
         return next((place for place, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), None)
@@ -49,6 +49,6 @@ def test_the_simulated_prompts_share_what_the_sent_prompts_share():
 
 
 def test_each_policy_serves_the_whole_load():
-    rows = simulate(turns(240.0, 49_152)[:30], replica_model([fitted(1)]), 2, StepLimits(16, 256), 0.5)
+    rows = simulate(turns(240.0, 49_152)[:30], replica_model([fitted(1)]), 2, Limits(16, 256), 0.5)
     assert tuple(row.policy for row in rows) == POLICIES
     assert all(0 < row.ttft_p50 <= row.ttft_p95_high for row in rows)

@@ -13,8 +13,9 @@ from inflight_cost.model import StepWork
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_engine.step_work import work_of
+from inflight_settings.limits import Limits
 from inflight_simulator.cost import LLAMA_8B_H100
 from tools.bench import simulator
 from tools.load.trace_load import Job, Measured, run_load
@@ -113,8 +114,9 @@ def record(path, jobs):
             known[slot] += 1
             first.setdefault(slot_of[slot], now)
             last[slot_of[slot]] = now
+        work = work_of(plan, scheduler.num_attended_tokens, CONFIG.block_size)
         ended = scheduler.update(plan, np.zeros(len(plan.sampled_slots), np.int32))
-        recorder.stepped(plan, ended, seconds)
+        recorder.stepped(plan, work, ended, seconds)
     recorder.close()
     return [Measured(job, first[number], last[number]) for number, job in enumerate(jobs)]
 

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from inflight_operator.apply.engines import EngineClient
-from inflight_operator.limits import Limits, LimitsInForce
 from inflight_operator.observe.metrics import Sample, parse_metrics
 from inflight_operator.observe.pods import PodView
+from inflight_settings.limits import Limits, LimitsInForce
 from tools.measure.served import served_engine
 
 UID = "bench-autopilot"

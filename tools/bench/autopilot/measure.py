@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight_kubectl.load.client import Client
-from inflight_operator.limits import Limits
+from inflight_settings.limits import Limits
 from tools.bench.autopilot.engine import Admin, started
 from tools.bench.autopilot.figures import Targets, goodput
 from tools.bench.autopilot.options import Options

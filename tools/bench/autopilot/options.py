@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from inflight_engine.flag_types import number
-from inflight_operator.limits import Limits
+from inflight_settings.limits import Limits
 from tools.bench.autopilot.figures import Targets
 
 SEQS, TOKENS = (4, 12, 32, 96), (96, 384, 2048)

@@ -10,13 +10,14 @@ from datetime import UTC, datetime
 
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.sentences import change_text, sentence
-from inflight_operator.limits import Limits, LimitsInForce, Telling
+from inflight_operator.observe.pods import LimitsPush
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.memory import first_memory
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.render import Settings
+from inflight_settings.limits import Limits, LimitsInForce
 from tools.bench.autopilot.engine import IMAGE, UID, Admin, Engine
 from tools.bench.autopilot.figures import Targets
 
@@ -84,7 +85,7 @@ class Pilot:
         self._settings = Settings(engine_image=IMAGE)
         self._policy = policy_of(self._service, self._settings)
         self._window = Window(_SPAN)
-        self._told: dict[str, Telling] = {}
+        self._told: dict[str, LimitsPush] = {}
         now = time.monotonic()
         memory = first_memory(self._service, self._policy, 1, now, datetime.now(UTC))
         self._memory = replace(memory, limits=start)
@@ -116,7 +117,7 @@ class Pilot:
             await self._admin.set_limits(limits.limits, limits.revision)
             self.limits = limits
             taken = time.monotonic()
-            self._told[UID] = Telling(taken=limits, at=taken)
+            self._told[UID] = LimitsPush(accepted=limits, at=taken)
             self.changes.append(Change(taken, limits.limits, "; ".join(texts)))
         for text in texts:
             self._say(f"    {text}")

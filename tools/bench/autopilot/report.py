@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from inflight_operator.limits import Limits
+from inflight_settings.limits import Limits
 from tools.bench.autopilot.figures import NEAR, Targets, goodput, latencies, seconds_until_near
 from tools.bench.autopilot.pilot import Change
 from tools.bench.autopilot.traffic import Answer, Slice

@@ -12,7 +12,7 @@ from inflight_engine.engine_process import load
 from inflight_engine.messages import AddRequest, Configure, StepReport
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import SamplingParams
-from inflight_engine.scheduling.limits import Limits
+from inflight_settings.limits import LimitsInForce
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class InProcessEngine:
 
     def limit(self, max_num_seqs: int) -> None:
         """Run at most so many requests at once from now on."""
-        self._engine.handle(Configure(0, Limits(max_num_seqs, self.ready.capacity.max_num_batched_tokens)))
+        self._engine.handle(Configure(0, LimitsInForce(self.ready.capacity.with_("max_num_seqs", max_num_seqs))))
 
     def add(self, prompts: Sequence[Sequence[int]], output_tokens: Sequence[int], temperature: float = 0.0) -> None:
         for prompt, length in zip(prompts, output_tokens, strict=True):

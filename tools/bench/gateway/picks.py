@@ -62,6 +62,5 @@ def _sample(rng: random.Random) -> EngineSample:
         waiting_prompt_tokens=waiting * rng.randrange(1000),
         kv_utilization=rng.random(),
         kv_cache_tokens=400_000,
-        max_num_batched_tokens=8192,
         cost=CostModel(6e-3, 20e-6, 30e-6 * (1 + 0.1 * rng.random()), 0.05e-6, 1e-9),
     )

@@ -20,10 +20,10 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from inflight_cost.capacity import StepLimits
 from inflight_kubectl.answers import Answer
 from inflight_kubectl.load.client import Client
 from inflight_operator.observe.metrics import Sample, parse_metrics
+from inflight_settings.limits import Limits
 from tools.bench.gateway.conversations import Turn
 from tools.bench.gateway.stack import gateway
 from tools.measure.cpu_share import cpu_group
@@ -32,7 +32,7 @@ from tools.measure.served import served_engine
 
 CLIENTS = 16
 SERVICE = "bench"
-LIMITS = StepLimits(16, 256)
+LIMITS = Limits(16, 256)
 TTFT_S = 0.5
 """Target of the service, its default: late binding queues no more at a replica than a share of it."""
 ENGINE_FLAGS = (

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inflight_cost.capacity import StepLimits
 from inflight_cost.model import StepWork
 from inflight_operator.observe.metrics import Sample
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel, RequestTargets, Routing
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
@@ -63,7 +63,7 @@ def replica_model(samples: Sequence[Sample]) -> ReplicaModel:
 
 
 def simulate(
-    turns: Sequence[Turn], replica: ReplicaModel, replicas: int, limits: StepLimits, ttft_s: float
+    turns: Sequence[Turn], replica: ReplicaModel, replicas: int, limits: Limits, ttft_s: float
 ) -> list[Simulated]:
     """The load by each of `POLICIES`.
 
@@ -86,7 +86,7 @@ def simulate(
     return found
 
 
-def _config(replica: ReplicaModel, limits: StepLimits, routing: Routing, ttft_s: float, seed: int) -> FleetConfig:
+def _config(replica: ReplicaModel, limits: Limits, routing: Routing, ttft_s: float, seed: int) -> FleetConfig:
     return FleetConfig(
         replica=replica,
         limits=limits,

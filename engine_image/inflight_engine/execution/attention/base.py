@@ -19,18 +19,18 @@ IntArray = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class AttentionSpec:
-    """What a backend is made for.
+    """Everything that a backend depends on.
 
     Attributes:
-        shape: of the model; with tensor parallelism its heads are this rank's.
-        num_blocks, block_size: of the cache; 0: not chosen yet.
-        dtype: of queries, keys, values and the result.
-        cache_dtype: in which keys and values are kept; `dtype`, or torch.float8_e4m3fn.
+        shape: the model's shape; with tensor parallelism, its heads are this rank's.
+        num_blocks, block_size: size of the cache; 0: not chosen yet.
+        dtype: dtype of queries, keys, values and the result.
+        cache_dtype: dtype of the keys and values in the cache: `dtype`, or torch.float8_e4m3fn.
         max_num_seqs, max_num_batched_tokens: capacity: most decodes, most tokens in a step.
         max_model_len: longest sequence in tokens.
         batch_invariant: a sequence's result must not depend on what else is in the batch, bit for bit.
-        kv_scales: of a cache in torch.float8_e4m3fn: float32 [layers, 2, kv_heads] on the device, for keys, then for
-            values; the cache holds them divided by their scale. None: all are 1.
+        kv_scales: scales of a cache in torch.float8_e4m3fn: float32 [layers, 2, kv_heads] on the device, for keys, then
+            for values; the cache holds them divided by their scale. None: all are 1.
     """
 
     shape: ModelShape
@@ -48,10 +48,10 @@ class AttentionSpec:
 
 @dataclass(frozen=True, slots=True)
 class ChunkSpan:
-    """One prefill chunk within the packed tokens.
+    """A prefill chunk within the packed tokens.
 
     Attributes:
-        slot: its sequence's, the row of the block table.
+        slot: slot of its sequence, the row of the block table.
         first: index of its first token in the packed sequence.
         length: its tokens.
         start: position of its first token in its own sequence.
@@ -64,16 +64,17 @@ class ChunkSpan:
 
 
 class AttentionBatch(msgspec.Struct, frozen=True, eq=False):
-    """What is packed in one step: first one token of each decode, then the chunks.
+    """The packed tokens of a step: one token of each decode, then the chunks.
 
     Attributes:
         kv_slots: int64 [T]: where each packed token's key and value go, block * block_size + offset.
         decode_slots: intp [num_decodes]: rows of the block table.
         decode_context_lens: int64 [num_decodes]: tokens each decode looks at, its own included.
         chunks: in packed order.
-        block_table: int64 [max_num_seqs, blocks of the longest sequence]: of all slots; entries past a sequence's
+        block_table: int64 [max_num_seqs, blocks of the longest sequence]: rows of all slots; entries past a sequence's
             blocks are any valid block. It changes after the step is launched.
-        changed_cells: int64: indices into the flattened block table of what differs from the batch before, none twice.
+        changed_cells: int64: indices into the flattened block table of the cells that differ from the batch before,
+            none twice.
     """
 
     kv_slots: IntArray
@@ -84,21 +85,21 @@ class AttentionBatch(msgspec.Struct, frozen=True, eq=False):
     changed_cells: IntArray
 
     def decode_blocks(self, block_size: int) -> IntArray:
-        """int64 [num_decodes, blocks of the longest]: the decodes' rows of the block table."""
+        """Return the decodes' rows of the block table, int64 [num_decodes, blocks of the longest]."""
         longest = int(self.decode_context_lens.max(initial=0))
         return self.block_table[:, : -(-longest // block_size)][self.decode_slots]
 
     def chunk_blocks(self, chunk: ChunkSpan, block_size: int) -> IntArray:
-        """int64: the blocks that hold positions 0 to the chunk's last; a view."""
+        """Return the blocks that hold positions 0 to the chunk's last, int64; a view."""
         return self.block_table[chunk.slot, : -(-(chunk.start + chunk.length) // block_size)]
 
 
 class StepShape(NamedTuple):
-    """How large a step is when a CUDA graph runs it, padding included.
+    """Size of a step that a CUDA graph runs, padding included.
 
     Attributes:
-        num_tokens: packed.
-        num_sequences: decodes and chunks together. As many as tokens: the step has decodes only.
+        num_tokens: number of packed tokens.
+        num_sequences: number of decodes and chunks. If it equals `num_tokens`, the step has decodes only.
     """
 
     num_tokens: int
@@ -118,14 +119,15 @@ class AttentionBackend(ABC):
     @classmethod
     @abstractmethod
     def why_not(cls, spec: AttentionSpec) -> str | None:
-        """Why this backend cannot serve a spec on this machine, as the end of "... cannot be used: "; None: it can."""
+        """Return why this backend cannot serve a spec on this machine, as the end of "... cannot be used: "; None: it
+        can."""
 
     @abstractmethod
     def __init__(self, spec: AttentionSpec) -> None: ...
 
     @abstractmethod
     def prepare(self, batch: AttentionBatch, shape: StepShape | None = None) -> None:
-        """Once a step, before the first layer.
+        """Prepare a step; called once, before its first layer.
 
         Args:
             shape: the batch is padded to it. All that `forward` launches depends on the shape alone, and what it reads
@@ -149,4 +151,4 @@ class AttentionBackend(ABC):
 
     @abstractmethod
     def blocks(self) -> torch.Tensor:
-        """[num_blocks, ...]: a view of the cache, its blocks first; how they are laid out is the backend's affair."""
+        """Return a view of the cache, [num_blocks, ...]; the backend decides the layout of a block."""

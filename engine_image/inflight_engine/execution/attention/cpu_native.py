@@ -22,8 +22,8 @@ _LANES = 16
 _MOST_HEAD_DIM = 256
 
 _begin = (ctypes.c_char * 0).from_buffer
-"""Of an array's memory (`array.data`): an argument made in a third of the time that `array.ctypes` takes. TypeError
-where the array is not contiguous, or read-only."""
+"""Makes an argument of an array's memory (`array.data`) in a third of the time that `array.ctypes` takes. Raises
+TypeError if the array is not contiguous, or read-only."""
 
 
 class _KVCache(ctypes.Structure):

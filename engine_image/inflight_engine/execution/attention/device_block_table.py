@@ -14,7 +14,8 @@ sizes that 16 does not divide, has one variant for all lengths of sequences."""
 
 
 class DeviceBlockTable:
-    """As the host's, at one address. A table sent whole with each step would be 8 MB for one sequence of 128k tokens.
+    """Copy of the host's block table, at one address. A table sent whole with each step would be 8 MB for one sequence
+    of 128k tokens.
 
     Attributes:
         rows: int32 [max_num_seqs, blocks of the longest sequence or more]; entries past a sequence's blocks are any

@@ -1,4 +1,4 @@
-"""A step's numbers on a GPU, as its attention backends need them."""
+"""The numbers of a step on a GPU, as its attention backends need them."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class GpuStep:
         block_table: [max_num_seqs, blocks], a row for each slot; or [R + C, blocks], a row for each sequence, where
             that was asked for.
         context_lens: [R + C]: tokens that each sequence has in the cache after the step; 0: padded.
-        slots: [R + C]: of each sequence; of padded rows any.
+        slots: [R + C]: slot of each sequence; padded rows have any.
         kv_slots: [T]: where each packed token's key and value go; -1: nowhere.
         query_tiles: [N, 4]: pieces of the chunks, and each decode where that was asked for, see `cut`; then padding,
             pieces of no tokens. Or empty.
@@ -129,7 +129,7 @@ class StepStaging:
         return GpuStep(num_rows, num_chunks, longest_chunk, table, *sent)
 
     def _lists_all(self, shape: StepShape) -> bool:
-        """Whether all sequences of a step of the shape count as chunks."""
+        """Return whether all sequences of a step of the shape count as chunks."""
         return self._tile_queries is None and not shape.decodes_only
 
     def _check(self, size: StepShape, batch: AttentionBatch, shape: StepShape) -> None:
@@ -163,7 +163,7 @@ def cut(
     first: programs start in order, and a long one that starts last is waited for.
 
     Args:
-        decode_slots, decode_context_lens: of the first packed tokens.
+        decode_slots, decode_context_lens: slots and contexts of the first packed tokens.
 
     Returns:
         [N, 4]: slot, first packed token, its position, tokens.

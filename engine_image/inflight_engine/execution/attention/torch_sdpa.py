@@ -150,7 +150,7 @@ class TorchSdpaBackend(AttentionBackend):
     def _mix(
         self, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, mask: torch.Tensor | None
     ) -> torch.Tensor:
-        """[..., queries, D] against [..., keys, D]; without a mask causally, which needs no soft cap."""
+        """Attend with [..., queries, D] over [..., keys, D]; without a mask causally, which needs no soft cap."""
         if self._softcap is None or mask is None:
             return F.scaled_dot_product_attention(
                 queries, keys, values, attn_mask=mask, is_causal=mask is None, scale=self._scale

@@ -1,4 +1,4 @@
-"""One tile of keys and values after another: the loop that the Triton kernels for decodes and for prefill share.
+"""The loop over tiles of keys and values that the Triton kernels for decodes and for prefill share.
 
 Softmax is computed as the tiles come (Milakov and Gimelshein 2018; FlashAttention, Dao et al. 2022), in powers of two.
 A row starts from a finite maximum far below any score, so a tile of which it sees nothing adds exactly nothing.
@@ -21,7 +21,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 def attention_options(
     queries: torch.Tensor, layer_cache: torch.Tensor, window: int, softcap: float, tiles: Tiles
 ) -> dict[str, Any]:
-    """What a launch of either kernel is compiled for.
+    """Return the compile-time arguments of a launch of either kernel.
 
     Args:
         queries: [rows, heads, D].
@@ -47,7 +47,7 @@ def attention_options(
 
 @triton.jit
 def load_scale(scales: tl.tensor, kv_head: tl.tensor, dtype: tl.constexpr) -> tl.tensor:
-    """By which a head's keys or values in a cache of this dtype are multiplied: only fp8 has scales."""
+    """Return the factor of a head's keys or values in a cache of this dtype; it is 1 for all but fp8."""
     scale = 1.0
     if dtype == tl.float8e4nv:
         scale = tl.load(scales + kv_head)
@@ -58,7 +58,7 @@ def load_scale(scales: tl.tensor, kv_head: tl.tensor, dtype: tl.constexpr) -> tl
 def load_rows(
     pointers: tl.tensor, inside: tl.tensor, dims: tl.tensor, MASKED: tl.constexpr, HEAD_DIM: tl.constexpr
 ) -> tl.tensor:
-    """[rows, dims] of the cache: zeros where a row is not `inside`, and past HEAD_DIM."""
+    """Load [rows, dims] of the cache, with zeros where a row is not `inside` and past HEAD_DIM."""
     if MASKED and dims.shape[0] != HEAD_DIM:
         rows = tl.load(pointers, mask=inside[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
     elif MASKED:
@@ -101,7 +101,7 @@ def attend_tiles(
         head_keys: pointer to the keys of this head in block 0; values of a block follow all its keys.
         blocks: pointer to the sequence's row of the block table.
         context: tokens of the sequence that have keys.
-        scale: of the scores; without SOFTCAP it includes log2(e).
+        scale: factor of the scores; without SOFTCAP it includes log2(e).
         MASKED: False when every query sees every key of these tiles.
         WINDOW: tokens that a query sees, itself included; 0: all before it.
         SOFTCAP: 0.0: none.

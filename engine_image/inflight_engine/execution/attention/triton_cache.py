@@ -40,7 +40,7 @@ def write_kernel(
     PADDED_HEADS: tl.constexpr,
     PADDED_DIM: tl.constexpr,
 ) -> None:
-    """One program writes one token."""
+    """Kernel in which each program writes one token."""
     token = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + token)
     if slot >= 0:

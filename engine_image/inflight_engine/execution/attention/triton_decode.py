@@ -28,7 +28,7 @@ _COMBINED_AT_ONCE = 8
 def split_tiles(
     context: tl.tensor, num_splits: tl.tensor, min_tiles: tl.tensor, WINDOW: tl.constexpr, TILE: tl.constexpr
 ) -> tl.tensor:
-    """(first tile that a decode sees, one past the last, tiles of each split)."""
+    """Return (first tile that a decode sees, one past the last, tiles of each split)."""
     first = 0
     if WINDOW != 0:
         first = tl.maximum(context - WINDOW, 0) // TILE
@@ -63,8 +63,9 @@ def decode_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """Program (key/value head, sequence, split). Without SPLIT it writes `out`, else its share to `partials`. Of a
-    padded row, which has no keys, nothing is written: in a step with chunks its place in `out` is one of theirs."""
+    """Kernel with programs (key/value head, sequence, split). Without SPLIT a program writes `out`, else its share to
+    `partials`. A padded row has no keys, and nothing is written for it: in a step with chunks, its place in `out`
+    belongs to a chunk."""
     kv_head = tl.program_id(0)
     sequence = tl.program_id(1)
     split = tl.program_id(2)
@@ -125,7 +126,8 @@ def combine_kernel(
     TILE: tl.constexpr,
     LANES: tl.constexpr,
 ) -> None:
-    """Program (head, sequence): the weighted mean of the splits that had something to read. Nothing of a padded row."""
+    """Kernel with programs (head, sequence) that write the weighted mean of the splits that had keys to read; they
+    write nothing for a padded row."""
     sequence = tl.program_id(1)
     row = sequence.to(tl.int64) * tl.num_programs(0) + tl.program_id(0)
     first, end, tiles = split_tiles(tl.load(context_lens + sequence), num_splits, min_tiles, WINDOW, TILE)

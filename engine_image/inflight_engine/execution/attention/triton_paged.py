@@ -12,7 +12,7 @@ from inflight_engine.execution.attention.paged_gpu import PagedGpuBackend, why_n
 from inflight_engine.execution.attention.triton_tiles import SplitPlan, decode_tiles, prefill_tiles, split_plan
 
 _INTERPRETED_MULTIPROCESSORS = 2
-"""On CPU there are none; few enough that both one program and several share a sequence."""
+"""Number of multiprocessors assumed on a CPU, so small that some sequences have one program and others several."""
 _INTERPRETED_SHARED_MEMORY = 228 << 10
 
 
@@ -110,7 +110,7 @@ class TritonBackend(PagedGpuBackend):
 
 
 def _chip(device: torch.device) -> tuple[int, int]:
-    """(multiprocessors, bytes of shared memory that a program can have)."""
+    """Return (number of multiprocessors, bytes of shared memory that a program can have)."""
     if device.type != "cuda":
         return _INTERPRETED_MULTIPROCESSORS, _INTERPRETED_SHARED_MEMORY
     properties = torch.cuda.get_device_properties(device)

@@ -44,9 +44,9 @@ def prefill_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
-    """Program (key/value head, query tile). INVARIANT: one loop for all tiles of keys, so that a query's result does
-    not depend on where in a tile of queries it lies. A tile of no tokens from position 0, which is padding, runs none
-    of the loops and writes nothing."""
+    """Kernel with programs (key/value head, query tile). INVARIANT: one loop for all tiles of keys, so that a query's
+    result does not depend on where in a tile of queries it lies. A tile of no tokens from position 0, which is padding,
+    runs none of the loops and writes nothing."""
     kv_head = tl.program_id(0)
     query_tile = query_tiles + tl.program_id(1) * 4
     slot = tl.load(query_tile)

@@ -1,4 +1,5 @@
-"""How the Triton kernels cut their work: fixed tiles for each head size and chip, and how many programs share a decode.
+"""The split of work among programs of the Triton kernels: fixed tiles for each head size and chip, and how many
+programs share a decode.
 
 Nothing is tried out at start, which would take seconds to minutes. The tiles follow from what a multiprocessor has:
 - Decodes are bound by memory bandwidth. Rows are as few as a tensor core takes (16). Tiles leave room for two programs
@@ -18,22 +19,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _MIN_ROWS = 16
-"""A tensor core's product has at least this many rows."""
+"""Minimum number of rows of a tensor core's product."""
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 _LONG_SPLIT = 1024
-"""Tokens: when there are programs enough, only sequences longer than this are split, so that one long sequence among
-many does not keep a few multiprocessors busy after all others are done."""
+"""Number of tokens that a sequence must exceed to be split when there are programs enough. The split keeps one long
+sequence among many from occupying a few multiprocessors after all others are done."""
 _MAX_LONG_SPLITS = 8
 _MAX_SPLITS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Tiles:
-    """What a program works on at once.
+    """Size of the tile that a program computes at once.
 
     Attributes:
         rows: queries times the heads that share a key/value head.
-        keys: in a step of its loop.
+        keys: number of keys in a step of its loop.
     """
 
     rows: int
@@ -42,13 +43,14 @@ class Tiles:
     num_stages: int
 
     def queries(self, group: int) -> int:
-        """Tokens whose `group` heads each have a row."""
+        """Return the number of tokens whose `group` heads each have a row."""
         return self.rows // group
 
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """num_splits: most programs that share a sequence; min_tiles: fewest tiles of keys that one takes."""
+    """Split of sequences among programs. num_splits: maximum number of programs that share a sequence; min_tiles:
+    minimum number of tiles of keys that a program takes."""
 
     num_splits: int
     min_tiles: int
@@ -56,7 +58,7 @@ class SplitPlan:
 
 _HOPPER = 200 << 10
 _A100 = 128 << 10
-"""Bytes of shared memory: a chip with more than this is of this kind or later."""
+"""Bytes of shared memory that tell chips apart: one with more is of this generation or a later one."""
 
 
 def decode_tiles(head_dim: int, group: int, dtype_bytes: int, shared_memory: int) -> Tiles:
@@ -64,7 +66,7 @@ def decode_tiles(head_dim: int, group: int, dtype_bytes: int, shared_memory: int
 
     Args:
         group: query heads that share a key/value head.
-        dtype_bytes: of queries.
+        dtype_bytes: bytes of a number of the queries.
         shared_memory: bytes that a program can have on the chip.
     """
     rows = max(_MIN_ROWS, _power_of_2(group))
@@ -89,7 +91,7 @@ def prefill_tiles(head_dim: int, group: int, dtype_bytes: int, shared_memory: in
 
 
 def split_plan(rows: int, num_kv_heads: int, num_multiprocessors: int, max_model_len: int, tile: int) -> SplitPlan:
-    """How many programs share each of `rows` sequences, whose lengths only the device knows.
+    """Return the split of each of `rows` sequences, whose lengths only the device knows.
 
     Args:
         tile: keys in a step of a program's loop.

@@ -1,4 +1,4 @@
-"""How a step's results get to the host: asynchronous copies into pinned memory, and one wait for all of them."""
+"""Transfer of a step's results to the host: asynchronous copies into pinned memory, and one wait for all of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Fetch:
     """Copies of tensors to the host, begun at once, in the order of the device's stream.
 
     Args:
-        tensors: none: only the end of what was begun before is waited for.
+        tensors: tensors to copy; if empty, `wait` waits for the copies begun before.
         on_gpu: where they are.
     """
 
@@ -31,7 +31,7 @@ class Fetch:
         self._done.record()
 
     def wait(self) -> list[npt.NDArray[Any]]:
-        """The tensors' contents, once the device has come this far; waits without holding Python's lock."""
+        """Return the tensors' contents, once the device has come this far; waits without holding Python's lock."""
         if self._done is not None:
             self._done.synchronize()
         return self._on_host

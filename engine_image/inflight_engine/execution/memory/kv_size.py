@@ -1,4 +1,4 @@
-"""How many KV blocks to allocate, on the device and in host memory: pure decisions from numbers."""
+"""The number of KV blocks to allocate, on the device and in host memory: pure decisions from numbers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from inflight_engine.config import EngineConfig
 
 CPU_MEMORY_SHARE = 0.5
-"""On CPU: share of what is available after the weights. The rest is for activations, the API process and the page
-cache; in a container, going over the limit is a kill."""
+"""Share of the memory available after the weights that the KV cache takes on a CPU. The rest is for activations, the
+API process and the page cache; in a container, going over the limit is a kill."""
 CPU_MEMORY_CAP = 2 << 30
-"""On CPU without a memory limit of its own, where other processes count on the same memory: more is taken only when one
-sequence of full length needs it."""
+"""Maximum bytes of the KV cache on a CPU without a memory limit, where other processes count on the same memory. More
+is taken only when one sequence of full length needs it."""
 POD_MEMORY_RESERVE = 1 << 30
 POD_MEMORY_SHARE = 0.9
-"""On CPU with a memory limit of its own: this share of what is available beyond the reserve, where that is more than
+"""Share of the memory beyond the reserve that the KV cache takes on a CPU with a memory limit, if that is more than
 `CPU_MEMORY_SHARE` of all. Activations, the API process and libraries do not grow with the pod, so the reserve is fixed;
 the rest is for the page cache and for what the kernel charges to the pod. The cache's pages are taken when they are
 first written, so a size that is too large would be a kill much later."""
@@ -22,17 +22,17 @@ MIB = 1 << 20
 
 
 class KVCacheSizeError(ValueError):
-    """The KV cache that was asked for, or that fits, is too small; the message says which setting to change."""
+    """The KV cache that is configured, or that fits, is too small; the message says which setting to change."""
 
 
 @dataclass(frozen=True, slots=True)
 class KVDemand:
-    """What the cache is for.
+    """Requirements for the KV cache.
 
     Attributes:
-        bytes_per_token: over all layers.
-        max_model_len: one sequence of this many tokens has to fit.
-        block_size: tokens in a block.
+        bytes_per_token: bytes of a token's keys and values over all layers.
+        max_model_len: number of tokens of the longest sequence, which has to fit.
+        block_size: number of tokens in a block.
     """
 
     bytes_per_token: int
@@ -42,11 +42,11 @@ class KVDemand:
 
 @dataclass(frozen=True, slots=True)
 class HostMemory:
-    """On CPU.
+    """Memory of the host.
 
     Attributes:
         available: bytes that can still be taken, after the weights.
-        limited: a limit of this process's cgroup says so, and not what the whole machine has left.
+        limited: `available` is bounded by a limit of this process's cgroup, not by the whole machine.
     """
 
     available: int
@@ -58,10 +58,10 @@ class GpuMemory:
     """Bytes of a GPU.
 
     Attributes:
-        total: of the device.
-        used: by the weights, the CUDA context and whatever else is on the device, other processes included.
+        total: memory of the device.
+        used: memory of the weights, the CUDA context and all else on the device, other processes included.
         activations: the most that a step takes beside weights and KV cache, measured on the largest one.
-        graphs: what all CUDA graphs take.
+        graphs: memory of all CUDA graphs.
     """
 
     total: int
@@ -80,7 +80,7 @@ def cpu_budget(memory: HostMemory, swap_space: int, sequence_bytes: int) -> int:
 
     Args:
         swap_space: the host memory for preempted requests comes out of the same memory.
-        sequence_bytes: of one sequence of full length.
+        sequence_bytes: bytes of one sequence of full length.
     """
     available = max(0, memory.available - swap_space)
     share = int(available * CPU_MEMORY_SHARE)
@@ -90,7 +90,7 @@ def cpu_budget(memory: HostMemory, swap_space: int, sequence_bytes: int) -> int:
 
 
 def is_given(config: EngineConfig) -> bool:
-    """Whether the configuration says how large the KV cache is, so that nothing needs to be measured."""
+    """Return whether the configuration gives the size of the KV cache, so that nothing needs to be measured."""
     return config.num_kv_blocks is not None or config.kv_cache_memory is not None
 
 
@@ -145,7 +145,7 @@ def num_host_blocks(swap_space: int, block_bytes: int, available: int) -> int:
     """Whole blocks that `swap_space` bytes of host memory hold; 0 when there is no swap space.
 
     Args:
-        block_bytes: of one block over all layers.
+        block_bytes: bytes of one block over all layers.
         available: bytes of host memory that can still be taken beside the KV cache; negative where that is larger.
 
     Raises:

@@ -25,7 +25,7 @@ SetPolicy = Callable[[Collection[int]], int]
 
 
 def numbers(text: str) -> set[int]:
-    """A kernel's list such as `0-3,8`."""
+    """Parse a list of the kernel such as `0-3,8`."""
     found: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -34,8 +34,8 @@ def numbers(text: str) -> set[int]:
 
 
 def nodes_of(cpus: Collection[int], proc: Path = Path("/proc"), sys: Path = Path("/sys")) -> set[int]:
-    """The nodes that have some of these CPUs and whose memory this process may take; empty where the kernel does not
-    say."""
+    """Return the nodes that have some of these CPUs and whose memory this process may take; empty where the kernel does
+    not say."""
     nodes = {
         int(folder.name.removeprefix("node"))
         for folder in (sys / "devices/system/node").glob("node[0-9]*")
@@ -63,7 +63,7 @@ def interleave_memory(nodes: Collection[int], set_policy: SetPolicy | None = Non
 
 
 def _set_policy(nodes: Collection[int]) -> int:
-    """`set_mempolicy(2)`."""
+    """Call `set_mempolicy(2)`."""
     number = _SET_MEMPOLICY.get(platform.machine())
     if number is None:
         return errno.ENOSYS

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _UNLIMITED = 1 << 60
-"""cgroup v1 writes a number near 2^63 where there is no limit."""
+"""Bytes from which a memory limit means none: cgroup v1 writes a number near 2^63 where there is no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resources:
-    """What can be used.
+    """CPUs and memory that this process can use.
 
     Attributes:
         cpus: threads that can run at once, at least 1.

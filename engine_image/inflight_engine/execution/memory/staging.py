@@ -1,4 +1,5 @@
-"""How a step's small arrays get to the device: packed into pinned memory, in one copy that the host need not await."""
+"""Transfer of a step's small arrays to the device: packed into pinned memory, in one copy that the host need not
+await."""
 
 from __future__ import annotations
 
@@ -10,11 +11,11 @@ import numpy.typing as npt
 import torch
 
 _ALIGNMENT = 16
-"""Bytes: vector loads, and addresses that a kernel was compiled to expect."""
+"""Alignment of each array in bytes, for vector loads and for addresses that a kernel was compiled to expect."""
 
 
 class Staging:
-    """The way of one step's arrays to a device.
+    """Brings the arrays of a step to a device.
 
     The arrays lie one after another in the order given. So those at the front whose lengths are the same in two calls
     are at the same addresses in both, as a CUDA graph needs them to be.
@@ -68,19 +69,19 @@ class Staging:
 
 
 def staged_bytes(*sizes: int) -> int:
-    """Capacity for arrays of these sizes in bytes."""
+    """Return the capacity for arrays of these sizes in bytes."""
     return sum(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
 
 
 def step_bytes(max_num_seqs: int, max_num_batched_tokens: int) -> int:
-    """Capacity for the largest step: of each token four numbers, of each sequence two, 8 bytes each."""
+    """Return the capacity for the largest step: four numbers a token and two a sequence, 8 bytes each."""
     seqs, tokens = 8 * max_num_seqs, 8 * max(max_num_batched_tokens, max_num_seqs)
     return staged_bytes(tokens, tokens, tokens, tokens, seqs, seqs)
 
 
 def upload(array: npt.NDArray[Any], device: torch.device) -> torch.Tensor:
-    """An array of any size on a device, without waiting for what the device is doing. For what few steps need: torch
-    finds pinned memory for it and keeps that until the copy is made."""
+    """Copy an array of any size to a device, without waiting for the device. For arrays that few steps need: torch
+    finds pinned memory for the copy and keeps it until the copy is made."""
     if device.type == "cpu":
         return _shared(array)
     return _shared(array).pin_memory().to(device, non_blocking=True)

@@ -8,9 +8,9 @@ import torch
 import torch.distributed as dist
 
 _MOST_BYTES = {2: 512 << 10, 4: 512 << 10, 8: 256 << 10}
-"""By the number of GPUs; torch has the kernel for these. Each reads everyone's whole tensor, so from about this size on
-bandwidth counts more than latency. These are the limits of vLLM's own kernel of this kind between four and eight GPUs
-(csrc/custom_all_reduce.cuh)."""
+"""Maximum bytes of a tensor, by the number of GPUs; torch has the kernel for these numbers. Each GPU reads all whole
+tensors, so from about this size on bandwidth counts more than latency. These are the limits of vLLM's own kernel of
+this kind between four and eight GPUs (csrc/custom_all_reduce.cuh)."""
 
 
 class OneShotSum:
@@ -43,7 +43,7 @@ class OneShotSum:
 
     @staticmethod
     def why_not(size: int, device: torch.device) -> str | None:
-        """Why a rank cannot take part, as the end of "... cannot be used: "; None: it can."""
+        """Return why a rank cannot take part, as the end of "... cannot be used: "; None: it can."""
         if device.type != "cuda":
             return "it needs GPUs"
         if size not in _MOST_BYTES:
@@ -54,11 +54,11 @@ class OneShotSum:
         return None
 
     def takes(self, x: torch.Tensor) -> bool:
-        """Whether it is the way to sum tensors of this size. Its loads and stores are of 16 bytes."""
+        """Return whether the kernel sums tensors of this size. Its loads and stores have 16 bytes."""
         return 0 < x.nbytes <= self._most_bytes and x.nbytes % 16 == 0
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum over all ranks; x stays as it is."""
+        """Return the sum over all ranks; x stays as it is."""
         x = x.contiguous()
         shared = self._buffer[: x.nbytes].view(x.dtype).view(x.shape)
         total: torch.Tensor = torch.ops.symm_mem.one_shot_all_reduce_copy(shared, x, "sum", self._group)

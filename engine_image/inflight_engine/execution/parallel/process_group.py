@@ -19,7 +19,7 @@ from inflight_engine.execution.parallel.one_shot import OneShotSum
 log = logging.getLogger(__name__)
 
 _FOREVER = timedelta(days=365)
-"""Between two steps there may be hours; that a peer is dead is noticed by its closed connection or its end."""
+"""Timeout of a step: hours may pass between two, and a dead peer shows by its closed connection."""
 
 
 class TorchDistributed:
@@ -74,8 +74,8 @@ class TorchDistributed:
         return int(smallest)
 
     def _make_one_shot(self, device: torch.device) -> OneShotSum | None:
-        """None: a rank cannot use it, so no rank does. They agree after each stage: a rank that continued
-        alone would deadlock."""
+        """Make the kernel's sum; None: a rank cannot use it, so no rank does. The ranks agree after each stage: a rank
+        that continued alone would deadlock."""
         made: list[OneShotSum] = []
         stages: tuple[Callable[[], str | None], ...] = (
             lambda: OneShotSum.why_not(self.size, device),
@@ -94,7 +94,7 @@ class TorchDistributed:
         return made[0]
 
     def _everyones(self, x: torch.Tensor) -> torch.Tensor:
-        """[size, *shape of x]."""
+        """Gather the tensors of all ranks: [size, *shape of x]."""
         below_each_other = x.new_empty(self.size * len(x), *x.shape[1:])
         dist.all_gather_into_tensor(below_each_other, x.contiguous())
         return below_each_other.view(self.size, *x.shape)

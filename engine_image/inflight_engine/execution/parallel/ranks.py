@@ -115,7 +115,7 @@ class _Worker:
 
 
 def make_runner(config: EngineConfig) -> Runner | TensorParallelRunner:
-    """What computes steps for a configuration.
+    """Make the step executor of a configuration.
 
     Raises:
         ValueError: as `build_runner` and `TensorParallelRunner`.

@@ -15,14 +15,14 @@ import torch
 from inflight_engine.native import sample as native
 
 _CANDIDATES = 1024
-"""Sorting the whole vocabulary is slow, and top_k and top_p rarely keep more than this; where they do, it is sorted."""
+"""Number of likeliest tokens that are tried first: top_k and top_p rarely keep more, and sorting all tokens is slow."""
 _SHARED_FROM = 1 << 18
-"""Logits beyond which the kernels' argmax is worth its threads; numpy's has one, and is faster on one."""
+"""Number of logits from which on the argmax of the kernels, with all threads, is faster than numpy's."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DrawBatch:
-    """One row for each token to draw.
+    """Parameters of N draws, a row for each token.
 
     Attributes:
         temperature: float64 [N], above 0.
@@ -40,7 +40,7 @@ class DrawBatch:
 
 
 def argmax(logits: torch.Tensor) -> torch.Tensor:
-    """int64 [N]: the likeliest token of each row, the smallest of equally likely ones."""
+    """Return the likeliest token of each row, int64 [N]; the smallest of equally likely ones."""
     if logits.numel() > _SHARED_FROM and native.can_sample(logits):
         return native.argmax(logits)
     return torch.from_numpy(
@@ -97,7 +97,7 @@ def _draw(logits: torch.Tensor, batch: DrawBatch, number: npt.NDArray[np.float64
 
 
 def uniform(seed: npt.NDArray[np.uint64], position: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
-    """One number in [0, 1) for each (seed, position), from splitmix64 (Steele, Lea, Flood 2014) used as a hash."""
+    """Return a number in [0, 1) for each (seed, position), from splitmix64 (Steele, Lea, Flood 2014) used as a hash."""
     mixed = _splitmix64(_splitmix64(seed) + position.astype(np.uint64))
     return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
@@ -130,7 +130,8 @@ def _keep_likeliest(weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Ten
 def _cutoff(
     weights: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor, num_candidates: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many tokens to keep and the least weight among them, both [N, 1], looking at the likeliest only."""
+    """Return the number of tokens to keep and the least weight among them, both [N, 1], from the likeliest tokens
+    only."""
     candidates = weights.topk(num_candidates, dim=-1).values
     cumulative = candidates.cumsum(dim=-1)
     within = cumulative.gather(-1, (top_k.clamp(max=num_candidates) - 1))
@@ -142,5 +143,5 @@ def _cutoff(
 
 
 def _total(weights: torch.Tensor) -> torch.Tensor:
-    """[N, 1]: each row's sum. Not by `sum`, which adds a large row in another order when it is the only one."""
+    """Return each row's sum, [N, 1]; `sum` would add a large row in another order when it is the only one."""
     return weights.cumsum(dim=-1)[:, -1:]

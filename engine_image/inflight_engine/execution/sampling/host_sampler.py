@@ -14,7 +14,7 @@ from inflight_engine.execution.sampling.penalties import Penalties, is_penalised
 from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 _DRAWN, _BIASED, _PENALISED = 1, 2, 4
-"""What a slot asks for beyond the likeliest token: bits of a number."""
+"""Bits for the parts of sampling beyond the likeliest token that a slot asks for."""
 
 
 class HostSampler:
@@ -28,7 +28,7 @@ class HostSampler:
         num_slots = max_num_seqs + 1  # the last is that of padding
         self._asks = np.zeros(num_slots, np.uint8)
         self._asked = 0
-        """What all slots together ask for."""
+        """Bits of all slots together."""
         self._temperature = np.ones(num_slots, np.float64)
         self._min_p = np.zeros(num_slots, np.float64)
         self._top_k = np.zeros(num_slots, np.int64)

@@ -18,14 +18,14 @@ from inflight_engine.scheduling.plan import Slots, StepPlan
 log = logging.getLogger(__name__)
 
 _CHUNK_BYTES = 64 << 20
-"""Most that the intermediate results of one chunk of rows take together."""
+"""Maximum bytes of the intermediate results of one chunk of rows."""
 _BYTES_PER_LOGIT = 24
-"""Of a chunk's row: a log-softmax and its magnitude in float32, and two arrays of int64."""
+"""Bytes of intermediate results for each logit: a log-softmax and its magnitude in float32, and two arrays of int64."""
 
 
 class LogprobTensors(NamedTuple):
-    """On the device, for N rows: `sampled`: float32 [N]. `top_token_ids`: int64 [N, count], `top`: float32 [N, count],
-    likeliest first."""
+    """Log-probabilities of N rows on the device. `sampled`: float32 [N]. `top_token_ids`: int64 [N, count], `top`:
+    float32 [N, count], likeliest first."""
 
     sampled: torch.Tensor
     top_token_ids: torch.Tensor
@@ -42,7 +42,7 @@ class Reported(msgspec.Struct, frozen=True, eq=False):
 
 
 class LogprobRequests:
-    """Which slots ask for log-probabilities.
+    """The slots that ask for log-probabilities.
 
     Args:
         max_num_seqs: number of slots.
@@ -52,7 +52,7 @@ class LogprobRequests:
         self._num_top = np.full(max_num_seqs, -1, np.int64)
         """Likeliest tokens to report; -1: the slot asks for nothing."""
         self.asked = False
-        """Whether any slot asks."""
+        """True while any slot asks."""
 
     def apply(self, plan: StepPlan) -> None:
         """Forget the slots that the plan releases, and learn those that it starts."""
@@ -82,21 +82,21 @@ class LogprobRequests:
 
 
 def rows_at_once(vocab_size: int) -> int:
-    """How many rows of logits to take in one chunk."""
+    """Return the number of rows of logits in one chunk."""
     return max(1, _CHUNK_BYTES // (_BYTES_PER_LOGIT * vocab_size))
 
 
 def gather_logprobs(
     logits: torch.Tensor, rows: npt.NDArray[np.int64], token_ids: torch.Tensor, count: int
 ) -> LogprobTensors:
-    """What may be reported for some rows. Of equally likely tokens those with smaller ids come first, so that a row's
+    """Compute the log-probabilities of some rows. Equally likely tokens come in the order of their ids, so that a row's
     report does not depend on the others'. Rows are taken in chunks, so that memory does not follow their number.
 
     Args:
         logits: float32 [M, vocab_size], the model's.
         rows: [N], at least one.
-        token_ids: int64 [M]: what was sampled.
-        count: how many of the likeliest tokens.
+        token_ids: int64 [M]: the sampled tokens.
+        count: number of likeliest tokens.
     """
     size = rows_at_once(logits.shape[1])
     chunks = [_gather(logits, rows[i : i + size], token_ids, count) for i in range(0, len(rows), size)]
@@ -120,12 +120,12 @@ def token_logprobs(
     slots: Slots,
     num_top: npt.NDArray[np.int64],
 ) -> list[TokenLogprobs]:
-    """The reports of some rows.
+    """Return the reports of some rows.
 
     Args:
         sampled, top_token_ids, top: `LogprobTensors`, on the host.
-        slots: [N]: whose rows they are.
-        num_top: [N]: how many of the likeliest tokens each row reports.
+        slots: [N]: slots of the rows.
+        num_top: [N]: number of likeliest tokens that each row reports.
     """
     return [
         TokenLogprobs(slot, logprob, ids[:count], values[:count])
@@ -136,7 +136,7 @@ def token_logprobs(
 
 
 def _likeliest(logprobs: torch.Tensor, count: int) -> torch.Tensor:
-    """int64 [N, count]: token ids by falling log-probability, then by rising id."""
+    """Return token ids by falling log-probability, then by rising id, int64 [N, count]."""
     vocab_size = logprobs.shape[-1]
     if count == 0:
         return torch.empty((len(logprobs), 0), dtype=torch.int64, device=logprobs.device)

@@ -7,7 +7,7 @@ import math
 from inflight_engine.scheduling.plan import SlotStart, StepPlan
 
 Biases = tuple[tuple[int, float], ...]
-"""(token id, what is added to its logit), each token once."""
+"""Pairs (token id, addend of its logit), each token once."""
 
 
 class MinTokens:
@@ -18,7 +18,7 @@ class MinTokens:
         self._biases: dict[int, Biases] = {}
 
     def start(self, start: SlotStart) -> Biases:
-        """The biases with which a request begins: its own, and what keeps it from stopping."""
+        """Return the biases with which a request begins: its own, and those that keep it from stopping."""
         sampling = start.sampling
         stops = sampling.stop_token_ids
         left = sampling.min_tokens - (len(start.token_ids) - start.num_prompt_tokens)

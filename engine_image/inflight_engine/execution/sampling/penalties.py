@@ -20,7 +20,7 @@ from inflight_engine.scheduling.plan import Slots, SlotStart
 
 IN_PROMPT = 1
 IN_OUTPUT = 2
-"""A token's number is this for each time it is in the output, plus 1 when it is in the prompt."""
+"""Addend of a token's number for each time it is in the output; `IN_PROMPT` is added once if it is in the prompt."""
 
 Counts = npt.NDArray[np.int32]
 
@@ -43,7 +43,7 @@ def met_tokens(start: SlotStart) -> tuple[npt.NDArray[np.int64], Counts]:
 
 
 class Penalties:
-    """Which tokens the penalised slots have met, and what it costs them.
+    """The tokens that penalised slots have met, and their penalties.
 
     Args:
         max_num_seqs: number of slots.

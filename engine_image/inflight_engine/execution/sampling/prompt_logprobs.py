@@ -15,8 +15,8 @@ from inflight_engine.output import PromptLogprobs
 
 
 class PromptTensors(NamedTuple):
-    """On the device, for M tokens: `logprobs`: float32 [M]. `ranks`: int64 [M], see `PromptLogprobs`. `top_token_ids`:
-    int64 [M, count], `top`: float32 [M, count], likeliest first."""
+    """Scores of M prompt tokens on the device. `logprobs`: float32 [M]. `ranks`: int64 [M], see `PromptLogprobs`.
+    `top_token_ids`: int64 [M, count], `top`: float32 [M, count], likeliest first."""
 
     logprobs: torch.Tensor
     ranks: torch.Tensor
@@ -29,7 +29,7 @@ class PromptSpan(NamedTuple):
 
     Attributes:
         first: index of the first of them in the prompt.
-        num_top: how many likeliest tokens to report with each.
+        num_top: number of likeliest tokens to report with each.
     """
 
     slot: int
@@ -52,7 +52,7 @@ def score_prompts(
         logits: of a `Model`; a call may overwrite what the one before it returned.
         hidden: [M, hidden_size], at least one.
         token_ids: [M].
-        count: how many of the likeliest tokens to report with each.
+        count: number of likeliest tokens to report with each.
     """
     targets, size = upload(token_ids, hidden.device), rows_at_once(vocab_size)
     slices = [_score(logits(hidden[i : i + size]), targets[i : i + size], count) for i in range(0, len(hidden), size)]
@@ -60,7 +60,7 @@ def score_prompts(
 
 
 def prompt_reports(on_host: Sequence[npt.NDArray[Any]], spans: Sequence[PromptSpan]) -> list[PromptLogprobs]:
-    """The reports of some spans. `on_host`: `PromptTensors` of all their tokens, one span after the other."""
+    """Return the reports of some spans. `on_host`: `PromptTensors` of all their tokens, one span after the other."""
     logprobs, ranks, top_token_ids, top = on_host
     reports, begin = [], 0
     for span in spans:

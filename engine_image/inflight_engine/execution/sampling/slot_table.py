@@ -1,4 +1,4 @@
-"""How each slot chooses its tokens, on the device, where every step finds it at the same addresses."""
+"""The sampling parameters of each slot on the device, at addresses that are the same in every step."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ TEMPERATURE, MIN_P, TOP_P, REPETITION, PRESENCE, FREQUENCY = range(6)
 SEED, TOP_K, NUM_BIASES = range(3)
 """Columns of `SlotTable.integers`."""
 MOST_BIASES = MAX_LOGIT_BIAS + 256
-"""A request's own, and one for each of its stop tokens while it has fewer than `min_tokens`."""
+"""Maximum number of biases of a slot: the request's own, and one a stop token while it has fewer than `min_tokens`."""
 MOST_MET = 2**15 - 2
-"""A token that is in the output more often than half of this counts as often as that."""
+"""Maximum of a token's number: a token that is in the output more often than half of this counts as half of it."""
 
 
 class SlotTable:
@@ -34,7 +34,7 @@ class SlotTable:
         numbers: float64 [S, 6]: temperature (0: greedy), min_p, top_p, repetition, presence and frequency penalty.
         integers: int64 [S, 3]: seed; top_k, `vocab_size` where all are kept; number of biased tokens.
         bias_tokens, bias_values: int32 and float32 [S, MOST_BIASES]: as many as there are biased tokens.
-        met: int16 [S, vocab_size]: of penalised slots, a token's number as in `Penalties`, at most `MOST_MET`.
+        met: int16 [S, vocab_size]: for penalised slots, a token's number as in `Penalties`, at most `MOST_MET`.
     """
 
     def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
@@ -103,7 +103,7 @@ def _numbers(sampling: SamplingParams) -> tuple[float, ...]:
 
 
 def _as_int64(seed: int) -> int:
-    """The low 64 bits, as torch has them."""
+    """Return the low 64 bits as a signed number, which torch's int64 holds."""
     return (seed + 2**63) % 2**64 - 2**63
 
 

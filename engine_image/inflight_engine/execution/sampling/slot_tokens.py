@@ -1,4 +1,4 @@
-"""A number for some tokens of some slots, kept flat, so that a whole batch's are read and changed at once."""
+"""Numbers for some tokens of some slots, kept flat, so that a whole batch's are read and changed at once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ IntArray = npt.NDArray[np.int64]
 
 
 class BatchTokens(NamedTuple, Generic[Number]):
-    """What is known about a batch's tokens: `values[i]` belongs to token `token_ids[i]` of the batch's row `rows[i]`.
+    """Numbers of a batch's tokens: `values[i]` belongs to token `token_ids[i]` of the batch's row `rows[i]`.
     Each (row, token) is there once. `rows`, `token_ids`: int64 [n]."""
 
     rows: IntArray
@@ -30,7 +30,7 @@ class SlotTokens(Generic[Number]):
 
     Args:
         max_num_seqs: number of slots.
-        dtype: of the numbers.
+        dtype: dtype of the numbers.
     """
 
     def __init__(self, max_num_seqs: int, dtype: type[Number]) -> None:
@@ -60,7 +60,8 @@ class SlotTokens(Generic[Number]):
         self._size = size
 
     def select(self, slots: Slots) -> BatchTokens[Number]:
-        """The entries of a batch whose row i is slot `slots[i]`; no slot twice. To be read before the next change."""
+        """Return the entries of a batch whose row i is slot `slots[i]`; no slot twice. To be read before the next
+        change."""
         rows = self._spread(slots, np.arange(len(slots)))
         token_ids, values = self._token_ids[: self._size], self._values[: self._size]
         found = rows >= 0
@@ -78,7 +79,7 @@ class SlotTokens(Generic[Number]):
             self._extend(slots[is_new], token_ids[is_new], values)
 
     def _spread(self, slots: Slots, numbers: npt.NDArray[np.integer]) -> IntArray:
-        """For each entry of `slots[i]`, `numbers[i]`; -1 for entries of other slots."""
+        """Return `numbers[i]` for each entry of `slots[i]`; -1 for entries of other slots."""
         self._of_slot[slots] = numbers
         spread = self._of_slot.take(self._slots[: self._size])
         self._of_slot[slots] = -1

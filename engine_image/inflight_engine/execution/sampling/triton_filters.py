@@ -1,7 +1,7 @@
-"""What top_k and top_p leave of a row of logits, found without sorting and without the host.
+"""The tokens that top_k and top_p keep of a row of logits, found without sorting and without the host.
 
-It is said by a key (a logit's place in the order of all floats): tokens above it stay, and of those at it the first
-few. It is found digit by digit: each launch counts (top_k) or weighs (top_p) the tokens that have the digits found so
+A key (a logit's place in the order of all floats) names them: tokens above it stay, and the first few of those at it.
+The key is found digit by digit: each launch counts (top_k) or weighs (top_p) the tokens that have the digits found so
 far by their next digit, for each part; each program of the next launch adds the parts up and takes the digit in which
 the goal is reached. Rows without the filter leave such launches at once.
 """
@@ -26,14 +26,14 @@ from inflight_engine.execution.sampling.triton_logits import (
 )
 
 MASS = tl.constexpr(2.0**40)
-"""Of a weight of 1: masses are integers."""
+"""Mass of a weight of 1; masses are integers."""
 STATE = tl.constexpr(3)
-"""Numbers that each digit of a row's search leaves for the next."""
+"""Number of values that each digit of a row's search leaves for the next."""
 
 
 @triton.jit
 def add_up(histogram: tl.tensor, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr, BITS: tl.constexpr) -> tl.tensor:
-    """[WAYS]: a row's histogram over all splits."""
+    """Return a row's histogram over all splits, [WAYS]."""
     splits, ways = tl.arange(0, PADDED_SPLITS)[:, None], tl.arange(0, 1 << BITS)[None, :]
     return tl.sum(tl.load(histogram + splits * (1 << BITS) + ways, mask=splits < SPLITS, other=0), axis=0)
 
@@ -42,7 +42,7 @@ def add_up(histogram: tl.tensor, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constex
 def descend(
     histogram: tl.tensor, goal: tl.tensor, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr, BITS: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
-    """The greatest digit at and above which the goal is reached, 0 if none is, and what is left of the goal there."""
+    """Return the greatest digit at and above which the goal is reached, or 0, and the rest of the goal there."""
     found = add_up(histogram, SPLITS, PADDED_SPLITS, BITS)
     reached = tl.sum(found, axis=0) - tl.cumsum(found, axis=0) + found
     digit = tl.maximum(tl.sum((reached >= goal).to(tl.int64), axis=0) - 1, 0)
@@ -54,7 +54,7 @@ def descend(
 def before(
     histogram: tl.tensor, digit: tl.tensor, split: tl.tensor, PADDED_SPLITS: tl.constexpr, BITS: tl.constexpr
 ) -> tl.tensor:
-    """What the splits before one have of a digit."""
+    """Return the sum of a digit over the splits before `split`."""
     splits = tl.arange(0, PADDED_SPLITS)
     return tl.sum(tl.load(histogram + splits * (1 << BITS) + digit, mask=splits < split, other=0), axis=0)
 
@@ -97,8 +97,8 @@ def histogram_of(
     BLOCK: tl.constexpr,
     BITS: tl.constexpr,
 ) -> tl.tensor:
-    """int64 [WAYS]: number or mass of a split's tokens above `floor`, of those whose keys begin with the prefix, by the
-    digit behind it."""
+    """Return the number or mass of a split's tokens above `floor` whose keys begin with the prefix, by the digit behind
+    it, int64 [WAYS]."""
     temperature = tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32)
     min_p = tl.load(numbers + slot * NUM_NUMBERS + MIN_P).to(tl.float32)
     found = tl.zeros((1 << BITS,), tl.int64)
@@ -141,7 +141,7 @@ def top_k_kernel(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One digit of top_k's key.
+    """Kernel that finds one digit of top_k's key.
 
     Args:
         histograms: int64 [digits, rows, SPLITS, 2**BITS].
@@ -213,7 +213,7 @@ def top_p_kernel(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """One digit of top_p's key, among the keys above top_k's.
+    """Kernel that finds one digit of top_p's key, among the keys above top_k's.
 
     Args:
         histograms: int64 [digits, rows, SPLITS, 2**BITS].

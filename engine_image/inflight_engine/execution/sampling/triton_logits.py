@@ -30,7 +30,7 @@ def load_edited(
     vocab_size: tl.tensor,
     ids: tl.tensor,
 ) -> tl.tensor:
-    """A row's logits of some tokens after logit_bias and penalties; behind the vocabulary, -inf."""
+    """Load a row's logits of some tokens after logit_bias and penalties; behind the vocabulary, -inf."""
     inside = ids < vocab_size
     edited = tl.load(logits + ids, mask=inside, other=float("-inf"))
     for i in range(tl.load(integers + slot * NUM_INTEGERS + _NUM_BIASES).to(tl.int32)):
@@ -50,21 +50,21 @@ def load_edited(
 
 @triton.jit
 def key_of(logits: tl.tensor) -> tl.tensor:
-    """Places in the order of all floats, int64 [0, 2**32). That of no logit is 0."""
+    """Return the places of logits in the order of all floats, int64 [0, 2**32). No logit has place 0."""
     bits = logits.to(tl.int32, bitcast=True)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.int64) + 2147483648
 
 
 @triton.jit
 def logit_of(key: tl.tensor) -> tl.tensor:
-    """The inverse of `key_of`."""
+    """Return the logits at some places, the inverse of `key_of`."""
     bits = (key - 2147483648).to(tl.int32)
     return (bits ^ ((bits >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def weight_of(logits: tl.tensor, peak: tl.tensor, temperature: tl.tensor, min_p: tl.tensor) -> tl.tensor:
-    """Of the likeliest token, 1; 0 of those that min_p drops."""
+    """Return the unnormalised probability: 1 for the likeliest token, 0 for tokens that min_p drops."""
     weights = tl.exp((logits - peak) / temperature)
     return tl.where(weights >= min_p, weights, 0.0)
 
@@ -85,7 +85,7 @@ def peak_kernel(
     SPAN: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """The greatest logit of a split, of rows that draw."""
+    """Kernel that finds the greatest logit of each split, in rows that draw."""
     row, split = tl.program_id(0).to(tl.int64), tl.program_id(1)
     slot = tl.load(slots + row)
     if tl.load(numbers + slot * NUM_NUMBERS + TEMPERATURE).to(tl.float32) > 0:
@@ -101,6 +101,6 @@ def peak_kernel(
 
 @triton.jit
 def load_peak(peaks: tl.tensor, row: tl.tensor, SPLITS: tl.constexpr, PADDED_SPLITS: tl.constexpr) -> tl.tensor:
-    """A row's greatest logit."""
+    """Return a row's greatest logit."""
     splits = tl.arange(0, PADDED_SPLITS)
     return tl.max(tl.load(peaks + row * SPLITS + splits, mask=splits < SPLITS, other=float("-inf")), axis=0)

@@ -10,13 +10,12 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
 from inflight_engine.messages import EngineReady
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.admin.record import RecordResponse, flushed_record
 from inflight_engine.server.admin.token import AdminRoute
 from inflight_engine.server.engine.phase import Phase
-from inflight_engine.server.engine.runtime_config import Change
 from inflight_engine.server.service import Service, ServiceOf
 from inflight_engine.server.settings.service_class import LARGEST_WEIGHT
+from inflight_settings.limits import Limits, PartialLimits
 
 router = APIRouter()
 admin_router = APIRouter(route_class=AdminRoute)
@@ -52,10 +51,8 @@ async def change_runtime_config(change: RuntimeConfigChange, service: ServiceOf)
     session = service.session
     if session.ready is None or session.phase is not Phase.READY:
         raise session.not_ready()
-    wanted = Change(
-        change.max_num_seqs, change.max_num_batched_tokens, change.revision, class_weights=change.class_weights or {}
-    )
-    await session.runtime.change(wanted, session.ready.capacity)
+    limits = PartialLimits(change.max_num_seqs, change.max_num_batched_tokens)
+    await session.runtime.change(limits, change.revision, change.class_weights or {}, session.ready.capacity)
     return await runtime_config(service)
 
 
@@ -78,7 +75,7 @@ def _describe(service: Service, limits: Limits, engine: EngineReady) -> dict[str
     return {
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
-        "revision": limits.revision,
+        "revision": service.session.runtime.revision,
         "capacity": {
             "max_num_seqs": engine.capacity.max_num_seqs,
             "max_num_batched_tokens": engine.capacity.max_num_batched_tokens,

@@ -9,7 +9,7 @@ from inflight_cost.model import StepWork
 from inflight_engine.cost_fit.online import GOOD_ERROR
 from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.output_lengths import OutputLengths
-from inflight_engine.scheduling.limits import Limits
+from inflight_settings.limits import Limits
 
 _NEWEST_STEP = 0.05
 """Weight of the latest step in the average."""

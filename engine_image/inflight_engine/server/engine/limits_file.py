@@ -8,7 +8,7 @@ from typing import Annotated
 
 import msgspec
 
-from inflight_engine.scheduling.limits import Limits
+from inflight_settings.limits import Limits, LimitsInForce, PartialLimits
 
 log = logging.getLogger(__name__)
 
@@ -21,32 +21,24 @@ class _LimitsFile(msgspec.Struct, forbid_unknown_fields=True):
     revision: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-def initial_limits(path: Path | None, capacity: Limits) -> Limits:
+def initial_limits(path: Path | None, capacity: Limits) -> LimitsInForce:
     """The limits in the file, at most `capacity`; `capacity` without a readable file.
 
     A replica that serves with its capacities is better than one that does not start, so a damaged file is a warning.
     """
     if path is None:
-        return capacity
+        return LimitsInForce(capacity)
     try:
         content = path.read_bytes()
     except FileNotFoundError:
-        return capacity
+        return LimitsInForce(capacity)
     except OSError as error:
         log.warning("limits file %s cannot be read (%s); starting with the capacities", path, error.strerror)
-        return capacity
+        return LimitsInForce(capacity)
     try:
-        return clamped(msgspec.json.decode(content, type=_LimitsFile), capacity)
+        file = msgspec.json.decode(content, type=_LimitsFile)
     except msgspec.DecodeError as error:
         log.warning("limits file %s is malformed (%s); starting with the capacities", path, error)
-        return capacity
-
-
-def clamped(wanted: _LimitsFile, capacity: Limits) -> Limits:
-    return Limits(
-        max_num_seqs=min(wanted.max_num_seqs or capacity.max_num_seqs, capacity.max_num_seqs),
-        max_num_batched_tokens=min(
-            wanted.max_num_batched_tokens or capacity.max_num_batched_tokens, capacity.max_num_batched_tokens
-        ),
-        revision=wanted.revision,
-    )
+        return LimitsInForce(capacity)
+    wanted = PartialLimits(file.max_num_seqs, file.max_num_batched_tokens)
+    return LimitsInForce(wanted.over(capacity).at_most(capacity), file.revision)

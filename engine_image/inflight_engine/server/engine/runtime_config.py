@@ -4,23 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 from inflight_engine.messages import Configure, Configured
 from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.scheduling.limits import LimitError, Limits, StaleRevisionError, changed_limits
+from inflight_engine.scheduling.limits import LimitError, StaleRevisionError, changed_limits
 from inflight_engine.server.engine.calls import EngineCalls
 from inflight_engine.server.errors import ApiError, bad_request
-
-
-@dataclass(frozen=True, slots=True)
-class Change:
-    """Any subset: None, or a class that is not named, stays. Meanings are those of `changed_limits`."""
-
-    max_num_seqs: int | None
-    max_num_batched_tokens: int | None
-    revision: int | None
-    class_weights: Mapping[str, float]
+from inflight_settings.limits import Limits, LimitsInForce, PartialLimits
 
 
 class RuntimeConfig:
@@ -28,29 +18,36 @@ class RuntimeConfig:
 
     Attributes:
         limits: None until the engine applied or confirmed the first ones.
+        revision: of the limits.
         class_weights: of all classes, in their order.
     """
 
     def __init__(self, classes: Sequence[ServiceClass], calls: EngineCalls) -> None:
         self.limits: Limits | None = None
+        self.revision = 0
         self.class_weights = {service_class.name: service_class.weight for service_class in classes}
         self._calls = calls
         self._changing = asyncio.Lock()
 
-    async def start(self, limits: Limits, capacity: Limits) -> None:
+    async def start(self, limits: LimitsInForce, capacity: Limits) -> None:
         """The engine starts with its capacity."""
-        if limits != capacity:
+        if limits != LimitsInForce(capacity):
             await self._calls.ask(lambda call_id: Configure(call_id, limits))
-        self.limits = limits
+        self.limits, self.revision = limits.limits, limits.revision
 
     def restore(self) -> None:
         """Apply the current limits and weights to the new engine process. They are sent before anything else."""
-        limits = self.limits
-        if limits is not None:
+        if self.limits is not None:
+            limits = LimitsInForce(self.limits, self.revision)
             self._calls.tell(lambda call_id: Configure(call_id, limits, self.class_weights))
 
-    async def change(self, change: Change, capacity: Limits) -> None:
+    async def change(
+        self, change: PartialLimits, revision: int | None, class_weights: Mapping[str, float], capacity: Limits
+    ) -> None:
         """Apply all of it, or nothing.
+
+        Args:
+            class_weights: of the classes whose weight changes.
 
         Raises:
             ApiError: 400 a value is out of range or a class unknown, 409 the revision is an older one, 503 no engine is
@@ -59,25 +56,20 @@ class RuntimeConfig:
         async with self._changing:
             if self.limits is None:
                 raise ApiError(503, "the model is still loading", code="loading", retry_after=1)
-            limits = _limits(self.limits, capacity, change)
-            weights = _changed_weights(self.class_weights, change.class_weights)
-            if limits != self.limits or weights:
+            current = LimitsInForce(self.limits, self.revision)
+            limits = _limits(current, capacity, change, revision)
+            weights = _changed_weights(self.class_weights, class_weights)
+            if limits != current or weights:
                 await self._calls.ask(lambda call_id: Configure(call_id, limits, weights))
 
     def applied(self, answer: Configured) -> None:
-        self.limits = answer.limits
+        self.limits, self.revision = answer.limits.limits, answer.limits.revision
         self.class_weights = {name: answer.class_weights[name] for name in self.class_weights}
 
 
-def _limits(current: Limits, capacity: Limits, change: Change) -> Limits:
+def _limits(current: LimitsInForce, capacity: Limits, change: PartialLimits, revision: int | None) -> LimitsInForce:
     try:
-        return changed_limits(
-            current,
-            capacity,
-            max_num_seqs=change.max_num_seqs,
-            max_num_batched_tokens=change.max_num_batched_tokens,
-            revision=change.revision,
-        )
+        return changed_limits(current, capacity, change, revision)
     except LimitError as error:
         raise bad_request(str(error), str(error).split()[0]) from None
     except StaleRevisionError as error:

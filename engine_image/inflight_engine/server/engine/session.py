@@ -24,13 +24,13 @@ from inflight_engine.messages import (
     StepStats,
     ToEngine,
 )
-from inflight_engine.scheduling.limits import Limits
 from inflight_engine.server.engine.calls import EngineCalls
 from inflight_engine.server.engine.link import EngineLink
 from inflight_engine.server.engine.phase import Phase, no_engine, shutting_down
 from inflight_engine.server.engine.progress import KILL_GRACE_SECONDS, Progress
 from inflight_engine.server.engine.runtime_config import RuntimeConfig
 from inflight_engine.server.errors import ApiError
+from inflight_settings.limits import LimitsInForce
 
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Stats before the first step of an engine process."""
@@ -122,7 +122,7 @@ class EngineSession:
         """The error while no engine is running."""
         return no_engine(self.phase)
 
-    async def open(self, limits: Limits) -> None:
+    async def open(self, limits: LimitsInForce) -> None:
         """The model is loaded in both processes: the engine takes requests, with these limits."""
         await self.runtime.start(limits, self.first_ready.result().capacity)
         self.phase = Phase.READY

@@ -22,11 +22,17 @@ from inflight_engine.server.telemetry.span_counts import SpanCounts
 
 @dataclass(frozen=True, slots=True)
 class Gauges:
-    """Current values. `waiting`: requests that were never admitted, by class."""
+    """Current values.
+
+    Attributes:
+        waiting: requests that were never admitted, by class.
+        revision: of the limits in force.
+    """
 
     load: Load
     waiting: Mapping[str, int]
     draining: bool
+    revision: int = 0
 
 
 class EngineMetrics(Collector):
@@ -61,7 +67,7 @@ class EngineMetrics(Collector):
         _engine_state(page, demand, now)
         _counters(page, counts, now.load)
         _histograms(page, counts)
-        _limits(page, now.load)
+        _limits(page, now.load, now.revision)
         _demand(page, demand)
         _step_cost(page, demand.step_cost)
         _traces(page, self.spans)
@@ -162,7 +168,7 @@ def _histograms(page: Families, counts: Counts) -> None:
         page.histogram(name, documentation, histogram)
 
 
-def _limits(page: Families, load: Load) -> None:
+def _limits(page: Families, load: Load, revision: int) -> None:
     if load.limits is None or load.ready is None:
         return
     limits, capacity, stats = load.limits, load.ready.capacity, load.stats
@@ -176,7 +182,7 @@ def _limits(page: Families, load: Load) -> None:
         "Upper bound of max_num_batched_tokens.",
         capacity.max_num_batched_tokens,
     )
-    page.gauge("inflight_runtime_config_revision", "Revision of the limits in force.", limits.revision)
+    page.gauge("inflight_runtime_config_revision", "Revision of the limits in force.", revision)
     empty = max(0, limits.max_num_seqs - stats.num_running)
     page.gauge(
         "inflight_slots_wasted_ratio",

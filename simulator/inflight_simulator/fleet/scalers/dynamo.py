@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from inflight_cost.capacity import StepLimits
 from inflight_cost.model import CostModel, StepWork
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet.scalers.signals import Traffic, rounded_up
 from inflight_simulator.fleet.view import FleetView
 
@@ -72,7 +72,7 @@ class IterationModel:
     """
 
     cost: CostModel
-    limits: StepLimits
+    limits: Limits
     kv_capacity: float
 
     def ttft(self, load: EngineLoad, means: Means) -> float:

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 
-from inflight_cost.capacity import StepLimits
 from inflight_cost.model import CostModel, StepWork, attended_tokens
 from inflight_operator.decide.behavior import Behavior, ScalingPolicy, ScalingRules
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet.scalers.hpa import ALL_IN_15_S, Hpa, by_totals
 from inflight_simulator.fleet.scalers.signals import (
     Recent,
@@ -62,7 +62,7 @@ def llmd_token_aware(prefill_rate: float) -> Hpa:
     )
 
 
-def idle_prefill_rate(cost: CostModel, limits: StepLimits) -> float:
+def idle_prefill_rate(cost: CostModel, limits: Limits) -> float:
     """Prompt tokens a second of a replica that does nothing else: one step that is a full budget of one prompt."""
     tokens = limits.max_num_batched_tokens
     return tokens / cost.seconds(StepWork(0, tokens, 0, attended_tokens(0, tokens)))

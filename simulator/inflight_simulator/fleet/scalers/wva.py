@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
 
-from inflight_cost.capacity import StepLimits
+from inflight_settings.limits import Limits
 from inflight_simulator.fleet.scalers.hpa import Hpa, replicas_by_total, windows
 from inflight_simulator.fleet.scalers.signals import Recent, Traffic, rounded_up
 from inflight_simulator.fleet.view import FleetView
@@ -39,7 +39,7 @@ class ReplicaLoad:
     kv: float
     queue: float
     kv_tokens: float
-    limits: StepLimits
+    limits: Limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ class ComputeBound:
         return _running_by_limits(load.limits, sizes) * (sizes.prompt + sizes.output / 2) or memory_bound
 
 
-def _running_by_limits(limits: StepLimits, sizes: Sizes) -> float:
+def _running_by_limits(limits: Limits, sizes: Sizes) -> float:
     """Requests that run where each step's budget is used up by prompts and decodes in their proportion."""
     total = sizes.prompt + sizes.output
     return min(limits.max_num_batched_tokens * sizes.output / total, limits.max_num_seqs) if total else 0.0

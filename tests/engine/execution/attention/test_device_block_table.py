@@ -49,6 +49,7 @@ def test_after_random_plans_it_is_the_hosts_and_only_changes_were_sent(seed, mon
             num_steps += 1
             packed = batch.pack(plan).attention
             device.update(packed)
+            batch.advance(plan)
             width = packed.block_table.shape[1]
             np.testing.assert_array_equal(device.rows[:, :width].numpy(), packed.block_table)
     assert device.rows.data_ptr() == address

@@ -15,7 +15,7 @@ from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.request.view import Head
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.telemetry import reports
-from inflight_gateway.telemetry.courses import Courses
+from inflight_gateway.telemetry.access_records import AccessRecords
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestView
 
@@ -39,7 +39,7 @@ class NoGate:
 class World:
     def __init__(self):
         self.now, self.metrics, self.gate = 0.0, Metrics(), NoGate()
-        self.courses = Courses(self.metrics, PicksLog(), self.gate, HoldQueue(), lambda: self.now, log=True)
+        self.records = AccessRecords(self.metrics, PicksLog(), self.gate, HoldQueue(), lambda: self.now, log=True)
 
     def value(self, name, **labels):
         return self.metrics.registry.get_sample_value(f"inflight_gateway_{name}", labels)
@@ -53,9 +53,9 @@ def lines(caplog):
 
 def test_a_report_is_counted_settled_and_logged(lines):
     world = World()
-    course = world.courses.started(REQUEST, *START, relayed=True)
-    world.courses.ended(course)
-    world.courses.report(REPORT)
+    record = world.records.started(REQUEST, *START, relayed=True)
+    world.records.ended(record)
+    world.records.report(REPORT)
     service = {"namespace": "default", "service": "a"}
     assert world.value("requests_total", **service, status="200") == 1
     assert world.value("attempts_total", **service) == 2
@@ -80,33 +80,33 @@ def test_a_report_is_counted_settled_and_logged(lines):
 
 def test_a_request_without_a_report_is_logged_after_a_while(lines):
     world = World()
-    course = world.courses.started(REQUEST, *START, relayed=True)
-    world.courses.ended(course)
-    world.courses.expire()
+    record = world.records.started(REQUEST, *START, relayed=True)
+    world.records.ended(record)
+    world.records.expire()
     assert lines() == []
     world.now = 31.0
-    world.courses.expire()
+    world.records.expire()
     assert [line["status"] for line in lines()] == [None]
     assert world.value("requests_total", namespace="default", service="a", status="unknown") == 1
 
 
 def test_the_wait_for_a_report_begins_anew_with_each_attempt(lines):
     world = World()
-    course = world.courses.started(REQUEST, *START, relayed=True)
-    world.courses.ended(course)
+    record = world.records.started(REQUEST, *START, relayed=True)
+    world.records.ended(record)
     world.now = 20.0
-    course = world.courses.started(replace(REQUEST, attempt=2), *START, relayed=True)
+    record = world.records.started(replace(REQUEST, attempt=2), *START, relayed=True)
     world.now = 40.0
-    world.courses.expire()
+    world.records.expire()
     assert lines() == []
-    world.courses.report(REPORT)
+    world.records.report(REPORT)
     assert [line["held_s"] for line in lines()] == [0.5]
 
 
 def test_without_a_relay_the_end_of_the_stream_is_the_report(lines):
     world = World()
-    course = world.courses.refused(head(), KEY, Refusal(401, "invalid_api_key", "no"))
-    world.courses.ended(course)
+    record = world.records.refused(head(), KEY, Refusal(401, "invalid_api_key", "no"))
+    world.records.ended(record)
     (line,) = lines()
     wanted = {"status": 401, "refusal": "invalid_api_key", "service": "default/a", "request_id": "theirs"}
     assert wanted.items() <= line.items()
@@ -114,9 +114,9 @@ def test_without_a_relay_the_end_of_the_stream_is_the_report(lines):
 
 def test_the_status_of_another_gateways_request_is_that_of_its_response():
     world = World()
-    course = world.courses.started(REQUEST, *START, relayed=False)
-    world.courses.answered(course, 200)
-    world.courses.ended(course)
+    record = world.records.started(REQUEST, *START, relayed=False)
+    world.records.answered(record, 200)
+    world.records.ended(record)
     assert world.value("requests_total", namespace="default", service="a", status="200") == 1
 
 
@@ -124,9 +124,9 @@ def test_a_deleted_service_leaves_no_metrics():
     world = World()
     other = ServiceKey("default", "b")
     for key in (KEY, other):
-        world.courses.started(replace(REQUEST, service=key), *START, relayed=True)
-        world.courses.refused(head(), key, Refusal(401, "invalid_api_key", "no"))
-        world.courses.report(replace(REPORT, service=key, error="engines_died"))
+        world.records.started(replace(REQUEST, service=key), *START, relayed=True)
+        world.records.refused(head(), key, Refusal(401, "invalid_api_key", "no"))
+        world.records.report(replace(REPORT, service=key, error="engines_died"))
     assert b'service="a"' in world.metrics.page()
     before = world.metrics.page().count(b'service="b"')
     world.metrics.forget(KEY)
@@ -136,15 +136,15 @@ def test_a_deleted_service_leaves_no_metrics():
 
 def test_a_request_that_ends_after_its_service_was_deleted_is_not_counted():
     world = World()
-    world.metrics = world.courses._metrics = Metrics(lambda key: False)
-    world.courses.report(REPORT)
+    world.metrics = world.records._metrics = Metrics(lambda key: False)
+    world.records.report(REPORT)
     assert b'service="a"' not in world.metrics.page()
 
 
 def test_a_report_without_a_service_is_of_the_one_that_was_picked_for():
     world = World()
-    world.courses.started(REQUEST, *START, relayed=True)
-    world.courses.report(Finished("id", ServiceKey("", ""), 0, True))
+    world.records.started(REQUEST, *START, relayed=True)
+    world.records.report(Finished("id", ServiceKey("", ""), 0, True))
     assert world.value("requests_total", namespace="default", service="a", status="0") == 1
 
 
@@ -159,13 +159,13 @@ def test_requests_with_one_x_request_id_are_logged_and_charged_each(lines):
     """X-Request-Id is the clients' own: a tenant that repeats one must not get its tokens at another's cost."""
     world = World()
     served = []
-    world.courses._holds.served = lambda request, tokens: served.append((request.tenant, tokens))
+    world.records._holds.served = lambda request, tokens: served.append((request.tenant, tokens))
     for number, tenant in enumerate(("acme", "other", "acme")):
         request = replace(REQUEST, request_id=str(number), tenant=tenant)
-        world.courses.ended(world.courses.started(request, *START, relayed=True))
+        world.records.ended(world.records.started(request, *START, relayed=True))
     for number, tokens in (("1", 5), ("2", 6), ("0", 7)):
         world.now += 10.0
-        world.courses.report(replace(REPORT, request_id=number, completion_tokens=tokens))
+        world.records.report(replace(REPORT, request_id=number, completion_tokens=tokens))
     assert served == [("other", 5), ("acme", 6), ("acme", 7)]
     assert [(line["tenant"], line["request_id"]) for line in lines()] == [
         ("other", "theirs"),
@@ -173,19 +173,19 @@ def test_requests_with_one_x_request_id_are_logged_and_charged_each(lines):
         ("acme", "theirs"),
     ]
     world.now += 100.0
-    world.courses.expire()
+    world.records.expire()
     assert len(lines()) == 3
 
 
 def test_a_try_again_that_is_refused_belongs_to_its_request(lines):
     world = World()
-    course = world.courses.started(REQUEST, *START, relayed=True)
-    world.courses.ended(course)
-    assert world.courses.refused(head(attempt="2"), KEY, Refusal(503, "no_replica", "no")) is course
-    world.courses.ended(course)
-    world.courses.report(replace(REPORT, error="no_replica"))
+    record = world.records.started(REQUEST, *START, relayed=True)
+    world.records.ended(record)
+    assert world.records.refused(head(attempt="2"), KEY, Refusal(503, "no_replica", "no")) is record
+    world.records.ended(record)
+    world.records.report(replace(REPORT, error="no_replica"))
     world.now = 100.0
-    world.courses.expire()
+    world.records.expire()
     (line,) = lines()
     assert (line["refusal"], line["error"]) == ("no_replica", "no_replica")
 

@@ -13,18 +13,19 @@ import grpc
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
 from inflight_gateway.discovery.catalog import Catalog, Change
+from inflight_gateway.ext_proc.endpoint_picker import Bodies, EndpointPickerProcessor
 from inflight_gateway.ext_proc.exchange import Parts
-from inflight_gateway.ext_proc.grpc_server import self_signed, serve_guests
-from inflight_gateway.ext_proc.guests import Bodies, GuestProcessor
+from inflight_gateway.ext_proc.grpc_server import self_signed, serve_endpoint_picker
 
 _log = logging.getLogger(__name__)
 
 AGAIN_S = 5.0
-"""Between two attempts to open a port that is in use."""
+"""Seconds between two attempts to open a port that is in use."""
 
 
-class GuestPorts:
-    """A port stays open when its last pool is deleted: ports are few, and calls are then resolved by their requests.
+class EndpointPickerPorts:
+    """Opens the ports. A port stays open when its last pool is deleted: ports are few, and the requests of later calls
+    name their service.
 
     Args:
         shared: port that serves all services.
@@ -90,9 +91,10 @@ class GuestPorts:
                 self._in_use.discard(port)
 
     async def _listen(self, port: int, pool: Callable[[], ServiceKey | None]) -> None:
-        """Args: pool: the service whose pool has the port now; None: it depends on the request."""
-        self._servers[port] = await serve_guests(
-            port, GuestProcessor(self._parts, self._bodies, pool), self._certificate
+        """Opens a port. Args: pool: returns the service whose pool has the port now; None: it depends on the
+        request."""
+        self._servers[port] = await serve_endpoint_picker(
+            port, EndpointPickerProcessor(self._parts, self._bodies, pool), self._certificate
         )
 
     def _pool_of(self, port: int) -> ServiceKey | None:
@@ -100,7 +102,7 @@ class GuestPorts:
 
 
 def only_services(catalog: Catalog) -> dict[int, ServiceKey | None]:
-    """By port, the service whose InferencePool has it; None where several share it."""
+    """Returns, by port, the service whose InferencePool has it; None if several share it."""
     found: dict[int, ServiceKey | None] = {}
     for key in (key for key, config in catalog.services.items() if config.inference_pool):
         port = pool_port(key)

@@ -35,24 +35,25 @@ from inflight_gateway.types import Refusal
 _log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 62_000
-"""Of a body that is sent back: less than the 64 KiB that an HTTP/2 stream takes before its receiver reads."""
+"""Bytes of a part of a body that is sent back: less than the 64 KiB that an HTTP/2 stream takes before its receiver
+reads."""
 
 MAX_BODIES_BYTES = 256 * 2**20
-"""Of all bodies that come in parts and are not complete yet, or not sent back."""
+"""Most bytes kept of all bodies that come in parts and are not complete yet, or not sent back."""
 
 _NOT_FROM_CLIENTS = frozenset((*INTERNAL, SUBSET))
 
 
 @dataclass(slots=True)
 class Bodies:
-    """Attributes: kept: bytes, of all streams."""
+    """Memory of bodies that come in parts. Attributes: kept: bytes of all streams."""
 
     kept: int = 0
 
 
-class GuestProcessor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]  # no types
-    """One stream for each request, as in `Processor`. No proxy has removed the internal headers, so a client may have
-    sent them: they are ignored.
+class EndpointPickerProcessor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]  # no types
+    """Serves one stream for each request, as `Processor` does. No proxy has removed the internal headers, so a client
+    may have sent them: they are ignored.
 
     Bodies come whole (mode BUFFERED), or in parts that must be sent back (FULL_DUPLEX_STREAMED).
 
@@ -127,7 +128,7 @@ class _Stream:
         pairs = messages.header_pairs(message.request_headers)
         ends = bool(message.request_headers.end_of_stream)
         head = Head([pair for pair in pairs if pair[0] not in _NOT_FROM_CLIENTS], end_of_stream=ends)
-        self._exchange = Exchange(self._parts, head, allowed(message), guest=True, pool=self._pool)
+        self._exchange = Exchange(self._parts, head, allowed(message), other_gateway=True, pool=self._pool)
         refusal = self._exchange.refusal()
         if refusal is not None:
             self._answered = True
@@ -165,7 +166,7 @@ class _Stream:
                 yield answer
 
     async def _whole(self, *, ends: bool) -> AsyncIterator[Any]:
-        """The body is complete: returns the response to the head, then the unchanged body. Args: ends: no trailers
+        """Yields the response to the head, then the unchanged body, which is complete. Args: ends: no trailers
         follow."""
         assert self._exchange is not None
         self._answered = True
@@ -188,7 +189,7 @@ class _Stream:
 
 
 def _begins(length: int) -> Iterator[int]:
-    """The parts of a body; an empty body has one part, which carries the end of stream."""
+    """Yields the offset of each part of a body; an empty body has one part, which carries the end of stream."""
     yield from range(0, max(1, length), CHUNK_BYTES)
 
 

@@ -13,7 +13,7 @@ from inflight_simulator.fleet.requests import Requests
 
 
 @dataclass(slots=True)
-class Course:
+class RequestStates:
     """State of each request; lists are by request id.
 
     Attributes:

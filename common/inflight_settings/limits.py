@@ -1,4 +1,4 @@
-"""The two limits that change while an engine runs: the pair, the pair in force, the last attempt to set it, bounds."""
+"""The two limits that change while an engine runs: values, changes, bounds, default and highest value."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from typing import Literal
 
 Knob = Literal["max_num_seqs", "max_num_batched_tokens"]
 
+KNOBS: tuple[Knob, Knob] = ("max_num_seqs", "max_num_batched_tokens")
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits of an engine's scheduler, named as in `/v1/runtime_config`.
 
     Attributes:
-        max_num_seqs: maximum concurrent requests of an engine.
-        max_num_batched_tokens: maximum tokens of one step.
+        max_num_seqs: maximum requests that run at once, each with a slot.
+        max_num_batched_tokens: maximum tokens computed in one step, decode and prefill together.
     """
 
     max_num_seqs: int
@@ -41,34 +43,38 @@ class Limits:
         )
 
 
+DEFAULT_LIMITS = Limits(256, 8192)
+"""Capacities of an engine, unless it is started with others."""
+
+HIGHEST_LIMITS = Limits(65_536, 1_048_576)
+"""Highest capacities, bounds of tuning and overrides that the InferenceService accepts; the lowest are 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartialLimits:
+    """A change of limits. None keeps a limit."""
+
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+
+    def over(self, limits: Limits) -> Limits:
+        """`limits` with the values that are set."""
+        return Limits(
+            limits.max_num_seqs if self.max_num_seqs is None else self.max_num_seqs,
+            limits.max_num_batched_tokens if self.max_num_batched_tokens is None else self.max_num_batched_tokens,
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class LimitsInForce:
     """Limits that engines run with.
 
     Attributes:
-        limits: the pair.
-        revision: number of the change that set them; an engine refuses older ones.
+        revision: number of the change that set them. Engines reject a change with a smaller one.
     """
 
     limits: Limits
-    revision: int
-
-
-@dataclass(frozen=True, slots=True)
-class Telling:
-    """Result of sending limits to one engine.
-
-    Attributes:
-        taken: the last accepted limits; None before the first.
-        at: when, on the steady clock.
-        complaint: why it did not accept the last ones; empty if it did.
-        again: time of the next attempt after a failure, on the steady clock.
-    """
-
-    taken: LimitsInForce | None = None
-    at: float = float("-inf")
-    complaint: str = ""
-    again: float = float("-inf")
+    revision: int = 0
 
 
 @dataclass(frozen=True, slots=True)

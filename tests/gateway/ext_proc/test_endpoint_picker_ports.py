@@ -12,8 +12,8 @@ import pytest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import POOL_PORTS, pool_port
 from inflight_gateway.discovery.catalog import Catalog
-from inflight_gateway.ext_proc import guest_ports
-from inflight_gateway.ext_proc.guest_ports import GuestPorts, only_services
+from inflight_gateway.ext_proc import endpoint_picker_ports
+from inflight_gateway.ext_proc.endpoint_picker_ports import EndpointPickerPorts, only_services
 from inflight_gateway.types import ServiceConfig
 from tests.gateway.ext_proc.test_exchange import OPEN, World
 from tests.gateway.gateway_stack import free_port, until
@@ -37,9 +37,9 @@ def taken():
 
 
 async def test_a_pools_port_that_is_in_use_is_opened_once_it_is_free(taken, monkeypatch, caplog):
-    monkeypatch.setattr(guest_ports, "AGAIN_S", 0.05)
+    monkeypatch.setattr(endpoint_picker_ports, "AGAIN_S", 0.05)
     key, other = taken
-    ports = GuestPorts(World(replace(OPEN, key=key, inference_pool=True)).parts, free_port(), tls=False)
+    ports = EndpointPickerPorts(World(replace(OPEN, key=key, inference_pool=True)).parts, free_port(), tls=False)
     await ports.open()
     running = asyncio.create_task(ports.run())
     await asyncio.sleep(0.3)
@@ -55,7 +55,7 @@ async def test_a_pools_port_that_is_in_use_is_opened_once_it_is_free(taken, monk
 
 async def test_the_shared_port_in_use_is_an_error_that_names_the_flag(taken):
     _, other = taken
-    ports = GuestPorts(World().parts, other.getsockname()[1], tls=False)
+    ports = EndpointPickerPorts(World().parts, other.getsockname()[1], tls=False)
     with pytest.raises(OSError, match="--ext-proc-port"):
         await ports.open()
 

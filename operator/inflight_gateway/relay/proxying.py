@@ -19,8 +19,8 @@ from inflight_gateway.relay.inner import InnerConnection, InnerPool
 LOST = ClientError(502, "the connection to the service broke off before it answered", "service_lost")
 
 
-def start_as_is(client: ClientConnection, status: int, headers: Headers) -> None:
-    """Start a forwarded response."""
+def start_proxied(client: ClientConnection, status: int, headers: Headers) -> None:
+    """Start a forwarded response: its headers without hop-by-hop and internal ones."""
     length = find(headers, b"content-length")
     headers = without(without_internal(end_to_end(headers)), b"content-length")
     client.start(status, headers, None if length is None else int(length))
@@ -69,7 +69,7 @@ class PassThrough:
 
     def head(self, status: int, headers: Headers) -> None:
         self._started = True
-        start_as_is(self._client, status, headers)
+        start_proxied(self._client, status, headers)
 
     def data(self, data: bytes) -> None:
         self._client.write(data)

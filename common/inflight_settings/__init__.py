@@ -1,0 +1,1 @@
+"""Settings that several programs share: values, defaults and bounds. Standard library only."""
