@@ -26,13 +26,13 @@ _KEY = re.compile(r"^(?P<indent> *)(?P<name>[A-Za-z]\w*):")
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """One value of the chart.
+    """A value of the chart.
 
     Attributes:
         path: its name, with dots.
         description: the comment above it.
-        default: as in values.yaml; None for a group of values.
-        type: as the schema has it, in words.
+        default: default in values.yaml; None for a group of values.
+        type: type in the schema, in words.
     """
 
     path: str
@@ -123,7 +123,7 @@ def values() -> list[Value]:
 
 
 def _in_a_map(path: str, schema: dict[str, Any]) -> bool:
-    """Whether it is an entry of a value that is a map, such as a label."""
+    """Returns whether a path is an entry of a value that is a map, such as a label."""
     parents = accumulate(path.split(".")[:-1], "{}.{}".format)
     return any("properties" not in schema_of(parent, schema) for parent in parents)
 

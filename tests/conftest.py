@@ -19,7 +19,7 @@ settings.load_profile("repeatable")
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection():
-    """What is imported for the tests stays, a million objects: no later search for garbage goes through them."""
+    """Freezes the million objects that are imported for the tests: no later garbage collection goes through them."""
     gc.disable()
     try:
         return (yield)

@@ -169,7 +169,7 @@ def passed(check: Check, background: Background, durations: list[str]) -> bool:
 
 
 def check_all(background: Background, durations: list[str]) -> bool:
-    """Whether everything passed; prints the check that did not."""
+    """Returns whether everything passed; prints the check that failed."""
     in_front = all(passed(check, background, durations) for check in IN_FRONT)
     if not in_front and background.failed is None:
         return False

@@ -15,13 +15,13 @@ NEEDED = {"tmux": "tmux"}
 
 
 class Terminal:
-    """One window of a tmux server of its own."""
+    """A window of a tmux server of its own."""
 
     def __init__(self, socket: str) -> None:
         self._tmux = [packages.require("tmux"), "-L", socket, "-f", "/dev/null"]
 
     def start(self, command: list[str], environment: Mapping[str, str], columns: int, lines: int) -> None:
-        """Runs `command` through a shell, which says its exit code at the end and stays."""
+        """Runs `command` through a shell, which prints its exit code at the end and stays."""
         exports = [f"{name}={value}" for name, value in environment.items()]
         line = f'{shlex.join(["env", *exports, *command])}; echo "exit code $?"; exec cat'
         self._run("new-session", "-d", "-x", str(columns), "-y", str(lines), line)

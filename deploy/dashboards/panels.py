@@ -24,11 +24,11 @@ _COLUMN_WIDTH = 70
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One query of a panel.
+    """A query of a panel.
 
     Attributes:
         legend: name of its series, with `{{label}}`.
-        color: of all its series; None: those of the palette.
+        color: color of all its series; None: colors of the palette.
         dashed: a target or a bound: a dashed line without area, outside a stack.
     """
 

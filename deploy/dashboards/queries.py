@@ -18,7 +18,7 @@ ONE_SERVICE = 'namespace="$namespace", name="$service"'
 """Selects where one service is chosen."""
 
 ONE_SERVICE_BEHIND_GATEWAY = 'namespace="$namespace", service="$service"'
-"""As ONE_SERVICE, in the gateway's metrics."""
+"""Selects one service in the gateway's metrics."""
 
 PODS = f'{ONE_SERVICE}, pod=~"$pod"'
 """Selects chosen pods of one service."""
@@ -62,7 +62,7 @@ def quantile(share: float, histogram: str, selector: str, labels: tuple[str, ...
 
 
 def ratio(part: str, whole: str) -> str:
-    """No value where `whole` is 0."""
+    """Returns the query of a ratio, which has no value where `whole` is 0."""
     return f"{part} / ({whole} > 0)"
 
 

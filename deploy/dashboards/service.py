@@ -1,4 +1,4 @@
-"""One service: attainment of targets, bottlenecks, and the operator's actions."""
+"""Dashboard of one service: attainment of targets, bottlenecks, and the operator's actions."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def kubectl_page() -> str:
 
 
 def page(program: str) -> str:
-    """One of `PARSERS`."""
+    """Returns the page of a program in `PARSERS`."""
     return GENERATED + f"# {program}\n" + "".join(_argparse_sections(PARSERS[program](), top=True))
 
 

@@ -11,7 +11,6 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.admission.demand import Demand, Load
 from inflight_engine.server.engine.session import NO_STATS
 from inflight_engine.server.requests.counts import Counts
@@ -21,6 +20,7 @@ from inflight_gateway.telemetry.metrics import Metrics as GatewayMetrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import ServiceClass
 
 INTRODUCTION = """\
 # Metrics

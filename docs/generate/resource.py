@@ -69,7 +69,7 @@ def _sections(path: str, schema: Schema) -> Iterator[str]:
 
 
 def _inner(schema: Schema) -> tuple[Schema, str]:
-    """What a field holds, alone, in a list or under keys, and how its path ends."""
+    """Returns the schema of a field, of its items or of the values under its keys, and the end of its path."""
     if isinstance(schema.get("items"), dict):
         return schema["items"], "[]"
     if isinstance(schema.get("additionalProperties"), dict):

@@ -28,11 +28,11 @@ HANG_SECONDS = 75
 
 @dataclass(frozen=True)
 class Phase:
-    """One disruption.
+    """A disruption.
 
     Attributes:
-        name: as `--phases` takes it.
-        about: what happens, in a line.
+        name: its name for `--phases`.
+        about: a line about it.
         run: prepares, yields once for the traffic to begin, disturbs, and returns when the service has recovered. It
             registers what undoes its changes outside the service's spec with `stage.on_way_back`, before each change;
             requests are sent through the way back too.
@@ -264,11 +264,11 @@ def gateway_killed(stage: Stage) -> Iterator[None]:
     _wait_gateway_restarted(stage, "the pod's containers restarted", victim)
 
 
-def _wait_gateway_restarted(stage: Stage, what: str, victim: Pod) -> None:
+def _wait_gateway_restarted(stage: Stage, goal: str, victim: Pod) -> None:
     def restarted() -> bool:
         return any(pod.uid == victim.uid and pod.restarts > victim.restarts for pod in system_pods(GATEWAY))
 
-    stage.wait(what, restarted)
+    stage.wait(goal, restarted)
     stage.wait_available(GATEWAY)
 
 
@@ -337,10 +337,10 @@ _ORDER = (
 )
 
 PHASES = {phase.name: phase for phase in _ORDER}
-"""By name, in the order in which they run."""
+"""Phases by name, in the order in which they run."""
 
 IN_MAKE_TEST = ("operator-killed", "pod-deleted", "engine-killed", "pod-hung")
-"""Those that `make test` runs: the most telling ones within 4 minutes. Scenarios have a rollout under traffic."""
+"""Phases that `make test` runs: the most important ones within 4 minutes. Scenarios have a rollout under traffic."""
 
 IN_MAKE_TEST_WITH_GATEWAY = ("gateway-rolled", "gateway-killed")
-"""Those that `make test` runs against a service behind the gateway. Its scenarios kill and hang engines."""
+"""Phases that `make test` runs against a service behind the gateway. Its scenarios kill and hang engines."""

@@ -43,10 +43,10 @@ def replicas(number: int) -> dict[str, Any]:
 
 
 class Stage:
-    """One service in one namespace.
+    """A service in a namespace.
 
     Attributes:
-        image: what clients run from.
+        image: image of the clients.
         say: receives progress lines.
         gateway: the service is behind the gateway.
         blow: the kill of the running phase, if it has one that excuses lost requests.
@@ -88,7 +88,8 @@ class Stage:
         return view.ready and self.rolled_out() and len(pods) == REPLICAS and all(pod.ready for pod in pods)
 
     def rolled_out(self) -> bool:
-        """Whether the operator has seen the spec as it is, and its Deployment has no other pods than the newest."""
+        """Returns whether the operator has observed the present spec, and its Deployment has only pods of the newest
+        template."""
         service = _get(self.service.namespace, "inferenceservice", self.service.name)
         seen = service.get("status", {}).get("observedGeneration")
         return bool(seen == service["metadata"]["generation"]) and is_available(
@@ -104,19 +105,19 @@ class Stage:
         return [pod for pod in self.pods() if pod.ready and not pod.leaving]
 
     def wait_ready(self, number: int) -> None:
-        """Until exactly so many pods serve, and none is starting or leaving."""
+        """Waits until exactly so many pods serve, and none is starting or leaving."""
         self.wait(f"{number} ready pods", lambda: len(self.ready_pods()) == len(self.pods()) == number)
 
     def wait_available(self, program: str) -> None:
-        """Until the operator's or the gateway's Deployment is complete and all its pods are ready."""
+        """Waits until the operator's or the gateway's Deployment is complete and all its pods are ready."""
         self.wait(f"the {program.removeprefix('inflight-')}", lambda: is_available(program))
 
     @contextmanager
-    def replaced(self, what: str, pods: Callable[[], list[Pod]]) -> Iterator[None]:
-        """After the block, wait until none of the `pods` from before it is left."""
+    def replaced(self, name: str, pods: Callable[[], list[Pod]]) -> Iterator[None]:
+        """Waits after the block until none of the `pods` from before it is left."""
         before = {pod.uid for pod in pods()}
         yield
-        self.wait(f"{what} replaced", lambda: not before & {pod.uid for pod in pods()})
+        self.wait(f"{name} replaced", lambda: not before & {pod.uid for pod in pods()})
 
     def victim(self) -> Pod:
         """The pod that a phase hurts."""
@@ -136,10 +137,10 @@ class Stage:
         processes.send(pids, sent)
 
     def continued(self) -> int:
-        """As `continued` of the service; 0 without a gateway."""
+        """Returns the answers of the service that were continued; 0 without a gateway."""
         return continued(self.service) if self.gateway else 0
 
-    def wait(self, what: str, holds: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
+    def wait(self, goal: str, holds: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
         """Poll twice a second until it `holds`. While the API server does not answer, it does not hold.
 
         Raises:
@@ -154,12 +155,12 @@ class Stage:
             except ClusterError as error:
                 complaint = f": {error}"
             if time.monotonic() > deadline:
-                raise TimeoutError(f"waited {seconds:.0f} s for {what}{complaint}")
+                raise TimeoutError(f"waited {seconds:.0f} s for {goal}{complaint}")
             time.sleep(0.5)
 
 
 def is_available(deployment: str, namespace: str = OPERATOR_NAMESPACE) -> bool:
-    """Whether a Deployment has no other pods than the newest, and all of them are ready."""
+    """Returns whether a Deployment has only pods of the newest template, and all of them are ready."""
     found = _get(namespace, "deployment", deployment)
     status, wanted = found.get("status", {}), found["spec"]["replicas"]
     return bool(

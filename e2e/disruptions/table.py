@@ -35,7 +35,7 @@ def text(outcomes: Sequence[Outcome]) -> str:
 
 
 def summary(outcome: Outcome) -> str:
-    """One line about a phase."""
+    """Returns a line about a phase."""
     if outcome.skipped:
         return f"skipped: {outcome.note}"
     held = "held" if not outcome.problems else f"did not hold: {'; '.join(outcome.problems)}"

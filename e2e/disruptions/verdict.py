@@ -1,4 +1,4 @@
-"""Whether a phase held: the one rule, and the outcome it is applied to."""
+"""The rule by which a phase holds, and the outcome it is applied to."""
 
 from __future__ import annotations
 

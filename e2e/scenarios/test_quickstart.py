@@ -12,12 +12,12 @@ from tools.localcluster.layout import REPOSITORY
 
 SECONDS = 240
 BLOCKS = [block for block in blocks_of(REPOSITORY / "docs" / "quickstart.md") if block.language in {"bash", "python"}]
-"""Those with a note need a registry; tests/docs/test_quickstart.py checks them."""
+"""Blocks to run. Blocks with a note need a registry; tests/docs/test_quickstart.py checks them."""
 
 
 @pytest.fixture
 def without_chat():
-    """No service `chat` of an earlier run, and none left behind."""
+    """Removes the service `chat`, before the test and after it."""
     remove = ("-n", "default", "delete", "ifsvc", "chat", "--ignore-not-found", "--wait")
     kubectl(*remove)
     yield

@@ -18,14 +18,14 @@ OUTPUT_TOKEN = -1
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """One future request.
+    """A request that will arrive.
 
     Attributes:
         arrival_s: seconds on the simulation's clock.
         prompt_tokens, output_tokens: at least 1 each.
-        service_class: empty: the default one.
+        service_class: name of its class; empty: the default one.
         priority: for the `priority` policy; smaller is earlier.
-        hash_ids: one for each `shared_block_tokens` tokens of the prompt; requests whose lists start alike share that
+        hash_ids: an id for each `shared_block_tokens` tokens of the prompt; requests whose lists start alike share that
             prefix. Empty: the prompt shares nothing.
         shared_block_tokens: tokens that a hash id stands for; not a whole number once prompts are scaled.
     """
@@ -63,7 +63,7 @@ class Scaling:
 
 
 def scaled(arrivals: Sequence[Arrival], scaling: Scaling) -> list[Arrival]:
-    """In order of arrival; simultaneous requests keep the file's order."""
+    """Sorts by arrival; simultaneous requests keep the file's order."""
     in_order = sorted(arrivals, key=lambda arrival: arrival.arrival_s)
     if scaling.duration_s is not None:
         end = in_order[0].arrival_s + scaling.duration_s

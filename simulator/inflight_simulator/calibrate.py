@@ -50,7 +50,7 @@ class Fit:
 
 
 def fit_cost(works: Floats, seconds: Floats) -> Fit:
-    """As `fit_steps`; a factor of work that no step had keeps its default.
+    """Fits a cost model with `fit_steps`; a factor of work that no step had keeps its default.
 
     Args:
         works: [steps, numbers of `StepWork`].

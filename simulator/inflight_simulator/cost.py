@@ -50,7 +50,7 @@ _CostFile = msgspec.defstruct(
 """The fields of `CostModel`, none of which has to be given."""
 
 _PREFILL = 512
-"""Prompt tokens by which the cost of recomputing one is told."""
+"""Length of the prompt by which the cost of recomputing a token is estimated."""
 
 
 def swap_rates(cost: Cost) -> SwapRates | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from inflight_simulator.errors import InputError
-from inflight_simulator.flags import CONTINUOUS_ONLY, PREFILL_ONLY, add_engine_flags, add_trace_flags, attribute, finite
+from inflight_simulator.flags import CONTINUOUS_ONLY, PREFILL_ONLY, add_engine_flags, add_trace_flags, finite, flag_of
 from inflight_simulator.outcome import Run
 from inflight_simulator.report import comparison_table, run_table
 from inflight_simulator.setup import Setup, setup
@@ -43,7 +43,7 @@ def add_engine_command_flags(parser: argparse.ArgumentParser) -> None:
 
 
 def run_engine(flags: argparse.Namespace) -> int:
-    """One kind of batching. Raises as `setup` does, and OSError where a file cannot be written."""
+    """Simulates a kind of batching. Raises as `setup` does, and OSError where a file cannot be written."""
     if flags.plot_window and not flags.plot:
         raise InputError("--plot-window is of --plot, which is missing")
     simulated = setup(flags)
@@ -67,7 +67,7 @@ def run_engine(flags: argparse.Namespace) -> int:
 
 
 def run_compare(flags: argparse.Namespace) -> int:
-    """All kinds of batching. Raises as `run_engine`."""
+    """Simulates all kinds of batching. Raises as `run_engine`."""
     if flags.plot_window and not flags.plot:
         raise InputError("--plot-window is of --plot, which is missing")
     simulated = setup(flags)
@@ -137,6 +137,6 @@ def _note_unused(flags: argparse.Namespace) -> None:
 
 
 def _note(sentence: str, flags: argparse.Namespace, unused: Sequence[str]) -> None:
-    given = [flag for flag in unused if getattr(flags, attribute(flag)) is not None]
+    given = [flag_of(name) for name in unused if getattr(flags, name) is not None]
     if given:
         print(f"note: {sentence} {', '.join(given)}", file=sys.stderr)

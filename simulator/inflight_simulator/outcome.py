@@ -19,9 +19,9 @@ class Phase(StrEnum):
     PREFILL = "prefill"
     DECODE = "decode"
     PADDING = "padding"
-    """It has all its tokens, but its static batch continues."""
+    """The request has all its tokens, but its static batch continues."""
     PREEMPTED = "preempted"
-    """It lost its slot and waits for another one."""
+    """The request lost its slot and waits for another one."""
 
 
 class Span(NamedTuple):
@@ -42,14 +42,14 @@ class Span(NamedTuple):
 
 @dataclass(slots=True)
 class Outcome:
-    """One request's times, on the simulation's clock.
+    """Times of a request, on the simulation's clock.
 
     Attributes:
         request_id: its place in the order of arrival, refused ones counted.
         admitted_s: start of the step in which it first got a slot.
         first_token_s: end of the step that gave its first token.
         finished_s: when it left, with all its tokens.
-        longest_gap: seconds, the longest between two of its tokens; 0 where it has only one.
+        longest_gap: longest time in seconds between two of its tokens; 0 where it has only one.
     """
 
     request_id: int
@@ -89,7 +89,7 @@ class Refusal(NamedTuple):
 
 @dataclass(slots=True)
 class Series:
-    """One row for each step, and one when the engine becomes idle: the state from `times` on.
+    """A row for each step, and one when the engine becomes idle: the state from `times` on.
 
     Attributes:
         times: seconds at the step's start.

@@ -14,7 +14,7 @@ _NO_SLOTS: Slots = np.empty(0, np.intp)
 
 
 class Pass(NamedTuple):
-    """One forward pass: these slots decode and these chunks are computed, and it takes one step's time."""
+    """A forward pass: these slots decode, these chunks are computed, and it takes the time of a step."""
 
     decode_slots: Slots
     prefills: tuple[PrefillChunk, ...]
@@ -33,12 +33,12 @@ Passes = Callable[[StepPlan], list[Pass]]
 
 
 def mixed(plan: StepPlan) -> list[Pass]:
-    """One pass for everything, as in the engine (chunked prefill)."""
+    """Returns a single pass for decodes and prefills, as in the engine (chunked prefill)."""
     return [Pass(plan.decode_slots, plan.prefills)]
 
 
 def separate(max_num_batched_tokens: int) -> Passes:
-    """Prefills first, in passes of their own, then the decodes, which had to wait for them.
+    """Runs prefills first, in passes of their own, then the decodes, which had to wait for them.
 
     For plans that cut no prompt into chunks: a pass takes whole prompts up to `max_num_batched_tokens`, and at least
     one however long it is. This is iteration-level scheduling without chunked prefill (Orca; vLLM before 0.4).

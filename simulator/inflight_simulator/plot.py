@@ -20,13 +20,13 @@ from inflight_simulator.outcome import Outcome, Phase, Run, Span
 from inflight_simulator.report import request_name
 
 MAX_REQUEST_ROWS = 40
-"""Up to so many requests get a row each; beyond it there is a row for each slot."""
+"""Most requests that get a row each; beyond it there is a row for each slot."""
 MAX_POINTS = 3000
-"""Of a curve; more are drawn as the largest of each stretch."""
+"""Most points of a curve; more are drawn as the largest of each stretch."""
 SMALLEST_OUTLINED = 0.005
 """Share of the time axis from which a prefill chunk is wide enough to be outlined."""
 
-# Okabe and Ito's palette, which colour-blind readers can tell apart.
+# Okabe and Ito's palette, which colour-blind readers can distinguish.
 _WAITING, _PAUSED = "#e4e4e4", "#b5dcf2"
 _COLORS = {
     Phase.PREFILL: "#e69f00",
@@ -57,7 +57,7 @@ class _Bar(NamedTuple):
 
 
 def whole(runs: Mapping[str, Run]) -> Window:
-    """From the first arrival to the last end."""
+    """Returns the time from the first arrival to the last end."""
     outcomes = [outcome for run in runs.values() for outcome in run.outcomes]
     return Window(min(each.arrival.arrival_s for each in outcomes), max(each.finished_s for each in outcomes))
 
@@ -68,12 +68,12 @@ def plot(path: Path, runs: Mapping[str, Run], window: Window) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    shown = {name: _shown(run, window) for name, run in runs.items()}
-    by_request = all(len(outcomes) <= MAX_REQUEST_ROWS for outcomes in shown.values())
+    visible = {name: _visible(run, window) for name, run in runs.items()}
+    by_request = all(len(outcomes) <= MAX_REQUEST_ROWS for outcomes in visible.values())
     spans = {
         name: [span for span in run.timeline if window.shows(span.start_s, span.end_s)] for name, run in runs.items()
     }
-    heights = [_timeline_height(len(shown[name]) if by_request else _num_slots(spans[name])) for name in runs]
+    heights = [_timeline_height(len(visible[name]) if by_request else _num_slots(spans[name])) for name in runs]
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11, sum(heights) + 3.2), dpi=110, layout="constrained")
         axes: list[Axes] = figure.subplots(
@@ -81,7 +81,7 @@ def plot(path: Path, runs: Mapping[str, Run], window: Window) -> None:
         )[:, 0].tolist()
         for axis, name in zip(axes, runs, strict=False):
             if by_request:
-                legend = _draw_requests(axis, shown[name], spans[name], runs[name].stalls, window)
+                legend = _draw_requests(axis, visible[name], spans[name], runs[name].stalls, window)
             else:
                 legend = _draw_slots(axis, spans[name])
             axis.set_title(name, fontweight="bold")
@@ -94,8 +94,8 @@ def plot(path: Path, runs: Mapping[str, Run], window: Window) -> None:
         figure.savefig(path, format="png")
 
 
-def _shown(run: Run, window: Window) -> list[Outcome]:
-    """In order of arrival."""
+def _visible(run: Run, window: Window) -> list[Outcome]:
+    """Returns the outcomes in the window, in order of arrival."""
     return sorted(
         (each for each in run.outcomes if window.shows(each.arrival.arrival_s, each.finished_s)),
         key=lambda outcome: outcome.request_id,
@@ -103,12 +103,12 @@ def _shown(run: Run, window: Window) -> list[Outcome]:
 
 
 def _num_slots(spans: Sequence[Span]) -> int:
-    """Up to the last that is used; the scheduler takes the lowest that is free."""
+    """Returns the number of slots up to the last one in use: the scheduler takes the lowest free one."""
     return max((span.slot for span in spans), default=0) + 1
 
 
 def _timeline_height(rows: int) -> float:
-    """Inches."""
+    """Returns the height in inches."""
     return min(max(0.26 * rows, 1.2), 5.0) + 0.3
 
 
@@ -161,9 +161,9 @@ def _label(outcome: Outcome) -> str:
     return f"{request_name(outcome.request_id)}: {arrival.prompt_tokens:,} in, {arrival.output_tokens:,} out"
 
 
-def _draw_slots(axis: Axes, shown: Sequence[Span]) -> list[Patch]:
+def _draw_slots(axis: Axes, visible: Sequence[Span]) -> list[Patch]:
     """A row for each slot; two blues take turns, so that one request ends visibly where the next begins."""
-    spans = sorted(shown, key=lambda span: (span.slot, span.start_s))
+    spans = sorted(visible, key=lambda span: (span.slot, span.start_s))
     num_slots = _num_slots(spans)
     # Between more rows there is no room for a gap.
     half = 0.4 if num_slots <= MAX_REQUEST_ROWS else 0.5

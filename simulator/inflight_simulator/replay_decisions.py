@@ -17,11 +17,11 @@ from inflight_operator.recording.reader import Recording, RecordingError, Round,
 from inflight_simulator.errors import InputError
 
 SHOWN_DECISIONS = 10
-"""Of each service, without `--decisions`: its last ones."""
+"""Decisions printed for each service without `--decisions`: the last ones."""
 
 SHOWN_ROUNDS = 3
 SHOWN_FIELDS = 8
-"""Rounds that differ, and fields of each, that are shown."""
+"""Most rounds that differ, and fields of each, that are printed."""
 
 
 @dataclass(slots=True)
@@ -47,9 +47,9 @@ def replay_files(paths: Sequence[Path], wanted: Collection[str], *, every_decisi
         OSError: a file cannot be read.
     """
     services: dict[str, _Service] = {}
-    shown: list[str] = []
+    differences: list[str] = []
     for path in paths:
-        _replay(path, wanted, services, shown)
+        _replay(path, wanted, services, differences)
     if not services:
         raise InputError(
             "there is no round of the service in the recording" if wanted else "there is no round in the recording"
@@ -62,13 +62,13 @@ def replay_files(paths: Sequence[Path], wanted: Collection[str], *, every_decisi
         print("no difference")
         return 0
     print(f"{differing} with another plan than was recorded")
-    print("\n".join(shown))
+    print("\n".join(differences))
     if differing > SHOWN_ROUNDS:
         print(f"and {count(differing - SHOWN_ROUNDS, 'more round')}")
     return 1
 
 
-def _replay(path: Path, wanted: Collection[str], services: dict[str, _Service], shown: list[str]) -> None:
+def _replay(path: Path, wanted: Collection[str], services: dict[str, _Service], differences: list[str]) -> None:
     """Repeats all rounds of a file; updates the state of each service, and the differences to show."""
     try:
         recording = Recording(path)
@@ -80,9 +80,9 @@ def _replay(path: Path, wanted: Collection[str], services: dict[str, _Service], 
             found = _differences(one)
             if found:
                 service.differing += 1
-            if found and len(shown) < SHOWN_ROUNDS:
+            if found and len(differences) < SHOWN_ROUNDS:
                 when = one.snapshot.at.isoformat(sep=" ", timespec="seconds")
-                shown.append("\n".join([f"{path}, round {one.number}: {one.service} at {when}", *found]))
+                differences.append("\n".join([f"{path}, round {one.number}: {one.service} at {when}", *found]))
     except RecordingError as error:
         raise InputError(f"{path} {error}") from error
     if recording.cut_short:

@@ -8,11 +8,11 @@ from inflight_simulator.outcome import Outcome, Run
 from inflight_simulator.summary import Distribution, Summary, distribution
 
 FEW = 16
-"""Requests that are shown one by one."""
+"""Most requests that are listed one by one."""
 
 
 def run_table(run: Run, summary: Summary, batching: str) -> str:
-    """One simulation."""
+    """Returns the table of a simulation."""
     refused = f", {len(run.refusals)} refused" if run.refusals else ""
     lines = [
         f"{summary.num_requests} requests{refused}, {batching}",
@@ -85,7 +85,7 @@ _COMPARED: tuple[tuple[str, Callable[[Run, Summary], float | None]], ...] = (
 
 
 def _gaps(run: Run) -> Distribution:
-    """Of each request with more than one token."""
+    """Returns the distribution of the longest gap of each request with more than one token."""
     return distribution([each.longest_gap for each in run.outcomes if each.arrival.output_tokens > 1])
 
 

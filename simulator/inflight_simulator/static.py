@@ -69,7 +69,7 @@ def _run_batch(
     context = sum(attended_tokens(0, a.prompt_tokens) for _, a in batch)
     longest = max(a.output_tokens for _, a in batch)
     ends: list[float] = []
-    """When token 1, 2, ... of every request is there."""
+    """Returns when every request has token 1, 2, ..., in seconds."""
     for step in range(longest):
         run.series.append(now, size, kv_usage)
         work = StepWork(size, 0, num_prompt + size * step, 0, 0) if step else StepWork(0, num_prompt, 0, context, 0)

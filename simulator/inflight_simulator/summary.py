@@ -58,7 +58,7 @@ class Summary(msgspec.Struct, frozen=True):
 
 
 def summarize(run: Run) -> Summary:
-    """Of a run that served at least one request."""
+    """Summarizes a run that served at least one request."""
     outcomes = run.outcomes
     begin = min(outcome.arrival.arrival_s for outcome in outcomes)
     makespan = max(outcome.finished_s for outcome in outcomes) - begin

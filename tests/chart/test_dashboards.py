@@ -8,7 +8,7 @@ import pytest
 CHART = Path(__file__).parents[2] / "helm" / "inflight"
 FILES = {path.stem: path for path in (CHART / "dashboards").glob("*.json")}
 MOST_BYTES = 1 << 20
-"""Of a ConfigMap, in Kubernetes."""
+"""Largest ConfigMap of Kubernetes, in bytes."""
 
 
 def dashboards(helm, *flags):

@@ -109,7 +109,7 @@ NEEDS = {
     "podDisruptionBudget.": "replicas=2",
     "priorityClass.": "priorityClass.create=true",
 }
-"""What values with a prefix need to have an effect."""
+"""Settings without which values with a prefix have no effect."""
 
 
 def needed(path):

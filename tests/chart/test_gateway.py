@@ -1,4 +1,4 @@
-"""What the chart renders with gateway.enabled: pods whose parts start and end in order, with least rights."""
+"""The chart with gateway.enabled: pods whose parts start and end in order, with least rights."""
 
 import json
 from pathlib import Path
@@ -121,7 +121,7 @@ def test_the_grace_period_is_longer_than_the_drain(helm, seconds):
 
 
 def understood(objects, name):
-    """What the program's own command line makes of the arguments that the chart gives it."""
+    """The program's arguments in the chart, parsed by its own command line."""
     return cli.build_parser().parse_args(container_of(objects, name)["args"])
 
 

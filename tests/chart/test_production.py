@@ -1,4 +1,4 @@
-"""What values-production.yaml installs."""
+"""The installation with values-production.yaml."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""What the chart renders, for the default values and for others."""
+"""The chart's objects, for the default values and for others."""
 
 import json
 from itertools import pairwise
@@ -171,7 +171,7 @@ def test_the_operator_follows_only_the_namespaces_it_may_read(helm):
 
 
 def by_namespace(helm, *flags):
-    """As `helm.objects`, by kind, name and namespace: the same role is made in several."""
+    """Rendered objects by kind, name and namespace: the same role is made in several namespaces."""
     done = helm.template(*flags)
     assert done.returncode == 0, done.stderr
     found = [o for o in yaml.load_all(done.stdout, yaml.CSafeLoader) if o]

@@ -1,4 +1,4 @@
-"""One version everywhere: chart, project, images, and the commands in the documentation."""
+"""The version is the same everywhere: chart, project, images, and the commands in the documentation."""
 
 import re
 import tomllib

@@ -39,7 +39,7 @@ class ApiServer:
         return answer.json()
 
     def allows(self, user, verb, resource, namespace=None):
-        """What `kubectl auth can-i VERB RESOURCE --as USER` says, in one namespace or in all.
+        """Runs `kubectl auth can-i VERB RESOURCE --as USER`, in one namespace or in all.
 
         Args:
             resource: PLURAL[.GROUP][/NAME] [--subresource=SUBRESOURCE].

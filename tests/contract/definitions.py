@@ -24,7 +24,7 @@ def established(kubectl, crd):
 
 
 async def apis_become(api, expected):
-    """What the operator's watches find, once it is exactly this: the API server serves a CRD after a moment."""
+    """Waits until the operator's watches find exactly these APIs: the API server serves a CRD after a moment."""
     deadline = monotonic() + SECONDS
     while True:
         watches = Watches(api, ClusterCache(), lambda key: None)

@@ -1,4 +1,4 @@
-"""What the operator's account may write, with the chart's roles and admission policies on a real API server.
+"""The rights of the operator's account to write, with the chart's roles and admission policies on a real API server.
 
 Each call is made as the operator's account, as the operator makes it: server-side apply of what `render` gives, and
 changes of it that someone who took over the operator would try.
@@ -73,7 +73,7 @@ def wait_until_in_force(kubectl):
 
 
 def operator(kubectl, verb, manifest, *, dry_run=False):
-    """One write as the operator's account."""
+    """Writes as the operator's account."""
     flags = ["--server-side", "--field-manager=inflight-operator", "--force-conflicts"] if verb == "apply" else []
     flags += ["--dry-run=server"] if dry_run else []
     return kubectl.run(verb, *flags, "--as", ACCOUNT, "-f", "-", stdin=yaml.safe_dump(manifest))
@@ -289,8 +289,8 @@ def test_other_users_are_not_bound(kubectl, chart, namespace):
 
 
 def can_i(kubectl, role, verb, resource):
-    """Whether one of the cluster's own roles has a right: aggregated by a controller that does not run here, so the
-    rules of the roles that carry its label are looked at."""
+    """Returns whether one of the cluster's own roles has a right. No controller aggregates roles here, so it reads the
+    rules of the roles that carry its label."""
     selector = f"rbac.authorization.k8s.io/aggregate-to-{role}=true"
     found = kubectl.json("get", "clusterroles", "-l", selector)["items"]
     return any(

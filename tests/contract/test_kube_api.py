@@ -211,7 +211,7 @@ async def test_a_long_list_comes_in_pages_of_one_version(monkeypatch, api, names
 
 
 async def test_versions_grow_across_names_and_a_list_is_at_least_as_new_as_what_it_holds(api, namespace):
-    """What the cache relies on to tell old from new."""
+    """The cache relies on it to distinguish old from new."""
     made = [await api.create(config_map(namespace, name)) for name in ("a", "b")]
     await api.delete("ConfigMap", namespace, "a")
     made.append(await api.create(config_map(namespace, "a")))

@@ -36,8 +36,8 @@ def service(kubectl, namespace):
     return kubectl.json("get", "ifsvc", "chat", "-n", namespace)
 
 
-def told(kubectl, namespace):
-    """What new engines are told."""
+def first_limit(kubectl, namespace):
+    """Returns max_num_seqs of new engines."""
     (config,) = kubectl.json("get", "configmap", "-l", "inflight.dev/service=chat", "-n", namespace)["items"]
     return json.loads(config["data"]["limits.json"])["max_num_seqs"]
 
@@ -46,7 +46,7 @@ def test_limits_by_hand_hold_until_their_end_and_another_apply_does_not_end_them
     done = limits("--max-num-seqs", "4", "--for", "1h", "--json")
     assert done.returncode == 0, done.stderr
     view = json.loads(done.stdout)
-    assert view["inForce"]["maxNumSeqs"] == told(kubectl, namespace) == 4
+    assert view["inForce"]["maxNumSeqs"] == first_limit(kubectl, namespace) == 4
     assert (view["source"], view["before"]["maxNumSeqs"]) == ("Override", 64)
 
     kubectl.create(service_manifest(namespace, MANIFEST_SPEC))  # as a GitOps controller does every few minutes
@@ -55,7 +55,7 @@ def test_limits_by_hand_hold_until_their_end_and_another_apply_does_not_end_them
     assert "tuning is paused until" in shown
 
     assert limits("--max-num-seqs", "5", "--for", "2s", "--no-wait").returncode == 0
-    eventually(15, lambda: told(kubectl, namespace) == 64)
+    eventually(15, lambda: first_limit(kubectl, namespace) == 64)
     status = eventually(
         10, lambda: "override" not in (found := service(kubectl, namespace)["status"])["limits"] and found
     )
@@ -73,7 +73,7 @@ def test_limits_by_hand_are_cleared_at_once_and_wrong_ones_are_refused(kubectl, 
         " engine starts with; `kubectl inflight limits SERVICE --clear` removes an override, also one that has ended\n"
     )
     assert limits("--max-num-seqs", "4").returncode == 0
-    assert told(kubectl, namespace) == 4
+    assert first_limit(kubectl, namespace) == 4
     assert limits("--clear").returncode == 0
-    assert told(kubectl, namespace) == 64
+    assert first_limit(kubectl, namespace) == 64
     assert "override" not in service(kubectl, namespace)["spec"]["tuning"]

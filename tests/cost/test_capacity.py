@@ -1,4 +1,4 @@
-"""What a replica can carry, by the cost model."""
+"""The capacity of a replica, by the cost model."""
 
 from inflight_cost.capacity import Margins, Replica, Targets, Workload, largest_rate, steady
 from inflight_cost.model import CostModel

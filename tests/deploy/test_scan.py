@@ -1,4 +1,4 @@
-"""What is scanned with which exceptions, and what the scan makes of checkov's findings. `make scan` runs checkov."""
+"""Installations and exceptions of the scan, and its report on checkov's findings. `make scan` runs checkov."""
 
 import subprocess
 

@@ -26,7 +26,7 @@ VALUES = yaml.safe_load((PROJECT / "helm" / "inflight" / "values.yaml").read_tex
 
 
 def is_part_of_spec(part, schema=SPEC):
-    """Whether each key of a mapping is a field of the CRD."""
+    """Returns whether each key of a mapping is a field of the CRD."""
     if isinstance(part, list):
         return all(is_part_of_spec(one, schema.get("items", {})) for one in part)
     if not isinstance(part, dict) or "properties" not in schema or schema.get("x-kubernetes-preserve-unknown-fields"):
@@ -35,7 +35,7 @@ def is_part_of_spec(part, schema=SPEC):
 
 
 def is_part_of_values(part, values=VALUES):
-    """Whether each key of a mapping is a value of the chart."""
+    """Returns whether each key of a mapping is a value of the chart."""
     if not isinstance(part, dict) or not isinstance(values, dict) or not values:
         return True
     return all(key in values and is_part_of_values(part[key], values[key]) for key in part)

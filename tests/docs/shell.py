@@ -64,7 +64,7 @@ def _without_assignments(words):
 
 
 def problems(words):
-    """What is wrong with a command, as sentences."""
+    """Problems of a command, as sentences."""
     program, *rest = words
     program = program.removeprefix(".venv/bin/")
     missing = [word for word in rest if word.startswith(FOLDERS) and not (PROJECT / word.split(":")[0]).exists()]

@@ -39,7 +39,7 @@ def test_the_site_loads_nothing_from_other_servers(site):
 
 
 def slug(heading):
-    """As GitHub and MkDocs make it."""
+    """Anchor of a heading, like that of GitHub and MkDocs."""
     return re.sub(r"[\s]+", "-", re.sub(r"[^\w\s-]", "", re.sub(r"[`*]", "", heading)).strip().lower())
 
 

@@ -25,11 +25,12 @@ from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
-from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
 from inflight_settings.limits import Limits, LimitsInForce
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.model_runner import reference_output
 
 
@@ -59,10 +60,10 @@ class StandIn:
 
 
 class AheadStandIn(StandIn):
-    """One whose steps overlap: tokens are there when they are collected, and a step may fail then instead.
+    """A stand-in whose steps overlap: tokens are there when they are collected, and a step may fail then instead.
 
     Attributes:
-        log: what it was asked, in order.
+        log: its calls, in order.
     """
 
     lookahead = True
@@ -138,7 +139,7 @@ def run(engine):
 
 
 def outputs(reports):
-    """What an API process makes of the reports: the tokens of each request."""
+    """Tokens of each request, as an API process reads the reports."""
     owners, found = {}, {}
     for report in reports:
         owners |= {admission.slot: admission.request_id for admission in report.admitted}
@@ -440,7 +441,7 @@ class Heard(EngineObserver):
     def added(self, request):
         self.log.append(("added", request.request_id))
 
-    def stepped(self, plan, work, ended, seconds, *, ahead=False):
+    def stepped(self, plan, work, ended, seconds, *, ahead=False, failed_slots=()):
         self.log.append(("stepped", plan.step, [each.request_id for each in ended], ahead))
 
     def failed(self, plan, work, seconds, *, ahead=False):

@@ -11,8 +11,8 @@ from inflight_engine.output_lengths import HALF_LIFE_SECONDS, OutputLengths
 
 
 def watched(lengths, arrivals, now, cancelled=()):
-    """What is known at `now` of requests that generate a token a second from their arrival on, and their naive mean:
-    that of those that have ended. `cancelled`: by request, after how many tokens its client leaves."""
+    """The estimate at `now` for requests that generate a token a second from their arrival on, and the mean of those
+    that have ended. `cancelled`: by request, the tokens after which its client leaves."""
     seen, ended = OutputLengths(), []
     cuts = dict(cancelled)
     for number, (length, arrival) in enumerate(zip(lengths.tolist(), arrivals.tolist(), strict=True)):

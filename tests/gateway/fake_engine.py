@@ -37,7 +37,8 @@ class FakeEngine:
     tick: float = 0.05
     events: int = 40
     cuts: list[int] = field(default_factory=list)
-    """Of the next answers with progress frames: the frame before which the connection breaks. Engines may share it."""
+    """Frames before which the connection breaks, for the next answers with progress frames. Engines may share the
+    list."""
 
     async def start(self) -> Self:
         self._open: set[_Connection] = set()

@@ -1,4 +1,4 @@
-"""What several tests of the simulator need."""
+"""Helpers of the simulator's tests."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def write_csv(path, arrivals):
 
 
 def simulate(capsys, *arguments):
-    """What `--json` prints."""
+    """Output of `--json`."""
     assert main([*arguments, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 

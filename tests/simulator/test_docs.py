@@ -1,4 +1,4 @@
-"""What the guide shows is what the commands print."""
+"""The outputs in the guide are those of the commands."""
 
 import shlex
 from pathlib import Path

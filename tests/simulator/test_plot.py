@@ -14,7 +14,7 @@ PREFILL, DECODE, PADDING, PREEMPTED = (0xE6, 0x9F, 0x00), (0x00, 0x72, 0xB2), (0
 
 
 def share(path, color):
-    """Of the picture's pixels that have this color."""
+    """Share of the picture's pixels that have this color."""
     pixels = matplotlib.image.imread(path)[:, :, :3]
     return float((np.abs(pixels * 255 - np.array(color)) < 2).all(axis=2).mean())
 

@@ -16,7 +16,7 @@ from inflight_settings.limits import Limits
 BLOCK_SIZE = 16
 VOCABULARY = 128_000
 STOP_TOKEN_IDS = (128_001, 128_008, 128_009)
-"""Those of Llama 3; sampled tokens stay below them unless a request is to stop."""
+"""Stop tokens of Llama 3; sampled tokens stay below them unless a request is to stop."""
 MAX_MODEL_LEN = 8192
 FILLER_BLOCKS = 256
 NUM_TOKEN_ROWS = 64
@@ -37,7 +37,7 @@ class Load:
         self._rows = self._tokens((NUM_TOKEN_ROWS, config.capacity.max_num_seqs))
 
     def add(self, num_prompt_tokens: int, max_tokens: int | None = None) -> int:
-        """Add a request, as long as any may be unless told; returns what `add` took, in ns."""
+        """Add a request, with the longest allowed output by default; returns what `add` took, in ns."""
         request = Request(
             request_id=self._num_requests,
             prompt_token_ids=self._tokens(num_prompt_tokens),
@@ -50,7 +50,7 @@ class Load:
         return time.perf_counter_ns() - started - self._timer_cost
 
     def step(self, stopping: int | None = None) -> tuple[StepPlan, list[int]]:
-        """One iteration; returns its plan and what schedule, update and metrics took, in ns.
+        """Runs an iteration; returns its plan and the times of schedule, update and metrics, in ns.
 
         Args:
             stopping: place in the batch of a request that samples a stop token.
@@ -84,7 +84,7 @@ class Load:
 
 
 def read_metrics(scheduler: Scheduler) -> tuple[float, ...]:
-    """What the engine puts in each step's report."""
+    """Returns the values that the engine puts in each step's report."""
     return (
         scheduler.num_running,
         scheduler.num_waiting,
@@ -109,6 +109,7 @@ def loaded(num_running: int, num_blocks: int, prompt_tokens: int, timer_cost: in
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         max_model_len=MAX_MODEL_LEN,
+        kv_headroom=0.0,
         prefix_caching=True,
     )
     load = Load(config, timer_cost)

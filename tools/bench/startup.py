@@ -37,7 +37,7 @@ inflight_engine.engine_process.let_threads_sleep()
 import torch
 torch_imported = clocks()
 from inflight_engine.execution import build
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 imported = clocks()
 parts = []
 def timed(function):
@@ -87,7 +87,7 @@ class Seconds:
 
 
 def measure_start(flags: Sequence[str]) -> dict[str, Seconds]:
-    """One start: until the server is ready, then until it has answered its first request.
+    """Measures a start: until the server is ready, then until it has answered its first request.
 
     Raises:
         RuntimeError: the server did not become ready.
@@ -108,7 +108,7 @@ def measure_start(flags: Sequence[str]) -> dict[str, Seconds]:
 
 
 def measure_parts() -> dict[str, Seconds]:
-    """What the two processes do, each of them alone on the machine; when both start they do it at the same time."""
+    """Measures the parts of both processes, each alone on the machine; in a start they run at the same time."""
     found: dict[str, Seconds] = {}
     for program in (_ENGINE, _API):
         done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)

@@ -22,7 +22,7 @@ EXAMPLE = REPOSITORY / "examples" / "chat.yaml"
 CHAT = Service("chat")
 QUESTION = "What is the capital of France? Answer in one sentence."
 BURST = ["--clients=64", "--rate=4.5", "--requests=1000", "--max-tokens=32", "--prompt-words=60", "--seconds=90"]
-"""On two cores so much for one pod that chance makes requests late, and little enough for two."""
+"""Load that is too much for one pod on two cores, so that some requests are late, and little enough for two pods."""
 READY_SECONDS = 240
 SETTLE_SECONDS = 120
 
@@ -85,7 +85,7 @@ def settle(watch: Watch) -> None:
     """Watch until the service is back to one idle replica."""
     deadline = time.monotonic() + SETTLE_SECONDS
     while True:
-        seen = watch.look()
+        seen = watch.update()
         if seen.replicas == seen.ready_replicas == 1 and seen.waiting_requests == seen.running_requests == 0:
             return
         if time.monotonic() > deadline:

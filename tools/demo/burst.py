@@ -15,10 +15,10 @@ from tools.testbed.load_pod import driver_pod
 from tools.testbed.numbers import Numbers, numbers
 from tools.testbed.service import Service
 
-LOOK_SECONDS = 1.0
+UPDATE_SECONDS = 1.0
 
 ROW_SECONDS = 3.0
-"""Between two rows, unless there is a decision to show."""
+"""Seconds between two rows, unless there is a decision to print."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Slo:
 
 @dataclass(frozen=True)
 class Latencies:
-    """Of clients: 95th percentiles in seconds; None: not measured."""
+    """Latencies of clients: 95th percentiles in seconds; None: not measured."""
 
     ttft: float | None = None
     tpot: float | None = None
@@ -48,7 +48,7 @@ def slo_of(service: Service) -> Slo:
 
 
 def latencies_of(line: Mapping[str, object]) -> Latencies:
-    """From a line of the traffic driver."""
+    """Reads the latencies in a line of the traffic driver."""
     ttft, tpot = line.get("ttft_p95"), line.get("tpot_p95")
     return Latencies(
         ttft if isinstance(ttft, int | float) else None,
@@ -57,7 +57,7 @@ def latencies_of(line: Mapping[str, object]) -> Latencies:
 
 
 def verdict(closing: Mapping[str, object], slo: Slo) -> str:
-    """Whether the targets were kept over the whole burst, as clients saw it."""
+    """Returns a sentence on the targets over the whole burst, as clients saw it."""
     seen = latencies_of(closing)
     if seen.ttft is None or seen.tpot is None:
         return "no streamed answer: nothing is known of its TTFT and TPOT"
@@ -88,8 +88,8 @@ class Watch:
         print("   p95 TTFT and TPOT of the last 10 s beside their targets, as clients see them")
         print(f"   seconds  replicas  ready  queue  running     KV  {ttft:>11}  {tpot:>11}  seqs  batched tokens")
 
-    def look(self, latencies: Latencies = NOTHING_SEEN) -> Numbers:
-        """One look, printed if it is news."""
+    def update(self, latencies: Latencies = NOTHING_SEEN) -> Numbers:
+        """Reads the service's numbers, and prints them if they changed."""
         seen = numbers(self._service)
         self.most_queued = max(self.most_queued, seen.waiting_requests or 0)
         self.most_kv = max(self.most_kv, seen.kv_utilization or 0.0)
@@ -118,8 +118,8 @@ def run_burst(service: Service, watch: Watch, arguments: list[str], *, image: st
         follower = threading.Thread(target=_collect, args=(pod, output))
         follower.start()
         while follower.is_alive():
-            watch.look(_newest(output))
-            follower.join(LOOK_SECONDS)
+            watch.update(_newest(output))
+            follower.join(UPDATE_SECONDS)
         said = "".join(output).strip().splitlines() or ["nothing"]
         if pod.exit_code() != 0 or '"done": true' not in said[-1]:
             raise RuntimeError(f"the traffic driver says: {said[-1]}")
@@ -131,7 +131,7 @@ def _collect(pod: ScriptPod, output: list[str]) -> None:
 
 
 def _newest(output: list[str]) -> Latencies:
-    """From the last whole line of the driver."""
+    """Reads the latencies in the last whole line of the driver."""
     said = "".join(output).rpartition("\n")[0].splitlines()
     return latencies_of(json.loads(said[-1])) if said and said[-1].startswith("{") else NOTHING_SEEN
 

@@ -1,4 +1,4 @@
-"""One request until it is answered or lost, with all its attempts, for loads that account for every one."""
+"""A request until it is answered or lost, with all its attempts, for loads that account for every one."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Outcome:
 
     @property
     def seconds(self) -> float:
-        """Of the request, with all attempts."""
+        """Seconds of the request, with all attempts."""
         return self.ended - self.begun
 
 

@@ -37,10 +37,10 @@ WORDS = (
 
 @dataclass(frozen=True)
 class Loss:
-    """One request without a whole answer.
+    """A request without a whole answer.
 
     Attributes:
-        kind: what went wrong.
+        kind: the failure.
         begun, ended: seconds since the epoch; a request that was sent again began with its first attempt.
         port: the client's TCP port of the last attempt; None when no connection was made.
     """
@@ -112,7 +112,7 @@ def latencies(streams: list[Answer]) -> dict[str, float | None]:
 
 
 RECENT_SECONDS = 10.0
-"""Of the latencies in the line of each second; those of the last line are of all."""
+"""Seconds of the latencies in the line of each second; the last line is about all."""
 
 
 def make_body(options: argparse.Namespace, rng: random.Random) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def make_body(options: argparse.Namespace, rng: random.Random) -> dict[str, Any]
 
 
 class Pace:
-    """When requests are due: at random, independent times (a Poisson process), or at once without a rate."""
+    """The times of requests: random, independent times (a Poisson process), or at once without a rate."""
 
     def __init__(self, rate: float | None, seed: int) -> None:
         self._rate = rate
@@ -136,7 +136,7 @@ class Pace:
         self._due = time.monotonic()
 
     async def wait(self) -> None:
-        """Until the next request is due; each call is for another one."""
+        """Waits until the next request is due; each call is for another request."""
         if self._rate is None:
             return
         self._due += self._rng.expovariate(self._rate)
@@ -146,7 +146,7 @@ class Pace:
 async def client_loop(
     number: int, options: argparse.Namespace, tally: Tally, pace: Pace, ends: float, stop: asyncio.Event
 ) -> None:
-    """One client: a request after the other until its share is sent, the time is over, or it is told to stop."""
+    """Runs a client: a request after the other until its share is sent, the time is over, or `stop` is set."""
     rng = random.Random(options.seed * 1_000_003 + number)
     keeps = number % 2 == 0 and not options.new_connections
     async with Client(options.url, keep=keeps, read_seconds=options.patience) as client:

@@ -25,7 +25,7 @@ from tools.load.attempts import Outcome, answered
 TOPICS = ("the sea", "an old clock", "bread", "a train at night", "the moon", "chess", "rain", "a lighthouse")
 
 TOKENS = 150
-"""Of each answer."""
+"""Output tokens of each answer."""
 
 PATIENCE_SECONDS = 180
 """Longest wait for one answer."""

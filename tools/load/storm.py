@@ -22,11 +22,11 @@ from inflight_kubectl.load.client import Client
 from tools.load.attempts import answered
 
 MAX_TOKENS = 8
-"""Of each answer."""
+"""Most output tokens of each answer."""
 
 
 async def ask(number: int, options: argparse.Namespace, start: asyncio.Event) -> dict[str, Any]:
-    """One request until it is answered, lost, or out of patience.
+    """Sends a request until it is answered, lost, or out of patience.
 
     Returns:
         `outcome`: answered, refused (the last response was a clean refusal) or lost (`why` says what came instead).
@@ -59,12 +59,12 @@ async def run(options: argparse.Namespace) -> list[dict[str, Any]]:
     """All requests; each is printed when it has ended."""
     start = asyncio.Event()
     numbers = [number for number in range(options.services) for _ in range(options.requests)]
-    asking = [asyncio.create_task(ask(number, options, start)) for number in numbers]
+    requests = [asyncio.create_task(ask(number, options, start)) for number in numbers]
     await asyncio.sleep(1)  # all tasks wait for the start
-    print(json.dumps({"begun": time.time(), "requests": len(asking)}), flush=True)
+    print(json.dumps({"begun": time.time(), "requests": len(requests)}), flush=True)
     start.set()
     records = []
-    for task in asyncio.as_completed(asking):
+    for task in asyncio.as_completed(requests):
         records.append(await task)
         print(json.dumps(records[-1]), flush=True)
     print(json.dumps({"done": True}), flush=True)

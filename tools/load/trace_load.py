@@ -34,7 +34,7 @@ class Job(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """One answered request as its client saw it; seconds after the start of the load."""
+    """An answered request as its client saw it; seconds after the start of the load."""
 
     job: Job
     first_token_at: float

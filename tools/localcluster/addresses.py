@@ -89,7 +89,7 @@ def free_ports() -> Ports:
 
 
 def port_is_free(port: int) -> bool:
-    """Whether nothing listens on `port` at any address of this machine."""
+    """Returns whether nothing listens on `port` at any address of this machine."""
     try:
         socket.create_server(("", port)).close()
     except OSError:

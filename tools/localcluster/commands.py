@@ -30,11 +30,11 @@ def output(
     cwd: Path | None = None,
     check: bool = True,
 ) -> str:
-    """What `command` prints.
+    """Runs `command`; returns its output.
 
     Args:
-        failure: message where it fails, with `{command}`, `{complaint}` for all that it said about that, and `{last}`
-            for the last line of it.
+        failure: message where it fails, with `{command}`, `{complaint}` for its error output, and `{last}`
+            for the last line of that.
         text: its standard input.
 
     Raises:

@@ -14,7 +14,7 @@ BUILD_FLAGS = ("-trimpath", "-buildvcs=false")
 
 @dataclass(frozen=True)
 class Part:
-    """One `go build`: `packages` of the module folder `module`, with the build tags `tags`."""
+    """A `go build`: `packages` of the module folder `module`, with the build tags `tags`."""
 
     name: str
     module: str

@@ -16,7 +16,7 @@ CNI_RESULTS = Path("/var/lib/cni/results")
 RUNC_STATE = Path("/run/containerd/runc/k8s.io")
 """Folders whose places the kubelet, the CNI library and containerd (for build steps) fix."""
 KUBELET_SOCKET = Path("/var/lib/kubelet/device-plugins/kubelet.sock")
-"""For device plugins, at the place where they look for it."""
+"""Socket for device plugins, at the place where they expect it."""
 
 FIXED_FOLDERS = (
     CONTAINER_LOGS,
@@ -33,7 +33,7 @@ FIXED_FOLDERS = (
 
 
 def is_own_shim(argv: tuple[str, ...]) -> bool:
-    """Whether a command line is that of a container shim of this node's containerd."""
+    """Returns whether a command line is that of a container shim of this node's containerd."""
     return Path(argv[0]).name == "containerd-shim-runc-v2" and str(CONTAINERD_SOCKET) in argv
 
 
@@ -63,7 +63,7 @@ def sweep(layout: Layout) -> None:
 
 
 def _names_runtime(file: Path) -> bool:
-    """Whether a file of the CNI library or of runc is about a container of this node."""
+    """Returns whether a file of the CNI library or of runc is about a container of this node."""
     return f"{RUNTIME}/" in file.read_text(errors="replace")
 
 

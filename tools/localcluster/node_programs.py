@@ -51,7 +51,7 @@ def kubelet_configuration(plane: ApiPlane, containerd: Path) -> dict[str, Any]:
 
 
 def kubelet(binary: Path, plane: ApiPlane, configuration_file: Path) -> Program:
-    """What runs the pods of this node."""
+    """Returns the kubelet, which runs the pods of this node."""
     return Program.of(
         binary,
         f"--config={configuration_file}",

@@ -33,7 +33,7 @@ def loopback_context() -> ssl.SSLContext:
 
 
 def answers_ok(url: str, context: ssl.SSLContext | None = None, timeout_seconds: float = 2.0) -> bool:
-    """Whether a GET of `url` answers 200 in time. Proxies of the environment are not asked."""
+    """Returns whether a GET of `url` answers 200 in time. It bypasses proxies of the environment."""
     handlers: list[urllib.request.BaseHandler] = [urllib.request.ProxyHandler({})]
     if context:
         handlers.append(urllib.request.HTTPSHandler(context=context))
@@ -45,7 +45,7 @@ def answers_ok(url: str, context: ssl.SSLContext | None = None, timeout_seconds:
 
 
 def succeeds(command: Sequence[str], timeout_seconds: float = 10.0) -> bool:
-    """Whether `command` ends with 0 in time."""
+    """Returns whether `command` ends with 0 in time."""
     try:
         return subprocess.run(list(command), capture_output=True, check=False, timeout=timeout_seconds).returncode == 0
     except subprocess.TimeoutExpired:
@@ -60,7 +60,7 @@ def encode_question(identifier: int, name: str) -> bytes:
 
 
 def is_answer(message: bytes, identifier: int) -> bool:
-    """Whether `message` answers the query `identifier` with at least one record and no error."""
+    """Returns whether `message` answers the query `identifier` with at least one record and no error."""
     if len(message) < 12:
         return False
     got, flags, _, answers, _, _ = struct.unpack("!6H", message[:12])
@@ -68,7 +68,7 @@ def is_answer(message: bytes, identifier: int) -> bool:
 
 
 def resolves(server: str, name: str, timeout_seconds: float = 1.0) -> bool:
-    """Whether the DNS server at the address `server` knows `name`."""
+    """Returns whether the DNS server at the address `server` knows `name`."""
     identifier = secrets.randbelow(1 << 16)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as client:
         client.settimeout(timeout_seconds)

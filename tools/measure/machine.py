@@ -9,7 +9,7 @@ _CPUINFO = Path("/proc/cpuinfo")
 
 
 def cpu_model() -> str:
-    """The processor's name, or its architecture where the system does not tell more."""
+    """The processor's name, or its architecture where the system has no name."""
     for line in _CPUINFO.read_text().splitlines() if _CPUINFO.exists() else ():
         name, _, value = line.partition(":")
         if name.strip() == "model name":

@@ -1,4 +1,4 @@
-"""What a measurement prints and writes: progress, tables, and figures as JSON."""
+"""Output of a measurement: progress, tables, and figures as JSON."""
 
 from __future__ import annotations
 

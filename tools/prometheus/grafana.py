@@ -54,7 +54,7 @@ class Window:
 
     @property
     def step_seconds(self) -> float:
-        """Between two points of a range query: never less than the scrape interval."""
+        """Seconds between two points of a range query: at least the scrape interval."""
         span = self.end - self.start
         wanted = max(round_interval(span * 1000 / self.points) / 1000, self.scrape_seconds)
         return max(wanted, span / _MAX_SAMPLES)
@@ -117,7 +117,7 @@ def replace(text: str, values: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class PanelQuery:
-    """One query of one panel, with variables as the dashboard has them."""
+    """A query of a panel, with the dashboard's variables in it."""
 
     dashboard: str
     panel: str

@@ -1,1 +1,1 @@
-"""One stand-in engine, with levels: its pages alone, its streams, its steps timed by the cost model."""
+"""A stand-in engine, with levels: its pages alone, its streams, its steps timed by the cost model."""

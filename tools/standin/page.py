@@ -29,10 +29,10 @@ _COMMAND_BYTES = 2**24
 
 @dataclass(slots=True)
 class Counts:
-    """Since the start.
+    """Counts since the start.
 
     Attributes:
-        connections: accepted.
+        connections: accepted connections.
         pages: metrics pages answered.
         unanswered: requests to pods that hang.
         patches: limits taken.
@@ -50,7 +50,7 @@ class Counts:
 
 @dataclass(slots=True)
 class Pod:
-    """One fake engine. An address that no pod was named for yet has no token and takes no call for admins."""
+    """A fake engine. An address without a named pod has no token and accepts no admin call."""
 
     state: EngineState
     uid: str = ""
@@ -135,7 +135,7 @@ class Page(Connection):
 
 
 def _proof(pod: Pod, path: str, request: Request) -> str:
-    """Of a signed call; empty for one with the token itself.
+    """Returns the proof for a signed call; empty for a call with the token itself.
 
     Raises:
         ApiError: the call is for another pod or has no right token or signature.

@@ -30,11 +30,12 @@ COST = CostModel(
 """About a 70B model on four H100: 35 GB of weights for each at 2 TB/s, with communication."""
 MAX_NUM_SEQS = 8
 MAX_QUEUED = 64
-"""Of each tenant that requests name: else those beside a flood would be refused, and their latency not be seen."""
+"""Queued requests of each named tenant: with one bound for all, requests beside a flood would be refused, and their
+latency not be measured."""
 
 
 class Timed(Connection):
-    """One client's connection to `engine`: a request at a time."""
+    """A client's connection to `engine`: it carries a request at a time."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -68,7 +69,7 @@ class _Request:
     done: int = 0
 
     def step(self) -> None:
-        """One more token, to the client too unless it left."""
+        """Generates a token, and sends it unless the client has left."""
         self.done += 1
         if not self.connection.transport.is_closing():
             self.connection.send(self._frame())
@@ -77,7 +78,7 @@ class _Request:
                 self.connection.end()
 
     def _frame(self) -> bytes:
-        """As docs/engine.md says of progress frames, or server-sent events without them."""
+        """Returns the next progress frame (docs/engine.md), or server-sent event without frames."""
         last = self.done == self.output_tokens
         choice = {"index": 0, "text": "x", "finish_reason": "length" if last else None}
         data = b"data: " + json.dumps({"object": "text_completion", "choices": [choice]}).encode() + b"\n\n"
@@ -89,17 +90,17 @@ class _Request:
 
 
 class Engine:
-    """One replica."""
+    """A replica."""
 
     def __init__(self) -> None:
         self._waiting: dict[str, deque[_Request]] = {}
-        """By tenant, of those that wait."""
+        """Waiting requests by tenant."""
         self._counters = VirtualCounters()
         self._running: list[_Request] = []
         self._work = asyncio.Event()
 
     async def steps(self) -> None:
-        """One after the other, while there is work. A prompt is computed in one step."""
+        """Runs steps while there is work. A prompt is computed in one step."""
         while True:
             if not self._running and not self._waiting:
                 self._work.clear()

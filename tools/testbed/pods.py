@@ -11,13 +11,13 @@ from tools.localcluster import kubectl
 
 @dataclass(frozen=True)
 class Pod:
-    """One pod as it is now. The same uid and no more restarts at a later look: the same processes.
+    """State of a pod. With the same uid and no more restarts later, its processes are the same.
 
     Attributes:
-        address: IP; empty before it has one.
-        node: empty before it is scheduled.
+        address: its IP; empty before it has one.
+        node: its node; empty before it is scheduled.
         leaving: it is being deleted.
-        restarts: of all its containers, sidecars excluded.
+        restarts: restarts of all its containers, sidecars excluded.
     """
 
     name: str
@@ -30,7 +30,7 @@ class Pod:
 
 
 def pods(namespace: str, selector: str) -> list[Pod]:
-    """By name, those that are being deleted included. Args: selector: of labels."""
+    """Returns pods by name, pods that are being deleted included. Args: selector: label selector."""
     listing = json.loads(kubectl("-n", namespace, "get", "pods", "-l", selector, "-o", "json"))
     return sorted((_pod(one) for one in listing["items"]), key=lambda pod: pod.name)
 

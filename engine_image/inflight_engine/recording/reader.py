@@ -17,7 +17,6 @@ from inflight_engine.recording.lines import (
     Header,
     Line,
     Repeated,
-    SlotsFailed,
     Step,
 )
 
@@ -61,7 +60,7 @@ class Recording:
         self.header = _header(first)
 
     def events(self) -> Iterator[Event]:
-        """All lines but the first, from the start of the file at each call; repeated steps one by one.
+        """Yield all lines but the first, from the start of the file at each call; repeated steps one by one.
 
         Raises:
             OSError: the file cannot be read.
@@ -89,13 +88,14 @@ class Recording:
                     raise RecordingError(
                         f"has step {event.step} in line {number}, where step {last.step + 1} should be"
                     )
+                failed = max(event.failed_slots, default=0)
+                if failed >= num_slots:
+                    raise RecordingError(f"names slot {failed} in line {number}, but its engine had {num_slots}")
                 last = event
-            elif isinstance(event, SlotsFailed) and max(event.slots, default=0) >= num_slots:
-                raise RecordingError(f"names slot {max(event.slots)} in line {number}, but its engine had {num_slots}")
             yield event
 
     def _lines(self) -> Iterator[bytes]:
-        """Whole lines, the first included."""
+        """Yield whole lines, the first included."""
         self.cut_short = False
         number = 0
         with self._path.open("rb") as file:

@@ -29,20 +29,21 @@ class StatusModel(BaseModel):
     model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True, extra="ignore", frozen=True)
 
     def to_dict(self) -> dict[str, Any]:
-        """As the API server stores it; fields that are None are left out."""
+        """Returns the form that the API server stores, without fields that are None."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True)
 
 
 def rule(expression: str, message: str, **more: Any) -> dict[str, Any]:
-    """One entry of `x-kubernetes-validations`: a CEL expression that must hold, and the sentence said when not."""
+    """Returns an entry of `x-kubernetes-validations`: a CEL expression that must hold, and the message if it does
+    not."""
     return {"rule": expression, "message": message, **more}
 
 
 def validation(expression: str, message: str) -> dict[str, Any]:
-    """JSON schema keys that attach one CEL rule to a field or an object."""
+    """Returns the JSON schema keys that attach one CEL rule to a field or an object."""
     return validations(rule(expression, message))
 
 
 def validations(*rules: dict[str, Any]) -> dict[str, Any]:
-    """JSON schema keys that attach CEL rules to a field or an object."""
+    """Returns the JSON schema keys that attach CEL rules to a field or an object."""
     return {"x-kubernetes-validations": list(rules)}

@@ -16,7 +16,7 @@ _BOUNDS = (
 
 
 class Cost(SpecModel):
-    """What a replica costs; the status then shows what the service costs."""
+    """Price of a replica, from which the status computes the cost of the service."""
 
     price_per_replica_hour: Annotated[
         str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)
@@ -27,5 +27,8 @@ class Cost(SpecModel):
         ),
     )
     currency: str | None = Field(
-        default=None, min_length=1, max_length=16, description="What the price is in, such as USD; shown with it."
+        default=None,
+        min_length=1,
+        max_length=16,
+        description="Currency of the price, such as USD; the status shows it.",
     )

@@ -22,24 +22,24 @@ Duration = Annotated[str, AfterValidator(_readable)]
 
 
 def duration_field(field: str, description: str, default: str, bounds: tuple[str, str] | None = None) -> str:
-    """A field that holds a positive duration.
+    """Declares a field that holds a positive duration.
 
     Args:
-        field: its name in the error message.
-        bounds: minimum and maximum, where its consumer has such bounds.
+        field: name of the field in the error message.
+        bounds: minimum and maximum, if the consumer has such bounds.
     """
     declared: str = _declared(field, description, default, bounds)
     return declared
 
 
 def duration_or_zero_field(field: str, description: str, most: str) -> str:
-    """A field that holds a duration, 0 by default."""
+    """Declares a field that holds a duration, 0 by default."""
     declared: str = _declared(field, description, "0ms", ("0s", most))
     return declared
 
 
 def optional_duration_field(field: str, description: str, bounds: tuple[str, str]) -> str | None:
-    """As `duration_field`, None when unset."""
+    """Declares a field like `duration_field`; None if unset."""
     declared: str | None = _declared(field, description, None, bounds)
     return declared
 

@@ -53,11 +53,11 @@ OWN_FLAGS = (
     "log-format",
     "enable-access-log",
 )
-"""Engine flags the operator sets; extraArgs may not repeat them."""
+"""Engine flags that the operator sets; extraArgs must not repeat them."""
 
 
 class Model(SpecModel):
-    """What is served."""
+    """The model that the service serves."""
 
     model_config = ConfigDict(
         json_schema_extra=validations(
@@ -74,7 +74,7 @@ class Model(SpecModel):
 
     source: str = Field(
         max_length=512,
-        description="Where the model comes from: builtin://NAME (in the engine image, such as builtin://smollm2),"
+        description="Source of the model: builtin://NAME (in the engine image, such as builtin://smollm2),"
         " hf://ORGANIZATION/NAME (Hugging Face), or pvc://CLAIM/FOLDER (a folder with a Hugging Face model on a"
         " PersistentVolumeClaim of this namespace, mounted read-only).",
         json_schema_extra=validations(
@@ -104,7 +104,7 @@ class Model(SpecModel):
     storage: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] | None = (
         Field(
             default=None,
-            description="Most disk space that the download of an hf:// model may take in each pod, such as 100Gi; a pod"
+            description="Maximum disk space for the download of an hf:// model in each pod, such as 100Gi; a pod"
             " that needs more is evicted. Default: 256Gi for each accelerator, 64Gi on CPU.",
             json_schema_extra=validation(
                 "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
@@ -116,7 +116,7 @@ class Model(SpecModel):
         default=None,
         min_length=1,
         max_length=255,
-        description="The name clients put in `model`. Default: the name of the InferenceService.",
+        description="Name that clients give in `model`. Default: the name of the InferenceService.",
     )
 
 
@@ -138,24 +138,24 @@ class KVCache(SpecModel):
         default=0.9,
         ge=0.05,
         le=1,
-        description="Share of an accelerator's memory, 0.05 to 1, for weights, activations and KV cache together; what"
-        " the weights and activations leave of it is the KV cache, unless memory says how large that is.",
+        description="Share of an accelerator's memory, 0.05 to 1, for weights, activations and KV cache together. The"
+        " KV cache takes the part that weights and activations leave, unless memory sets its size.",
     )
     dtype: Literal["auto", "fp8"] = Field(
         default="auto",
         description="Number type of keys and values; auto is engine.dtype. fp8 halves the cache on accelerators that"
-        " have it; an engine on another one does not start, and its log says so.",
+        " support it; on others the engine does not start and logs the reason.",
     )
     headroom: float = Field(
         default=0.03,
         ge=0,
         le=0.9,
-        description="Share of the KV cache, 0 to 0.9, that new requests leave free for running ones to grow into. More"
-        " of it means fewer preemptions, and fewer requests at once.",
+        description="Share of the KV cache, 0 to 0.9, that new requests leave free for running ones to grow into. A"
+        " larger share means fewer preemptions and fewer concurrent requests.",
     )
     swap: Annotated[str | int, AfterValidator(readable_quantity)] = Field(
         default="0",
-        description="Host memory in each pod for the cache of preempted requests, such as 4Gi; 0: none, they are"
+        description="Host memory in each pod for the KV cache of preempted requests, such as 4Gi; with 0 they are"
         " computed again. The operator adds it to its own memory request, and on CPU to its memory limit; where"
         " template.resources sets memory, leave room for it there.",
         json_schema_extra={
@@ -169,13 +169,13 @@ class KVCache(SpecModel):
     )
     prefix_caching: bool = Field(
         default=True,
-        description="Keep the cache of requests that ended while memory lasts, so that a prompt that begins like an"
-        " earlier one of the same tenant is not computed again.",
+        description="Keep the KV cache of finished requests while memory lasts, so that the common beginning of prompts"
+        " of one tenant is computed once.",
     )
 
 
 class Engine(SpecModel):
-    """How each engine is started. A change here rolls out new pods."""
+    """Start options of each engine. A change here rolls out new pods."""
 
     model_config = ConfigDict(
         json_schema_extra=validation(
@@ -195,19 +195,23 @@ class Engine(SpecModel):
         description="Quantization of weights to 8 or 4 bits, on CPU: several times as fast, slightly less accurate.",
     )
     max_model_len: int | None = Field(
-        default=None, ge=1, le=16777216, description="Longest prompt plus output, in tokens. Default: the model's own."
+        default=None,
+        ge=1,
+        le=16777216,
+        description="Longest prompt plus output, in tokens. Default: the maximum of the model.",
     )
     max_num_seqs: int = Field(
         default=DEFAULT_LIMITS.max_num_seqs,
         ge=1,
         le=HIGHEST_LIMITS.max_num_seqs,
-        description="Capacity: requests that an engine runs at once. Tuning sets the limit in force below it.",
+        description="Capacity: requests that an engine runs at once. Tuning sets the limit in force, up to this value.",
     )
     max_num_batched_tokens: int = Field(
         default=DEFAULT_LIMITS.max_num_batched_tokens,
         ge=1,
         le=HIGHEST_LIMITS.max_num_batched_tokens,
-        description="Capacity: tokens that an engine computes in one step. Tuning sets the limit in force below it.",
+        description="Capacity: tokens that an engine computes in one step. Tuning sets the limit in force, up to this"
+        " value.",
     )
     kv_cache: KVCache = Field(default_factory=KVCache, description="Memory for keys and values of requests.")
     scheduling: Scheduling = Field(
@@ -218,23 +222,24 @@ class Engine(SpecModel):
         default=512,
         ge=1,
         le=1000000,
-        description="Requests that may wait in an engine; further ones get 503 with Retry-After.",
+        description="Maximum number of requests that wait in an engine; further requests are answered 503 with"
+        " Retry-After.",
     )
     queue_timeout: Duration = duration_field(
-        "engine.queueTimeout", "How long a request may wait before it is answered 504.", "60s", ("1ms", "240h")
+        "engine.queueTimeout", "Time that a request may wait before it is answered 504.", "60s", ("1ms", "240h")
     )
     request_timeout: Duration = duration_field(
         "engine.requestTimeout",
-        "How long a request may be without progress, from its arrival to its first token and from each token to the"
+        "Time that a request may be without progress, from its arrival to its first token and from each token to the"
         " next, before it is ended with 504.",
         "600s",
         ("1ms", "240h"),
     )
     serving_metrics: bool = Field(
         default=True,
-        description="Serve /metrics on the serving port, where gateways and dashboards look for them, as well as on the"
-        " admin port. With false, only the admin port has them, and the PodMonitor scrapes that port: allow Prometheus"
-        " in the chart's value engine.adminPeers.",
+        description="Serve /metrics on the serving port, which gateways and dashboards read, as well as on the admin"
+        " port. With false, the PodMonitor scrapes the admin port: allow Prometheus in the chart's value"
+        " engine.adminPeers.",
     )
     tracing: Tracing = Field(default_factory=Tracing, description="OpenTelemetry traces of requests.")
     logs: Logs = Field(default_factory=Logs, description="Logs of engines.")
@@ -242,12 +247,12 @@ class Engine(SpecModel):
         default=None,
         min_length=1,
         max_length=512,
-        description="Engine image. Default: the one the operator was installed with.",
+        description="Engine image. Default: the image that the operator was installed with.",
     )
     extra_args: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
         default_factory=list,
         max_length=64,
-        description="Further flags for `inflight-engine serve`, one argument an entry, such as --block-size=32.",
+        description="Further flags for `inflight-engine serve`, one argument per entry, such as --block-size=32.",
         json_schema_extra=validation(
             f"!self.exists(a, a.matches('^--({'|'.join(OWN_FLAGS)})(=.*)?$'))",
             "engine.extraArgs cannot repeat a flag that the operator sets"
@@ -263,14 +268,14 @@ class Accelerator(SpecModel):
         default=1,
         ge=0,
         le=16,
-        description="Accelerators for each pod, 0 to run on CPU. With more than one, the engine shares every layer"
-        " over all of them (tensor parallelism): their number must divide the model's attention heads.",
+        description="Accelerators of each pod; 0 runs the engine on CPU. With more than one, the engine divides every"
+        " layer among them (tensor parallelism): their number must divide the model's attention heads.",
     )
     resource: str = Field(
         default="nvidia.com/gpu",
         min_length=1,
         max_length=317,
-        description="Name of the node resource that stands for one accelerator.",
+        description="Name of the node resource of which each accelerator is one unit.",
         json_schema_extra=validation(
             "self.matches('^[^/]+/[^/]+$')", "accelerator.resource must be a resource name such as nvidia.com/gpu"
         ),

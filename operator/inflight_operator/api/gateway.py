@@ -12,7 +12,7 @@ from inflight_operator.api.duration import Duration, duration_field
 from inflight_operator.api.template import INT_OR_STRING, readable_quantity
 
 MOST = 1_000_000_000
-"""Of a rate limit: more than any fleet serves in a minute."""
+"""Highest rate limit: more than any fleet serves in a minute."""
 
 _TENANT = "^[a-zA-Z0-9]([-_.a-zA-Z0-9]*[a-zA-Z0-9])?$"
 
@@ -27,17 +27,17 @@ class Hold(SpecModel):
     them is answered 503 with Retry-After."""
 
     max_requests: int = Field(
-        default=defaults.HOLD_MAX_REQUESTS, ge=1, le=100000, description="Most requests that wait."
+        default=defaults.HOLD_MAX_REQUESTS, ge=1, le=100000, description="Maximum number of waiting requests."
     )
     max_bytes: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] = Field(
         default=defaults.HOLD_MAX_BYTES,
-        description="Most bytes that the bodies of waiting requests have together, from 1Mi to 16Gi.",
+        description="Maximum size of the bodies of all waiting requests together, from 1Mi to 16Gi.",
         json_schema_extra=validation(_BYTES, "gateway.hold.maxBytes must be a quantity from 1Mi to 16Gi, such as 64Mi"),
     )
     max_wait: Duration = duration_field(
         "gateway.hold.maxWait",
-        "Longest that a request waits. For a service that scales to zero, set it above the time that a replica takes to"
-        " start, or the requests that wake the service are answered 503.",
+        "Maximum time that a request waits. For a service that scales to zero, set it above the time that a replica"
+        " takes to start, or the requests that wake the service are answered 503.",
         defaults.HOLD_MAX_WAIT,
         ("1s", "1h"),
     )
@@ -63,7 +63,7 @@ class TenantLimits(SpecModel):
 
     requests_per_minute: int | None = Field(default=None, ge=1, le=MOST, description="Requests per minute.")
     tokens_per_minute: int | None = Field(
-        default=None, ge=1, le=MOST, description="Tokens per minute, those of prompts and outputs together."
+        default=None, ge=1, le=MOST, description="Prompt and output tokens per minute, together."
     )
     concurrent_requests: int | None = Field(
         default=None, ge=1, le=MOST, description="Requests that are held or in flight at the same time."
@@ -101,7 +101,7 @@ def _weight(what: str) -> float:
 
 
 class Scores(SpecModel):
-    """How much each measurement counts when the gateway chooses the replica of a request."""
+    """Weights of the measurements by which the gateway chooses the replica of a request."""
 
     pending_tokens: float = _weight("the prompt tokens that the replica has not computed yet")
     running: float = _weight("the requests that run there")
@@ -111,11 +111,11 @@ class Scores(SpecModel):
 
 
 class InferencePool(SpecModel):
-    """Another gateway in front, by the Gateway API Inference Extension."""
+    """The service as a backend of another gateway, by the Gateway API Inference Extension."""
 
     enabled: bool = Field(
         default=False,
-        description="Creates an InferencePool of the service's name, for HTTPRoutes of other gateways. It needs the API"
+        description="Create an InferencePool of the service's name, for HTTPRoutes of other gateways. It needs the API"
         " inference.networking.k8s.io/v1 in the cluster, and the chart's value gateway.extProcPort.",
     )
 
@@ -126,21 +126,21 @@ class Gateway(SpecModel):
 
     enabled: bool = Field(
         default=False,
-        description="Requests to the service's address go through the gateway; the address stays the same. A change"
+        description="Route requests to the service's address through the gateway; the address stays the same. A change"
         " rolls out new pods.",
     )
     continuation: bool = Field(
         default=True,
-        description="An answer whose replica fails on the way continues on another replica, without a gap.",
+        description="Continue a response whose replica fails on another replica, without a gap.",
     )
     max_attempts: int = Field(
         default=defaults.MAX_ATTEMPTS,
         ge=1,
         le=10,
-        description="Most replicas that one request is sent to, the first one included.",
+        description="Maximum number of replicas that one request is sent to, including the first one.",
     )
     hold: Hold = Field(default_factory=Hold, description="Bounds on waiting requests.")
-    auth: Auth | None = Field(default=None, description="API keys. Default: requests need none.")
+    auth: Auth | None = Field(default=None, description="API keys of the service. Default: requests need no key.")
     tenants: Annotated[list[Tenant], Field(max_length=256)] = Field(
         default_factory=list,
         description="Tenants with shares or limits of their own.",

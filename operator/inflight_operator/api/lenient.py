@@ -17,9 +17,9 @@ Path = tuple[str | int, ...]
 
 
 def read_leniently(model: type[Model], body: dict[str, Any]) -> tuple[Model, tuple[str, ...]]:
-    """The object in `body` without the parts that `model` cannot read, and one sentence for each part left out.
+    """Returns the object in `body` without the parts that `model` cannot read, and a sentence for each part left out.
 
-    Defaults take the place of what is left out; in a list, the item is left out. `body` itself is not changed.
+    Defaults replace fields that are left out; in a list, the item is left out. `body` itself is not changed.
 
     Raises:
         pydantic.ValidationError: a required field of the object, or of one of its top-level parts, is missing or
@@ -45,7 +45,7 @@ def read_leniently(model: type[Model], body: dict[str, Any]) -> tuple[Model, tup
 
 
 def _existing(body: Any, location: Path) -> Path:
-    """The part of `location` that leads to something in `body`: a missing field counts as its parent's error."""
+    """Returns the part of `location` that exists in `body`: a missing field counts as an error of its parent."""
     path: Path = ()
     for key in location:
         in_mapping = isinstance(body, dict) and key in body
@@ -57,7 +57,7 @@ def _existing(body: Any, location: Path) -> Path:
 
 
 def _order(path: Path) -> tuple[tuple[bool, str, int], ...]:
-    """Sorts names and list positions side by side."""
+    """Returns a sort key for names and list positions side by side."""
     return tuple((True, "", key) if isinstance(key, int) else (False, key, 0) for key in path)
 
 

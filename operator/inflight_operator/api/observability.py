@@ -25,9 +25,9 @@ class Tracing(SpecModel):
         default=None,
         min_length=1,
         max_length=512,
-        description="URL of an OpenTelemetry collector that takes OTLP over HTTP, such as"
-        " http://collector.observability.svc:4318; a URL without a path gets /v1/traces. Default: that of the chart's"
-        " value engine.tracing.endpoint; where that is empty too, engines send no traces.",
+        description="URL of an OpenTelemetry collector that accepts OTLP over HTTP, such as"
+        " http://collector.observability.svc:4318; a URL without a path gets /v1/traces. Default: the chart's value"
+        " engine.tracing.endpoint; if that is empty too, engines send no traces.",
         json_schema_extra=validation(
             _IS_ENDPOINT,
             "engine.tracing.endpoint must be a URL such as http://collector.observability.svc:4318",

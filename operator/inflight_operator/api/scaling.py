@@ -12,8 +12,8 @@ from inflight_operator.api.duration import Duration, duration_field
 
 
 class Targets(SpecModel):
-    """What one replica should carry; replicas are added when a target is passed. Unset: the operator decides by the
-    capacity that it computes from the engines' measured step costs alone."""
+    """Load that one replica should carry. Replicas are added when a target is exceeded. Unset targets do not bind: the
+    operator then decides by the capacity that it computes from the engines' measured step costs."""
 
     waiting_requests: int | None = Field(
         default=None,
@@ -35,18 +35,22 @@ class Targets(SpecModel):
 
 
 class ScalingPolicy(SpecModel):
-    """One bound on how fast replicas change."""
+    """Bound on the rate at which the number of replicas changes."""
 
-    type: Literal["Pods", "Percent"] = Field(description="Whether value counts pods or percent of the replicas.")
-    value: int = Field(ge=1, le=1000000, description="Most pods, or percent, changed in one period.")
-    period_seconds: int = Field(ge=1, le=1800, description="Length of the period.")
+    type: Literal["Pods", "Percent"] = Field(description="Unit of value: pods, or percent of the replicas.")
+    value: int = Field(ge=1, le=1000000, description="Maximum change in one period, in pods or percent.")
+    period_seconds: int = Field(ge=1, le=1800, description="Length of the period, in seconds.")
 
 
 class ScaleUpRules(SpecModel):
-    """How replicas are added. Terms as in autoscaling/v2."""
+    """Rules for adding replicas. Terms as in autoscaling/v2."""
 
     stabilization_window_seconds: int = Field(
-        default=0, ge=0, le=3600, description="Scale up only to the lowest recommendation within this window."
+        default=0,
+        ge=0,
+        le=3600,
+        description="Length of the window in seconds: replicas are added only up to the lowest recommendation within"
+        " it.",
     )
     select_policy: Literal["Max", "Min", "Disabled"] = Field(
         default="Max", description="Policy in effect: Max allows the largest change, Min the smallest, Disabled none."
@@ -58,18 +62,19 @@ class ScaleUpRules(SpecModel):
         ],
         min_length=1,
         max_length=16,
-        description="Bounds on the change.",
+        description="Bounds on the rate of change.",
     )
 
 
 class ScaleDownRules(SpecModel):
-    """How replicas are removed. Terms as in autoscaling/v2."""
+    """Rules for removing replicas. Terms as in autoscaling/v2."""
 
     stabilization_window_seconds: int = Field(
         default=defaults.SCALE_DOWN_SECONDS,
         ge=0,
         le=3600,
-        description="Scale down only to the highest recommendation within this window.",
+        description="Length of the window in seconds: replicas are removed only down to the highest recommendation"
+        " within it.",
     )
     select_policy: Literal["Max", "Min", "Disabled"] = Field(
         default="Max", description="Policy in effect: Max allows the largest change, Min the smallest, Disabled none."
@@ -78,41 +83,41 @@ class ScaleDownRules(SpecModel):
         default=[ScalingPolicy(type="Percent", value=100, period_seconds=15)],
         min_length=1,
         max_length=16,
-        description="Bounds on the change.",
+        description="Bounds on the rate of change.",
     )
 
 
 class Behavior(SpecModel):
-    """How fast replicas change."""
+    """Rate at which the number of replicas changes."""
 
-    scale_up: ScaleUpRules = Field(default_factory=ScaleUpRules, description="How replicas are added.")
-    scale_down: ScaleDownRules = Field(default_factory=ScaleDownRules, description="How replicas are removed.")
+    scale_up: ScaleUpRules = Field(default_factory=ScaleUpRules, description="Rules for adding replicas.")
+    scale_down: ScaleDownRules = Field(default_factory=ScaleDownRules, description="Rules for removing replicas.")
 
 
 class Scaling(SpecModel):
-    """How many replicas there are."""
+    """Number of replicas."""
 
     mode: Literal["Operator", "External"] = Field(
         default="Operator",
-        description="Operator: the operator decides from demand and measured capacity. External: spec.replicas counts,"
-        " which `kubectl scale`, an HPA or KEDA write through the scale subresource; set it in the same change as the"
-        " mode, since the scale subresource cannot be read while it is unset.",
+        description="Source of the number of replicas. Operator: the operator decides from demand and measured"
+        " capacity. External: spec.replicas, which `kubectl scale`, an HPA or KEDA write through the scale subresource."
+        " Set it in the same change as the mode, because the scale subresource cannot be read while it is unset.",
     )
     min_replicas: int = Field(
         default=defaults.MIN_REPLICAS,
         ge=0,
         le=10000,
-        description="Fewest replicas in mode Operator. 0 needs gateway.enabled: the service then scales to zero after"
-        " idleTimeout, and the first request, which the gateway holds, starts a replica.",
+        description="Minimum number of replicas in mode Operator. 0 needs gateway.enabled: the service then scales to"
+        " zero after idleTimeout, and the first request, which the gateway holds, starts a replica.",
     )
     max_replicas: int = Field(
-        default=defaults.MAX_REPLICAS, ge=1, le=10000, description="Most replicas in mode Operator."
+        default=defaults.MAX_REPLICAS, ge=1, le=10000, description="Maximum number of replicas in mode Operator."
     )
     idle_timeout: Duration = duration_field(
         "scaling.idleTimeout",
-        "With minReplicas 0: time without any request after which the service scales to zero.",
+        "Time without any request after which a service with minReplicas 0 scales to zero.",
         defaults.IDLE_TIMEOUT,
         ("10s", "168h"),
     )
     targets: Targets = Field(default_factory=Targets, description="Load that one replica should carry.")
-    behavior: Behavior = Field(default_factory=Behavior, description="How fast replicas change.")
+    behavior: Behavior = Field(default_factory=Behavior, description="Rate at which the number of replicas changes.")

@@ -10,11 +10,11 @@ from inflight_operator.api.base import SpecModel, validation
 from inflight_operator.api.duration import Duration, duration_field, optional_duration_field
 
 BOUNDS = ("1ms", "240h")
-"""Of the durations here; the engine's flags for them take no longer and hardly shorter ones."""
+"""Minimum and maximum of the durations here; the engine's flags accept no longer and hardly shorter ones."""
 
 
 class ClassSLO(SpecModel):
-    """The latency one class of requests should keep."""
+    """Latency targets of one class of requests."""
 
     ttft_p95: Duration | None = optional_duration_field(
         "engine.scheduling.classes.slo.ttftP95",
@@ -35,7 +35,7 @@ class ServiceClass(SpecModel):
 
     name: str = Field(
         max_length=63,
-        description="What requests put in `class`: at most 63 characters of a-z, 0-9 and -.",
+        description="Name of the class, which requests give in `class`: at most 63 characters of a-z, 0-9 and -.",
         json_schema_extra=validation(
             "self.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')",
             "engine.scheduling.classes.name must be at most 63 characters of a-z, 0-9 and -, and begin and end with"
@@ -55,10 +55,10 @@ class ServiceClass(SpecModel):
         default=0,
         ge=-100,
         le=100,
-        description="For policy priority: the number of requests of this class that bring none, from -100 to 100. A"
-        " smaller number is served earlier than others of the same class; between classes the weights decide.",
+        description="Priority of this class's requests that bring none, from -100 to 100; policy priority uses it. A"
+        " request with a smaller number is served earlier within the class; between classes the weights decide.",
     )
-    slo: ClassSLO = Field(default_factory=ClassSLO, description="The latency this class should keep.")
+    slo: ClassSLO = Field(default_factory=ClassSLO, description="Latency targets of this class.")
     max_queued_requests: int | None = Field(
         default=None,
         ge=1,
@@ -68,12 +68,13 @@ class ServiceClass(SpecModel):
     )
     shed_after: Duration | None = optional_duration_field(
         "engine.scheduling.classes.shedAfter",
-        "As engine.scheduling.shedAfter, for this class. Default: that of engine.scheduling.",
+        "Predicted wait of this class's requests above which they are answered 503 at once. Default:"
+        " engine.scheduling.shedAfter.",
         BOUNDS,
     )
     request_timeout: Duration | None = optional_duration_field(
         "engine.scheduling.classes.requestTimeout",
-        "As engine.requestTimeout, for this class. Default: that of the engine.",
+        "Maximum time without progress of this class's requests, as in engine.requestTimeout, which is the default.",
         BOUNDS,
     )
 
@@ -83,37 +84,38 @@ class Scheduling(SpecModel):
 
     policy: Literal["fcfs", "sjf", "priority", "fair", "deadline"] | None = Field(
         default=None,
-        description="Order of waiting requests within a class. fcfs: as they came. sjf: those with the fewest output"
-        " tokens to expect first (expected_output_tokens of the request, else its max_tokens). priority: those with the"
-        " smallest priority number first. fair: those of the tenant that was served least first: of the API key with"
-        " gateway.enabled, else of the header X-Inflight-Tenant, which needs --trust-tenant-header in"
-        " engine.extraArgs. deadline: as they came, those first that can still keep their target (slo.ttftP95 of the"
-        " class, else of the service); one turn in twenty goes to requests that cannot, so that none starves. Default:"
-        " deadline where there is such a target, else fcfs.",
+        description="Order of waiting requests within a class. fcfs: in order of arrival. sjf: by the expected number"
+        " of output tokens, fewest first (expected_output_tokens of the request, else its max_tokens). priority: by"
+        " priority number, smallest first. fair: by tenant, least served first; the tenant is that of the API key with"
+        " gateway.enabled, else the header X-Inflight-Tenant, which needs --trust-tenant-header in engine.extraArgs."
+        " deadline: in order of arrival, but requests that can still keep their target (slo.ttftP95 of the class, else"
+        " of the service) go first; one turn in twenty goes to requests that cannot, so that none starves. Default:"
+        " deadline if there is such a target, else fcfs.",
     )
     shed_after: Duration | None = optional_duration_field(
         "engine.scheduling.shedAfter",
-        "A request that is predicted to wait longer in an engine's queue is answered 503 with Retry-After at once."
-        " Default: every request may wait.",
+        "Predicted wait in an engine's queue above which a request is answered 503 with Retry-After at once. A request"
+        " that is predicted to wait longer does not enter the queue. Default: no request is rejected for its wait.",
         BOUNDS,
     )
     priority_aging: Duration = duration_field(
         "engine.scheduling.priorityAging",
-        "For policy priority, and for requests that wait at the gateway: how long a request waits until it counts as"
-        " one step of priority more urgent, so that no request starves.",
+        "Waiting time after which a request counts as one step of priority more urgent, so that no request starves. It"
+        " applies to policy priority, and to requests that wait at the gateway.",
         "10s",
         BOUNDS,
     )
     preemption: Literal["auto", "recompute", "swap"] = Field(
         default="auto",
-        description="What becomes of a request that has to give its KV cache to others for a while. recompute: its"
-        " tokens are computed again. swap: its cache is copied to host memory and back (needs kvCache.swap; recompute"
-        " while that is full). auto: whichever is measured to be cheaper; without kvCache.swap, recompute.",
+        description="How a preempted request gets its KV cache back. recompute: its tokens are computed again. swap:"
+        " its cache is copied to host memory and back (needs kvCache.swap; recompute while that is full). auto: the"
+        " cheaper of both by measurement; without kvCache.swap, recompute.",
     )
     preemption_victim: Literal["lastArrived", "longestFirst", "mostPreemptedLast"] = Field(
         default="lastArrived",
-        description="Which running request is preempted when the KV cache is full. lastArrived: the newest."
-        " longestFirst: the one with the most tokens. mostPreemptedLast: the one with the fewest preemptions so far.",
+        description="Running request that is preempted when the KV cache is full. lastArrived: the newest."
+        " longestFirst: the request with the most tokens. mostPreemptedLast: the request with the fewest preemptions so"
+        " far.",
     )
     classes: Annotated[list[ServiceClass], Field(max_length=32)] = Field(
         default_factory=list,

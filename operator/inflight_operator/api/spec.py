@@ -19,20 +19,20 @@ from inflight_settings.limits import HIGHEST_LIMITS
 
 
 class SLO(SpecModel):
-    """The latency the service should keep, which tuning and scaling aim at."""
+    """Latency targets of the service, which tuning and scaling aim at."""
 
     ttft_p95: Duration = duration_field(
         "slo.ttftP95",
         "Time to first token that 95% of requests should stay under. Engines order waiting requests by it (policy"
-        " deadline), so a change rolls out new pods, unless engine.scheduling.policy is another one.",
+        " deadline), so a change rolls out new pods, unless engine.scheduling.policy is another policy.",
         defaults.TTFT_P95,
         BOUNDS,
     )
     ttft_per_thousand_tokens: Duration = duration_or_zero_field(
         "slo.ttftPerThousandTokens",
-        "What each 1,000 tokens of a prompt add to its TTFT target, that of its class or ttftP95: with ttftP95 500ms"
-        " and 60ms here, the first token of a prompt of 100,000 tokens is due after 6.5s. A change rolls out new pods"
-        " where engines order requests by a target, or count those that keep the target of their class.",
+        "Time that each 1,000 tokens of a prompt add to its TTFT target, which is that of its class or ttftP95: with"
+        " ttftP95 500ms and 60ms here, the first token of a prompt of 100,000 tokens is due after 6.5s. A change rolls"
+        " out new pods if engines order requests by a target or count those that keep the target of their class.",
         "60s",
     )
     tpot_p95: Duration = duration_field(
@@ -45,12 +45,12 @@ class SLO(SpecModel):
 class SeqsBounds(SpecModel):
     """Bounds of max_num_seqs while engines run."""
 
-    min: int = Field(default=1, ge=1, le=HIGHEST_LIMITS.max_num_seqs, description="Lowest value tuning may set.")
+    min: int = Field(default=1, ge=1, le=HIGHEST_LIMITS.max_num_seqs, description="Lowest value that tuning may set.")
     max: int | None = Field(
         default=None,
         ge=1,
         le=HIGHEST_LIMITS.max_num_seqs,
-        description="Highest value tuning may set. Default: the capacity, engine.maxNumSeqs.",
+        description="Highest value that tuning may set. Default: the capacity, engine.maxNumSeqs.",
     )
 
 
@@ -61,19 +61,19 @@ class TokensBounds(SpecModel):
         default=None,
         ge=1,
         le=HIGHEST_LIMITS.max_num_batched_tokens,
-        description="Lowest value tuning may set. Default: 64, or the highest value where that is lower.",
+        description="Lowest value that tuning may set. Default: 64, or the highest value if that is lower.",
     )
     max: int | None = Field(
         default=None,
         ge=1,
         le=HIGHEST_LIMITS.max_num_batched_tokens,
-        description="Highest value tuning may set. Default: the capacity, engine.maxNumBatchedTokens.",
+        description="Highest value that tuning may set. Default: the capacity, engine.maxNumBatchedTokens.",
     )
 
 
 class Override(SpecModel):
-    """Limits set by hand for a limited time. Tuning is paused while they are in force; at their end the limits before
-    them return."""
+    """Limits set by hand for a limited time. Tuning is paused while they are in force. At their end, the previous
+    limits return."""
 
     model_config = ConfigDict(
         json_schema_extra=validation(
@@ -95,7 +95,7 @@ class Override(SpecModel):
         description="max_num_batched_tokens while the override is in force. Unset: the value that was in force before.",
     )
     until: Timestamp = Field(
-        description="When the override ends, such as 2030-01-31T12:00:00Z. An override that has ended has no effect.",
+        description="End of the override, such as 2030-01-31T12:00:00Z. An override that has ended has no effect.",
         json_schema_extra={
             "maxLength": 40,
             **validation(
@@ -107,12 +107,12 @@ class Override(SpecModel):
 
 
 class Tuning(SpecModel):
-    """How the limits of running engines are kept right."""
+    """Tuning of the limits of running engines."""
 
     mode: Literal["Auto", "Recommend", "Off"] = Field(
         default="Auto",
-        description="Auto: limits are changed on running engines. Recommend: the status says what would be changed."
-        " Off (in quotes, or YAML reads it as false): engines run at their capacities.",
+        description="Auto: the operator changes the limits of running engines. Recommend: the status shows the changes"
+        " that it would make. Off (in quotes, or YAML reads it as false): engines run at their capacities.",
     )
     max_num_seqs: SeqsBounds = Field(default_factory=SeqsBounds, description="Bounds of max_num_seqs.")
     max_num_batched_tokens: TokensBounds = Field(
@@ -126,20 +126,20 @@ class Tuning(SpecModel):
 
 
 class Rollout(SpecModel):
-    """How pods are replaced."""
+    """Replacement of pods."""
 
     strategy: Literal["SurgeFirst", "ReleaseFirst"] = Field(
         default="SurgeFirst",
-        description="SurgeFirst: a new pod is Ready before an old one goes. ReleaseFirst: an old pod goes first, one at"
-        " a time, where no accelerator is free for a surplus pod.",
+        description="SurgeFirst: a new pod is Ready before an old pod is removed. ReleaseFirst: old pods are removed"
+        " first, one at a time, for clusters without a free accelerator for an additional pod.",
     )
     drain_timeout: Duration = duration_field(
-        "rollout.drainTimeout", "How long a pod that is being removed may finish its requests in flight.", "120s"
+        "rollout.drainTimeout", "Time in which a pod that is being removed may finish its requests in flight.", "120s"
     )
     startup_timeout: Duration = duration_field(
         "rollout.startupTimeout",
-        "How long an engine may take from the start of its container until it is Ready, the model's download included."
-        " The container is restarted after it.",
+        "Time from the start of an engine's container until it must be Ready, the model's download included. After it,"
+        " the container is restarted.",
         "30m",
         ("10s", "24h"),
     )
@@ -172,7 +172,7 @@ def _tuning_rules(knob: str) -> list[dict[str, Any]]:
 
 
 class InferenceServiceSpec(SpecModel):
-    """What is wanted: a model, served by as many engines as the traffic needs."""
+    """Desired state: a model, served by as many engines as the traffic needs."""
 
     model_config = ConfigDict(
         json_schema_extra=validations(
@@ -258,27 +258,27 @@ class InferenceServiceSpec(SpecModel):
         )
     )
 
-    model: Model = Field(description="What is served.")
+    model: Model = Field(description="The model that the service serves.")
     replicas: int | None = Field(
         default=None,
         ge=0,
         le=10000,
-        description="Replicas while scaling.mode is External; 0 stops all pods. Unset: the replicas that are ordered"
-        " stay. In mode Operator it has no effect and can only be removed; the operator's own decision is in"
+        description="Number of replicas while scaling.mode is External; 0 stops all pods. Unset: the number stays as it"
+        " is. In mode Operator it has no effect and can only be removed; the operator's own decision is in"
         " status.desiredReplicas.",
     )
-    engine: Engine = Field(default_factory=Engine, description="How each engine is started.")
+    engine: Engine = Field(default_factory=Engine, description="Start options of each engine.")
     accelerator: Accelerator = Field(default_factory=Accelerator, description="The accelerator of each pod.")
     slo: SLO | None = Field(
         default=None,
-        description="The latency the service should keep. Default: 500ms and 50ms for tuning and scaling; engines then"
-        " have no target to order requests by.",
+        description="Latency targets of the service. Default: 500ms and 50ms for tuning and scaling; engines then have"
+        " no target to order requests by.",
     )
     scaling: Scaling = Field(default_factory=Scaling, description="Scaling of replicas.")
     gateway: Gateway = Field(default_factory=Gateway, description="The gateway in front of the engines.")
-    cost: Cost | None = Field(default=None, description="What a replica costs.")
-    tuning: Tuning = Field(default_factory=Tuning, description="How the limits of running engines are kept right.")
-    rollout: Rollout = Field(default_factory=Rollout, description="How pods are replaced.")
+    cost: Cost | None = Field(default=None, description="Price of a replica.")
+    tuning: Tuning = Field(default_factory=Tuning, description="Tuning of the limits of running engines.")
+    rollout: Rollout = Field(default_factory=Rollout, description="Replacement of pods.")
     template: PodTemplate = Field(
-        default_factory=PodTemplate, description="Parts of the engine's pods, merged last over what the operator makes."
+        default_factory=PodTemplate, description="Parts of the engine's pods, merged last over the operator's own."
     )

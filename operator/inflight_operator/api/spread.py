@@ -11,7 +11,7 @@ from inflight_operator.api.base import SpecModel, validation
 
 
 class TopologySpreadConstraint(SpecModel):
-    """One rule of how the service's pods are spread, as in `core/v1` TopologySpreadConstraint."""
+    """Rule for spreading the service's pods, as in `core/v1` TopologySpreadConstraint."""
 
     model_config = ConfigDict(
         json_schema_extra=validation(
@@ -21,7 +21,7 @@ class TopologySpreadConstraint(SpecModel):
     )
 
     topology_key: Annotated[str, Field(min_length=1, max_length=317)] = Field(
-        description="Label of nodes whose values are the parts to spread over, such as topology.kubernetes.io/zone.",
+        description="Node label whose values are the domains to spread over, such as topology.kubernetes.io/zone.",
         json_schema_extra=validation(
             r"self.matches('^([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
             "template.topologySpreadConstraints.topologyKey must be the key of a label, such as"
@@ -29,7 +29,10 @@ class TopologySpreadConstraint(SpecModel):
         ),
     )
     max_skew: int = Field(
-        default=1, ge=1, le=10000, description="Pods that one part may have more than the part with the fewest."
+        default=1,
+        ge=1,
+        le=10000,
+        description="Maximum difference between the number of pods of a domain and that of the smallest domain.",
     )
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = Field(
         default="ScheduleAnyway",
@@ -40,19 +43,22 @@ class TopologySpreadConstraint(SpecModel):
         default=None,
         ge=1,
         le=10000,
-        description="Parts there should be: with fewer, the smallest part counts as empty. With DoNotSchedule only.",
+        description="Minimum number of domains: with fewer, the smallest domain counts as empty. Only with"
+        " DoNotSchedule.",
     )
     node_affinity_policy: Literal["Honor", "Ignore"] | None = Field(
         default=None,
-        description="Whether nodes that nodeSelector and affinity exclude are left out of the count. Default: Honor.",
+        description="Honor: only nodes that match nodeSelector and affinity count. Ignore: all nodes count. Default:"
+        " Honor.",
     )
     node_taints_policy: Literal["Honor", "Ignore"] | None = Field(
         default=None,
-        description="Whether nodes with taints that the pods do not tolerate are left out. Default: Ignore.",
+        description="Honor: nodes with taints that the pods do not tolerate do not count. Ignore: they count. Default:"
+        " Ignore.",
     )
     match_label_keys: list[Annotated[str, Field(max_length=317)]] = Field(
         default_factory=list,
         max_length=8,
-        description="Labels of pods whose values must be equal to count together; pod-template-hash spreads the pods"
-        " of a rollout by themselves.",
+        description="Pod labels: only pods with equal values of these labels count together. pod-template-hash spreads"
+        " the pods of each rollout separately.",
     )

@@ -13,14 +13,20 @@ MAX_DECISIONS = 10
 
 
 class Condition(StatusModel):
-    """One aspect of the service's state, as in `meta/v1` Condition."""
+    """State of the service in one aspect, as in `meta/v1` Condition."""
 
     type: str = Field(max_length=316, description="Name of the aspect, such as Ready.")
-    status: Literal["True", "False", "Unknown"] = Field(description="Whether it holds.")
-    reason: str = Field(max_length=1024, description="Why, in one CamelCase word.")
-    message: str = Field(max_length=32768, description="Why, in a sentence a person can act on.")
-    observed_generation: int | None = Field(default=None, description="Generation of the spec it was found for.")
-    last_transition_time: Timestamp = Field(description="When status last changed.")
+    status: Literal["True", "False", "Unknown"] = Field(
+        description="True if the condition holds, False if not, Unknown if the operator cannot tell."
+    )
+    reason: str = Field(max_length=1024, description="Reason for the status, in one CamelCase word.")
+    message: str = Field(
+        max_length=32768, description="Explanation of the status, in a sentence that a person can act on."
+    )
+    observed_generation: int | None = Field(
+        default=None, description="Generation of the spec that the condition was set for."
+    )
+    last_transition_time: Timestamp = Field(description="Time of the last change of the status field.")
 
 
 class LimitsPair(StatusModel):
@@ -43,31 +49,31 @@ class CanaryStatus(LimitsPair):
 class OverrideStatus(StatusModel):
     """Limits set by hand that are in force now."""
 
-    until: Timestamp = Field(description="When they end.")
-    before: LimitsPair = Field(description="The limits that return then.")
+    until: Timestamp = Field(description="End of the override.")
+    before: LimitsPair = Field(description="Limits that return at the end of the override.")
 
 
 class LimitsStatus(LimitsPair):
-    """The limits engines run with now."""
+    """Limits that engines run with now."""
 
-    revision: int = Field(description="Number of the change that set them.")
-    pods_in_force: int = Field(description="Pods that have confirmed this revision.")
+    revision: int = Field(description="Number of the change that set these limits.")
+    pods_in_force: int = Field(description="Number of pods that have confirmed this revision.")
     source: Literal["Capacity", "Tuning", "Override"] | None = Field(
         default=None,
-        description="What set them. Capacity: engine.maxNumSeqs and engine.maxNumBatchedTokens, which engines start"
-        " with. Tuning: the operator. Override: spec.tuning.override.",
+        description="Source of the limits. Capacity: engine.maxNumSeqs and engine.maxNumBatchedTokens, which engines"
+        " start with. Tuning: the operator. Override: spec.tuning.override.",
     )
     override: OverrideStatus | None = Field(
-        default=None, description="The override in force; tuning is paused until it ends."
+        default=None, description="Override in force; tuning is paused until it ends."
     )
     modelled: LimitsPair | None = Field(
         default=None,
-        description="The limits that the cost model finds best for the recent requests, within the bounds of tuning.",
+        description="Limits that the cost model finds best for the recent requests, within the bounds of tuning.",
     )
     canary: CanaryStatus | None = Field(
-        default=None, description="The pod that tries other limits now and is compared with the rest."
+        default=None, description="Pod that runs with other limits for a comparison with the rest."
     )
-    summary: str | None = Field(default=None, description="maxNumSeqs/maxNumBatchedTokens in short.")
+    summary: str | None = Field(default=None, description="Both limits as maxNumSeqs/maxNumBatchedTokens.")
 
     def model_post_init(self, context: Any, /) -> None:
         object.__setattr__(self, "summary", f"{self.max_num_seqs}/{self.max_num_batched_tokens}")
@@ -75,19 +81,19 @@ class LimitsStatus(LimitsPair):
 
 
 class ObservedStatus(StatusModel):
-    """What the ready engines last reported, together."""
+    """Last reports of the ready engines, combined."""
 
-    queue_depth: int = Field(description="Requests waiting, over all engines.")
-    running: int = Field(description="Requests running, over all engines.")
-    kv_utilization: float = Field(description="Share of the KV cache in use, 0 to 1, the mean of all engines.")
+    queue_depth: int = Field(description="Waiting requests of all engines.")
+    running: int = Field(description="Running requests of all engines.")
+    kv_utilization: float = Field(description="Share of the KV cache in use, 0 to 1, as the mean of all engines.")
     ttft_p95: str | None = Field(
         default=None, description="95th percentile of time to first token over the last window."
     )
     tpot_p95: str | None = Field(
         default=None, description="95th percentile of time per output token over the last window."
     )
-    preemptions_per_minute: float = Field(description="Requests preempted a minute, over all engines.")
-    at: Timestamp = Field(description="When this was measured.")
+    preemptions_per_minute: float = Field(description="Preemptions per minute of all engines.")
+    at: Timestamp = Field(description="Time of the measurement.")
 
 
 class DemandStatus(StatusModel):
@@ -95,66 +101,73 @@ class DemandStatus(StatusModel):
 
     requests_per_second: float = Field(description="Requests per second expected when a replica ordered now is ready.")
     replica_requests_per_second: float = Field(
-        description="Requests per second that one replica sustains, within the targets if it can keep them."
+        description="Requests per second that one replica sustains, within the latency targets if it can keep them."
     )
-    needed_replicas: float = Field(description="Replicas that the expected demand needs, without margin.")
+    needed_replicas: float = Field(description="Replicas that the expected demand needs, without a margin.")
 
 
 class GatewayStatus(StatusModel):
-    """What the gateway's pods last reported of the service, together."""
+    """Last reports of the gateway's pods about the service, combined."""
 
     held: int = Field(description="Requests that wait at the gateway for a replica.")
-    held_prompt_tokens: int = Field(description="Prompt tokens of these requests, estimated.")
-    in_flight: int = Field(description="Requests that the gateway has sent to engines and that have not ended.")
+    held_prompt_tokens: int = Field(description="Estimated prompt tokens of the held requests.")
+    in_flight: int = Field(description="Requests that the gateway has sent to engines and that have not finished.")
 
 
 class CostStatus(StatusModel):
-    """What the service costs, by spec.cost."""
+    """Cost of the service, by spec.cost."""
 
-    per_hour: str = Field(max_length=32, description="Cost of the pods there are for an hour.")
+    per_hour: str = Field(max_length=32, description="Cost of the existing pods for an hour.")
     per_million_tokens: str | None = Field(
         default=None,
         max_length=32,
-        description="Cost of a million tokens, those of prompts and outputs together, over the last minutes.",
+        description="Cost of a million prompt and output tokens, over the last minutes.",
     )
-    summary: str = Field(max_length=256, description="Both in a sentence.")
+    summary: str = Field(max_length=256, description="Both costs in a sentence.")
 
 
 class EngineStatus(StatusModel):
-    """The engine release that pods run."""
+    """Engine release of the pods."""
 
     image: str = Field(max_length=512, description="Engine image of the pod template in use.")
     upgrade: Literal["Pending", "Moving"] | None = Field(
         default=None,
-        description="Where the service stands with a newer release: it waits for its turn, or its pods are being"
-        " replaced.",
+        description="State of the upgrade to a newer release. Pending: the service waits for its turn. Moving: its pods"
+        " are being replaced.",
     )
 
 
 class Decision(StatusModel):
-    """A change the operator decided on, and why."""
+    """A change that the operator decided on, with its reason."""
 
-    time: Timestamp = Field(description="When it was decided.")
-    kind: Literal["Scaling", "Tuning"] = Field(description="Which knob: replicas, or the limits of engines.")
-    knob: str | None = Field(default=None, max_length=64, description="replicas, or the name of a limit.")
-    from_: int | None = Field(
-        default=None, validation_alias="from", serialization_alias="from", description="Its value before."
+    time: Timestamp = Field(description="Time of the decision.")
+    kind: Literal["Scaling", "Tuning"] = Field(
+        description="Scaling: the number of replicas. Tuning: the limits of engines."
     )
-    to: int | None = Field(default=None, description="Its value from then on.")
-    code: str | None = Field(default=None, max_length=64, description="The reason in one CamelCase word.")
+    knob: str | None = Field(
+        default=None, max_length=64, description="Changed value: replicas, or the name of a limit."
+    )
+    from_: int | None = Field(
+        default=None, validation_alias="from", serialization_alias="from", description="Value before the change."
+    )
+    to: int | None = Field(default=None, description="Value after the change.")
+    code: str | None = Field(default=None, max_length=64, description="Reason in one CamelCase word.")
     numbers: dict[str, float] = Field(
         default_factory=dict,
-        description="What was measured, and what it was held against: durations in seconds, shares from 0 to 1.",
+        description="Measurements and the values that they were compared with: durations in seconds, shares from 0 to"
+        " 1.",
     )
-    change: str = Field(max_length=256, description="What changed, such as `replicas 1 -> 2`.")
-    reason: str = Field(max_length=1024, description="What was measured, and what it was held against, in words.")
+    change: str = Field(max_length=256, description="The change in words, such as `replicas 1 -> 2`.")
+    reason: str = Field(
+        max_length=1024, description="Measurements and the values that they were compared with, in words."
+    )
     applied: bool = Field(description="False when tuning.mode is Recommend and nothing was changed.")
 
 
 class InferenceServiceStatus(StatusModel):
-    """What is there, what was measured, and what was decided. Written by the operator."""
+    """Observed state, measurements and decisions, written by the operator."""
 
-    observed_generation: int | None = Field(default=None, description="Generation of the spec this status is for.")
+    observed_generation: int | None = Field(default=None, description="Generation of the spec that this status is for.")
     conditions: list[Condition] = Field(
         default_factory=list,
         max_length=16,
@@ -164,25 +177,26 @@ class InferenceServiceStatus(StatusModel):
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},
     )
     url: str | None = Field(default=None, description="Address of the service inside the cluster.")
-    replicas: int | None = Field(default=None, description="Pods there are.")
-    ready_replicas: int | None = Field(default=None, description="Pods that take requests.")
+    replicas: int | None = Field(default=None, description="Number of existing pods.")
+    ready_replicas: int | None = Field(default=None, description="Number of pods that accept requests.")
     blocked_replicas: int | None = Field(
-        default=None, description="Replicas that will not become ready without intervention."
+        default=None, description="Number of replicas that will not become ready without intervention."
     )
     desired_replicas: int | None = Field(
-        default=None, description="Replicas the operator decided on, also in mode External."
+        default=None, description="Number of replicas that the operator decided on, also in mode External."
     )
     selector: str | None = Field(default=None, description="Label selector of the pods, for the scale subresource.")
-    engine: EngineStatus | None = Field(default=None, description="The engine release that pods run.")
-    limits: LimitsStatus | None = Field(default=None, description="The limits engines run with now.")
-    observed: ObservedStatus | None = Field(default=None, description="What the ready engines last reported.")
+    engine: EngineStatus | None = Field(default=None, description="Engine release of the pods.")
+    limits: LimitsStatus | None = Field(default=None, description="Limits that engines run with now.")
+    observed: ObservedStatus | None = Field(default=None, description="Last reports of the ready engines, combined.")
     demand: DemandStatus | None = Field(
-        default=None, description="Demand against capacity; once engines have measured what their steps cost."
+        default=None,
+        description="Demand against capacity. Absent until engines have measured the costs of their steps.",
     )
     gateway: GatewayStatus | None = Field(
-        default=None, description="What the gateway reports; with gateway.enabled alone."
+        default=None, description="Last reports of the gateway's pods. Only with gateway.enabled."
     )
-    cost: CostStatus | None = Field(default=None, description="What the service costs; with spec.cost alone.")
+    cost: CostStatus | None = Field(default=None, description="Cost of the service. Only with spec.cost.")
     decisions: list[Decision] = Field(
-        default_factory=list, max_length=MAX_DECISIONS, description="The last decisions, newest last."
+        default_factory=list, max_length=MAX_DECISIONS, description="Last decisions, the newest at the end."
     )

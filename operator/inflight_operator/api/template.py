@@ -25,7 +25,7 @@ _QUANTITY: dict[str, Any] = {
 
 
 def readable_quantity(quantity: str | int) -> str | int:
-    """The quantity, unchanged.
+    """Returns the quantity unchanged.
 
     Raises:
         ValueError: the text is no quantity.
@@ -42,29 +42,31 @@ OWN_MOUNTS = ("/tmp", "/dev/shm", "/models", "/etc/inflight")
 
 
 class Toleration(SpecModel):
-    """A taint the pod tolerates, as in `core/v1` Toleration."""
+    """Taint that the pods tolerate, as in `core/v1` Toleration."""
 
     key: str | None = Field(
         default=None, max_length=317, description="Taint key; empty with operator Exists matches all."
     )
     operator: Literal["Exists", "Equal", "Lt", "Gt"] | None = Field(
-        default=None, description="How key and value are compared."
+        default=None, description="Comparison of key and value."
     )
-    value: str | None = Field(default=None, max_length=63, description="Taint value the toleration matches.")
+    value: str | None = Field(default=None, max_length=63, description="Taint value that the toleration matches.")
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = Field(
-        default=None, description="Taint effect to match; none matches all."
+        default=None, description="Taint effect that the toleration matches; unset matches all."
     )
-    toleration_seconds: int | None = Field(default=None, description="How long a NoExecute taint is tolerated.")
+    toleration_seconds: int | None = Field(
+        default=None, description="Seconds for which a NoExecute taint is tolerated."
+    )
 
 
 class Resources(SpecModel):
     """Requests and limits of the engine container; each key given here replaces the operator's."""
 
     requests: dict[str, Quantity] = Field(
-        default_factory=dict, description="What the scheduler reserves.", max_length=32
+        default_factory=dict, description="Resources that the scheduler reserves.", max_length=32
     )
     limits: dict[str, Quantity] = Field(
-        default_factory=dict, description="What the container may use at most.", max_length=32
+        default_factory=dict, description="Maximum resources that the container may use.", max_length=32
     )
 
 
@@ -72,7 +74,7 @@ class KeySelector(SpecModel):
     """One key of a Secret or ConfigMap in the same namespace."""
 
     name: Name = Field(description="Name of the Secret or ConfigMap.")
-    key: Name = Field(description="Key in it.")
+    key: Name = Field(description="Key in the Secret or ConfigMap.")
     optional: bool | None = Field(default=None, description="Start the pod even when the key does not exist.")
 
 
@@ -80,13 +82,11 @@ class FieldSelector(SpecModel):
     """A field of the pod."""
 
     field_path: Name = Field(description="Path such as metadata.name or status.podIP.")
-    api_version: str = Field(
-        default="v1", max_length=32, description="Version of the pod's schema the path is written in."
-    )
+    api_version: str = Field(default="v1", max_length=32, description="API version of the pod that the path is for.")
 
 
 class EnvSource(SpecModel):
-    """Where the value of an environment variable comes from; exactly one."""
+    """Source of the value of an environment variable; exactly one field is set."""
 
     model_config = ConfigDict(
         json_schema_extra=validation(
@@ -111,19 +111,19 @@ class EnvVar(SpecModel):
     )
 
     name: Name = Field(description="Name of the variable.")
-    value: str | None = Field(default=None, max_length=8192, description="Its value.")
-    value_from: EnvSource | None = Field(default=None, description="Where its value comes from instead.")
+    value: str | None = Field(default=None, max_length=8192, description="Value of the variable.")
+    value_from: EnvSource | None = Field(default=None, description="Source of the value, in place of value.")
 
 
 class EnvReference(SpecModel):
     """A Secret or ConfigMap in the same namespace."""
 
-    name: Name = Field(description="Its name.")
+    name: Name = Field(description="Name of the Secret or ConfigMap.")
     optional: bool | None = Field(default=None, description="Start the pod even when it does not exist.")
 
 
 class EnvFrom(SpecModel):
-    """All keys of a Secret or ConfigMap as environment variables; exactly one of the two."""
+    """Secret or ConfigMap whose keys become environment variables; exactly one of the two is set."""
 
     model_config = ConfigDict(
         json_schema_extra=validation(
@@ -132,7 +132,7 @@ class EnvFrom(SpecModel):
         )
     )
 
-    prefix: str | None = Field(default=None, max_length=128, description="Put before each key.")
+    prefix: str | None = Field(default=None, max_length=128, description="Prefix of each variable's name.")
     secret_ref: EnvReference | None = Field(default=None, description="The Secret.")
     config_map_ref: EnvReference | None = Field(default=None, description="The ConfigMap.")
 
@@ -155,9 +155,9 @@ class VolumeMount(SpecModel):
     """A volume mounted into the engine container."""
 
     name: Annotated[str, Field(min_length=1, max_length=63)] = Field(description="Name of the volume.")
-    mount_path: ShortText = Field(description="Folder in the container.")
-    sub_path: ShortText | None = Field(default=None, description="Folder in the volume.")
-    read_only: bool | None = Field(default=None, description="Mount it read-only.")
+    mount_path: ShortText = Field(description="Path in the container.")
+    sub_path: ShortText | None = Field(default=None, description="Path in the volume.")
+    read_only: bool | None = Field(default=None, description="Mount the volume read-only.")
 
 
 class ImagePullSecret(SpecModel):
@@ -167,7 +167,7 @@ class ImagePullSecret(SpecModel):
 
 
 class PodTemplate(SpecModel):
-    """Parts of the engine's pods, merged last over what the operator makes; the engine container is the only one."""
+    """Parts of the engine's pods, merged last over the operator's own. The engine container is the only container."""
 
     labels: dict[str, Annotated[str, Field(max_length=63)]] = Field(
         default_factory=dict,
@@ -184,9 +184,11 @@ class PodTemplate(SpecModel):
         default_factory=dict, max_length=64, description="Annotations added to the pods."
     )
     node_selector: dict[str, Annotated[str, Field(max_length=63)]] = Field(
-        default_factory=dict, max_length=64, description="Labels a node must have."
+        default_factory=dict, max_length=64, description="Labels that a node must have."
     )
-    tolerations: list[Toleration] = Field(default_factory=list, max_length=32, description="Taints the pods tolerate.")
+    tolerations: list[Toleration] = Field(
+        default_factory=list, max_length=32, description="Taints that the pods tolerate."
+    )
     affinity: dict[str, Any] | None = Field(
         default=None,
         description="Node and pod affinity, as in core/v1 Affinity.",
@@ -238,7 +240,7 @@ class PodTemplate(SpecModel):
     topology_spread_constraints: list[TopologySpreadConstraint] = Field(
         default_factory=list,
         max_length=8,
-        description="How the pods are spread over zones, nodes or other parts of the cluster.",
+        description="Spreading of the pods over zones, nodes or other parts of the cluster.",
         json_schema_extra=validation(
             "self.all(a, self.exists_one(b, a.topologyKey == b.topologyKey"
             " && a.whenUnsatisfiable == b.whenUnsatisfiable))",

@@ -46,8 +46,7 @@ class ObjectMeta(StatusModel):
 
 
 class ServiceRecord(SpecModel):
-    """An InferenceService but for its spec: what a status is written to and events are about, also where the spec
-    cannot be read."""
+    """An InferenceService without its spec: the object of status writes and events, also if the spec cannot be read."""
 
     api_version: Literal["inflight.dev/v1alpha1"] = API_VERSION
     kind: Literal["InferenceService"] = KIND
@@ -66,7 +65,7 @@ class ServiceRecord(SpecModel):
 
     @classmethod
     def from_dict(cls, body: dict[str, Any]) -> Self:
-        """From what the API server returns (and kopf passes on).
+        """Reads the object that the API server returns.
 
         Raises:
             pydantic.ValidationError: a field is missing, unknown or of the wrong type; the message names it.
@@ -80,17 +79,17 @@ class ServiceRecord(SpecModel):
 
 
 class InferenceService(ServiceRecord):
-    """A large language model served by a fleet of engines whose number and limits the operator keeps right."""
+    """A large language model, served by a fleet of engines whose number and limits the operator adjusts."""
 
     spec: InferenceServiceSpec
 
     @classmethod
     def read(cls, body: dict[str, Any]) -> tuple[Self, tuple[str, ...]]:
-        """From what the API server returns, written for this version of the types or for another one.
+        """Reads the object that the API server returns, written for this version of the types or for another one.
 
         Returns:
-            The service, and a sentence for each part of it that this version cannot read and that is left out: unknown
-            fields, and known ones with a value that is not (or no longer) one of theirs, whose defaults then apply.
+            The service, and a sentence for each part that this version cannot read: unknown fields, and known fields
+            with a value that is not valid (any more). These parts are left out; defaults apply instead.
 
         Raises:
             pydantic.ValidationError: there is no model, or the metadata are incomplete.

@@ -24,7 +24,7 @@ from inflight_simulator.fleet.fleet import Fleet
 from inflight_simulator.fleet.pods import Pod
 
 INTERVAL_S = 3.0
-"""Between two rounds of the operator, and two scrapes of a pod: its default."""
+"""Seconds between two rounds of the operator, and two scrapes of a pod: its default."""
 _STALE_AFTER_S = 2 * INTERVAL_S + 4
 _SPAN_S = 30.0
 
@@ -35,7 +35,7 @@ _ADMIN_PORT = 9000
 
 
 def service_of(config: FleetConfig) -> InferenceService:
-    """The service as its user would have written it: the targets, the bounds, and whether limits are tuned."""
+    """Returns the service as its user would write it: targets, bounds, and the mode of tuning."""
     capacity = config.capacity
     return InferenceService.from_dict(
         {
@@ -61,7 +61,7 @@ class Autopilot:
     """A controller that runs the operator's rounds, at their interval.
 
     Args:
-        scales: order the replicas that the operator asks for. Without, only its limits are used.
+        scales: order the replicas that the operator asks for; if false, only its limits are used.
 
     Attributes:
         decisions: texts of the decisions, with the time.
@@ -81,8 +81,8 @@ class Autopilot:
         first = first_memory(self._service, self._policy, config.initial_replicas, 0.0, _START)
         self._memory: Memory = replace(first, limits=LimitsInForce(config.limits, 1))
 
-    def look(self, fleet: Fleet, now: float) -> None:
-        """One round."""
+    def update(self, fleet: Fleet, now: float) -> None:
+        """Runs a round."""
         snapshot = self._snapshot(fleet, now)
         plan = decide(snapshot, replace(self._memory, replicas=fleet.ordered))
         self._memory = plan.memory
@@ -90,11 +90,11 @@ class Autopilot:
         for decision in plan.decisions:
             if self._scales or decision.kind != "Scaling":
                 self.decisions.append(f"{now:8.1f} s  {change_text(decision)}: {sentence(decision.reason)}")
-        self._tell(fleet, plan, now)
+        self._push_limits(fleet, plan, now)
         self._deployment = _live(plan, replicas) or self._deployment
         for pod in fleet.live:
             pod.deletion_cost = plan.deletion_costs.get(pod.name, pod.deletion_cost)
-        fleet.order(replicas, now, _first_to_go)
+        fleet.order(replicas, now, _removal_order)
 
     def _snapshot(self, fleet: Fleet, now: float) -> Snapshot:
         pods = tuple(_view(pod, now) for pod in fleet.live)
@@ -117,7 +117,7 @@ class Autopilot:
             pooled=self._pooled,
         )
 
-    def _tell(self, fleet: Fleet, plan: Plan, now: float) -> None:
+    def _push_limits(self, fleet: Fleet, plan: Plan, now: float) -> None:
         by_name = {pod.name: pod for pod in fleet.live}
         for view, limits in plan.tell:
             fleet.set_limits(by_name[view.uid], limits, now)
@@ -157,8 +157,9 @@ def _view(pod: Pod, now: float) -> PodView:
     )
 
 
-def _first_to_go(pod: Pod) -> tuple[bool, int, float, int]:
-    """As a ReplicaSet chooses: those not ready, then those of the lowest deletion cost, then the newest."""
+def _removal_order(pod: Pod) -> tuple[bool, int, float, int]:
+    """Returns the sort key by which a ReplicaSet removes pods: unready ones, then the lowest deletion cost, then the
+    newest."""
     return pod.ready, pod.deletion_cost, -pod.starts_s, -pod.number
 
 

@@ -76,7 +76,7 @@ _FIRST_S, _EVERY_S = 2.0, 0.5
 
 
 class TerminalProgress:
-    """One line on standard error, updated in place and cleared at the end; nothing if standard error is no terminal."""
+    """A line on standard error, updated in place and cleared at the end; nothing if standard error is no terminal."""
 
     def __init__(self, name: str) -> None:
         self._name = name

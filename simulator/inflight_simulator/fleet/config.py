@@ -8,6 +8,7 @@ from typing import Literal
 from inflight_cost.capacity import Targets
 from inflight_cost.model import CostModel
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import PolicyName
 
 Routing = Literal["round-robin", "least-requests", "least-work", "gateway"]
 ROUTINGS: tuple[Routing, ...] = ("round-robin", "least-requests", "least-work", "gateway")
@@ -27,15 +28,15 @@ DEFAULT_LIMITS = Limits(256, 2048)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaModel:
-    """One replica of the fleet.
+    """Properties of each replica.
 
     Attributes:
         cost: seconds of a step.
-        kv_tokens: that the KV cache holds. block_size: tokens in a KV block.
+        kv_tokens: tokens that the KV cache holds. block_size: tokens in a KV block.
         kv_headroom: share of the blocks that admission leaves free.
         capacity: largest limits that the engine accepts.
         noise: standard deviation of the logarithm of a step's duration around the cost model's.
-        price: of a replica-hour; None: unknown.
+        price: price of a replica-hour; None: unknown.
     """
 
     cost: CostModel = REFERENCE_COST
@@ -67,12 +68,14 @@ class RequestTargets:
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """Attributes:
-    limits: of all pods at their start.
-    start_up_s: from a pod's order to its first request.
-    initial_replicas: ready at time 0.
-    policy: order of waiting requests, a name of the engine's policies.
-    tuning: let the operator's tuning change limits.
+    """Configuration of a simulated fleet.
+
+    Attributes:
+        limits: of all pods at their start.
+        start_up_s: from a pod's order to its first request.
+        initial_replicas: ready at time 0.
+        policy: order of waiting requests, a name of the engine's policies.
+        tuning: let the operator's tuning change limits.
     """
 
     replica: ReplicaModel = field(default_factory=ReplicaModel)
@@ -82,7 +85,7 @@ class FleetConfig:
     min_replicas: int = 1
     max_replicas: int = 100
     initial_replicas: int = 1
-    policy: str = "fcfs"
+    policy: PolicyName = "fcfs"
     tuning: bool = False
     targets: RequestTargets = field(default_factory=RequestTargets)
     seed: int = 0

@@ -1,4 +1,4 @@
-"""Connects a scaler to the fleet: what it sees of each pod, and what it orders."""
+"""Connects a scaler to the fleet: its view of each pod, and its orders."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from inflight_operator.observe.metrics import Sample
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.fleet import Fleet
 from inflight_simulator.fleet.pods import Pod
-from inflight_simulator.fleet.view import FleetView, PodShown, Scaler
+from inflight_simulator.fleet.view import FleetView, PodState, Scaler
 
 
 class ScalerController:
@@ -16,7 +16,7 @@ class ScalerController:
         self.interval_s = scaler.interval_s
         self._scaler = scaler
 
-    def look(self, fleet: Fleet, now: float) -> None:
+    def update(self, fleet: Fleet, now: float) -> None:
         view = view_of(fleet, now)
         fleet.order(view.bounded(self._scaler.replicas(view)), now)
 
@@ -29,13 +29,13 @@ def view_of(fleet: Fleet, now: float) -> FleetView:
         ordered=fleet.ordered,
         min_replicas=config.min_replicas,
         max_replicas=config.max_replicas,
-        pods=tuple(_shown(pod, fleet, now) for pod in fleet.live),
+        pods=tuple(_state_of(pod, fleet, now) for pod in fleet.live),
         gateway_queue=0 if fleet.gateway is None else fleet.gateway.num_held,
     )
 
 
-def _shown(pod: Pod, fleet: Fleet, now: float) -> PodShown:
-    return PodShown(
+def _state_of(pod: Pod, fleet: Fleet, now: float) -> PodState:
+    return PodState(
         name=pod.name,
         draining=pod.draining,
         sample=scraped(pod, fleet.config, now) if pod.routable else None,
@@ -45,7 +45,8 @@ def _shown(pod: Pod, fleet: Fleet, now: float) -> PodShown:
 
 
 def scraped(pod: Pod, config: FleetConfig, now: float) -> Sample:
-    """
+    """Returns the pod's metrics.
+
     Raises:
         ValueError: the pod has no meter.
     """

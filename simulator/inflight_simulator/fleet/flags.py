@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from inflight_engine.flag_types import number
-from inflight_engine.scheduling.policies import POLICIES
+from inflight_settings.flag_types import number
 from inflight_settings.limits import HIGHEST_LIMITS, Limits
 from inflight_simulator.errors import InputError
+from inflight_simulator.flags import SETTINGS
 from inflight_simulator.fleet.config import DEFAULT_LIMITS, ROUTINGS, FleetConfig, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.replica_file import read_replica
 
@@ -30,7 +30,7 @@ def seconds(text: str) -> float:
 
 
 def target(text: str) -> float:
-    """As `seconds`, with a minimum for targets."""
+    """Parses `seconds` of a target, which have a minimum."""
     value = seconds(text)
     if value < _LEAST_TARGET_S:
         raise argparse.ArgumentTypeError(f"must be at least {_LEAST_TARGET_S * 1000:g}ms, not {text}")
@@ -38,7 +38,8 @@ def target(text: str) -> float:
 
 
 def limits(text: str) -> tuple[bool, Limits]:
-    """Whether the operator tunes, and the limits at the start: `fixed:256/2048`, `autopilot`, `autopilot:256/2048`."""
+    """Parses `fixed:256/2048`, `autopilot` or `autopilot:256/2048`. Returns whether the operator tunes, and the first
+    limits."""
     kind, colon, pair = text.partition(":")
     seqs, slash, tokens = pair.partition("/")
     if kind == "autopilot" and not colon:
@@ -86,7 +87,7 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
     )
     fleet.add_argument(
         "--policy",
-        choices=tuple(POLICIES),
+        choices=SETTINGS["policy"].choices,
         help="order of waiting requests (default fcfs; with --scaler autopilot: deadline, as in a service with"
         " targets)",
     )
@@ -118,7 +119,7 @@ def add_json_flag(output: argparse._ArgumentGroup) -> None:
 
 
 def print_numbers(flags: argparse.Namespace, numbers: object, text: Callable[[], str]) -> None:
-    """As the flag of `add_json_flag` says. Raises OSError where the file cannot be written."""
+    """Prints or writes the results, by the flag of `add_json_flag`. Raises OSError where the file cannot be written."""
     if flags.json == Path("-"):
         print(msgspec.json.encode(numbers).decode())
         return

@@ -22,18 +22,19 @@ Rank = Callable[[Pod], Any]
 
 
 class Fleet:
-    """
+    """The pods and their events.
+
     Args:
-        begin: when the first pods are ready.
-        metered: whether a controller reads the pods' metrics.
+        begin: when the first pods are ready, in seconds.
+        metered: a controller reads the pods' metrics.
 
     Attributes:
         pods: all pods of the run, by number.
         live: existing pods, oldest first.
-        ordered: replicas, as ordered last.
+        ordered: number of replicas that was ordered last.
         first_limits: limits of pods that become ready.
-        counts: of replicas, a row at each change.
-        gateway: None: requests are routed on arrival.
+        counts: numbers of replicas, a row at each change.
+        gateway: the gateway; None: requests are routed on arrival.
     """
 
     def __init__(self, config: FleetConfig, requests: Requests, begin: float, *, metered: bool) -> None:
@@ -50,14 +51,14 @@ class Fleet:
         self.gateway = Gateway(config, self.states) if config.routing == "gateway" else None
         self._metered = metered
         self._events: list[tuple[float, bool, int]] = []
-        """Next event of each replica: when, whether a step starts, which. Some are out of date."""
+        """Next event of each replica: its time, whether a step starts, the pod's number. Some are out of date."""
         for _ in range(config.initial_replicas):
             pod = self._create(begin - config.start_up_s, begin)
             self._become_ready(pod)
         self._count(begin)
 
     def send(self, request_id: int, now: float) -> None:
-        """A request arrives; `advance` has processed all earlier events."""
+        """Sends a request that arrives; `advance` has processed all earlier events."""
         if self.gateway is None:
             self._send_to(self._router.choose(), request_id, now)
             return
@@ -67,7 +68,7 @@ class Fleet:
     def release(self, now: float) -> None:
         """Sends held requests of the gateway to pods that can start them."""
         if self.gateway is not None:
-            self.gateway.look(self.live, now)
+            self.gateway.update(self.live, now)
             self.gateway.release(now, lambda request_id, number: self._send_to(number, request_id, now))
 
     def _send_to(self, number: int, request_id: int, now: float) -> None:
@@ -103,7 +104,7 @@ class Fleet:
             self._end(pod, pod.replica.idle_s)
 
     def start_pods(self, now: float) -> None:
-        """Pods whose start-up is over take requests."""
+        """Lets pods take requests whose start-up is over."""
         due = [pod for pod in self.live if not pod.ready and pod.starts_s <= now]
         for pod in due:
             pod.replica.set_limits(self.first_limits, now)

@@ -18,13 +18,15 @@ from inflight_simulator.fleet.request_states import RequestStates
 SCRAPE_S = 1.0
 _SERVICE = ServiceKey("simulated", "fleet")
 _UNBOUNDED = HoldBounds(max_requests=2**62, max_bytes=2**62, max_wait_s=math.inf)
-"""The queues of pods have no bounds here either, so that all routings serve the same requests."""
+"""Bounds of the hold queue: none, as the queues of pods have none here, so that all routings serve the same
+requests."""
 _SPREAD = 0x9E37_79B9_7F4A_7C15
-"""Makes of ids that count up something like hashes: multiplication by 2^64 / the golden ratio, Knuth 1998, 6.4."""
+"""Factor that makes hashes of consecutive ids: 2^64 / the golden ratio, Knuth 1998, 6.4."""
 
 
 class Gateway:
-    """Picks from samples that are up to a second old and from requests sent since, as in the cluster."""
+    """The gateway. It picks from samples that are up to a second old and from requests sent since, as in the
+    cluster."""
 
     def __init__(self, config: FleetConfig, states: RequestStates) -> None:
         targets = config.service_targets
@@ -70,7 +72,7 @@ class Gateway:
         )
         self._queue.offer(request, self._config, now)
 
-    def look(self, pods: Sequence[Pod], now: float) -> None:
+    def update(self, pods: Sequence[Pod], now: float) -> None:
         """Updates endpoints, ended requests and, once a second, metrics."""
         routable = [pod for pod in pods if pod.routable]
         if len(routable) != len(self._endpoints) or any(pod.name not in self._numbers for pod in routable):
@@ -85,7 +87,7 @@ class Gateway:
                 self._samples[pod.name] = self._sample(pod, now)
 
     def release(self, now: float, send: Callable[[int, int], None]) -> None:
-        """Calls `send` with the number of each request that can start, and that of its pod."""
+        """Calls `send` with the id of each request that can start, and the number of its pod."""
 
         def can_start(request: RequestView) -> Pick | None:
             pick = self._picker.pick(request, self._config, self._ledger.loads(_SERVICE, request, now), now)

@@ -16,20 +16,20 @@ from inflight_engine.output_lengths import OutputLength, OutputLengths
 from inflight_simulator.fleet.requests import Floats
 
 _FIT_INTERVAL_S = 60.0
-"""Between two fits of the cost model after the first `_FIRST_FITS`. The engine fits four times as often, but here steps
-cost the same all the while, and fits would take a third of the time."""
+"""Seconds between two fits of the cost model after the first `_FIRST_FITS`. The engine fits four times as often, but
+here steps cost the same all the while, and fits would take a third of the time."""
 _FIRST_FITS = 8
 
 
 class _Counts:
     """A mutable histogram; a bucket counts values up to its bound."""
 
-    __slots__ = ("_bounds", "_counts", "_edges", "_shown", "_sum")
+    __slots__ = ("_bounds", "_counts", "_edges", "_exported", "_sum")
 
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = list(bounds)
         self._edges = np.array(bounds)
-        self._shown = (*map(float, bounds), math.inf)
+        self._exported = (*map(float, bounds), math.inf)
         self._counts = np.zeros(len(bounds) + 1)
         self._sum = 0.0
 
@@ -44,15 +44,15 @@ class _Counts:
         self._sum += float(values @ counts)
 
     def histogram(self) -> Histogram:
-        return Histogram(self._shown, np.cumsum(self._counts).tolist(), self._sum)
+        return Histogram(self._exported, np.cumsum(self._counts).tolist(), self._sum)
 
 
 class Meter:
-    """Of one replica. Steps are buffered, and counted when the metrics are read.
+    """Metrics of a replica. Steps are buffered, and counted when the metrics are read.
 
     Attributes:
         generated: output tokens. computed: prompt tokens.
-        arrived_requests, arrived_tokens, arrived_squares: of prompts.
+        arrived_requests, arrived_tokens, arrived_squares: number, sum and sum of squares of the lengths of prompts.
     """
 
     def __init__(self) -> None:
@@ -74,12 +74,12 @@ class Meter:
         """Output tokens by request, as far as `_lengths` knows of them."""
         self._begins: list[int] = []
         self._ends: list[int] = []
-        """Spans of outputs that `_lengths` was not told yet."""
+        """Spans of outputs that `_lengths` does not include yet."""
         self._gaps: list[float] = []
         self._gap_counts: list[float] = []
         self._times: list[float] = []
         self._decodes: list[float] = []
-        """Of runs: the begin and the end of each step, and how many sequences got a token with it."""
+        """Runs of steps: the begin and the end of each step, and the number of sequences that got a token with it."""
 
     def arrived(self, prompt_tokens: int) -> None:
         self.arrived_requests += 1
@@ -113,7 +113,7 @@ class Meter:
         self._ttft.observe(seconds)
 
     def gap(self, seconds: float) -> None:
-        """Between the last token before a preemption and the next one."""
+        """Observes the time between the last token before a preemption and the next one."""
         self.generated += 1
         self._itl.observe(seconds)
 

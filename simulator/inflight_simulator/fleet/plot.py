@@ -24,7 +24,7 @@ _KEPT_AXIS = (0.0, 1.04)
 
 
 def plot_fleet(path: Path, name: str, run: FleetRun) -> None:
-    """One run over time: replicas, arrivals, share of requests in target, and requests without a first token.
+    """Plots a run over time: replicas, arrivals, share of requests in target, and requests without a first token.
 
     Raises:
         OSError: the file cannot be written.

@@ -1,4 +1,4 @@
-"""The requests of a fleet simulation on their way."""
+"""The states of all requests of a fleet simulation."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RequestStates:
 
     Attributes:
         first_s, end_s: times of the first and last token; NaN until then.
-        pod: that it was sent to; -1 until then.
-        sent_s: when; its arrival, unless the gateway held it.
+        pod: number of the pod that it was sent to; -1 until then.
+        sent_s: time at which it was sent: its arrival, unless the gateway held it.
         ended: requests that ended since the list was last cleared, refused ones included; kept for the gateway.
     """
 

@@ -26,7 +26,7 @@ class Router:
 
     @property
     def by_work(self) -> bool:
-        """Whether `update` needs pending tokens."""
+        """True if `update` needs pending tokens."""
         return self._routing == "least-work"
 
     def open(self, place: int) -> None:
@@ -43,7 +43,7 @@ class Router:
         self._narrow()
 
     def update(self, place: int, outstanding: int, pending_tokens: int = 0) -> None:
-        """Current load of an open place."""
+        """Sets the current load of an open place."""
         if self._open[place]:
             self._keys[place] = pending_tokens * _MOST_OUTSTANDING + outstanding
 

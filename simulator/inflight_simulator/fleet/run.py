@@ -27,19 +27,19 @@ class Controller(Protocol):
     """A controller that periodically observes and changes the fleet.
 
     Attributes:
-        interval_s: seconds between two observations.
+        interval_s: seconds between two updates.
     """
 
     interval_s: float
 
-    def look(self, fleet: Fleet, now: float) -> None: ...
+    def update(self, fleet: Fleet, now: float) -> None: ...
 
 
 def simulate_fleet(
     requests: Requests, config: FleetConfig, scaler: Scaler, progress: Progress | None = None
 ) -> FleetRun:
-    """All requests from their arrival to their end. Scalers decide up to the last arrival; a fixed number of replicas
-    is there from the start, whatever the bounds.
+    """Simulates all requests from their arrival to their end. Scalers decide up to the last arrival; a fixed number of
+    replicas is there from the start, whatever the bounds.
 
     Args:
         progress: called periodically with the share of arrived requests.
@@ -52,16 +52,16 @@ def simulate_fleet(
 def run_fleet(
     requests: Requests, config: FleetConfig, controllers: list[Controller], progress: Progress | None = None
 ) -> FleetRun:
-    """As `simulate_fleet`, with any controllers; of two controllers due at the same time, the first in the list runs
-    first."""
+    """Does what `simulate_fleet` does, with any controllers; of two controllers due at the same time, the first in the
+    list runs first."""
     arrival_s = requests.arrival_s.tolist()
     begin, last = arrival_s[0], arrival_s[-1]
     fleet = Fleet(config, requests, begin, metered=bool(controllers))
     ticks: list[Controller] = [] if fleet.gateway is None else [GatewayTicks()]
-    looks = _Looks(fleet, [*ticks, *controllers], begin)
+    schedule = _Schedule(fleet, [*ticks, *controllers], begin)
     for request_id, now in enumerate(arrival_s):
-        if looks.next_s <= now:
-            looks.until(now)
+        if schedule.next_s <= now:
+            schedule.run_until(now)
         fleet.advance(now)
         fleet.send(request_id, now)
         if progress is not None and request_id % _PROGRESS_EVERY == 0:
@@ -72,7 +72,7 @@ def run_fleet(
 
 
 def _empty_gateway(fleet: Fleet, last: float) -> None:
-    """Requests still held by the gateway after the last arrival are sent to pods as they become free."""
+    """Sends requests that the gateway still holds after the last arrival to pods as they become free."""
     now = last
     while fleet.gateway is not None and fleet.gateway.num_held:
         now += GatewayTicks.interval_s
@@ -86,15 +86,15 @@ class GatewayTicks:
 
     interval_s = 0.05
 
-    def look(self, fleet: Fleet, now: float) -> None:
+    def update(self, fleet: Fleet, now: float) -> None:
         fleet.release(now)
 
 
-class _Looks:
-    """Events of controllers and of pods that become ready, in order of time.
+class _Schedule:
+    """Updates by controllers and pods that become ready, in order of time.
 
     Attributes:
-        next_s: of the next of them.
+        next_s: time of the next event.
     """
 
     def __init__(self, fleet: Fleet, controllers: list[Controller], begin: float) -> None:
@@ -105,7 +105,7 @@ class _Looks:
         self.next_s = begin
         self._find_next()
 
-    def until(self, now: float) -> None:
+    def run_until(self, now: float) -> None:
         """Runs all events up to now."""
         fleet = self._fleet
         while self.next_s <= now:
@@ -115,7 +115,7 @@ class _Looks:
             for index, controller in enumerate(self._controllers):
                 if self._due(index) <= time:
                     self._counts[index] += 1
-                    controller.look(fleet, time)
+                    controller.update(fleet, time)
             self._find_next()
 
     def _due(self, index: int) -> float:
@@ -123,12 +123,12 @@ class _Looks:
 
     def _find_next(self) -> None:
         starting = (pod.starts_s for pod in self._fleet.live if not pod.ready)
-        looks = map(self._due, range(len(self._controllers)))
-        self.next_s = min(*starting, *looks, float("inf"), float("inf"))
+        updates = map(self._due, range(len(self._controllers)))
+        self.next_s = min(*starting, *updates, float("inf"), float("inf"))
 
 
 def ttft_targets(requests: Requests, targets: RequestTargets, cost: CostModel) -> Floats:
-    """float64 [requests]: seconds."""
+    """Returns the TTFT target of each request, float64 [requests], in seconds."""
     plain = np.where(requests.prompt_tokens > targets.long_prompt, targets.long_ttft, targets.ttft)
     if targets.prefill_factor is None:
         return plain

@@ -13,10 +13,12 @@ _STEP_S = 5.0
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """Attributes:
-    requests: of all seconds.
-    requests_per_second, peak_requests_per_second: on average, and in the busiest minute.
-    prompt_tokens, output_tokens: means of all requests.
+    """Summary of the requests of a simulation.
+
+    Attributes:
+        requests: of all seconds.
+        requests_per_second, peak_requests_per_second: on average, and in the busiest minute.
+        prompt_tokens, output_tokens: means of all requests.
     """
 
     requests: int
@@ -28,7 +30,7 @@ class Traffic(msgspec.Struct, frozen=True):
 
 
 def workload_of(prompt_tokens: Counts, output_tokens: Counts) -> Workload:
-    """Of requests of these sizes, without a prefix cache."""
+    """Returns the workload of requests of these sizes, without a prefix cache."""
     prompt, output = prompt_tokens.astype(np.float64), output_tokens.astype(np.float64)
     mean = float(prompt.mean())
     return Workload(mean, mean, float((prompt**2).mean()), float(output.mean()), float((output**2).mean()))

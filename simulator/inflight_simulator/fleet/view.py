@@ -10,15 +10,15 @@ from inflight_settings.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
-class PodShown:
-    """One pod, from its order to the end of its last request.
+class PodState:
+    """State of a pod, from its order to the end of its last request.
 
     Attributes:
         name: unique within a run; later pods have later numbers.
         draining: it takes no new requests and is removed after the last one.
         sample: its current /metrics; None while it starts or drains.
-        kv_tokens: that its KV cache holds.
-        limits: in force.
+        kv_tokens: tokens that its KV cache holds.
+        limits: limits in force.
     """
 
     name: str
@@ -44,16 +44,16 @@ class FleetView:
     ordered: int
     min_replicas: int
     max_replicas: int
-    pods: tuple[PodShown, ...]
+    pods: tuple[PodState, ...]
     gateway_queue: int = 0
 
     @property
-    def ready(self) -> tuple[PodShown, ...]:
+    def ready(self) -> tuple[PodState, ...]:
         """Pods that take requests."""
         return tuple(pod for pod in self.pods if pod.sample is not None)
 
     def bounded(self, replicas: int) -> int:
-        """Within the bounds."""
+        """Returns the number within the bounds."""
         return min(max(replicas, self.min_replicas), self.max_replicas)
 
 

@@ -43,7 +43,7 @@ def panels(dashboard):
 
 
 def queries():
-    """Those of panels, of annotations and of variables."""
+    """Queries of panels, annotations and variables."""
     for name, dashboard in DASHBOARDS.items():
         for panel in panels(dashboard):
             yield from (Asked(name, panel["title"], target["expr"]) for target in panel["targets"])

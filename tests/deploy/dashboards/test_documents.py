@@ -41,7 +41,7 @@ def test_every_panel_has_a_title_a_description_queries_and_units(name):
 
 
 def units(panel):
-    """Of the panel, or of each column of a table that shows a value."""
+    """Unit of the panel, or of each column of a table that shows a value."""
     if panel["type"] != "table":
         return [panel["fieldConfig"]["defaults"].get("unit")]
     (organize,) = (one for one in panel["transformations"] if one["id"] == "organize")

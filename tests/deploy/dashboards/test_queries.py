@@ -44,7 +44,7 @@ def operator_page():
 
 
 def gateway_page():
-    """Of a gateway pod that had one request."""
+    """Metrics page of a gateway pod that had one request."""
     service, metrics, usage = ServiceKey("team", "chat"), Metrics(), Usage()
     metrics.picked(RequestView("1", service, 0.0), Pick((Endpoint("10.0.0.1:8000", "chat-0"),), "only"), 0.1)
     metrics.finished(Finished("1", service, 200, True, ttft_s=0.1, e2e_s=1.0))
@@ -139,7 +139,7 @@ def test_decisions_are_counted_from_the_first_on(promtool, tmp_path, case):
 
 
 def evaluated(promtool, folder, expr, series, expected, when, interval="1m"):
-    """What promtool finds different from `expected`: values by labels. `interval`: between samples of `series`."""
+    """Differences from `expected`, values by labels, that promtool finds. `interval`: between samples of `series`."""
     samples = [{"labels": "{" + ", ".join(f'{k}="{v}"' for k, v in labels.items()) + "}", "value": value}
                for labels, value in expected]  # fmt: skip
     test = {

@@ -1,4 +1,4 @@
-"""What the faults are made of: the connection table, the faulty metrics page, the redirect to it."""
+"""Parts of the faults: the connection table, the faulty metrics page, the redirect to it."""
 
 import asyncio
 import subprocess

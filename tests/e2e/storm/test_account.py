@@ -1,4 +1,4 @@
-"""What a wake storm's figures and verdict say of its requests."""
+"""Figures and verdict of a wake storm."""
 
 import json
 

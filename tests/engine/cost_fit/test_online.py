@@ -16,7 +16,7 @@ CPU = CostModel(0, 0, 0, 3e-8, 1e-7, 0, ((1, 0.02), (8, 0.05), (15, 0.09), (16, 
 
 
 def works(rng, count, *, budget=2048, slots=200, arrivals=0.1, output=200, prompt=1200):
-    """What steps of a replica compute, from idle on: prompts in chunks, each followed by decodes."""
+    """Work of the steps of a replica, from idle on: prompts in chunks, each followed by decodes."""
     contexts, waiting = [], []
     for _ in range(count):
         if rng.random() < arrivals:

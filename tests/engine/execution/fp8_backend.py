@@ -1,4 +1,4 @@
-"""What a cache in fp8 does to a model, on a CPU: an attention backend that rounds keys and values as one would."""
+"""An attention backend for the CPU that rounds keys and values as a cache in fp8 does."""
 
 from dataclasses import replace
 

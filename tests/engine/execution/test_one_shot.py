@@ -15,7 +15,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda", 1)
 
 @pytest.fixture
 def one_shot(monkeypatch):
-    """Of four ranks, the three others with ones everywhere."""
+    """Simulates four ranks; the three others have ones everywhere."""
     shared = []
 
     def one_shot_all_reduce_copy(symm_buffer, local_input, reduce_op, group_name):

@@ -21,7 +21,7 @@ NATIVE = {"block_size": 16, "swap_space": SWAP_SPACE}
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """One that the CPU kernels can compute, too."""
+    """A model that the CPU kernels can compute, too."""
     folder = tmp_path_factory.mktemp("model")
     return make_model(folder, "llama-wide-heads"), folder
 

@@ -1,4 +1,4 @@
-"""What config.json says is read or refused, never misread."""
+"""Fields of config.json are read or refused, never misread."""
 
 import pytest
 

@@ -155,7 +155,7 @@ def test_text_of_any_tokens_does_not_depend_on_how_they_are_cut(ids, cuts):
 @given(text=assigned_text, cuts=st.lists(st.integers(0, 60), max_size=6))
 @settings(deadline=None, max_examples=60)
 def test_a_decoder_in_a_sequence_loses_no_character_however_it_is_cut(smollm2, text, cuts):
-    """As a vocabulary of byte-level tokens behind another decoder has it: only decoding shows half characters."""
+    """The vocabulary has byte-level tokens behind another decoder: only decoding shows half characters."""
     ids = smollm2.encode(text)
     detokenizer = WindowDetokenizer(smollm2.decode)
     assert "".join(in_pieces(detokenizer, ids, cuts)) + detokenizer.flush() == text

@@ -13,7 +13,8 @@ FLOAT8 = {"type": "float", "num_bits": 8}
 
 
 def load(folder, tensors, scheme=None, layers=2, heads=3):
-    """Of attention modules: tensors by their names within them, and the layers' numbers instead of N."""
+    """Loads the scales of attention modules. `tensors`: by their names within a module, with a number of a layer for
+    N."""
     folder.joinpath("config.json").write_text(json.dumps({"quantization_config": {"kv_cache_scheme": scheme}}))
     save_file({f"model.layers.{name}": value for name, value in tensors.items()}, folder / "model.safetensors")
     return load_kv_scales(ModelFiles("here", folder), layers, heads)

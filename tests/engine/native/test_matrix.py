@@ -69,7 +69,7 @@ def groups_of(x, group):
 
 
 def rounded_to_8_bits(x, group):
-    """As the kernels' activations and int8 weights are: a scale for each group of a row."""
+    """Rounds with a scale for each group of a row, like the kernels' activations and int8 weights."""
     grouped = groups_of(x, group)
     largest = grouped.abs().amax(-1, keepdim=True)
     inverse = torch.where(largest > 0, torch.full_like(largest, 127) / largest, 0)  # 127 / tensor rounds twice in torch

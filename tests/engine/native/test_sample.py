@@ -57,7 +57,7 @@ def test_argmax_of_a_row_without_any_chance_is_its_first():
 
 
 def on_a_boundary(row, how, tokens):
-    """Whether the drawn number is within rounding of where one of two tokens ends and the next begins."""
+    """True if the drawn number is within rounding of where one of two tokens ends and the next begins."""
     weights = ((row.double() - row.max().double()) / how[0]).exp()
     kept = draws._keep_likeliest(
         (weights * (weights >= how[1]))[None],

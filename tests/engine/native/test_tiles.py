@@ -66,7 +66,7 @@ def product(a, b, c):
 
 
 def bfloat16_bits(x):
-    """Of numbers that bfloat16 has."""
+    """Bits of numbers that bfloat16 can represent."""
     return (x.view(np.uint32) >> 16).astype(np.uint16)
 
 

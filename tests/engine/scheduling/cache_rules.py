@@ -1,4 +1,4 @@
-"""What the prefix cache must hold and find, and which block it must give up next."""
+"""The rules of the prefix cache: its content, its hits, and the block that it evicts next."""
 
 from __future__ import annotations
 
@@ -65,11 +65,11 @@ class CacheRules:
         self._planned.setdefault(step, []).extend(self._offer(sequence, num_tokens))
 
     def taken_in(self, step: int) -> None:
-        """What the step was planned to compute is there."""
+        """Notes that the step has computed what it was planned to."""
         self._planned.pop(step, None)
 
     def dropped(self, step: int) -> set[int]:
-        """What the step was planned to compute is not there, nor will it be. Returns its blocks."""
+        """Notes that the step will never compute what it was planned to; returns its blocks."""
         planned = self._planned.pop(step, [])
         for stamp, _ in planned:
             block = self._holder.pop(stamp, None)

@@ -167,11 +167,11 @@ class Driver:
     def step(
         self, fails: Fails = never, meanwhile: Callable[[], None] = nothing, failing_slots: FailingSlots = no_slots
     ) -> StepPlan | None:
-        """One iteration, of the plan that is returned: with lookahead the next one is launched before it is taken in.
+        """Runs an iteration and returns its plan: with lookahead the next one is launched before it is taken in.
 
         Where `fails` says so the runner breaks in a step, and the requests that it was for end: it breaks when it is
         launched, and with lookahead every other time when its tokens are collected. `meanwhile` happens while steps are
-        under way. `failing_slots`: those that a step has no memory for, where it does not break.
+        under way. `failing_slots`: slots that a step has no memory for, where it does not break.
         """
         self.plans = []
         step = self.under_way or self._launch(fails, ahead=False)

@@ -11,10 +11,11 @@ PROMPT_TOKEN, OUTPUT_TOKEN = 1, 2
 
 
 class FairShare:
-    """One counter for each client: a tenant of a service class, or a class.
+    """A counter for each client: a tenant of a service class, or a class.
 
     Attributes:
-        weights: of clients whose tokens do not count 1; what was served before a change keeps counting as it did.
+        weights: weights of clients whose tokens do not count 1; what was served before a change keeps counting as it
+            did.
     """
 
     def __init__(self, weights: dict[str, float]) -> None:

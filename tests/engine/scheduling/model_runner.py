@@ -28,7 +28,7 @@ _HASH_MASK = (1 << _HASH_BITS) - 1
 
 
 def reference_output(prompt: Sequence[int], max_tokens: int, stop_token_ids: tuple[int, ...] = ()) -> list[int]:
-    """What a request alone, in one piece, generates: any change anywhere before changes the next token."""
+    """Output of a request alone, in one piece: any change anywhere before changes the next token."""
     crc = zlib.crc32(np.array(prompt, np.int32).tobytes())
     output: list[int] = []
     while len(output) < max_tokens:
@@ -41,7 +41,7 @@ def reference_output(prompt: Sequence[int], max_tokens: int, stop_token_ids: tup
 
 @dataclass(frozen=True, slots=True)
 class Computed:
-    """What a step computed of one request, or was to compute: tokens [begin, end), in its blocks then."""
+    """Part of a request that a step computed, or was to compute: tokens [begin, end), in its blocks then."""
 
     slot: int
     request_id: int
@@ -66,7 +66,7 @@ class Computed:
 
 @dataclass(slots=True, eq=False)
 class ModelSequence:
-    """What the model knows of a request.
+    """The model's state of a request.
 
     Attributes:
         domain: requests of different domains (tenant, cache salt) must not see each other's blocks.

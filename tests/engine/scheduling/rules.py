@@ -34,7 +34,7 @@ Held: TypeAlias = dict[tuple[str, str], set[int]]
 
 
 def num_held(held: Held, tenant: str, service_class: str | None = None) -> int:
-    """Of all classes or one; a block that requests share counts once."""
+    """Blocks of a tenant in all classes or one; a block that requests share counts once."""
     tables = [blocks for owner, blocks in held.items() if owner[0] == tenant and service_class in (None, owner[1])]
     return len(set().union(*tables))
 

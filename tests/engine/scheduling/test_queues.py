@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from inflight_engine.request import Request, RequestState, SamplingParams, Scheduling
-from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_policies.lazy_heap import LazyHeap
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import ServiceClass
 
 INF, NAN = float("inf"), float("nan")
 
@@ -38,7 +39,7 @@ def request(order, service_class="default", prompt=10, max_tokens=1, state=Reque
 
 
 class Server:
-    """One slot; a queue of each class that never runs dry."""
+    """A server with one slot, and a queue of each class that never runs dry."""
 
     def __init__(self, waiting, names, prompt=10, max_tokens=11):
         self.waiting, self.names, self.sizes = waiting, names, (prompt, max_tokens)

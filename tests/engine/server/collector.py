@@ -55,7 +55,7 @@ class Collector:
         return sorted((s for s in self._spans if s.kind == s.SPAN_KIND_SERVER), key=lambda s: s.start_time_unix_nano)
 
     def children(self, server):
-        """Of a server span, in the order of their begin."""
+        """Child spans of a server span, in the order of their begin."""
         children = [s for s in self._spans if s.parent_span_id == server.span_id and s is not server]
         return sorted(children, key=lambda s: (s.start_time_unix_nano, s.end_time_unix_nano))
 

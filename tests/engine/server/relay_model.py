@@ -36,8 +36,8 @@ class Choice:
 
 @dataclass
 class Kept:
-    """What a relay knows. `data`: what it passed on. `pending`: what it will when a token is reported. `whole`: the
-    body of an answer that is not streamed. `error`: status and what to do. `usage`: as reported."""
+    """State of a relay. `data`: events that it passed on. `pending`: events that wait for the report of a token.
+    `whole`: body of an answer that is not streamed. `error`: status and ending. `usage`: as reported."""
 
     choices: list[Choice]
     data: list[str] = field(default_factory=list)
@@ -85,7 +85,7 @@ class Kept:
                 self.pending.clear()
 
     def cut(self):
-        """What is asked for after the rest was lost, beside the request."""
+        """Fields that a request for the rest has in addition, after the rest was lost."""
         self.pending.clear()
         if not self.begun:
             self.choices = [Choice() for _ in self.choices]

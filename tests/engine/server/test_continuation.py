@@ -23,7 +23,7 @@ def repeating(prompt, seed):
 
 
 def told(data, path):
-    """What a client makes of the events of a stream."""
+    """Choices that a client reads from the events of a stream."""
     assert data[-1] == "[DONE]"
     said = {}
     for event in map(json.loads, data[:-1]):

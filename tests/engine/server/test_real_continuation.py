@@ -25,11 +25,11 @@ CASES = {
     "choices": {**SAMPLED, "ignore_eos": True, "n": 2},
 }
 WHOLE = ("greedy, with penalties", "seeded, with penalties, a bias and stops", "choices")
-"""Of these the answers that are not streamed as well; test_continuation.py has every form of an answer."""
+"""Cases that are tested without streaming, too; test_continuation.py has every form of an answer."""
 
 
 def tells(comments):
-    """Whether a frame has tokens."""
+    """True if a frame has tokens."""
     return any(comment.startswith("t ") for comment in comments)
 
 
@@ -40,7 +40,7 @@ def ask(http, body):
 
 
 def continued(http, body, found, cut):
-    """What is told of an answer that is cut behind a frame, and whenever it is cut again."""
+    """State of a relay after an answer that is cut behind a frame, and again after each continuation."""
     kept = Kept([Choice() for _ in range(body.get("n", 1))])
     kept.read(found[:cut])
     while not kept.complete:

@@ -19,7 +19,7 @@ def token_ids(server):
 
 
 def test_a_harness_finds_what_was_generated_greedy_and_as_likely_as_it_was(ask, token_ids):
-    """As lm-evaluation-harness asks (local-completions) and reads the answer."""
+    """Sends the requests of lm-evaluation-harness (local-completions), and reads the answers as it does."""
     generated = ask(prompt=PROMPT, max_tokens=6, logprobs=1).choices[0]
     context, whole = token_ids(PROMPT), token_ids(PROMPT + generated.text)
     wrong = [*context, *token_ids(" xylophone")]

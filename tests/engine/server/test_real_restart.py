@@ -138,6 +138,6 @@ def test_engine_of_several_processes_is_replaced_with_all_of_them(own_server):
 
 
 def children(pid):
-    """Of all its threads: a process may start another from any."""
+    """Children of all threads of a process: it may start another one from any."""
     tasks = Path(f"/proc/{pid}/task").iterdir()
     return [int(child) for task in tasks for child in (task / "children").read_text().split()]

@@ -18,7 +18,7 @@ class Past:
 
 @st.composite
 def pasts(draw):
-    """What can have happened to a request, up to some moment."""
+    """Possible histories of a request, up to some moment."""
     times = sorted(draw(st.lists(st.floats(0, 100), min_size=2, max_size=20)))
     finished = times.pop()
     take = iter(times)

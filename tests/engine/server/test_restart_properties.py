@@ -18,7 +18,7 @@ from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.phases import RequestPhase
 from inflight_engine.server.requests.registry import MAX_TRIES
 from inflight_engine.server.service import Service
-from inflight_engine.server.settings.config import QueueBounds
+from inflight_settings.limits import LimitsInForce
 from tests.engine.server.fake_engine import CAPACITY, READY, ByteTokenizer, server_config
 
 MAX_QUEUED = 6
@@ -62,14 +62,14 @@ class Engine:
 
 class World:
     def __init__(self):
-        self.service = Service(server_config(bounds=QueueBounds(MAX_QUEUED)))
+        self.service = Service(server_config(max_queued_requests=MAX_QUEUED))
         self.tokenizer, self.generations = ByteTokenizer(), []
         self.expected = {}
         self.engine = Engine()
         self.connect()
 
     async def open(self):
-        await self.service.open(self.tokenizer, CAPACITY)
+        await self.service.open(self.tokenizer, LimitsInForce(CAPACITY))
 
     def connect(self):
         self.engine = Engine()

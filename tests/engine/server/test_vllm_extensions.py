@@ -1,4 +1,4 @@
-"""What vLLM offers beyond OpenAI's API, in vLLM's names and shapes."""
+"""vLLM's extensions of OpenAI's API, in vLLM's names and shapes."""
 
 import asyncio
 import json
@@ -22,7 +22,7 @@ def start(fake, path="/v1/completions", headers=None, **body):
 
 
 async def answered(fake, text="ab", cached=0):
-    """One request is admitted, gets the tokens of `text` step by step and an end-of-sequence token, and ends."""
+    """A request is admitted, gets the tokens of `text` step by step and an end-of-sequence token, and ends."""
     await until(lambda: fake.engine.requests)
     fake.engine.report(admitted=[(0, 1, cached)])
     for token in [*text.encode(), EOS]:

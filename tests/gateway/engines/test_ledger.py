@@ -1,4 +1,4 @@
-"""What was sent where: exact counts, and tokens that the last sample cannot contain."""
+"""The ledger of sent requests: exact counts, and tokens that the last sample cannot contain."""
 
 from dataclasses import replace
 
@@ -57,7 +57,7 @@ def test_requests_are_in_flight_from_begin_to_end():
 
 
 def test_a_request_that_envoy_sent_elsewhere_counts_there_and_no_longer_where_it_was_refused():
-    """What the first one would have found in its prefix cache, the other one has to compute."""
+    """The second endpoint has to compute tokens that the first one had in its prefix cache."""
     world = World()
     world.load()
     world.send("x", A, prompt=700, cached=100)

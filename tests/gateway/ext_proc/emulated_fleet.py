@@ -27,7 +27,7 @@ from inflight_settings.limits import Limits
 
 KEY = ServiceKey("default", "a")
 COST = CostModel(25e-3, 50e-6, 60e-6, 0.0, 0.0)
-"""As tools/standin/timed.py: requests that run side by side hardly slow each other down."""
+"""Cost model of tools/standin/timed.py: requests that run side by side hardly slow each other down."""
 BUDGET = 2048
 BLOCK_SIZE = 16
 LONGEST = 8192
@@ -52,7 +52,7 @@ class Sent:
 
 @dataclass(frozen=True)
 class Shape:
-    """Of a fleet. Attributes: slots, kv_tokens, cost: of each replica."""
+    """Size of a fleet. Attributes: slots, kv_tokens, cost: properties of each replica."""
 
     slots: int
     replicas: int = 1
@@ -75,8 +75,7 @@ class Engine:
                 max_model_len=LONGEST,
                 kv_headroom=0.03,
                 prefix_caching=False,
-            ),
-            contents=False,
+            )
         )
         self._sent: list[Sent] = []
         """By number of the request."""
@@ -125,7 +124,7 @@ Arrival = tuple[float, str, str, int, int]
 
 
 class Fleet:
-    """One gateway in front of some engines, which it scrapes every second.
+    """A gateway in front of some engines, which it scrapes every second.
 
     Attributes: done: requests that ended. now: seconds.
     """

@@ -1,4 +1,4 @@
-"""One request at the picker: checks of its key alone, and reports of what Envoy tried for it."""
+"""A request at the picker: checks of its key alone, and reports of what Envoy tried for it."""
 
 from __future__ import annotations
 

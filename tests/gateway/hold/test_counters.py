@@ -7,7 +7,7 @@ from inflight_gateway.hold.service_queue import VirtualCounters
 
 MOST = 10
 TURNS = st.lists(st.tuples(st.integers(1, MOST), st.sets(st.sampled_from("bcd"))), max_size=200)
-"""What each start is charged, and who has a request that waits before it."""
+"""Charge of each start, and the clients that have a waiting request before it."""
 
 
 @given(TURNS)

@@ -1,4 +1,4 @@
-"""What waits at the gateway: its bounds, its order, and who is next."""
+"""The hold queue: its bounds, its order, and the next request."""
 
 from collections import Counter
 from dataclasses import replace

@@ -19,7 +19,7 @@ PICK = Pick((Endpoint("10.0.0.1:8000", "pod"),), "only")
 
 
 class World:
-    """One replica, whose running requests end the oldest first."""
+    """A replica whose running requests end the oldest first."""
 
     def __init__(self, slots):
         self.slots = slots

@@ -15,11 +15,11 @@ from pathlib import Path
 from tests.gateway.hostile.gateway_run import Report, hostile_gateway
 
 MAX_GROWTH_MIB = 20.0
-"""Of one program between the second and the last tenth: 10^5 requests that leave 260 bytes each would show. The picker
-remembers requests for 30 s, which is 15 MiB at 500 requests/s."""
+"""Most growth of a program between the second and the last tenth: 10^5 requests that leave 260 bytes each would show.
+The picker remembers requests for 30 s, which is 15 MiB at 500 requests/s."""
 
 MAX_GROWTH_FILES = 100
-"""Idle connections between the programs come and go with the load."""
+"""Most more descriptors: idle connections between the programs come and go with the load."""
 
 
 def leaks(report: Report) -> list[str]:

@@ -36,7 +36,7 @@ def _dump(fields: dict[str, Any]) -> bytes:
 
 
 def _wrong_field(random: Random) -> bytes:
-    """One to three fields of a type, size or meaning that they do not have."""
+    """A body with one to three fields of a wrong type, size or meaning."""
     fields = dict(_TEXT)
     if random.random() < 0.3:
         fields.pop("messages")

@@ -1,4 +1,4 @@
-"""One hostile request: the bytes on a connection, and what may come back."""
+"""A hostile request: the bytes on a connection, and the permitted answers."""
 
 from __future__ import annotations
 

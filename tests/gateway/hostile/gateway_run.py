@@ -25,7 +25,7 @@ from tests.gateway.tenants.things import secret
 
 GOOD_SHARE = 0.1
 PARTS = 10
-"""Of a run: at the end of each, memory and descriptors are counted while nothing is in flight."""
+"""Parts of a run: at the end of each, memory and descriptors are counted while nothing is in flight."""
 
 _CRASH = re.compile(r'Traceback|"exception"|"level": "(ERROR|CRITICAL)"|without the picker|\[critical\]|Segmentation')
 
@@ -106,7 +106,7 @@ class Hostile:
             await self._play(kinds.with_decoy(draw(seed, number), self._decoy))
 
     async def _play(self, case: Case) -> None:
-        """One case, and what is wrong with its answers into the report."""
+        """Plays a case, and adds the faults of its answers to the report."""
         report = self.report
         report.counts[case.kind] += 1
         try:

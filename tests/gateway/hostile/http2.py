@@ -1,4 +1,4 @@
-"""As much of HTTP/2 as hostile clients need: frames, header fields without compression, the status of an answer."""
+"""The part of HTTP/2 that hostile clients need: frames, header fields without compression, the status of an answer."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def answer(data: bytes) -> tuple[int, bytes] | None:
 
 
 def ended(data: bytes) -> bool:
-    """Whether the connection or stream 1 was given up."""
+    """Returns whether the server gave up the connection or stream 1."""
     at = 0
     while at + 9 <= len(data):
         kind, stream = data[at + 3], int.from_bytes(data[at + 5 : at + 9])

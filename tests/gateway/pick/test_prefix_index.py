@@ -1,4 +1,4 @@
-"""What replicas' prefix caches should hold."""
+"""The index of prompt blocks that replicas' prefix caches should hold."""
 
 import sys
 

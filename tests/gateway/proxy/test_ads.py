@@ -20,7 +20,7 @@ KEY = ServiceKey("default", "a")
 
 
 class Answers:
-    """What Envoy says to versions."""
+    """Envoy's answers to versions."""
 
     def __init__(self):
         self.taken, self.refused = [], []

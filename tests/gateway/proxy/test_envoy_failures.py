@@ -13,7 +13,7 @@ STREAM = json.dumps({"model": "m", "stream": True}).encode()
 
 
 def numbers(text: bytes) -> list[int]:
-    """Of the events of a stand-in's stream."""
+    """Numbers of the events in a stand-in's stream."""
     return [int(line.split()[2]) for line in text.split(b"\n\n") if line.startswith(b"data: e")]
 
 

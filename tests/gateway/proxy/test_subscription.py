@@ -1,4 +1,4 @@
-"""One type of resources on one ADS stream."""
+"""A type of resources on an ADS stream."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Setup:
         return self.reports[number]
 
     def script(self, *steps: Do) -> None:
-        """Of the requests from now on; the last step is repeated."""
+        """Sets the steps of the requests from now on; the last step is repeated."""
         begun = len(self.engine.seen)
 
         def step(number: int, _seen: Seen) -> Do:

@@ -19,10 +19,10 @@ CREATED = 1_700_000_000
 
 @dataclass(frozen=True)
 class Do:
-    """What happens to one attempt.
+    """Script of one attempt.
 
     Attributes:
-        status: an answer without progress frames, with `body`.
+        status: status of an answer without progress frames, with `body`.
         cut: bytes of the frames after which the connection breaks. hang: likewise, but it stays open.
         error: a frame sent in place of all after the last whole frame within `cut` bytes: `:e` and its data.
         within: value of x-inflight-first-token-within. most: of x-inflight-max-attempts.

@@ -21,7 +21,7 @@ LOST = b':e 503 retry\ndata: {"error":{"message":"engine died"}}\n\n'
 
 
 def undisturbed(asked: dict) -> bytes:
-    """What a client gets where nothing fails."""
+    """Answer that a client gets if nothing fails."""
     frames = frames_for(asked)
     if asked.get("stream"):
         return b"".join(line + b"\n\n" for line in frames.split(b"\n") if line.startswith(b"data:"))
@@ -29,7 +29,7 @@ def undisturbed(asked: dict) -> bytes:
 
 
 def same(body: bytes, asked: dict) -> bool:
-    """Whether it is the undisturbed answer; the time at which it began may be that of a later attempt, but only one."""
+    """True if it is the undisturbed answer; the time at which it began may be that of a later attempt, but only one."""
     created = set(re.findall(rb'"created": (\d+)', body))
     assert len(created) == 1
     return body.replace(created.pop(), b"%d" % CREATED) == undisturbed(asked)

@@ -1,4 +1,4 @@
-"""What clients are told where answers cannot go on, and how soon failures are noticed."""
+"""Errors that clients get when answers cannot go on, and the time until failures are noticed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the relay says of a body in the head of its requests."""
+"""Fields of a body in the head of the relay's requests."""
 
 from __future__ import annotations
 

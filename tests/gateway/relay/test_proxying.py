@@ -1,4 +1,4 @@
-"""What is no progress answer passes as it is."""
+"""Answers without progress frames pass unchanged."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.gateway.relay.test_continue import STREAM, WHOLE, same
 
 
 async def raw(relay, data: bytes, end: bytes | None = None) -> bytes:
-    """What comes back for these bytes, up to `end` or the connection's end."""
+    """Sends bytes; returns the answer up to `end` or the connection's end."""
     reader, writer = await asyncio.open_unix_connection(str(relay.socket))
     writer.write(data)
     try:

@@ -1,4 +1,4 @@
-"""What is read of bodies, its header, and prefixes of prompts."""
+"""Fields that are read of bodies, their header, and prefixes of prompts."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ class Sequence:
 
 
 class NaiveReplica:
-    """One step after the other; first come, first served, the last to arrive is preempted."""
+    """A replica that runs one step after the other, first come, first served; the last to arrive is preempted."""
 
     def __init__(self, config, number):
         model = config.replica

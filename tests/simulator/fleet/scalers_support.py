@@ -5,7 +5,7 @@ from __future__ import annotations
 from inflight_base.page.histogram import Histogram
 from inflight_operator.observe.metrics import Sample
 from inflight_settings.limits import Limits
-from inflight_simulator.fleet.view import FleetView, PodShown
+from inflight_simulator.fleet.view import FleetView, PodState
 
 LIMITS = Limits(256, 8192)
 BOUNDS = (0.1, 0.5, 1.0, 5.0, float("inf"))
@@ -21,9 +21,9 @@ def sample(time=0.0, running=0, waiting=0, kv=0.0, **more) -> Sample:
     return Sample(time=time, running=running, waiting=waiting, kv_usage=kv, **histograms, **more)
 
 
-def pod(name, shown=None, *, draining=False, kv_tokens=100_000, limits=LIMITS) -> PodShown:
+def pod(name, shown=None, *, draining=False, kv_tokens=100_000, limits=LIMITS) -> PodState:
     """A ready pod, or one that starts where it shows nothing."""
-    return PodShown(str(name), draining, None if draining else shown, kv_tokens, limits)
+    return PodState(str(name), draining, None if draining else shown, kv_tokens, limits)
 
 
 def view(samples, starting=0, now=0.0, bounds=(1, 100), gateway_queue=0, **pods) -> FleetView:
@@ -34,7 +34,7 @@ def view(samples, starting=0, now=0.0, bounds=(1, 100), gateway_queue=0, **pods)
 
 
 def times(scaler, until, at):
-    """What the scaler orders at each of its intervals; `at(now)` is the view."""
+    """Orders of the scaler at each of its intervals; `at(now)` is the view."""
     found, now = [], 0.0
     while now < until:
         found.append(scaler.replicas(at(now)))

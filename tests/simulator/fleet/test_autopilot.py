@@ -76,8 +76,8 @@ def test_pods_run_with_the_limits_in_force(tuning):
     class Watch:
         interval_s = autopilot.INTERVAL_S
 
-        def look(self, fleet, now):
-            operator.look(fleet, now)
+        def update(self, fleet, now):
+            operator.update(fleet, now)
             for pod in fleet.live:
                 if pod.routable:
                     seen.append((pod.replica.scheduler.limits, fleet.first_limits.limits))

@@ -97,7 +97,7 @@ def test_no_request_goes_to_a_pod_that_starts_or_drains():
         def __init__(self):
             self.script = {0: 2, 3: 5, 10: 2, 12: 4}
 
-        def look(self, fleet, now):
+        def update(self, fleet, now):
             fleet.order(self.script[max(time for time in self.script if time <= now)], now)
             seen["fleet"] = fleet
 
@@ -227,7 +227,7 @@ def test_nothing_is_left_when_all_have_ended():
     class Keep:
         interval_s = 1.0
 
-        def look(self, fleet, now):
+        def update(self, fleet, now):
             seen.append(fleet)
 
     run_fleet(random_requests(200, 20, 8), FleetConfig(initial_replicas=3), [Keep()])

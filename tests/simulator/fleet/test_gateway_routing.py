@@ -97,18 +97,18 @@ class Watch:
     seen: list
     interval_s: float = 1.0
 
-    def look(self, fleet, now):
+    def update(self, fleet, now):
         self.seen.append((now, view_of(fleet, now), [pod.replica.num_waiting for pod in fleet.live]))
 
 
 @dataclass
 class ScaleOut:
-    """So many replicas from the first look on."""
+    """So many replicas from the first update on."""
 
     count: int
     interval_s: float = 1.0
 
-    def look(self, fleet, now):
+    def update(self, fleet, now):
         fleet.order(self.count, now)
 
 
@@ -173,7 +173,7 @@ def test_pods_come_and_go_behind_the_gateway():
     class Wave:
         interval_s = 1.0
 
-        def look(self, fleet, now):
+        def update(self, fleet, now):
             fleet.order(1 + int(now) % 3, now)
 
     run = run_fleet(flood(300, 20.0), replace(GATEWAY, start_up_s=0.5), [Wave()])

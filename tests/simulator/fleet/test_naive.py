@@ -60,7 +60,7 @@ class Looks:
 
     interval_s = 0.7
 
-    def look(self, fleet: Fleet, now: float) -> None:
+    def update(self, fleet: Fleet, now: float) -> None:
         for pod in fleet.live:
             pod.replica.take_in_until(now)
 

@@ -1,4 +1,4 @@
-"""What pods' metrics show against what happened."""
+"""Pods' metrics agree with the simulation."""
 
 from itertools import pairwise
 
@@ -22,7 +22,7 @@ class Scrapes:
         self.samples: list[tuple[str, Sample]] = []
         self.fleet = None
 
-    def look(self, fleet, now):
+    def update(self, fleet, now):
         self.fleet = fleet
         self.samples += [(pod.name, scraped(pod, fleet.config, now)) for pod in fleet.live]
 

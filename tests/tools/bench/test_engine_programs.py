@@ -215,7 +215,7 @@ async def test_the_client_takes_the_time_of_whole_answers():
 
 
 async def asked(events, job):
-    """What the client of HTTP measures of an engine that answers with these events."""
+    """Seconds that the HTTP client measures of an engine that answers with these events."""
 
     async def respond(request, to):
         to.streamed(events, progress=False)

@@ -165,7 +165,7 @@ def test_an_engine_is_measured_with_a_shape_and_random_weights(tmp_path, engine)
 
 
 ABSENT = ("fastapi", "gguf", "httpx", "huggingface_hub", "jinja2", "prometheus_client", "pydantic", "uvicorn", "yaml")
-"""What a machine with torch need not have."""
+"""Packages that a machine with torch need not have."""
 
 
 def test_this_engine_is_measured_with_torch_and_little_else(tmp_path):

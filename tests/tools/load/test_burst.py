@@ -31,7 +31,7 @@ def test_rows_show_latencies_beside_their_targets_and_decisions_at_once(monkeypa
     for clock[0] in (1.0, 2.0, 3.0, 5.0):
         if clock[0] == 3:
             decisions.append({"time": "t", "change": "replicas 1 -> 2", "reason": "demand"})
-        watch.look(burst.Latencies(1.23, 0.0414))
+        watch.update(burst.Latencies(1.23, 0.0414))
     _, header, *rows = capsys.readouterr().out.splitlines()
     assert "TTFT/2 s" in header
     assert "TPOT/60 ms" in header

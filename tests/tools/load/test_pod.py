@@ -1,4 +1,4 @@
-"""What a pod gets is all that its program imports."""
+"""A pod gets all that its program imports."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""What a build needs stays while anything builds, and goes when all is built."""
+"""Files that a build needs stay while anything builds, and are deleted when all is built."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is built from Go, with which arguments, and when it is built anew."""
+"""Parts that are built from Go: their arguments, and when they are built anew."""
 
 from __future__ import annotations
 

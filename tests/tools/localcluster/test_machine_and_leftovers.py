@@ -1,4 +1,4 @@
-"""What the machine can do, and what is ours among what is left on it."""
+"""Abilities of the machine, and leftovers of the local cluster on it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of Prometheus to see whether a panel has data."""
+"""Queries to Prometheus that show whether a panel has data."""
 
 import pytest
 

@@ -85,7 +85,7 @@ class Admin:
         return wanted
 
     async def sample(self) -> Sample:
-        """What its metrics page shows now."""
+        """Reads the engine's metrics page."""
         async with self._http.get(f"{self._engine.url}/metrics") as response:
             return parse_metrics(await response.text(), time.monotonic())
 

@@ -22,7 +22,7 @@ class Targets:
     tpot: float
 
     def kept(self, answer: Answer) -> bool:
-        """Whether a request was answered whole and within both."""
+        """Returns whether a request was answered whole and within both targets."""
         in_time = answer.ttft is not None and answer.ttft <= self.ttft
         return in_time and answer.whole and (answer.tpot is None or answer.tpot <= self.tpot)
 

@@ -20,29 +20,29 @@ from tools.bench.autopilot.traffic import Answer, Sender, Shape, Slice, trace_sl
 from tools.load.trace_load import Job
 
 CAPACITY = Limits(128, 4096)
-"""What engines are started with: the most that limits can be set to."""
+"""Limits that engines are started with: the most that can be set."""
 
 SHORT = Shape("short", prompt=1 / 16, output=1 / 8, first=100)
 LONG = Shape("long", prompt=1 / 4, output=1 / 8, first=100)
 MOST_PROMPT = 1024
-"""Tokens: one prompt of the trace's longest would take a second alone."""
+"""Most tokens of a prompt: the trace's longest one alone would take a second."""
 
 STARTS = {"too few slots": Limits(2, 512), "too many slots": Limits(128, 512), "too large a budget": Limits(24, 4096)}
 
 _PROBE = Limits(32, 256)
 _PROBE_REQUESTS = 48
 _PROBE_SECONDS = 300.0
-"""Most that a probe may take."""
+"""Most seconds that a probe may take."""
 _WARM_UP = 8
 """Requests that an engine serves before anything is measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """What all parts need.
+    """Parameters of all parts.
 
     Attributes:
-        say: progress.
+        say: prints progress.
         logs: folder of the engines' logs.
     """
 
@@ -80,7 +80,8 @@ async def measure(bench: Bench) -> Report:
 
 
 async def _sized(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> Slice:
-    """As many requests a second as the wanted share of what the engine does when all come at once."""
+    """Returns a slice of the trace whose rate is the wanted share of the rate at which the engine serves requests that
+    come all at once."""
     probe = trace_slice(shape, _PROBE_REQUESTS, 1.0, MOST_PROMPT)
     await admin.set_limits(_PROBE)
     took = []
@@ -97,19 +98,19 @@ async def _sized(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> Sl
 
 async def _fixed(bench: Bench, admin: Admin, sender: Sender, traffic: Slice, limits: Limits) -> float:
     """Goodput of one setting over one slice, after the end of another one."""
-    lead, window = bench.options.lead, traffic.seconds
+    lead_time, window = bench.options.lead_time, traffic.seconds
     await admin.idle()
     await admin.set_limits(limits)
-    jobs = list(traffic.repeated(window - lead, 2 * window))
-    answers = await sender.send(jobs, time.monotonic() - (window - lead), _patience(bench.targets, jobs))
+    jobs = list(traffic.repeated(window - lead_time, 2 * window))
+    answers = await sender.send(jobs, time.monotonic() - (window - lead_time), _patience(bench.targets, jobs))
     return goodput(answers, bench.targets, window, 2 * window)
 
 
 async def _again(
     bench: Bench, admin: Admin, sender: Sender, slices: Sequence[Slice], fixed: Sequence[Fixed]
 ) -> list[Fixed]:
-    """With the best settings of each traffic measured once more, and their means: the largest of many figures is more
-    luck than the others."""
+    """Measures the best settings of each traffic again, and returns all settings with means: the largest of many
+    figures is partly luck."""
     found = list(fixed)
     for number, traffic in enumerate(slices):
         best = sorted(range(len(found)), key=lambda index: found[index].goodputs[number])[-bench.options.finalists :]
@@ -145,7 +146,7 @@ async def _piloted(bench: Bench, name: str, start: Limits, short: Slice, shift: 
 
 
 async def _beside(pilot: Pilot, sending: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
-    """What became of the requests, with the pilot's rounds meanwhile; its errors are raised."""
+    """Sends requests beside the pilot's rounds; returns the answers and raises the pilot's errors."""
     requests, rounds = asyncio.create_task(sending), asyncio.create_task(pilot.run())
     try:
         await asyncio.wait((requests, rounds), return_when=asyncio.FIRST_COMPLETED)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight_engine.flag_types import number
+from inflight_settings.flag_types import number
 from inflight_settings.limits import Limits
 from tools.bench.autopilot.figures import Targets
 
@@ -30,21 +30,23 @@ example: python -m tools.bench.autopilot --quick --tpot 0.08 --json figures.json
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Attributes:
-    targets: of TTFT and TPOT.
-    load: share of what the engine does at most that requests come at.
-    window: seconds of the slice, over which goodput is measured.
-    lead: seconds of traffic before a fixed setting is measured.
-    turns: how often the slice comes in a run of the autopilot, for each kind of traffic.
-    finalists: best settings that are measured twice.
-    settings: that are held fixed.
-    threads: of the engine; None: all cores.
+    """Options of the benchmark.
+
+    Attributes:
+        targets: of TTFT and TPOT.
+        load: share of what the engine does at most that requests come at.
+        window: seconds of the slice, over which goodput is measured.
+        lead_time: seconds of traffic before a fixed setting is measured.
+        turns: how often the slice comes in a run of the autopilot, for each kind of traffic.
+        finalists: best settings that are measured twice.
+        settings: limits that are measured without change.
+        threads: of the engine; None: all cores.
     """
 
     targets: Targets
     load: float
     window: float
-    lead: float
+    lead_time: float
     turns: int
     finalists: int
     settings: tuple[Limits, ...]
@@ -82,7 +84,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         targets=Targets(flags.ttft, flags.tpot),
         load=flags.load,
         window=8.0 if flags.quick else 10.0,
-        lead=3.0 if flags.quick else 4.0,
+        lead_time=3.0 if flags.quick else 4.0,
         turns=7 if flags.quick else 8,
         finalists=1 if flags.quick else 2,
         settings=tuple(Limits(one, other) for one in seqs for other in tokens),

@@ -52,7 +52,7 @@ def service_of(targets: Targets, capacity: Limits) -> InferenceService:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One change of the limits: when, on the steady clock, to what, and why."""
+    """A change of the limits. Attributes: at: time on the steady clock. text: the reason."""
 
     at: float
     limits: Limits
@@ -60,11 +60,11 @@ class Change:
 
 
 class Pilot:
-    """Rounds of the operator for one engine whose limits are `start`.
+    """Reconciles one engine, whose first limits are `start`, as the operator does.
 
     Attributes:
-        limits: in force.
-        changes: those made so far.
+        limits: limits in force.
+        changes: changes so far.
     """
 
     def __init__(
@@ -91,7 +91,7 @@ class Pilot:
         self._memory = replace(memory, limits=start)
 
     async def run(self) -> None:
-        """Rounds until cancelled.
+        """Runs rounds until cancelled.
 
         Raises:
             inflight_operator.apply.engines.EngineError: the engine did not take its limits.

@@ -15,7 +15,7 @@ from tools.measure.report import table
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """A setting that was held, and its goodput with short and with long prompts."""
+    """A fixed setting, and its goodput with short and with long prompts."""
 
     limits: Limits
     short: float
@@ -49,9 +49,11 @@ class PilotRun:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Attributes:
-    slices: of short and of long prompts.
-    window: seconds that goodput is measured over.
+    """Results of the benchmark.
+
+    Attributes:
+        slices: of short and of long prompts.
+        window: seconds that goodput is measured over.
     """
 
     targets: Targets
@@ -75,7 +77,7 @@ class Report:
 
 
 def text(report: Report) -> str:
-    """For a terminal."""
+    """Formats the report for a terminal."""
     lines = [
         f"Targets: TTFT {_seconds(report.targets.ttft)}, TPOT {_seconds(report.targets.tpot)}. Goodput: requests/s that"
         " keep both."

@@ -47,7 +47,7 @@ class Slice:
 
     @property
     def mean_tokens(self) -> tuple[float, float]:
-        """Of prompts and outputs."""
+        """Mean tokens of prompts and of outputs."""
         number = len(self.jobs)
         return sum(job.prompt_tokens for job in self.jobs) / number, sum(
             job.output_tokens for job in self.jobs
@@ -66,13 +66,13 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of one request, as its client saw it.
+    """Outcome of a request, as its client saw it.
 
     Attributes:
-        at: when it was due, seconds.
-        ttft: seconds from then to the first token; None: refused, or not there when the client gave up.
+        at: when it was due, in seconds.
+        ttft: seconds from then to the first token; None: refused, or too late for the client.
         tpot: mean seconds per token after the first; None without a second one.
-        whole: whether the last token came.
+        whole: the last token came.
     """
 
     at: float

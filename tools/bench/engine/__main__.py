@@ -40,15 +40,15 @@ from tools.signals import exit_on_signals
 
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "bf16")
 _WEIGHT_BYTES = {"none": 2.0, "int8": 1.0, "int4": 0.5}
-"""Of a parameter, without scales: a bound from below for what is read."""
+"""Bytes of a parameter, without scales: a lower bound of the bytes that are read."""
 _KV_CACHE_BYTES = 1 << 30
 _QUANTIZED = "its products are of 8-bit integers, which may be faster than the limit's"
 _SETTLE_SECONDS = 0.5
-"""OpenMP's threads spin for 0.2."""
+"""Pause before a measurement: OpenMP's threads spin for 0.2 s."""
 _READY_RUNS = 5
 _HTTP_RUNS = 3
 _ONE_CORE_RUNS = 2
-"""Of each row, which takes twice the time there."""
+"""Runs of each row on one core, where it takes twice the time."""
 _LOOP_STEPS, _QUICK_LOOP_STEPS = 1000, 100
 
 
@@ -85,7 +85,7 @@ def our_settings(model: Model, quantization: str, num_threads: int | None = None
 
 
 class Bench:
-    """One run of the benchmark."""
+    """A run of the benchmark."""
 
     def __init__(self, flags: argparse.Namespace, wanted: tuple[Peer, ...], logs: Path) -> None:
         self._flags = flags

@@ -14,13 +14,13 @@ from tools.bench.engine.rows import WARM_UPS, Row
 
 
 class Engine(Protocol):
-    """What is asked of a started engine; `process.EngineProcess` is one."""
+    """A started engine, such as `process.EngineProcess`."""
 
     @property
     def is_alive(self) -> bool: ...
 
     def measure(self, job: Job) -> float:
-        """Seconds. Raises EngineError."""
+        """Returns the seconds of a job. Raises EngineError."""
         ...
 
 
@@ -46,7 +46,7 @@ class Contender:
             self._measure(job)
 
     def run(self, row: Row) -> None:
-        """One more run of a row, unless it failed before."""
+        """Runs a row again, unless it failed before."""
         if row.name in self.failed_rows or len(self.seconds.get(row.name, ())) >= self.runs_at_most:
             return
         measured = self._measure(row.job)

@@ -19,11 +19,11 @@ from tools.load import trace_load
 
 
 async def send(client: Client, prompt: list[int], output_tokens: int) -> None:
-    """One request, to the end of its answer.
+    """Sends a request and reads its answer to the end.
 
     Raises:
         AnswerError: the answer was not whole.
-        RuntimeError: it has other than `output_tokens` tokens.
+        RuntimeError: the answer has other than `output_tokens` tokens.
     """
     answer = Answer(time.monotonic())
     await client.ask(trace_load.Job(0.0, len(prompt), output_tokens).body(prompt), answer)

@@ -7,24 +7,24 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.engine_process import load
 from inflight_engine.messages import AddRequest, Configure, StepReport
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import SamplingParams
+from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import LimitsInForce
 
 
 @dataclass(slots=True)
 class Generated:
-    """What came of a run.
+    """Results of a run.
 
     Attributes:
         outputs: token ids of each request, in the order of `add`.
-        num_steps: that were computed.
-        most_swapped_blocks: in host memory at once.
+        num_steps: steps that were computed.
+        most_swapped_blocks: most blocks in host memory at once.
         prefix_hits: prompt tokens found in the prefix cache, since the engine was loaded.
-        logprobs: of each request, one for each of its tokens where it asked for them.
+        logprobs: log-probabilities of each request that asked for them, by token.
     """
 
     outputs: list[list[int]]

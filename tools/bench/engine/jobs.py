@@ -14,13 +14,13 @@ _FIRST_ORDINARY_TOKEN = 100
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """One measurement.
+    """A measurement.
 
     Attributes:
         kind: `generate`: all prompts at once, until the last output token. `decode`: that many steps in which every
             prompt is decoding, and nothing else.
         prompt_tokens: length of each prompt.
-        output_tokens: of each prompt; for `decode`, the steps to time.
+        output_tokens: output tokens of each prompt; for `decode`, the steps to time.
     """
 
     kind: Kind
@@ -29,7 +29,7 @@ class Job:
 
     @property
     def num_output_tokens(self) -> int:
-        """Of all prompts together."""
+        """Output tokens of all prompts together."""
         return len(self.prompt_tokens) * self.output_tokens
 
 

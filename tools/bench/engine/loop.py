@@ -16,7 +16,7 @@ _UNIT = "us between forwards"
 
 
 def loop(num_steps: int) -> list[Result]:
-    """One row for each number of running requests, with medians of so many steps."""
+    """Returns a row for each number of running requests, with medians over `num_steps`."""
     command = [sys.executable, "-m", "tools.bench.engine_loop", "--json", "--steps", str(num_steps), "--sizes"]
     command += map(str, _SIZES)
     try:
@@ -30,7 +30,7 @@ def loop(num_steps: int) -> list[Result]:
 
 
 def results(document: str) -> list[Result]:
-    """From what `tools.bench.engine_loop --json` prints."""
+    """Reads the output of `tools.bench.engine_loop --json`."""
     report = json.loads(document)
     return [
         Result(

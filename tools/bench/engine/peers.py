@@ -31,7 +31,7 @@ class Peer:
         title: heads its column.
         requirements: what is installed.
         overrides: requirements that replace those of the packages.
-        alias: (name, new name, version): of an installed distribution that its own code looks for by another name.
+        alias: (name, new name, version): names of an installed distribution that its own code imports by another name.
         module: its driver.
         settings: for the driver, from the model and the number of threads.
         environment: of the driver and the server, from the environment's folder and the CPUs.
@@ -174,7 +174,7 @@ def named(names: str) -> tuple[Peer, ...]:
 
 
 def driver_environment(peer: Peer, venv: Path, cpus: list[int]) -> Mapping[str, str]:
-    """What the peer's programs find in their environment beside this one's."""
+    """Returns the environment variables of the peer's programs beside this program's own."""
     return {"VIRTUAL_ENV": str(venv), "PATH": f"{venv / 'bin'}{os.pathsep}{os.environ['PATH']}"} | peer.environment(
         venv, cpus
     )

@@ -1,4 +1,4 @@
-"""One engine's driver program in its own environment, which runs jobs one after the other."""
+"""An engine's driver program in its own environment, which runs jobs one after the other."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class EngineProcess:
         return float(self.ask(asdict(job), JOB_SECONDS)["seconds"])
 
     def ask(self, line: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-        """One line there and one back; see `measure` for what it raises."""
+        """Sends a line and returns the answer. Raises what `measure` raises."""
         if self._process.stdin is None:
             raise AssertionError("the driver was started without a pipe")
         try:

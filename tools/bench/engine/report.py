@@ -13,15 +13,15 @@ _WIDTH = 118
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One row.
+    """A row.
 
     Attributes:
-        unit: of all its figures, as in tokens/s.
-        peers: by title of the column.
-        limit: what the machine allows, in the same unit; None: no such thing.
+        unit: unit of all its figures, such as tokens/s.
+        peers: cells of the peers, by title of the column.
+        limit: upper bound by the machine, in the same unit; None: unknown.
         limit_by: `memory`, `matrix` or both.
-        note: what the row's ratio or conditions need said.
-        one_core: ours on one core; None: not a row about cores.
+        note: remark on the row's ratio or conditions.
+        one_core: our figure on one core; None: not a row about cores.
     """
 
     title: str
@@ -98,7 +98,7 @@ _EXPLANATIONS = (
 
 
 def text(report: Report) -> str:
-    """For a terminal."""
+    """Formats the report for a terminal."""
     header, rows, notes = cells(report)
     lines = [*report.machine, *report.engines, "", *measure.table([header, *rows]), ""]
     for line in (*(f"[{index}] {note}" for index, note in enumerate(notes, 1)), *_EXPLANATIONS):

@@ -16,7 +16,7 @@ _BFLOAT16_BYTES = 2
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:
-    """What the machine was seen to do with all cores: bytes read a second, floating-point operations a second."""
+    """Measured rates of the machine with all cores: bytes read a second, floating-point operations a second."""
 
     bytes_per_second: float
     flops_per_second: float
@@ -54,7 +54,7 @@ class Costs:
 
     @classmethod
     def of_folder(cls, folder: Path, weight_bytes: float = _BFLOAT16_BYTES) -> Costs:
-        """Of a model in Hugging Face's format; the cache is in bfloat16."""
+        """Returns the costs of a model in Hugging Face's format; the cache is in bfloat16."""
         config = json.loads((folder / "config.json").read_text())
         hidden, layers = config["hidden_size"], config["num_hidden_layers"]
         heads = config["num_attention_heads"]
@@ -77,7 +77,7 @@ class Costs:
         return read, products + context * self.attention_flops
 
     def decode(self, num_sequences: int, context_tokens: float) -> tuple[float, float]:
-        """Bytes and operations of one step in which each sequence looks at `context_tokens` on average."""
+        """Returns the bytes and operations of a step in which each sequence attends to `context_tokens` on average."""
         context = num_sequences * context_tokens
         read = self._weights() + context * self.kv_token_bytes
         products = 2 * num_sequences * (self.body_parameters + self.head_parameters)

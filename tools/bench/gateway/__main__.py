@@ -33,7 +33,7 @@ by set-up. About 30 minutes; on a quiet machine."""
 PARTS = ("overhead", "routing", "tenants")
 
 VOCAB_SIZE = 49_152
-"""Of the built-in model."""
+"""Size of the built-in model's vocabulary."""
 
 
 def main() -> int:

@@ -9,20 +9,20 @@ from pathlib import Path
 
 TRACE = Path(__file__).parents[1] / "data" / "mooncake_conversation_sessions.jsonl"
 BLOCK_TOKENS = 16
-"""Of the scaled prompt for each hash id, which stands for 512 tokens in the trace: 1 in 32."""
+"""Tokens of the scaled prompt for each hash id, which stands for 512 tokens in the trace: 1 in 32."""
 _TRACE_BLOCK_TOKENS = 512
 _OUTPUT_SCALE = 32
 _FIRST_TOKEN_ID = 1000
-"""Token ids below it may be special."""
+"""First token id that is used: lower ones may be special."""
 
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """One request.
+    """A request.
 
     Attributes:
-        at_s: after the load's begin.
-        hash_ids: one for each `BLOCK_TOKENS` tokens of the prompt, as in the trace.
+        at_s: seconds after the load's begin.
+        hash_ids: an id for each `BLOCK_TOKENS` tokens of the prompt, as in the trace.
     """
 
     at_s: float

@@ -25,25 +25,25 @@ from tools.measure.served import free_port, process
 SERVICE = "bench"
 FACTOR = 3
 REQUESTS = 600
-"""A minute, of tenant `requests`."""
+"""Requests a minute of tenant `requests`."""
 ANSWER_TOKENS = 6
-"""Of each answer of the stand-in, prompt and output."""
+"""Tokens of each answer of the stand-in, prompt and output."""
 TOKENS = 600 * ANSWER_TOKENS
-"""A minute, of tenant `tokens`."""
+"""Tokens a minute of tenant `tokens`."""
 CONCURRENT = 50
-"""Of tenant `concurrent`, which keeps trying to have `FACTOR` times as many streams open."""
+"""Concurrent requests of tenant `concurrent`, which keeps trying to have `FACTOR` times as many streams open."""
 ROTATING_PER_S = 20.0
 ROTATION_SECONDS = 4.0
 _CLOCK_SECONDS = 0.1
-"""Requests that the client sent 60 s apart may reach the gateway so much less apart."""
+"""Seconds by which requests that the client sent 60 s apart may reach the gateway less apart."""
 _MINUTE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class Limited:
-    """One limit. Attributes: limit, asked, admitted: requests or tokens (concurrent: streams open at once; `asked`
-    counts attempts). most: in any 60 s. incomplete: refusals without `Retry-After` or, for limits per minute, without
-    the rate limit headers. other: answers that are neither 200 nor 429."""
+    """Results of one limit. Attributes: limit, asked, admitted: requests or tokens (concurrent: streams open at once;
+    `asked` counts attempts). most: most of them in any 60 s. incomplete: refusals without `Retry-After` or, for limits
+    per minute, without the rate limit headers. other: answers that are neither 200 nor 429."""
 
     name: str
     limit: int
@@ -95,7 +95,7 @@ class _Counts:
 
 
 class _Client:
-    """Of a running gateway. Attributes: keys: of the tenants with limits."""
+    """A client of a running gateway. Attributes: keys: API keys of the tenants with limits."""
 
     def __init__(self, session: aiohttp.ClientSession, running: Gateway, service: dict[str, Any]) -> None:
         self._session = session
@@ -200,7 +200,7 @@ def _limited(name: str, limit: int, found: tuple[float, _Counts], unit: int, min
 
 
 def most_in(times: Sequence[float], seconds: float) -> int:
-    """Of the ascending `times`, the most in any interval of so many seconds."""
+    """Returns the most of the ascending `times` that lie in any interval of so many seconds."""
     most = first = 0
     for last, at in enumerate(times):
         while times[first] <= at - seconds:

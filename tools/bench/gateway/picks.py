@@ -25,7 +25,7 @@ _BLOCKS = 8
 
 
 def pick_microseconds() -> dict[int, float]:
-    """By the number of replicas: median of the rounds."""
+    """Returns the time of a pick by the number of replicas, in microseconds: medians of the rounds."""
     return {count: _of(count) for count in REPLICAS}
 
 
@@ -53,7 +53,7 @@ def _of(count: int) -> float:
 
 
 def _sample(rng: random.Random) -> EngineSample:
-    """Of a replica with some load and room for more; each has fitted a cost model of its own."""
+    """Returns the sample of a replica with some load and room for more; each has fitted a cost model of its own."""
     waiting = rng.randrange(3)
     return EngineSample(
         at=_NOW - rng.random(),

@@ -49,8 +49,8 @@ HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """Of one policy. Attributes: ttft_*: seconds. hit_rate: share of prompt tokens found in prefix caches. busiest:
-    share of the prompt tokens at the replica that had most of them."""
+    """Results of one policy. Attributes: ttft_*: seconds. hit_rate: share of prompt tokens found in prefix caches.
+    busiest: share of the prompt tokens at the replica that had most of them."""
 
     policy: str
     requests: int
@@ -62,7 +62,8 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Attributes: rows: by policy. samples: metrics of each replica at the end, with the cost model it fitted."""
+    """Results of the measurement. Attributes: rows: by policy. samples: metrics of each replica at the end, with the
+    cost model it fitted."""
 
     rows: list[Routed]
     samples: list[Sample]

@@ -1,4 +1,4 @@
-"""The same load by the same policies in the fleet simulator, with the cost model that the replicas fitted themselves.
+"""Simulation of the same load with the same policies, with the cost model that the replicas fitted themselves.
 
 The fit is the mean of a replica's steps; the spread around it goes into the simulation as noise.
 """
@@ -22,7 +22,7 @@ from tools.bench.gateway.conversations import BLOCK_TOKENS, Turn
 from tools.measure.percentile import percentile
 
 POLICIES: tuple[Routing, ...] = tuple(each for each in ROUTINGS if each != "least-work")
-"""Of those measured; the simulator has no clients with connections of their own, so no plain Service."""
+"""Measured policies that are simulated: without plain Service, as the simulator has no clients with connections."""
 
 _SEEDS = 20
 _TYPICAL = StepWork(4, 256, 1600, 65_536)
@@ -32,8 +32,8 @@ _MEDIAN_OF_NORMAL = 0.6745
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """Of one policy, the median over seeds of the noise. Attributes: ttft_*: seconds; _low and _high are the tenth and
-    ninetieth percentiles over the seeds. hit_rate: as in `Routed`."""
+    """Results of one policy, medians over seeds of the noise. Attributes: ttft_*: seconds; _low and _high are the tenth
+    and ninetieth percentiles over the seeds. hit_rate: see `Routed`."""
 
     policy: str
     ttft_p50: float

@@ -19,7 +19,7 @@ class EngineProcess:
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
-        self._asking = asyncio.Lock()
+        self._requests = asyncio.Lock()
 
     @property
     def pid(self) -> int:
@@ -30,15 +30,15 @@ class EngineProcess:
         self._write({"pods": pods})
 
     async def waiting(self, requests: int, addresses: Collection[str]) -> None:
-        """From now on so many requests wait in each of these engines."""
+        """Sets the number of requests that wait in each of these engines."""
         await self._send({"waiting": [requests, list(addresses)]})
 
     async def hung(self, value: bool, addresses: Collection[str]) -> None:
-        """From now on these engines accept connections and never answer, or answer again."""
+        """Makes these engines accept connections and never answer, or answer again."""
         await self._send({"hung": [value, list(addresses)]})
 
     async def counts(self) -> Counts:
-        async with self._asking:
+        async with self._requests:
             await self._send({"counts": 0})
             assert self._process.stdout is not None
             return Counts(**json.loads(await self._process.stdout.readline()))

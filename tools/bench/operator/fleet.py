@@ -90,7 +90,7 @@ async def count_ready(api: KubeApi) -> int:
 
 
 class Fleet:
-    """All pods and Deployments of the services as last seen; `watch` also tells the fake engines who they are."""
+    """All pods and Deployments of the services as last seen; `watch` also sends the fake engines their identities."""
 
     def __init__(self, api: KubeApi, engines: EngineProcess) -> None:
         self._engines = engines
@@ -119,7 +119,7 @@ class Fleet:
         return sum(pod.ready for pod in self._pods.values())
 
     def addresses(self, key: ServiceKey | None = None) -> list[str]:
-        """Of all pods, or of those of one service, that have one."""
+        """Returns the addresses of all pods, or of one service's pods, without pods that have none."""
         chosen = self._pods if key is None else self._by_service[key]
         return [self._pods[pod].address for pod in chosen if self._pods[pod].address]
 
@@ -173,7 +173,7 @@ def _service_of(body: dict[str, Any]) -> ServiceKey:
 
 
 def pod(body: dict[str, Any]) -> Pod:
-    """From what the API server returns."""
+    """Reads a pod that the API server returned."""
     address = body.get("status", {}).get("podIP", "")
     return Pod(body["metadata"]["uid"], _service_of(body), address, _is_true(body, "Ready"))
 

@@ -78,7 +78,7 @@ async def measure(chosen: Options, running: Plane, progress: Progress) -> Report
 
 
 async def _phases(bench: Bench, operator: Operator) -> tuple[list[PhaseFigures], Failover | None, str]:
-    """What was measured, and why the rest was not."""
+    """Measures the phases; returns their figures, and why the rest was not measured."""
     done: list[PhaseFigures] = []
     failover = None
     try:
@@ -128,7 +128,7 @@ async def _create(bench: Bench, api: KubeApi) -> tuple[Operator, SetUp]:
     await fleet.create_all(api, bench.services, chosen.pods_per_service, chosen.rate)
     created = monotonic() - start
     progress(f"{chosen.services} services created")
-    shown = monotonic()
+    printed = monotonic()
     while bench.fleet.ready_pods < chosen.pods:
         await asyncio.sleep(0.5)
         if not operators.is_running(operator):
@@ -137,8 +137,8 @@ async def _create(bench: Bench, api: KubeApi) -> tuple[Operator, SetUp]:
             restarts += 1
             progress(f"{operator.name} ended; it is started again")
             operator = operators.start(LEADER)
-        if monotonic() - shown > SHOWN_EVERY:
-            shown = monotonic()
+        if monotonic() - printed > SHOWN_EVERY:
+            printed = monotonic()
             progress(f"{bench.fleet.deployments} Deployments, {bench.fleet.ready_pods} of {chosen.pods} pods Ready")
         if monotonic() - start > CREATION_PATIENCE:
             raise RuntimeError(f"only {bench.fleet.ready_pods} of {chosen.pods} pods were Ready in time")

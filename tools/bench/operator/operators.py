@@ -10,7 +10,7 @@ from tools.localcluster import ClusterError
 from tools.localcluster.process import Processes, Program, tail
 
 NAMESPACE = "inflight-system"
-"""Of the Lease and of the operator's own Secrets."""
+"""Namespace of the Lease and of the operator's own Secrets."""
 ENGINE_IMAGE = "localhost/inflight-engine:fake"
 FIRST_PORT = 8080
 

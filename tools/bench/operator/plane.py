@@ -38,12 +38,12 @@ _MANY_CALLS = ("--kube-api-qps=1000", "--kube-api-burst=2000")
 
 @dataclass(frozen=True, slots=True)
 class Plane:
-    """What runs.
+    """A running control plane.
 
     Attributes:
-        operator_kubeconfig: of the operator's own user, whose requests alone are in the audit log.
-        audit_log: one JSON object a line, see https://kubernetes.io/docs/tasks/debug/debug-cluster/audit/.
-        processes: also for what else is to be started and stopped.
+        operator_kubeconfig: kubeconfig of the operator's own user, whose requests alone are in the audit log.
+        audit_log: file with a JSON object a line, see https://kubernetes.io/docs/tasks/debug/debug-cluster/audit/.
+        processes: its processes; others can be added.
     """
 
     admin_kubeconfig: Path

@@ -25,7 +25,7 @@ METRICS = (
 
 
 Values = dict[tuple[str, str], float]
-"""By name of a sample and its one label's value, empty where it has none."""
+"""Values by the name of a sample and the value of its one label, empty without a label."""
 
 
 def parse_values(text: str) -> Values:
@@ -38,7 +38,7 @@ def parse_values(text: str) -> Values:
 
 
 async def operator_values(http: aiohttp.ClientSession, port: int) -> Values:
-    """Those of `METRICS` that the operator at `port` has.
+    """Reads the `METRICS` that the operator at `port` has.
 
     Raises:
         aiohttp.ClientError, TimeoutError: it does not answer.
@@ -51,7 +51,7 @@ async def operator_values(http: aiohttp.ClientSession, port: int) -> Values:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One request of the operator, from the audit log."""
+    """A request of the operator, from the audit log."""
 
     verb: str
     resource: str
@@ -64,7 +64,7 @@ class Call:
 
 
 def parse_call(line: str) -> Call:
-    """One line of the audit log."""
+    """Reads a line of the audit log."""
     event = json.loads(line)
     reference = event.get("objectRef", {})
     resource = "/".join(part for part in (reference.get("resource", "-"), reference.get("subresource")) if part)
@@ -79,7 +79,7 @@ class AuditLog:
     _offset: int = field(default=0, init=False)
 
     def new_calls(self) -> list[Call]:
-        """Since the last time."""
+        """Returns the calls since the last time."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
-from inflight_engine.scheduling.config import ttft_targets
 from inflight_engine.server.admission.demand import Demand, Load
 from inflight_engine.server.admission.shedding import Shedding
 from inflight_engine.server.admission.waiting import WaitingRequests
@@ -26,10 +25,9 @@ class QueueAdmission:
 
     def __init__(self, config: ServerConfig) -> None:
         engine = config.engine
-        targets = ttft_targets(engine.scheduling_policy, engine.classes, engine.ttft_target)
-        self.waiting = WaitingRequests(engine.classes, targets, engine.ttft_per_token)
+        self.waiting = WaitingRequests(engine.classes, engine.ttft_targets, engine.ttft_per_token)
         self.demand = Demand()
-        self._bounds = config.bounds
+        self._max_requests, self._max_tokens = config.max_queued_requests, config.max_queued_tokens
         self._class_bounds = {each.name: each.max_queued_requests for each in engine.classes}
         self._shedding = Shedding(self.waiting, engine.classes, config.shed_after)
 
@@ -61,9 +59,9 @@ class QueueAdmission:
     def _full(
         self, service_class: str, num_requests: int, num_tokens: int, retry_after: float
     ) -> tuple[str, ApiError] | None:
-        waiting, most_tokens = self.waiting, self._bounds.max_tokens
+        waiting, most_tokens = self.waiting, self._max_tokens
         for reason, num_waiting, most, where, flag in (
-            ("queue_full", waiting.num_requests, self._bounds.max_requests, "the queue", "--max-queued-requests"),
+            ("queue_full", waiting.num_requests, self._max_requests, "the queue", "--max-queued-requests"),
             (
                 "class_queue_full",
                 len(waiting.classes[service_class]),

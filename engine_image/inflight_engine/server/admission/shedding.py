@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.admission.waiting import WaitingRequests
 from inflight_engine.server.errors import ApiError
+from inflight_settings.scheduling import ServiceClass
 
 
 class Shedding:

@@ -9,7 +9,6 @@ from collections import deque
 from pathlib import Path
 from typing import Protocol
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.messages import (
     Configured,
     EngineFailed,
@@ -30,6 +29,7 @@ from inflight_engine.server.engine.phase import Phase, no_engine, shutting_down
 from inflight_engine.server.engine.progress import KILL_GRACE_SECONDS, Progress
 from inflight_engine.server.engine.runtime_config import RuntimeConfig
 from inflight_engine.server.errors import ApiError
+from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import LimitsInForce
 
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)

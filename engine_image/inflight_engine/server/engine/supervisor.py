@@ -8,10 +8,10 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.engine.process import EngineProcess, describe_exit
 from inflight_engine.server.engine.session import EngineSession
+from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)
 

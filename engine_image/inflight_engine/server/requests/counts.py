@@ -9,9 +9,9 @@ from inflight_cost.model import CostModel, StepWork
 from inflight_engine import buckets
 from inflight_engine.messages import StepStats
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.requests.generation import Generation
 from inflight_engine.server.requests.histogram import Histogram
+from inflight_settings.scheduling import ServiceClass
 
 REJECTIONS = ("queue_full", "class_queue_full", "queue_tokens", "shed", "draining", "not_ready", "never_fits")
 """Reasons of rejections: 400 for the last, 503 for the others."""

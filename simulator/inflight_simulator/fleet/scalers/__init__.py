@@ -47,7 +47,7 @@ _SCALERS: Mapping[str, Callable[[FleetConfig], Scaler]] = {
     "kubeai": lambda config: KubeAI(),
     "knative": lambda config: Knative(),
 }
-"""Those without a number behind their name."""
+"""Scalers without a number behind their name."""
 
 _TARGETED: Mapping[str, Callable[[float], Scaler]] = {
     "fixed": lambda count: Fixed(int(count)),
@@ -55,18 +55,18 @@ _TARGETED: Mapping[str, Callable[[float], Scaler]] = {
     "hpa-kv": hpa_kv,
     "hpa-concurrency": hpa_concurrency,
 }
-"""Those that take a number, behind a colon."""
+"""Scalers that take a number, behind a colon."""
 
 COMPARED = ("hpa-queue:5", "hpa-kv:0.8", "hpa-concurrency:16", *_SCALERS)
 """Scalers compared with the autopilot and the oracle: recipes as published, with the usual targets."""
 
 NAMES = ("fixed:N", "hpa-queue:T", "hpa-kv:T", "hpa-concurrency:T", *_SCALERS)
-"""As they are written on the command line."""
+"""Names of all scalers on the command line."""
 
 
 def make_scaler(name: str, config: FleetConfig) -> Scaler:
-    """A new scaler. It uses the parts of `config` that its user would set: the latency targets, and the replica's cost
-    model where its recipe asks for a calibration or a profile.
+    """Makes a scaler. It uses the parts of `config` that its user would set: the latency targets, and the replica's
+    cost model where its recipe asks for a calibration or a profile.
 
     Raises:
         InputError: there is no scaler of this name, or the number behind it is none; the message says what there is.

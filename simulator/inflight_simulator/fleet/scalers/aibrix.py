@@ -45,11 +45,11 @@ class Aibrix:
         self._wanted = Recent(COOLDOWN_S)
 
     def replicas(self, view: FleetView) -> int:
-        shown = [sample.kv_usage for sample in samples(view)]
-        if not shown:
+        usages = [sample.kv_usage for sample in samples(view)]
+        if not usages:
             return view.ordered
         for window in (self._stable, self._panic):
-            window.add(view.now, sum(shown) / len(shown))
+            window.add(view.now, sum(usages) / len(usages))
         if self._algorithm == "apa":
             wanted = apa(self._stable.mean, TARGET, view.ordered)
         else:

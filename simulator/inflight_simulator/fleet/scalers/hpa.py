@@ -36,10 +36,10 @@ DEFAULT_BEHAVIOR = Behavior(
     scale_up=ScalingRules(0.0, (ALL_IN_15_S, ScalingPolicy("Pods", 4, 15.0))),
     scale_down=ScalingRules(300.0, (ALL_IN_15_S,)),
 )
-"""Of an HPA without `behavior`."""
+"""Behavior of an HPA whose spec has none."""
 
 Formula = Callable[[FleetView], int | None]
-"""Replicas wanted for a view; None: it shows nothing, so nothing changes."""
+"""Returns the replicas wanted for a view; None: it has no metrics, so nothing changes."""
 
 
 class Hpa:
@@ -72,7 +72,7 @@ def windows(up: float, down: float) -> Behavior:
 
 
 def by_pods_metric(value: Callable[[Sample], float], target: float) -> Formula:
-    """By one metric of each pod. Pods that start are Running and show no metrics."""
+    """Scales by one metric of each pod. Pods that start are Running and have no metrics."""
 
     def wanted(view: FleetView) -> int | None:
         values = list(map(value, samples(view)))
@@ -83,7 +83,7 @@ def by_pods_metric(value: Callable[[Sample], float], target: float) -> Formula:
 
 
 def by_totals(*totals: tuple[Callable[[FleetView], float], float]) -> Formula:
-    """By external metrics, pairs of a total and the target of one replica: the largest counts."""
+    """Scales by external metrics, pairs of a total and the target of one replica: the largest counts."""
     return lambda view: max(replicas_by_total(total(view), target, view.ordered) for total, target in totals)
 
 

@@ -28,7 +28,8 @@ from inflight_simulator.fleet.view import FleetView, Scaler
 STRETCH_S = 5.0
 """Seconds for which one number of replicas is needed; also between two decisions."""
 MEAN_S = 15.0
-"""Of the requests whose mean is taken for the stretch in their middle: less would follow noise that a queue smooths."""
+"""Seconds of requests whose mean is taken for the stretch in their middle: a shorter time would follow noise that a
+queue smooths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ class Need:
 
 
 def needed(requests: Requests, config: FleetConfig) -> Need:
-    """By the capacity model, at the limits and targets of `config`."""
+    """Returns the need by the capacity model, at the limits and targets of `config`."""
     begin = float(requests.arrival_s[0])
     stretches = int((float(requests.arrival_s[-1]) - begin) // STRETCH_S) + 1
     middle = begin + STRETCH_S * (np.arange(stretches) + 0.5)
@@ -105,7 +106,7 @@ the one before."""
 _MISSED = 0.01
 """Share of the requests of a stretch that may miss their targets before it gets more replicas."""
 _MORE = 0.1
-"""Of its replicas, at least one."""
+"""Share of its replicas that such a stretch gets in addition, at least one replica."""
 _AVOIDABLE = 0.0005
 """Share of all requests: if fewer miss after the first start-up, more replicas do not help."""
 
@@ -154,7 +155,8 @@ def _missed(run: FleetRun, begin_s: float, stretches: int) -> tuple[Counts, Coun
 
 
 def _raised(counts: Sequence[int], late: npt.NDArray[np.bool_], orderable: int) -> list[int]:
-    """More replicas for the stretches that are `late`, and for those before them, as far as they can be ordered."""
+    """Returns more replicas for the stretches that are `late`, and for those before them, as far as they can be
+    ordered."""
     wanted = late.copy()
     wanted[:-1] |= late[1:]
     wanted[:orderable] = False

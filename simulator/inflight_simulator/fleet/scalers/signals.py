@@ -14,11 +14,12 @@ from inflight_simulator.fleet.view import FleetView
 
 QUEUE_DEPTH_THRESHOLD = 5.0
 KV_CACHE_THRESHOLD = 0.8
-"""Of llm-d's endpoint picker: with so many requests waiting, or so much of its KV cache in use, a pod is saturated."""
+"""Thresholds of llm-d's endpoint picker: with so many requests waiting, or so much of its KV cache in use, a pod is
+saturated."""
 
 
 def rounded_up(value: float) -> int:
-    """Without rounding errors: 3.0000000000000004 replicas are 3."""
+    """Rounds up, without rounding errors: 3.0000000000000004 replicas are 3."""
     return math.ceil(round(value, 9))
 
 
@@ -35,7 +36,7 @@ def running(view: FleetView) -> float:
 
 
 def kv_usage(view: FleetView) -> float:
-    """Of all pods: 2 where two are full."""
+    """Returns the sum of the KV cache usage of all pods: 2 where two are full."""
     return sum(sample.kv_usage for sample in samples(view))
 
 
@@ -50,7 +51,8 @@ def in_flight(view: FleetView) -> float:
 
 
 def saturation(view: FleetView) -> float:
-    """llm-d's: mean over pods of the larger of queue and KV cache, each by its threshold; 0 without pods."""
+    """Returns llm-d's saturation: mean over pods of the larger of queue and KV cache, each by its threshold; 0 without
+    pods."""
     shares = [max(s.waiting / QUEUE_DEPTH_THRESHOLD, s.kv_usage / KV_CACHE_THRESHOLD) for s in samples(view)]
     return sum(shares) / len(shares) if shares else 0.0
 
@@ -76,12 +78,12 @@ class Recent:
 
     @property
     def values(self) -> list[float]:
-        """Oldest first."""
+        """The values, oldest first."""
         return [value for _, value in self._seen]
 
     @property
     def mean(self) -> float:
-        """0 before any value."""
+        """The mean; 0 before any value."""
         return sum(self.values) / max(1, len(self._seen))
 
     @property

@@ -41,7 +41,8 @@ def check_cache(keys, values, block_table, *int_tensors):
 
 
 def packed(q, keys, values, starts, contexts, block_table, scale, window, softcap):
-    """Of sequences packed one after another, NaN where none lies; contexts: tokens of each, 0: all its rows are 0."""
+    """Outputs of sequences packed one after another, NaN elsewhere; contexts: tokens of each; with 0, its rows are
+    0."""
     out = torch.full_like(q, float("nan"))
     for row, context in enumerate(contexts):
         length = starts[row + 1] - starts[row]

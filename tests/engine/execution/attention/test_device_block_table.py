@@ -1,4 +1,4 @@
-"""What lies on the device is the host's block table, whatever plans have come."""
+"""The block table on the device equals the host's, after any plans."""
 
 import numpy as np
 import pytest

@@ -65,7 +65,7 @@ def test_without_tiles_all_sequences_of_a_padded_step_with_chunks_count_as_chunk
 
 @st.composite
 def batches(draw, max_tokens=40, max_sequences=8):
-    """Of random lengths; what is in their blocks does not matter here."""
+    """Batches of random lengths; the content of their blocks does not matter."""
     num_decodes = draw(st.integers(0, 5))
     lengths = draw(st.lists(st.integers(1, 20), max_size=max_sequences - num_decodes))
     firsts = np.cumsum([num_decodes, *lengths])

@@ -16,7 +16,7 @@ BF16, FP16, FP32, FP8 = torch.bfloat16, torch.float16, torch.float32, torch.floa
 
 
 def compile_kernel(kernel, arch, pointers, scalars, constants, **options):
-    """As the launch does: pointers and strides are multiples of 16, all but the scales', which are a layer's."""
+    """Compiles as a launch does: pointers and strides are multiples of 16, all but the scales', which are a layer's."""
     signature = {}
     for name in kernel.arg_names:
         if name in constants:

@@ -26,7 +26,7 @@ def probabilities(row, sampling):
 
 
 def quantile(degrees):
-    """Of chi-square at 0.9999 (Wilson, Hilferty 1931)."""
+    """The 0.9999 quantile of chi-square (Wilson, Hilferty 1931)."""
     return degrees * (1 - 2 / (9 * degrees) + 3.719 * (2 / (9 * degrees)) ** 0.5) ** 3
 
 
@@ -50,7 +50,7 @@ FILTERS = [
     {"temperature": 0.7, "top_k": 12, "top_p": 0.8, "min_p": 0.05},
 ]
 AMONG_TIES = [{"top_k": 1}, {"top_k": 7}, {"top_p": 0.6}, {"min_p": 0.2}, FILTERS[-1]]
-"""Those that have to cut between equal logits."""
+"""Filters that have to cut between equal logits."""
 
 
 @pytest.mark.parametrize(

@@ -96,7 +96,7 @@ def test_without_memory_the_slots_that_ask_are_named(monkeypatch):
 
 
 def test_a_chunk_takes_no_more_than_its_bytes_for_each_logit(way):
-    """What is there at once, at most: of the operations on CPU tensors, whose sizes are a GPU's."""
+    """Checks the peak memory of operations on CPU tensors, whose sizes are a GPU's."""
     if way == "kernels":
         pytest.skip("the kernels have other intermediate results")
     with torch.profiler.profile(profile_memory=True) as profile:

@@ -63,7 +63,7 @@ def sample(state, logits, requests):
 
 
 def chosen(state, logits, slots, positions):
-    """What the state chooses, counts and reports."""
+    """Tokens that the state chooses and counts, and its report."""
     on_device = torch.from_numpy(slots)
     token_ids = state.choose(logits, on_device, torch.from_numpy(positions))
     state.count(on_device, token_ids)

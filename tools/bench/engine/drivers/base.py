@@ -21,18 +21,19 @@ DECODE_WARM_UP_STEPS = 3
 
 
 class Driver(Protocol):
-    """One loaded engine.
+    """A loaded engine.
 
     Attributes:
-        engine: its name and version, and what it computes with.
-        vocab_size: token ids below this are known to it.
+        engine: its name and version, and its kernels.
+        vocab_size: number of token ids, from 0.
     """
 
     engine: str
     vocab_size: int
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> int:
-        """Greedy, end-of-sequence ignored, all prompts at once. Returns the output tokens that came."""
+        """Generates greedily from all prompts at once, past the end-of-sequence token. Returns the number of output
+        tokens."""
         ...
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
@@ -46,7 +47,7 @@ def run(make: Callable[[dict[str, Any]], Driver]) -> None:
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     try:
         driver = make(json.loads(sys.stdin.readline()))
-    except Exception as error:  # told to the benchmark, which reports it in its table
+    except Exception as error:  # sent to the benchmark, which reports it in its table
         traceback.print_exc()
         _answer(answers, {"error": _reason(error)})
         return
@@ -84,6 +85,6 @@ def _answer(answers: TextIO, answer: dict[str, Any]) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """One line of at most 200 characters."""
+    """Returns the error as a line of at most 200 characters."""
     text = " ".join(str(error).split())
     return f"{type(error).__name__}: {text}"[:200]
