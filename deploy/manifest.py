@@ -49,7 +49,7 @@ def _as_yaml(objects: list[Manifest]) -> str:
 
 
 def _without_helm(node: Any) -> Any:
-    """Without Helm's labels and annotations; kubectl manages the objects."""
+    """Removes Helm's labels and annotations; kubectl manages the objects."""
     if isinstance(node, list):
         return [_without_helm(one) for one in node]
     if not isinstance(node, dict):

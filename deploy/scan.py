@@ -31,7 +31,7 @@ from tools.testbed.helm import CHART, rendered
 
 CHECKOV = "checkov==3.3.30"
 CONSTRAINTS = REPOSITORY / "deploy" / "checkov.txt"
-"""All that checkov brings with it, pinned: `uv pip compile` of CHECKOV."""
+"""Pinned dependencies of checkov: `uv pip compile` of CHECKOV."""
 
 KUSTOMIZE_FILE = REPOSITORY / "deploy" / "kustomize" / "base" / "inflight.yaml"
 
@@ -39,7 +39,7 @@ SKIP = "checkov.io/skip"
 """Begin of the annotations that are exceptions: `CHECK=reason`."""
 
 _BARE = "bare-"
-"""Before the names of installations without their exceptions."""
+"""Prefix of the names of installations without their exceptions."""
 
 _NO_CONNECTION = "error sending request"
 """Text of uv's errors about a server that could not be reached, and of no other error."""
@@ -66,7 +66,7 @@ ENGINES = {
 
 
 class ScanError(Exception):
-    """No report of checkov; the message has its error."""
+    """checkov made no report; the message has its error."""
 
 
 class OfflineError(ScanError):

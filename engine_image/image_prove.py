@@ -35,7 +35,7 @@ SERVING_MODULES = (
 
 
 def prove_torch() -> str:
-    """One matrix product, attention and inverse: BLAS, the fused kernels and LAPACK are all there."""
+    """Compute a matrix product, attention and an inverse: BLAS, the fused kernels and LAPACK are all there."""
     import torch
 
     x = torch.eye(8).expand(2, 8, 8).contiguous()

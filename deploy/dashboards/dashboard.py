@@ -150,10 +150,10 @@ def _variable(name: str, label: str, query: str, *, several: bool = False) -> Js
     )
 
 
-def _decisions(what: str, kind: str, color: str) -> Json:
+def _decisions(title: str, kind: str, color: str) -> Json:
     """Marks decisions of one kind (`Scaling` or `Tuning`), at the time that the metric has as its value."""
     return {
-        "name": f"{what} decisions",
+        "name": f"{title} decisions",
         "datasource": DATASOURCE,
         "enable": True,
         "iconColor": color,

@@ -62,7 +62,7 @@ def quantile(share: float, histogram: str, selector: str, labels: tuple[str, ...
 
 
 def ratio(part: str, whole: str) -> str:
-    """No value where `whole` is 0."""
+    """Returns the query of a ratio, which has no value where `whole` is 0."""
     return f"{part} / ({whole} > 0)"
 
 

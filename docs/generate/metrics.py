@@ -11,13 +11,13 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.telemetry.metrics import NO_STATS, EngineMetrics, Gauges
 from inflight_gateway.state.load import ServiceLoad
 from inflight_gateway.telemetry.metrics import Metrics as GatewayMetrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import ServiceClass
 
 INTRODUCTION = """\
 # Metrics

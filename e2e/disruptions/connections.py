@@ -1,7 +1,7 @@
 """Which pod each connection of a client was routed to, from the node's connection tracking table.
 
-A request through a Service does not know its pod, and a request that was lost cannot tell. The node that translates
-the Service's address (kube-proxy's DNAT) can: each entry has the client's port and the pod's address.
+A request through a Service does not know its pod, and a request that was lost has no response that names it. The node
+that translates the Service's address (kube-proxy's DNAT) can: each entry has the client's port and the pod's address.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 from types import TracebackType
 
 TABLE = Path("/proc/net/nf_conntrack")
-LOOK_SECONDS = 0.3
-"""Entries of closed connections stay for 10 s, so nothing is missed in between."""
+UPDATE_SECONDS = 0.3
+"""Seconds between two reads of the table: entries of closed connections stay for 10 s, so none is missed."""
 
 # Both directions of an entry, as `src= dst= sport= dport=`: as the client sent it, and as the pod answers.
 _ENTRY = re.compile(r"tcp .*?src=(\S+) dst=\S+ sport=(\d+) dport=\d+ .*?src=(\S+) dst=\S+ sport=\d+ dport=\d+")
@@ -49,5 +49,5 @@ class Connections:
         self._thread.join()
 
     def _follow(self) -> None:
-        while not self._ended.wait(LOOK_SECONDS):
+        while not self._ended.wait(UPDATE_SECONDS):
             self._pods.update(parse(TABLE.read_text(), self._client))

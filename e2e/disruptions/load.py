@@ -1,4 +1,4 @@
-"""Traffic against the service: the driver in a pod of its own, from its first answer until it is told to stop."""
+"""Traffic against the service: the driver in a pod of its own, from its first answer until it is stopped."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Load:
         self._pod = pod
         self._connections = connections
 
-    def news(self) -> dict[str, Any] | None:
+    def progress(self) -> dict[str, Any] | None:
         """The newest line of the driver; None while there is none, or no API server to ask."""
         line = kubectl("-n", self._pod.namespace, "logs", "--tail=1", self._pod.name, check=False).strip()
         return dict(json.loads(line)) if line.startswith("{") else None
@@ -63,16 +63,16 @@ class Load:
             TimeoutError: none was.
         """
         deadline = time.monotonic() + FLOW_SECONDS
-        while not (news := self.news()) or not news["answered"]:
+        while not (progress := self.progress()) or not progress["answered"]:
             if time.monotonic() > deadline:
-                raise TimeoutError(f"no request was answered within {FLOW_SECONDS} s; the driver says: {news}")
+                raise TimeoutError(f"no request was answered within {FLOW_SECONDS} s; the driver says: {progress}")
             time.sleep(0.5)
 
     def end(self) -> Traffic:
         """Let the driver send no more, wait for what it has sent, and return its account."""
         kubectl("-n", self._pod.namespace, "exec", self._pod.name, "--", "python3", "-c", _TELL_TO_STOP)
         self._pod.exit_code(END_SECONDS)
-        closing = self.news()
+        closing = self.progress()
         if not closing or not closing.get("done"):
             raise ClusterError(f"the traffic driver ended without a closing line: {closing}")
         losses = tuple(Loss(**loss) for loss in closing["losses"])
@@ -108,8 +108,9 @@ def traffic(service: Service, name: str, say: Progress, *, image: str) -> Iterat
 
 def _follow(load: Load, say: Progress, ended: threading.Event) -> None:
     while not ended.wait(SAY_SECONDS):
-        if news := load.news():
-            lost = "none lost" if not news["lost"] else f"lost {news['lost']}"
-            say(f"  {news['sent']} sent, {news['answered']} answered, {news['retries']} retries, {lost}")
+        if progress := load.progress():
+            lost = "none lost" if not progress["lost"] else f"lost {progress['lost']}"
+            sent, answered, retries = progress["sent"], progress["answered"], progress["retries"]
+            say(f"  {sent} sent, {answered} answered, {retries} retries, {lost}")
         else:
             say("  no news of the traffic: the API server does not answer")

@@ -264,11 +264,11 @@ def gateway_killed(stage: Stage) -> Iterator[None]:
     _wait_gateway_restarted(stage, "the pod's containers restarted", victim)
 
 
-def _wait_gateway_restarted(stage: Stage, what: str, victim: Pod) -> None:
+def _wait_gateway_restarted(stage: Stage, goal: str, victim: Pod) -> None:
     def restarted() -> bool:
         return any(pod.uid == victim.uid and pod.restarts > victim.restarts for pod in system_pods(GATEWAY))
 
-    stage.wait(what, restarted)
+    stage.wait(goal, restarted)
     stage.wait_available(GATEWAY)
 
 
@@ -337,7 +337,7 @@ _ORDER = (
 )
 
 PHASES = {phase.name: phase for phase in _ORDER}
-"""By name, in the order in which they run."""
+"""Phases by name, in the order in which they run."""
 
 IN_MAKE_TEST = ("operator-killed", "pod-deleted", "engine-killed", "pod-hung")
 """Phases that `make test` runs: the most important ones within 4 minutes. Scenarios have a rollout under traffic."""

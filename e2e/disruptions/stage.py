@@ -105,19 +105,19 @@ class Stage:
         return [pod for pod in self.pods() if pod.ready and not pod.leaving]
 
     def wait_ready(self, number: int) -> None:
-        """Until exactly so many pods serve, and none is starting or leaving."""
+        """Waits until exactly so many pods serve, and none is starting or leaving."""
         self.wait(f"{number} ready pods", lambda: len(self.ready_pods()) == len(self.pods()) == number)
 
     def wait_available(self, program: str) -> None:
-        """Until the operator's or the gateway's Deployment is complete and all its pods are ready."""
+        """Waits until the operator's or the gateway's Deployment is complete and all its pods are ready."""
         self.wait(f"the {program.removeprefix('inflight-')}", lambda: is_available(program))
 
     @contextmanager
-    def replaced(self, what: str, pods: Callable[[], list[Pod]]) -> Iterator[None]:
-        """After the block, wait until none of the `pods` from before it is left."""
+    def replaced(self, name: str, pods: Callable[[], list[Pod]]) -> Iterator[None]:
+        """Waits after the block until none of the `pods` from before it is left."""
         before = {pod.uid for pod in pods()}
         yield
-        self.wait(f"{what} replaced", lambda: not before & {pod.uid for pod in pods()})
+        self.wait(f"{name} replaced", lambda: not before & {pod.uid for pod in pods()})
 
     def victim(self) -> Pod:
         """The pod that a phase hurts."""
@@ -140,7 +140,7 @@ class Stage:
         """Returns the answers of the service that were continued; 0 without a gateway."""
         return continued(self.service) if self.gateway else 0
 
-    def wait(self, what: str, holds: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
+    def wait(self, goal: str, holds: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
         """Poll twice a second until it `holds`. While the API server does not answer, it does not hold.
 
         Raises:
@@ -155,7 +155,7 @@ class Stage:
             except ClusterError as error:
                 complaint = f": {error}"
             if time.monotonic() > deadline:
-                raise TimeoutError(f"waited {seconds:.0f} s for {what}{complaint}")
+                raise TimeoutError(f"waited {seconds:.0f} s for {goal}{complaint}")
             time.sleep(0.5)
 
 

@@ -37,7 +37,7 @@ SCRAPE_SECONDS = 1.0
 LONGEST_SECONDS = 200
 LIGHT = ("--clients=8", "--rate=2", "--requests=100000", "--seconds=300", "--prompt-words=30", "--max-tokens=16")
 BEHIND = ("--clients=4", "--rate=0.7", "--requests=100000", "--seconds=300", "--prompt-words=30", "--max-tokens=16")
-"""For the service behind the gateway: its panels need any traffic, and the other service needs the machine."""
+"""Load of the service behind the gateway: its panels need any traffic, and the other service needs the machine."""
 HEAVY = ("--clients=40", "--requests=100000", "--seconds=20", "--prompt-words=60", "--max-tokens=48")
 HEAVY_AFTER_SECONDS = 8
 """The cost of steps is fitted first. The overload that follows preempts, swaps, rejects, scales and tunes."""

@@ -1,4 +1,4 @@
-"""The most telling disruptions under traffic; `make e2e-disruptions` runs them all."""
+"""The most important disruptions under traffic; `make e2e-disruptions` runs them all."""
 
 import sys
 

@@ -1,4 +1,5 @@
-"""The most telling disruptions of a service behind the gateway; `make e2e-disruptions ARGS=--gateway` runs them all."""
+"""The most important disruptions of a service behind the gateway; `make e2e-disruptions ARGS=--gateway` runs them
+all."""
 
 import sys
 

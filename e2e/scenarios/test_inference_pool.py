@@ -51,10 +51,10 @@ def get(namespace, kind, *name):
     return json.loads(kubectl("-n", namespace, "get", kind, *name, "-o", "json"))
 
 
-def in_time(what, holds):
+def in_time(goal, holds):
     deadline = time.monotonic() + SOON_SECONDS
     while not holds():
-        assert time.monotonic() < deadline, f"not after {SOON_SECONDS:.0f} s: {what}"
+        assert time.monotonic() < deadline, f"not after {SOON_SECONDS:.0f} s: {goal}"
         time.sleep(0.5)
 
 
@@ -132,11 +132,12 @@ def envoy_image():
 
 
 def ask_other_gateway(namespace):
-    """Its first response of status 200. Before that it may not listen yet, and the picker not at the pool's port."""
+    """Returns the gateway's first response with status 200. Before that it may not listen yet, nor the picker at the
+    pool's port."""
     kubectl("-n", namespace, "wait", "--for=condition=Ready", f"pod/{OTHER}", "--timeout=60s")
     connection = Target(kubeconfig=str(kubeconfig_path())).connect().connection
     body = {"model": "pooled", "messages": [{"role": "user", "content": "Name a color."}], "max_tokens": 8}
-    # The picker is not told the service by the Host: it is that of the other gateway's clients.
+    # The Host does not name the service: it is that of the other gateway's clients.
     headers, last = {"Host": "llm.example.com"}, "no request"
     deadline = time.monotonic() + SOON_SECONDS
     with (

@@ -17,7 +17,7 @@ BLOCKS = [block for block in blocks_of(REPOSITORY / "docs" / "quickstart.md") if
 
 @pytest.fixture
 def without_chat():
-    """No service `chat` of an earlier run, and none left behind."""
+    """Removes the service `chat`, before the test and after it."""
     remove = ("-n", "default", "delete", "ifsvc", "chat", "--ignore-not-found", "--wait")
     kubectl(*remove)
     yield

@@ -142,7 +142,7 @@ def storm(options: argparse.Namespace, image: str, say: Progress) -> Storm:
         f"--requests={options.requests}",
         f"--patience={options.patience}",
     ]
-    watch.look()  # before the requests: a replica that runs now is no order of the storm
+    watch.update()  # before the requests: a replica that runs now is no order of the storm
     with (
         program_pod("storm", arguments, name="storm", image=image, namespace=NAMESPACE) as pod,
         watching(watch),
@@ -152,7 +152,7 @@ def storm(options: argparse.Namespace, image: str, say: Progress) -> Storm:
 
 
 def _with_progress(pieces: Iterator[str], say: Progress) -> Iterator[str]:
-    """The same pieces; says how many requests have ended."""
+    """Yields the same pieces; reports how many requests have ended."""
     ended = 0
     for piece in pieces:
         if found := piece.count('"outcome"'):

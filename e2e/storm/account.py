@@ -33,11 +33,13 @@ class Asked:
 
 @dataclass(frozen=True)
 class Storm:
-    """Attributes:
-    begun: of the first request, seconds since the epoch.
-    expected: requests that were to be sent.
-    ordered: when each service's replica was first seen to be ordered, seconds since the epoch.
-    memory: most bytes that the processes of each pod of operator and gateway had resident.
+    """A storm of waking services.
+
+    Attributes:
+        begun: begin of the first request, in seconds since the epoch.
+        expected: requests that were to be sent.
+        ordered: when each service's replica was first seen to be ordered, seconds since the epoch.
+        memory: most bytes that the processes of each pod of operator and gateway had resident.
     """
 
     services: int
@@ -53,7 +55,7 @@ class Storm:
     @property
     def woken(self) -> int:
         """Services whose replica was seen to be ordered or that answered a request: a service may be answered and back
-        at zero between two looks."""
+        at zero between two updates."""
         return len(self.ordered.keys() | {one.service for one in self.asked if one.outcome == "answered"})
 
     @property
@@ -109,7 +111,7 @@ class Storm:
 
 
 def storm_of(output: str, services: int, ordered: Mapping[str, float], memory: Mapping[str, int]) -> Storm:
-    """From the lines that `tools.load.storm` printed; other lines are ignored.
+    """Reads the lines that `tools.load.storm` printed; other lines are ignored.
 
     Raises:
         ValueError: the requests never began.

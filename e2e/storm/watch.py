@@ -13,19 +13,21 @@ from tools.localcluster import ClusterError, kubectl
 from tools.localcluster.progress import meanwhile
 from tools.measure.processes import process_memory
 
-LOOK_SECONDS = 0.5
-"""From the end of a look to the next one. An order is noted later than it was made by at most this and the time of a
-look, mostly that of one `kubectl get`."""
+UPDATE_SECONDS = 0.5
+"""Seconds from the end of an update to the next one. An order is noted at most this and the time of an update late,
+mostly that of a `kubectl get`."""
 
 MEMORY_SECONDS = 5.0
-"""Between two looks at the memory, which take longer: they list pods and read all their processes."""
+"""Seconds between two readings of the memory, which take longer: they list pods and read all their processes."""
 
 
 class Watch:
-    """Attributes:
-    ordered: when each service's replica was first seen to be ordered, seconds since the epoch. Replicas that the first
-        look finds do not count.
-    memory: most resident bytes of the processes of each pod of operator and gateway.
+    """Watches Deployments, and the memory of operator and gateway.
+
+    Attributes:
+        ordered: when each service's replica was first seen to be ordered, seconds since the epoch. Replicas that the
+            first update finds do not count.
+        memory: most resident bytes of the processes of each pod of operator and gateway.
     """
 
     def __init__(self, namespace: str) -> None:
@@ -35,10 +37,8 @@ class Watch:
         self._running: set[str] | None = None
         self._memory_at = float("-inf")
 
-    def look(self) -> None:
-        """Raises:
-        ClusterError: the API server does not answer.
-        """
+    def update(self) -> None:
+        """Reads Deployments and memory. Raises ClusterError: the API server does not answer."""
         running = set(ordered_services(kubectl("-n", self._namespace, "get", "deployments", "-o", "json")))
         now = time.time()
         for name in running - (running if self._running is None else self._running):
@@ -46,9 +46,9 @@ class Watch:
         self._running = running
         if time.monotonic() - self._memory_at >= MEMORY_SECONDS:
             self._memory_at = time.monotonic()
-            self._look_at_memory()
+            self._read_memory()
 
-    def _look_at_memory(self) -> None:
+    def _read_memory(self) -> None:
         for pod in (*system_pods(OPERATOR), *system_pods(GATEWAY)):
             with suppress(OSError):  # control groups of pods that end vanish while they are searched
                 size = sum(resident_bytes(pid) for pid in processes.of_containers(pod.uid))
@@ -57,13 +57,13 @@ class Watch:
 
 @contextmanager
 def watching(watch: Watch) -> Iterator[None]:
-    """Looks again and again, beside what the caller does. A look that fails is left out."""
+    """Updates `watch` again and again until the block ends. An update that fails is left out."""
 
-    def look() -> None:
+    def update() -> None:
         with suppress(ClusterError, OSError, ValueError):
-            watch.look()
+            watch.update()
 
-    with meanwhile(look, LOOK_SECONDS):
+    with meanwhile(update, UPDATE_SECONDS):
         yield
 
 

@@ -17,14 +17,14 @@ Message = TypeVar("Message")
 
 
 class ChannelClosedError(ConnectionError):
-    """The other process is gone."""
+    """The other process ended or closed the socket."""
 
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: ToEngine | FromEngine) -> bytes:
-    """One message as a frame: 4-byte little-endian length, then msgpack."""
+    """Return a message as a frame: 4-byte little-endian length, then msgpack."""
     body = _encoder.encode(message)
     return len(body).to_bytes(_HEADER_BYTES, "little") + body
 
@@ -47,7 +47,7 @@ class FrameDecoder(Generic[Message]):
         return FrameDecoder[FromEngine](msgspec.msgpack.Decoder(FromEngine))
 
     def feed(self, data: bytes) -> list[Message]:
-        """Messages completed by `data`, in order.
+        """Return the messages that `data` completes, in order.
 
         Raises:
             msgspec.DecodeError: a frame is not a message; the two processes are of different versions.
@@ -82,7 +82,7 @@ class EngineChannel:
             raise ChannelClosedError("the API process is gone") from error
 
     def receive(self, *, wait: bool) -> list[ToEngine]:
-        """All messages that are there; with `wait`, blocks until there is at least one.
+        """Receive all messages that are there; with `wait`, block until there is at least one.
 
         Raises:
             ChannelClosedError: the API process is gone.

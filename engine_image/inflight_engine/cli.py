@@ -43,7 +43,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     # Imported only now, as the engine process has been started.
     from inflight_engine.recording import command as replay
-    from inflight_engine.server.settings.serve_flags import DESCRIPTION, EXAMPLE, add_serve_flags
+    from inflight_engine.server.settings.flags import DESCRIPTION, EXAMPLE, add_serve_flags
 
     parser = argparse.ArgumentParser(
         prog="inflight-engine",
@@ -77,8 +77,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def _run(arguments: list[str], process: EngineProcess | None) -> int:
     from inflight_engine.recording import command as replay
-    from inflight_engine.server.settings.config_file import parse_with_file
-    from inflight_engine.server.settings.serve_flags import server_config
+    from inflight_engine.server.settings.flags import read_config
 
     parser = build_parser()
     # The top parser answers --help, --version and unknown commands, and parses `replay`; the flags of `serve` may also
@@ -86,13 +85,10 @@ def _run(arguments: list[str], process: EngineProcess | None) -> int:
     chosen = parser.parse_args(arguments[:1] if arguments[:1] == ["serve"] else arguments)
     if chosen.command == "replay":
         return replay.run(chosen.file, as_json=chosen.json)
-    serve_parser: argparse.ArgumentParser = chosen.parser
-    flags = parse_with_file(serve_parser, arguments[1:])
-    if flags.model is None:
-        serve_parser.error("MODEL is missing; for example: inflight-engine serve builtin://smollm2")
+    config = read_config(chosen.parser, arguments[1:])
     if process is None:
         parser.error("serve has to be the first argument")
-    return serve(server_config(flags), process)
+    return serve(config, process)
 
 
 def serve(config: ServerConfig, process: EngineProcess) -> int:
@@ -136,7 +132,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _leave(number: int, frame: FrameType | None) -> NoReturn:
-    """Nothing is served yet, so there is nothing to drain; the engine process sees its socket close and leaves."""
+    """Exit at once: nothing is served yet, so there is nothing to drain. The engine process sees its socket close and
+    exits too."""
     os._exit(0)
 
 

@@ -20,7 +20,6 @@ import msgspec
 from inflight_engine import logs
 from inflight_engine import placement as placing
 from inflight_engine.channel import ChannelClosedError, EngineChannel
-from inflight_engine.config import EngineConfig
 from inflight_engine.cost_fit.online import OnlineFit
 from inflight_engine.cuda_memory import let_segments_grow
 from inflight_engine.engine import Engine
@@ -33,19 +32,20 @@ from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
 from inflight_engine.warm_up import reach_kernels, warm_up
+from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import Limits
 
 log = logging.getLogger(__name__)
 
-_LOOK_MILLISECONDS = 200
-"""Between two looks whether the model is loaded, of the thread that watches for the end of the API process."""
+_POLL_MILLISECONDS = 200
+"""Interval at which the thread that watches for the end of the API process checks whether the model is loaded."""
 
 _COMPILE_SECONDS = 20.0
-"""On a GPU, what the first step of a size may spend on kernels that are compiled when first used."""
+"""Time on a GPU that the first step of a size may spend on compiling kernels."""
 
 _WARM_UP_TOKENS_CPU = 32
 _WARM_UP_TOKENS_GPU = 512
-"""Of the step that is measured before requests come; it should take some ten milliseconds."""
+"""Number of tokens in the step that is measured before requests come; it should take some ten milliseconds."""
 
 
 def load(
@@ -69,17 +69,8 @@ def load(
         num_blocks=info.num_blocks,
         block_size=info.block_size,
         max_model_len=info.max_model_len,
-        kv_headroom=config.kv_headroom,
-        policy=config.scheduling_policy,
-        priority_aging=config.priority_aging,
-        ttft_target=config.ttft_target,
-        ttft_per_token=config.ttft_per_token,
-        late_share=config.late_share,
-        classes=config.classes,
-        preemption=config.preemption,
-        preemption_victim=config.preemption_victim,
         num_host_blocks=info.num_host_blocks,
-        prefix_caching=config.prefix_caching,
+        **config.scheduling,
     )
     scheduler = Scheduler(scheduler_config)
     observers: list[EngineObserver] = []
@@ -106,7 +97,7 @@ def load(
 
 
 def serve(engine: Engine, channel: EngineChannel) -> None:
-    """The loop. Returns on the message `Shutdown`."""
+    """Alternate messages and steps until the message `Shutdown`."""
     while True:
         idle = not engine.has_work
         if idle:
@@ -125,7 +116,7 @@ def serve(engine: Engine, channel: EngineChannel) -> None:
 
 
 def start(channel: EngineChannel) -> Engine | None:
-    """Load the model that standard input names. None: loading failed, and the API process has the reason.
+    """Load the model that standard input names; None: loading failed, and the API process has the reason.
 
     Raises:
         ChannelClosedError: the API process is gone.
@@ -191,11 +182,12 @@ def main() -> int:
 
 
 def _leave_if_alone(sock: socket.socket, started: threading.Event) -> None:
-    """Until the loop reads the socket: end the process when the other end is closed, whatever loading waits for."""
+    """End the process when the other end of the socket is closed, whatever loading waits for, until the loop reads the
+    socket."""
     poll = select.poll()
     poll.register(sock, 0)  # no events: poll still reports a hang-up
     while not started.is_set():
-        if poll.poll(_LOOK_MILLISECONDS) and not started.is_set():
+        if poll.poll(_POLL_MILLISECONDS) and not started.is_set():
             os._exit(0)
 
 

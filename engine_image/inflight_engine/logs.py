@@ -16,17 +16,14 @@ from logging.handlers import MemoryHandler
 from types import TracebackType
 from typing import Any, NamedTuple
 
-FORMATS = ("text", "json")
-LEVELS = ("debug", "info", "warning", "error")
-
 _QUIET_LIBRARIES = ("uvicorn", "httpx", "asyncio")
-"""Only their warnings are news."""
+"""Libraries of which only warnings are logged."""
 
 _MOST_HELD = 10_000
 
 
 class RequestIds(NamedTuple):
-    """What log lines of a request carry. `trace_id` and `span_id`: hexadecimal; empty without tracing."""
+    """Ids in the log lines of a request. `trace_id` and `span_id`: hexadecimal; empty without tracing."""
 
     request_id: str
     trace_id: str = ""
@@ -34,7 +31,7 @@ class RequestIds(NamedTuple):
 
 
 current_request: ContextVar[RequestIds | None] = ContextVar("current_request", default=None)
-"""The request that is served in this context."""
+"""Ids of the request that this context serves."""
 
 
 def hold() -> None:
@@ -45,7 +42,7 @@ def hold() -> None:
 
 
 def holding() -> bool:
-    """Whether records are kept back."""
+    """Return whether records are kept back."""
     return any(isinstance(handler, MemoryHandler) for handler in logging.getLogger().handlers)
 
 
@@ -53,8 +50,8 @@ def configure(format_name: str = "text", level: str = "info", *, process: str = 
     """Write log lines of this process to standard error.
 
     Args:
-        format_name: one of `FORMATS`.
-        level: one of `LEVELS`; below `info` it applies to the engine's own loggers only.
+        format_name: `text` or `json`.
+        level: `debug`, `info`, `warning` or `error`; below `info` it applies to the engine's own loggers only.
         process: `api`, `engine`, or `rank N`; JSON lines name it, text lines only the last of them.
     """
     root, number = logging.getLogger(), logging.getLevelName(level.upper())
@@ -82,13 +79,13 @@ class TextFormatter(logging.Formatter):
         super().__init__(f"%(asctime)s %(levelname)s{shown} %(message)s")
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """The line without traceback: fields and ids come before it."""
+        """Format the line without its traceback, which follows fields and ids."""
         pairs = {**_fields(record), **_ids(record)}
         return super().formatMessage(record) + "".join(f" {key}={_text(value)}" for key, value in pairs.items())
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object a line."""
+    """Formats a record as one line with a JSON object."""
 
     def __init__(self, process: str) -> None:
         super().__init__()
@@ -113,18 +110,18 @@ class JsonFormatter(logging.Formatter):
 
 
 def rfc3339(seconds: float) -> str:
-    """Seconds since the epoch as UTC, to the millisecond."""
+    """Format seconds since the epoch as UTC, to the millisecond."""
     whole = int(seconds)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole))}.{int((seconds - whole) * 1000):03d}Z"
 
 
 def of_request(request_id: str) -> dict[str, Any]:
-    """The `extra` of a record about this request, outside its context."""
+    """Return the `extra` of a record about this request, outside its context."""
     return {"ids": RequestIds(request_id)} if request_id else {}
 
 
 def with_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """The `extra` of a record with these fields."""
+    """Return the `extra` of a record with these fields."""
     return {"fields": fields}
 
 

@@ -14,7 +14,7 @@ from inflight_engine.swap_rates import SwapRateMeter
 
 
 class Measurements:
-    """How long steps of a size take, what steps cost, and how fast a prefill is against a copy.
+    """Measures the duration of steps by size, the cost of steps, and the speed of prefills and copies.
 
     Args:
         swap_rates: None: nothing can be swapped.
@@ -35,10 +35,10 @@ class Measurements:
         self._swap_rates = swap_rates
         self._clock = clock
         self._fitted = -math.inf
-        """When the latest fit was over; a step that was in flight meanwhile is measured too long."""
+        """Clock at the end of the latest fit; a step that was in flight meanwhile is measured too long."""
 
     def longest(self, work: StepWork) -> float:
-        """Seconds that a step with so much work may take."""
+        """Return how long a step with this work may take, seconds."""
         return self._step_times.longest(work)
 
     def observe(self, work: StepWork, *, started: float, done: float, seconds: float, computing: float) -> None:

@@ -1,4 +1,4 @@
-"""What the API process and the engine process say to each other over a local socket.
+"""Messages between the API process and the engine process over a local socket.
 
 Each message is one msgpack document (msgspec tagged structs) behind a 4-byte little-endian length. The engine process
 never parses HTTP; the API process never sees a KV block.
@@ -42,11 +42,11 @@ class CancelRequest(msgspec.Struct, frozen=True, tag=True):
 
 
 class Configure(msgspec.Struct, frozen=True, tag=True):
-    """What changes while the engine runs, checked by the API process already; in force from the next step, all of it.
-    Answered by `Configured`.
+    """Settings that change while the engine runs, checked by the API process. All take effect with the next step. The
+    answer is `Configured`.
 
     Attributes:
-        class_weights: of the service classes whose weight changes.
+        class_weights: weights of the service classes whose weight changes.
     """
 
     call_id: int
@@ -65,7 +65,7 @@ class Shutdown(msgspec.Struct, frozen=True, tag=True):
 
 
 class EngineReady(msgspec.Struct, frozen=True, tag=True):
-    """The model is loaded and the first request may come. `capacity`: what the live limits may be raised to."""
+    """The model is loaded and the first request may come. `capacity`: maximum of the live limits."""
 
     capacity: Limits
     runner: RunnerInfo
@@ -89,7 +89,7 @@ class Finished(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):
-    """State after the step, and what the step cost.
+    """State after the step, and the cost of the step.
 
     Attributes:
         waiting_prompt_tokens: tokens not yet computed of all requests without a slot or still in prefill.
@@ -99,9 +99,9 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
         prefix_queries, prefix_hits: prompt tokens looked up in the prefix cache and found there, since start.
         step_seconds: from the moment when the step was planned, or when the step before it was done if that came later,
             until it was done: steps that overlap share no time, so all of them together are the time spent in steps.
-        schedule_seconds: what the scheduler took to plan the step and to take its tokens in. Where steps overlap the
+        schedule_seconds: time of the scheduler to plan the step and to take its tokens in. Where steps overlap the
             planning happens while the step before is computed.
-        decode_kv_tokens: whose keys and values the step's decodes read.
+        decode_kv_tokens: tokens whose keys and values the step's decodes read.
         num_out_of_memory: steps since start for which the device had no memory at once, or none at all.
         prefill_context_tokens, copied_tokens: as in `StepWork`.
     """
@@ -125,7 +125,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def work(self) -> StepWork:
-        """What the step computed."""
+        """The work that the step computed."""
         return StepWork(
             self.num_decode_tokens,
             self.num_prefill_tokens,
@@ -136,7 +136,7 @@ class StepStats(msgspec.Struct, frozen=True, array_like=True):
 
 
 SHORT_STEP_SECONDS = 5.0
-"""A step that was not announced by `LongStep` may take so long."""
+"""Longest duration of a step that was not announced by `LongStep`."""
 
 
 class LongStep(msgspec.Struct, frozen=True, tag=True):
@@ -144,7 +144,7 @@ class LongStep(msgspec.Struct, frozen=True, tag=True):
 
     Attributes:
         step: its number; `StepReport.step` of its report, or of a later one, ends it.
-        seconds: what it may take, by what earlier steps took; after that the engine hangs.
+        seconds: longest duration, from the durations of earlier steps; after that the engine counts as hung.
     """
 
     step: int
@@ -152,11 +152,11 @@ class LongStep(msgspec.Struct, frozen=True, tag=True):
 
 
 class StepCost(msgspec.Struct, frozen=True, tag=True):
-    """What steps cost by those of late; sent now and then.
+    """Step-cost factors fitted to recent steps. Sent periodically.
 
     Attributes:
-        error: median relative error of the steps behind it.
-        steps: behind it; those that were forgotten in part count in part.
+        error: median relative error of the steps that the factors are fitted to.
+        steps: number of these steps; steps that were forgotten in part count in part.
     """
 
     model: CostModel
@@ -166,23 +166,23 @@ class StepCost(msgspec.Struct, frozen=True, tag=True):
 
 class Starting(msgspec.Struct, frozen=True, tag=True):
     """A step begins in which these requests take a slot for the first time in this engine process. If it dies in that
-    step, the API process knows that they were in it. Of requests with `announce_start` only."""
+    step, the API process knows that they were in it. Only requests with `announce_start` are named."""
 
     request_ids: list[int]
 
 
 class StepReport(msgspec.Struct, frozen=True, tag=True):
-    """One step's news, in the order of the steps. Also sent, without tokens, when something ended or was cancelled
-    outside a step.
+    """Results of a step, sent in the order of the steps. Also sent, without tokens, when requests ended or were
+    cancelled outside a step.
 
     Attributes:
-        admitted: before the tokens of this step.
+        admitted: requests that got a slot, before the tokens of this step.
         slots, token_ids: int32 little-endian bytes of equal length: the token sampled for each slot. A slot whose
             request ended while the step was under way is not among them.
-        logprobs: of the tokens whose requests asked for them.
-        finished: after the tokens of this step; a finishing request's last token is among them.
-        prompt_logprobs: of the prompts whose requests asked for them. All of a prompt are reported with its first token
-            or before; after a preemption some may be reported again.
+        logprobs: log-probabilities of the tokens whose requests asked for them.
+        finished: requests that ended, after the tokens of this step; a finishing request's last token is among them.
+        prompt_logprobs: log-probabilities of the prompts whose requests asked for them. All of a prompt are reported
+            with its first token or before; after a preemption some may be reported again.
         preempted: requests that lost their slot to others in this step.
     """
 
@@ -198,7 +198,7 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
 
 
 class Configured(msgspec.Struct, frozen=True, tag=True):
-    """What is in force now. `class_weights`: of all service classes."""
+    """The settings in force. `class_weights`: weights of all service classes."""
 
     call_id: int
     limits: LimitsInForce

@@ -57,7 +57,7 @@ class EngineObserver:
         `Scheduler.update` was not. `ahead` as in `stepped`."""
 
     def flush(self) -> None:
-        """Write what was heard so far: it may be long until the next step."""
+        """Write all events so far: it may be long until the next step."""
 
     def close(self) -> None:
         """The engine ends."""

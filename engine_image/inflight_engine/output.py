@@ -45,15 +45,15 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class StepOutput(NamedTuple):
-    """What a step that succeeded has computed.
+    """Results of a step that succeeded.
 
     Attributes:
         token_ids: int32, one for each of `plan.sampled_slots`.
-        logprobs: for those slots that asked for them.
+        logprobs: log-probabilities for the slots that asked for them.
         failed_slots: slots without a result, as there was no memory for their chunk or for the log-probabilities that
             they asked for; their token, if they have one, means nothing.
-        prompt_logprobs: of chunks whose requests asked for them.
-        out_of_memory: whether some attempt to compute the step had no memory.
+        prompt_logprobs: log-probabilities of chunks whose requests asked for them.
+        out_of_memory: an attempt to compute the step had no memory.
     """
 
     token_ids: TokenIds

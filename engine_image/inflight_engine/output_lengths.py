@@ -18,18 +18,18 @@ from typing import NamedTuple
 import numpy as np
 
 HALF_LIFE_SECONDS = 600.0
-"""In which the weight of what was seen falls by half."""
+"""Time in which the weight of an observation halves."""
 _ENDS_TO_KEEP = 200.0
-"""So many ends are remembered however long they took to come."""
+"""Number of ends that are remembered, however old they are."""
 _RANGES_IN_AN_OCTAVE = 8
 _SINGLE_TOKENS = 16
-"""Up to here each range is one token."""
+"""Number of ranges of one token each; longer ones follow."""
 _LONGEST = 1 << 20
 _NO_TOKENS = 1e-9
 
 
 class OutputLength(NamedTuple):
-    """Tokens of an output: `mean`, and `second_moment`, the mean of the squares."""
+    """Length of outputs in tokens: `mean`, and `second_moment`, the mean of the squares."""
 
     mean: float
     second_moment: float
@@ -62,7 +62,7 @@ class OutputLengths:
             begin, index = until, index + 1
 
     def generated_many(self, begins: Sequence[int], ends: Sequence[int]) -> None:
-        """As `generated` for each pair."""
+        """Call `generated` for each pair."""
         bounds = np.array(self._bounds)
         low = np.maximum(bounds[:-1], np.array(begins)[:, None])  # [pairs, ranges]
         high = np.minimum(bounds[1:], np.array(ends)[:, None])

@@ -38,7 +38,7 @@ def place(num_threads: int | None, allowed: frozenset[int], num_cpus: int) -> Pl
 
 
 def here(num_threads: int | None) -> Placement | None:
-    """`place` on this machine, for a process that is not bound yet."""
+    """Part the CPUs of this machine as `place` does, for a process that is not bound yet."""
     return place(num_threads, frozenset(os.sched_getaffinity(0)), os.cpu_count() or 1)
 
 

@@ -9,13 +9,13 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from inflight_settings.scheduling import DEFAULT_CLASS
+
 TokenIds = npt.NDArray[np.int32]
 NO_TOKENS: TokenIds = np.empty(0, np.int32)
 
-DEFAULT_CLASS = "default"
-
 MAX_LOGIT_BIAS = 1024
-"""Tokens that one request may bias."""
+"""Maximum number of tokens that a request may bias."""
 
 
 class RequestState(StrEnum):
@@ -105,15 +105,15 @@ class Scheduling:
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """One request's whole state inside the engine process.
+    """The whole state of a request inside the engine process.
 
     Attributes:
         prompt_token_ids: int32 [num_prompt_tokens].
         arrival_time: seconds on the system-wide monotonic clock.
         order: place in the order of arrival; the scheduler sets it when the request is added.
-        latest_start: until when it must start to keep its TTFT target, on the clock of `arrival_time`; the scheduler
+        latest_start: time by which it must start to keep its TTFT target, on the clock of `arrival_time`; the scheduler
             sets it when the request is added. Infinite: it has no target, or the policy does not order by it.
-        external_id: what its client calls it, for log lines.
+        external_id: the client's id of the request, for log lines.
         output_token_ids: tokens generated so far, kept here only while the request has no slot. A continued request
             comes with those that an earlier engine process generated, fewer than `max_tokens`.
         num_computed_tokens: tokens whose keys and values are in `host_block_ids`, while SWAPPED; otherwise 0.
@@ -144,12 +144,12 @@ class Request:
 
     @property
     def num_tokens(self) -> int:
-        """Known tokens, while it has no slot."""
+        """Number of known tokens, while it has no slot."""
         return len(self.prompt_token_ids) + len(self.output_token_ids)
 
     @property
     def max_total_tokens(self) -> int:
-        """Tokens it can reach: prompt plus `max_tokens`."""
+        """Maximum number of tokens: prompt plus `max_tokens`."""
         return len(self.prompt_token_ids) + self.sampling.max_tokens
 
     @property

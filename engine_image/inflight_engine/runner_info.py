@@ -6,7 +6,7 @@ import msgspec
 
 
 class RunnerInfo(msgspec.Struct, frozen=True):
-    """What was loaded.
+    """Facts of the loaded model, its KV cache and its device.
 
     Attributes:
         max_model_len: tokens: the configured length or the model's own, and no more than the KV cache holds.

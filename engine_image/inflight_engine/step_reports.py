@@ -17,7 +17,7 @@ _NO_WORK = StepWork(0, 0, 0, 0, 0)
 
 
 class StepReports:
-    """Makes the reports of one engine. `ended`, everywhere: requests that are not reported yet.
+    """Makes the reports of an engine. The argument `ended` is always the requests whose end is not reported yet.
 
     Attributes:
         num_out_of_memory: as in `StepStats`; the engine counts.
@@ -30,11 +30,11 @@ class StepReports:
         self._slots_bytes = b""
 
     def outside_steps(self, ended: list[Finished]) -> StepReport:
-        """Of no step."""
+        """Return a report without a step."""
         return StepReport(-1, [], b"", b"", [], ended, self._stats(_NO_WORK, 0.0, 0.0))
 
     def failed(self, plan: StepPlan, admitted: list[Admission], ended: list[Finished]) -> StepReport:
-        """Of a step without tokens."""
+        """Return the report of a step without tokens."""
         stats = self._stats(_NO_WORK, 0.0, 0.0)
         return StepReport(plan.step, admitted, b"", b"", [], ended, stats, preempted=_preempted(plan))
 
@@ -50,7 +50,7 @@ class StepReports:
         step_seconds: float,
         schedule_seconds: float,
     ) -> StepReport:
-        """Of a step that was taken in.
+        """Return the report of a step that was taken in.
 
         Args:
             discarded: slots whose request ended while the step was in flight, or because its part failed.
@@ -96,7 +96,7 @@ def _preempted(plan: StepPlan) -> list[int]:
 
 
 def finished(request: Request) -> Finished:
-    """Of a request that has ended."""
+    """Return the report of a request that has ended."""
     if request.finish_reason is None:
         raise AssertionError(f"request {request.request_id} has not ended")
     return Finished(request.request_id, request.finish_reason)

@@ -14,36 +14,36 @@ from typing import TypeAlias
 from inflight_cost.model import CostModel, StepWork
 
 SAFETY = 3.0
-"""How much longer than comparable steps one may take: they are not equal, and neighbours on the machine come and go."""
+"""Factor by which a step may take longer than comparable steps: they are not equal, and the machine's load varies."""
 
 FIRST_OF_A_SIZE = 2.0
-"""And once more as much where the cost model alone says what comparable steps take."""
+"""Further factor where only the cost model predicts the duration of comparable steps."""
 
 _REACH = 4.0
-"""The cost model is asked for steps with up to this many times as much of anything as was measured."""
+"""Ratio to the largest measured work, in each number, up to which the cost model predicts steps."""
 
 _CONTEXT = 1024
 
 _COLD_SECONDS_PER_TOKEN = 0.05
-"""Before anything was measured, with no context."""
+"""Duration before anything was measured, with no context."""
 
 _LONGEST_GUESS = 600.0
 """Seconds, for a step of a size that was never measured: the default of --request-timeout. A request that is computed
 in longer steps gets no answer anyway."""
 
 _FADE = 0.99
-"""Of the slowest step, for each step of its size."""
+"""Factor by which the time of the slowest step falls with each step of its size."""
 
 _Size: TypeAlias = tuple[int, int]
 """Bit lengths of tokens and context: steps of one size are comparable."""
 
 
 class StepTimes:
-    """The slowest step of each size, lately, and what the cost model says.
+    """Predicts how long a step may take, from the slowest recent step of its size and from the cost model.
 
     Args:
-        cold_seconds: what the first step of a size may take on top, where kernels are compiled when first used. Where
-            it is not 0, the time of that step says nothing about the next ones and is not kept.
+        cold_seconds: additional time of the first step of a size, where kernels are compiled when first used. Where it
+            is not 0, the time of that step says nothing about the next ones and is not kept.
         measured: a step, and the seconds that it took when it was not the first of its size.
 
     Attributes:
@@ -54,19 +54,19 @@ class StepTimes:
         self.cost: CostModel | None = None
         self._cold_seconds = cold_seconds
         self._warm: set[_Size] = set()
-        """Sizes that were computed once; only where kernels are compiled."""
+        """Sizes of which a step was computed; used only where kernels are compiled."""
         self._slowest: dict[_Size, float] = {}
-        """Seconds over t (_CONTEXT + c)."""
+        """Seconds of the slowest step of each size, divided by t (_CONTEXT + c)."""
         self._largest = StepWork(0, 0, 0, 0, 0)
-        """Of each number the largest that was measured."""
+        """Largest measured value of each number."""
         self._reach = self._largest
-        """The largest for which the cost model is asked."""
+        """Largest work that the cost model predicts."""
         if measured is not None:
             self._warm.add(_size(measured[0])[0])
             self.observe(*measured)
 
     def observe(self, work: StepWork, seconds: float) -> None:
-        """A step with so much work took so long."""
+        """Take in the duration of a step with this work."""
         size, bound = _size(work)
         if self._cold_seconds > 0 and size not in self._warm:
             self._warm.add(size)
@@ -77,7 +77,7 @@ class StepTimes:
             self._reach = StepWork(*(_REACH * each for each in self._largest))
 
     def longest(self, work: StepWork) -> float:
-        """Seconds that a step with so much work may take."""
+        """Return how long a step with this work may take, seconds."""
         size, bound = _size(work)
         predicted = 0.0
         if self.cost is not None and _within(work, self._reach):
@@ -99,14 +99,14 @@ class StepTimes:
 
 
 def _tokens_and_context(work: StepWork) -> tuple[int, float]:
-    """Tokens computed, at least 1, and what each attends to, on average; decodes are counted with none, since steps of
-    decodes differ little from those before them."""
+    """Return the number of computed tokens, at least 1, and the tokens that each attends to, on average; decodes count
+    with none, since steps of decodes differ little from those before them."""
     tokens = int(work.decode_seqs + work.prefill_tokens) or 1
     return tokens, work.prefill_context_tokens / tokens
 
 
 def _size(work: StepWork) -> tuple[_Size, float]:
-    """And t (_CONTEXT + c)."""
+    """Return the size of a step, and t (_CONTEXT + c)."""
     tokens, context = _tokens_and_context(work)
     return (tokens.bit_length(), int(context).bit_length()), tokens * (_CONTEXT + context)
 
@@ -117,5 +117,5 @@ def _within(work: StepWork, most: StepWork) -> bool:
 
 
 def _least(bits: int) -> int:
-    """The least number of that bit length."""
+    """Return the least number of that bit length."""
     return 1 << bits >> 1

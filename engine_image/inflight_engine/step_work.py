@@ -7,7 +7,8 @@ from inflight_engine.scheduling.plan import StepPlan
 
 
 def work_of(plan: StepPlan, num_attended: int, block_size: int) -> StepWork:
-    """
+    """Return the work of a plan.
+
     Args:
         num_attended: tokens whose keys and values its decodes read.
         block_size: tokens in a block.

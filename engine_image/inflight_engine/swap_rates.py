@@ -5,8 +5,8 @@ from __future__ import annotations
 from inflight_engine.cache.swap import SwapRates
 
 _WEIGHT = 0.2
-"""Of the latest step in the running mean."""
-_TOLD_AGAIN = 0.2
+"""Weight of the latest step in the running mean."""
+_LEAST_CHANGE = 0.2
 """Relative change from which the scheduler is told: rates are an input of its decisions, and every change of an input
 is recorded."""
 
@@ -29,7 +29,7 @@ class SwapRateMeter:
             return None
         rate = (num_prefill_tokens + num_decode_tokens) / seconds
         self._prefill = self._prefill + _WEIGHT * (rate - self._prefill) if self._prefill else rate
-        if abs(self._prefill - self._told) <= _TOLD_AGAIN * self._told:
+        if abs(self._prefill - self._told) <= _LEAST_CHANGE * self._told:
             return None
         self._told = self._prefill
         return SwapRates(prefill=self._prefill, copy=self._copy)

@@ -18,7 +18,7 @@ from inflight_settings.limits import Limits
 _NO_SLOTS = np.empty(0, np.intp)
 
 _LONG_STEP = 1024
-"""Tokens: more than any step has that runs as a graph."""
+"""Tokens of a step that is too long to run as a graph."""
 
 _ALL_ASKED = SamplingParams(
     max_tokens=3,
@@ -87,7 +87,7 @@ def reach_kernels(runner: StepExecutor, info: RunnerInfo, capacity: Limits) -> N
 
 
 def _prefill(slot: int, num_tokens: int, sampling: SamplingParams, block_size: int, decodes: Slots) -> StepPlan:
-    """A slot's whole prompt, in the first blocks, beside decodes."""
+    """Plan a slot's whole prompt, in the first blocks, beside decodes."""
     blocks = np.arange(-(-(num_tokens + 2) // block_size), dtype=np.int32)
     start = SlotStart(slot, -1, np.zeros(num_tokens, np.int32), num_tokens, 0, sampling, blocks, ())
     chunk = PrefillChunk(slot, 0, num_tokens, samples=True)

@@ -71,7 +71,7 @@ def compiler() -> list[str]:
 
 
 def text(source: Path) -> str:
-    """Of a source and of all headers of this folder that it includes."""
+    """Return the text of a source and of all headers of this folder that it includes."""
     files = [source]
     for path in files:
         included = (HERE / name for name in re.findall(r'#include "(.+)"', path.read_text(encoding="utf-8")))

@@ -9,10 +9,11 @@ import numpy as np
 
 from inflight_cost.model import StepWork
 from inflight_engine.cache.swap import SwapRates
-from inflight_engine.request import DEFAULT_CLASS, Request, SamplingParams, Scheduling
+from inflight_engine.request import Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
+from inflight_settings.scheduling import DEFAULT_CLASS
 from inflight_simulator.arrivals import OUTPUT_TOKEN, Arrival, prompt_token_ids
 from inflight_simulator.cost import Cost, prefill_cost
 from inflight_simulator.outcome import NEVER, Outcome, Phase, Refusal, Run, Span

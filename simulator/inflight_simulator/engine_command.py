@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from inflight_simulator.errors import InputError
-from inflight_simulator.flags import CONTINUOUS_ONLY, PREFILL_ONLY, add_engine_flags, add_trace_flags, attribute, finite
+from inflight_simulator.flags import CONTINUOUS_ONLY, PREFILL_ONLY, add_engine_flags, add_trace_flags, finite, flag_of
 from inflight_simulator.outcome import Run
 from inflight_simulator.report import comparison_table, run_table
 from inflight_simulator.setup import Setup, setup
@@ -137,6 +137,6 @@ def _note_unused(flags: argparse.Namespace) -> None:
 
 
 def _note(sentence: str, flags: argparse.Namespace, unused: Sequence[str]) -> None:
-    given = [flag for flag in unused if getattr(flags, attribute(flag)) is not None]
+    given = [flag_of(name) for name in unused if getattr(flags, name) is not None]
     if given:
         print(f"note: {sentence} {', '.join(given)}", file=sys.stderr)

@@ -4,19 +4,39 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from inflight_engine.config import EngineConfig
-from inflight_engine.flag_types import number
-from inflight_engine.scheduling.config import PREEMPTION_MODES
-from inflight_engine.scheduling.policies import POLICIES
-from inflight_engine.scheduling.victims import VICTIMS
+from inflight_settings.engine import EngineConfig
+from inflight_settings.flag_types import number
+from inflight_settings.flags import add_flag
+from inflight_settings.scheduling import SchedulingSettings
+from inflight_settings.setting import settings_of
 
-DEFAULTS = {field.name: field.default for field in fields(EngineConfig)}
-"""The engine's defaults, by field."""
+_MOST_SEQS, _MOST_BLOCKS, _MOST_BLOCK_TOKENS = 100_000, 100_000_000, 1_000_000
+"""The simulator allocates memory for each of them."""
+
+_ENGINE, _SCHEDULING = settings_of(EngineConfig), settings_of(SchedulingSettings)
+
+SETTINGS = {
+    "max_num_seqs": replace(_ENGINE["max_num_seqs"], le=_MOST_SEQS),
+    "max_num_batched_tokens": _ENGINE["max_num_batched_tokens"],
+    "num_kv_blocks": replace(
+        _ENGINE["num_kv_blocks"], help="blocks of the KV cache (default: unlimited)", le=_MOST_BLOCKS
+    ),
+    "block_size": replace(_ENGINE["block_size"], le=_MOST_BLOCK_TOKENS),
+    "max_model_len": replace(
+        _ENGINE["max_model_len"], help="longest prompt plus output, in tokens (default: that of the longest request)"
+    ),
+    **{name: each for name, each in _SCHEDULING.items() if name != "classes"},
+    "policy": replace(
+        _SCHEDULING["policy"],
+        help="order of waiting requests; sjf knows output lengths (default: deadline with --ttft-target, else fcfs)",
+    ),
+}
+"""Settings of the engine that are flags here too."""
+
 COST_FLAGS = {
     "base_s": ("--cost-base-ms", 1e-3, "milliseconds of any step"),
     "decode_seq_s": ("--cost-decode-seq-us", 1e-6, "microseconds for each sequence that decodes"),
@@ -31,28 +51,16 @@ COST_FLAGS = {
 }
 """Field of CostModel: its flag, seconds in the flag's unit, help."""
 
-_MOST_SEQS, _MOST_BLOCKS, _MOST_BLOCK_TOKENS = 100_000, 100_000_000, 1_000_000
-"""The simulator has rows of memory for each of them."""
+PREFILL_ONLY = ("max_num_batched_tokens", "no_chunked_prefill")
+"""Flags of the computation of prompts, by attribute."""
 
-CONTINUOUS_ONLY = (
-    "--max-num-batched-tokens",
-    "--kv-headroom",
-    "--scheduling-policy",
-    "--priority-aging",
-    "--ttft-target",
-    "--ttft-per-1k-tokens",
-    "--late-share",
-    "--class-weight",
-    "--preemption",
-    "--preemption-victim",
-    "--swap-space-blocks",
-    "--no-prefix-caching",
-    "--no-chunked-prefill",
-)
-"""Flags that static batching has no use for."""
+CONTINUOUS_ONLY = (*PREFILL_ONLY, "class_weight", "swap_space_blocks", *(_SCHEDULING.keys() & SETTINGS.keys()))
+"""Flags that static batching has no use for, by attribute."""
 
-PREFILL_ONLY = ("--max-num-batched-tokens", "--no-chunked-prefill")
-"""Flags that say how prompts are computed."""
+
+def flag_of(name: str) -> str:
+    """The flag of an attribute of parsed flags."""
+    return f"--{SETTINGS[name].flag}" if name in SETTINGS else "--" + name.replace("_", "-")
 
 
 def attribute(flag: str) -> str:
@@ -92,47 +100,25 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     Unset flags are None, to distinguish them from defaults.
     """
     group = parser.add_argument_group("engine, as in `inflight-engine serve`")
-
-    def add(name: str, text: str, **how: Any) -> None:
-        default = DEFAULTS.get(attribute(name))
-        shown = f" (default {default:g})" if isinstance(default, int | float) else f" (default {default})"
-        group.add_argument(name, help=text + (shown if default is not None else ""), **how)
-
-    count = number(int, 1)
-    add("--max-num-seqs", "most requests running at once", type=number(int, 1, _MOST_SEQS), metavar="N")
-    add("--max-num-batched-tokens", "most tokens computed in one step", type=count, metavar="N")
-    blocks = "blocks of the KV cache (default: unlimited)"
-    add("--num-kv-blocks", blocks, type=number(int, 1, _MOST_BLOCKS), metavar="N")
-    add("--block-size", "tokens in a KV block", type=number(int, 1, _MOST_BLOCK_TOKENS), metavar="N")
-    add("--max-model-len", "longest prompt plus output (default: that of the longest request)", type=count, metavar="N")
-    add("--kv-headroom", "share of the KV cache left to running requests", type=number(float, 0, 0.9), metavar="SHARE")
-    policy = "order of waiting requests; sjf knows the output lengths (default: deadline with --ttft-target, else fcfs)"
-    group.add_argument("--scheduling-policy", help=policy, choices=tuple(POLICIES))
-    add("--priority-aging", "seconds of waiting that count as one step of priority", type=finite(1e-6), metavar="S")
-    add("--ttft-target", "seconds to the first token, for deadline (default: none)", type=finite(0.001), metavar="S")
-    grows = "seconds that each 1,000 tokens of a prompt add to it"
-    add("--ttft-per-1k-tokens", grows, type=number(float, 0, 60), metavar="S")
-    late = "share of picks that deadline gives to late requests"
-    add("--late-share", late, type=number(float, 0.001, 1), metavar="SHARE")
-    add(
+    for name, setting in SETTINGS.items():
+        add_flag(group, name, setting)
+    parser.set_defaults(**dict.fromkeys(SETTINGS))
+    group.add_argument(
         "--class-weight",
-        "weight of a class (default 1); may be repeated",
+        help="weight of a class (default 1); may be repeated",
         type=_class_weight,
         metavar="NAME=WEIGHT",
         action="append",
     )
-    add("--preemption", "what happens to the KV cache of a preempted request", choices=PREEMPTION_MODES)
-    add("--preemption-victim", "request that is preempted when the KV cache is full", choices=tuple(VICTIMS))
-    add(
+    group.add_argument(
         "--swap-space-blocks",
-        "blocks of host memory for preempted requests (default 0)",
+        help="blocks of host memory for preempted requests (default 0)",
         type=number(int, 0, _MOST_BLOCKS),
         metavar="N",
     )
-    add("--no-prefix-caching", "disable the prefix cache", action="store_const", const=True)
-    add(
+    group.add_argument(
         "--no-chunked-prefill",
-        "compute whole prompts in separate steps, for which decodes wait",
+        help="compute whole prompts in separate steps, for which decodes wait",
         action="store_const",
         const=True,
     )

@@ -20,7 +20,7 @@ from inflight_simulator.outcome import Outcome, Phase, Run, Span
 from inflight_simulator.report import request_name
 
 MAX_REQUEST_ROWS = 40
-"""Up to so many requests get a row each; beyond it there is a row for each slot."""
+"""Most requests that get a row each; beyond it there is a row for each slot."""
 MAX_POINTS = 3000
 """Most points of a curve; more are drawn as the largest of each stretch."""
 SMALLEST_OUTLINED = 0.005

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from inflight_engine.request import DEFAULT_CLASS
-from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass, default_policy
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_settings.flags import chosen
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import DEFAULT_CLASS, SchedulingSettings, ServiceClass
 from inflight_simulator.arrivals import Arrival, Scaling, blocks_of, scaled
 from inflight_simulator.continuous import simulate_continuous
 from inflight_simulator.cost import LLAMA_8B_H100, Cost, UnitCost, check_cost, read_cost, swap_rates
 from inflight_simulator.errors import InputError
-from inflight_simulator.flags import COST_FLAGS, DEFAULTS, attribute
+from inflight_simulator.flags import COST_FLAGS, SETTINGS, attribute
 from inflight_simulator.outcome import Run
 from inflight_simulator.passes import mixed, separate
 from inflight_simulator.static import simulate_static
@@ -63,36 +64,25 @@ def setup(flags: argparse.Namespace) -> Setup:
     arrivals = scaled(read_arrivals(flags.arrivals), scaling)
     _check_scaled(arrivals)
 
-    def given(name: str) -> Any:
-        value = getattr(flags, name)
-        return DEFAULTS[name] if value is None else value
-
-    max_num_seqs, block_size, headroom = given("max_num_seqs"), given("block_size"), given("kv_headroom")
+    given = {name: value for name, value in vars(flags).items() if value is not None}
+    sizes = {name: given.get(name, each.default) for name, each in SETTINGS.items()}
     scheduler = SchedulerConfig(
-        capacity=Limits(max_num_seqs, given("max_num_batched_tokens")),
-        num_blocks=flags.num_kv_blocks or _ample_blocks(arrivals, max_num_seqs, block_size, headroom),
-        block_size=block_size,
-        max_model_len=flags.max_model_len or max(arrival.total_tokens for arrival in arrivals),
-        kv_headroom=headroom,
-        policy=flags.scheduling_policy or default_policy(flags.ttft_target, ()),
-        priority_aging=given("priority_aging"),
-        ttft_target=flags.ttft_target,
-        ttft_per_token=given("ttft_per_1k_tokens") / 1000,
-        late_share=given("late_share"),
-        classes=_classes(arrivals, dict(flags.class_weight or ())),
-        preemption=given("preemption"),
-        preemption_victim=given("preemption_victim"),
+        capacity=Limits(sizes["max_num_seqs"], sizes["max_num_batched_tokens"]),
+        num_blocks=sizes["num_kv_blocks"] or _ample_blocks(arrivals, sizes),
+        block_size=sizes["block_size"],
+        max_model_len=sizes["max_model_len"] or max(arrival.total_tokens for arrival in arrivals),
         num_host_blocks=flags.swap_space_blocks or 0,
-        prefix_caching=not flags.no_prefix_caching,
+        **chosen(SchedulingSettings, given | {"classes": _classes(arrivals, dict(flags.class_weight or ()))}),
     )
     return Setup(arrivals, scheduler, cost_model(flags))
 
 
-def _ample_blocks(arrivals: Sequence[Arrival], max_num_seqs: int, block_size: int, kv_headroom: float) -> int:
+def _ample_blocks(arrivals: Sequence[Arrival], sizes: Mapping[str, Any]) -> int:
     """KV blocks that suffice for these requests without waiting: the largest at once, and the headroom above them."""
-    largest = sorted((blocks_of(arrival.total_tokens, block_size) for arrival in arrivals), reverse=True)
+    largest = sorted((blocks_of(arrival.total_tokens, sizes["block_size"]) for arrival in arrivals), reverse=True)
     # One for the rounding of the headroom's share.
-    return math.ceil(sum(largest[:max_num_seqs]) / (1 - kv_headroom)) + 1
+    headroom: float = sizes["kv_headroom"]
+    return math.ceil(sum(largest[: sizes["max_num_seqs"]]) / (1 - headroom)) + 1
 
 
 def _check_scaled(arrivals: Sequence[Arrival]) -> None:

@@ -7,15 +7,15 @@ import pytest
 from pydantic.alias_generators import to_snake
 
 from inflight_base.manifest.units import parse_duration, parse_quantity
-from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
-from inflight_engine.server.settings.serve_flags import add_serve_flags, server_config
+from inflight_engine.server.settings.flags import add_serve_flags, read_config
 from inflight_operator.api.scheduling import BOUNDS
 from inflight_operator.api.types import Engine, Scheduling
 from inflight_operator.api.types import ServiceClass as APIServiceClass
 from inflight_operator.render import EngineObservability
 from inflight_operator.render.pod import engine_command
+from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from tests.operator.render.services import CPU, EVERYTHING, make
 
 
@@ -28,7 +28,7 @@ def parsed(**spec):
     assert (program, verb) == ("inflight-engine", "serve")
     parser = argparse.ArgumentParser(allow_abbrev=False, exit_on_error=False)
     add_serve_flags(parser)
-    return server_config(parser.parse_args(arguments))
+    return read_config(parser, arguments)
 
 
 def test_the_engine_takes_the_command_of_a_service_of_four_lines():
@@ -54,7 +54,7 @@ def test_every_field_arrives_in_the_engine_with_its_value():
     assert (engine.quantization, engine.tensor_parallel_size) == ("int8", 2)
     assert (engine.kv_cache_dtype, engine.gpu_memory_utilization) == ("fp8", 0.8)
     assert (engine.kv_headroom, engine.swap_space, engine.prefix_caching) == (0.1, 2**31, False)
-    assert (engine.scheduling_policy, engine.priority_aging, engine.ttft_target) == ("deadline", 60.5, 1.5)
+    assert (engine.policy, engine.priority_aging, engine.ttft_target) == ("deadline", 60.5, 1.5)
     assert engine.ttft_per_1k_tokens == 0.06
     assert (engine.preemption, engine.preemption_victim) == ("swap", "most_preempted_last")
     assert engine.classes == (
@@ -62,7 +62,7 @@ def test_every_field_arrives_in_the_engine_with_its_value():
         ServiceClass("batch", weight=0.5),
         ServiceClass("rest"),
     )
-    assert config.bounds.max_requests == 10
+    assert config.max_queued_requests == 10
     assert (config.shed_after, config.queue_timeout, config.request_timeout) == (20, 0.5, 90)
     assert (config.drain_delay, config.drain_timeout) == (5, 30)
     assert config.served_model_name == "qwen"
@@ -76,7 +76,7 @@ def test_a_field_that_is_not_given_has_the_same_default_on_both_sides():
     assert engine.swap_space == parse_quantity(cache.swap)
     assert (engine.kv_cache_dtype, engine.gpu_memory_utilization) == (cache.dtype, cache.memory_fraction)
     assert (engine.quantization, engine.tensor_parallel_size) == (Engine().quantization, 1)
-    assert (engine.scheduling_policy, scheduling.policy) == ("fcfs", None)
+    assert (engine.policy, scheduling.policy) == ("fcfs", None)
     assert (parsed(**CPU).shed_after, scheduling.shed_after) == (None, None)
     assert engine.priority_aging == parse_duration(scheduling.priority_aging)
     assert engine.preemption == scheduling.preemption
@@ -126,17 +126,18 @@ POLICY_NAMES = [name for choice in literals(Scheduling, "policy") for name in ge
     ],
 )
 def test_engines_order_by_deadline_where_there_is_a_target_unless_another_policy_is_asked_for(slo, scheduling, policy):
-    assert parsed(**CPU, slo=slo, engine={"scheduling": scheduling}).engine.scheduling_policy == policy
+    assert parsed(**CPU, slo=slo, engine={"scheduling": scheduling}).engine.policy == policy
 
 
 @pytest.mark.parametrize("policy", POLICY_NAMES)
 def test_the_engine_knows_every_policy(policy):
-    assert parsed(**CPU, engine={"scheduling": {"policy": policy}}).engine.scheduling_policy == policy
+    assert parsed(**CPU, engine={"scheduling": {"policy": policy}}).engine.policy == policy
 
 
 @pytest.mark.parametrize("preemption", literals(Scheduling, "preemption"))
 def test_the_engine_knows_every_way_to_preempt(preemption):
-    assert parsed(**CPU, engine={"scheduling": {"preemption": preemption}}).engine.preemption == preemption
+    fields = {"scheduling": {"preemption": preemption}, "kvCache": {"swap": "1Gi"}}
+    assert parsed(**CPU, engine=fields).engine.preemption == preemption
 
 
 @pytest.mark.parametrize("victim", literals(Scheduling, "preemption_victim"))
@@ -147,7 +148,7 @@ def test_the_engine_knows_every_victim(victim):
 
 def test_whatever_the_engine_can_choose_from_can_be_asked_for_in_a_spec():
     assert set(POLICY_NAMES) == set(POLICIES)
-    assert set(literals(Scheduling, "preemption")) == set(PREEMPTION_MODES)
+    assert set(literals(Scheduling, "preemption")) == set(get_args(PreemptionMode))
     assert {to_snake(victim) for victim in literals(Scheduling, "preemption_victim")} == set(VICTIMS)
 
 

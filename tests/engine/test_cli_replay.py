@@ -115,7 +115,10 @@ def test_what_this_program_cannot_replay_is_2_with_a_sentence(path, capsys):
     header, *rest = gzip.decompress(path.read_bytes()).splitlines(keepends=True)
     path.write_bytes(header.replace(b'"policy":"fcfs"', b'"policy":"whim"') + b"".join(rest))
     assert main(["replay", str(path)]) == 2
-    assert f"{path} cannot be replayed: policy must be one of" in capsys.readouterr().err
+    assert (
+        f"{path} cannot be understood in line 1: Invalid enum value 'whim' - at `$.config.policy`"
+        in capsys.readouterr().err
+    )
     for version in (FORMAT_VERSION - 1, FORMAT_VERSION + 1):
         path.write_bytes(header.replace(b'"version":%d' % FORMAT_VERSION, b'"version":%d' % version) + b"".join(rest))
         assert main(["replay", str(path)]) == 2

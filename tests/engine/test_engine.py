@@ -25,11 +25,12 @@ from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
-from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
 from inflight_settings.limits import Limits, LimitsInForce
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.model_runner import reference_output
 
 

@@ -13,11 +13,11 @@ import pytest
 
 from inflight_engine import engine_process, placement
 from inflight_engine.channel import FrameDecoder
-from inflight_engine.config import EngineConfig
 from inflight_engine.messages import EngineFailed, EngineReady
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.engine import process as process_module
 from inflight_engine.server.engine.process import EngineProcess
+from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import Limits
 
 CONFIG = EngineConfig("some-model")

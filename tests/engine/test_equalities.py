@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.engine_process import load
 from inflight_engine.messages import AddRequest, Configure
 from inflight_engine.models.source import resolve
@@ -19,8 +18,9 @@ from inflight_engine.models.tokenizer import load_tokenizer
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import SamplingParams
-from inflight_engine.scheduling.config import ServiceClass
+from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import Limits, LimitsInForce
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling_fields import gathered
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -203,7 +203,7 @@ def test_log_probabilities_of_prompts_equal_those_of_transformers_whatever_is_ca
 def test_any_policy_gives_each_request_what_fcfs_gives_it(prompts, greedy, expected, policy):
     rng = random.Random(10)
     classes = (ServiceClass("a", weight=3.0), ServiceClass("b"))
-    engine, _ = make_engine(max_num_seqs=4, scheduling_policy=policy, classes=classes)
+    engine, _ = make_engine(max_num_seqs=4, policy=policy, classes=classes)
     result = run(
         engine,
         prompts,
@@ -218,7 +218,7 @@ def test_any_policy_gives_each_request_what_fcfs_gives_it(prompts, greedy, expec
 def test_requests_that_go_by_their_deadlines_get_what_fcfs_gives_them(prompts, greedy, expected, tmp_path):
     rng, path = random.Random(11), tmp_path / "run.gz"
     deadlines = {"ttft_target": 50.0, "ttft_per_1k_tokens": 20.0, "late_share": 0.25, "record": str(path)}
-    engine, _ = make_engine(max_num_seqs=4, scheduling_policy="deadline", **deadlines)
+    engine, _ = make_engine(max_num_seqs=4, policy="deadline", **deadlines)
     arrived = time.monotonic()
     order = []
     result = run(engine, prompts, greedy, order, arrival_time=[arrived - rng.choice((0, 100)) for _ in prompts])

@@ -1,12 +1,13 @@
 """A bounded run of the fuzzer, in which everything that it is for really happened."""
 
 import math
+from typing import get_args
 
 import pytest
 
-from inflight_engine.scheduling.config import PREEMPTION_MODES
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
+from inflight_settings.scheduling import PreemptionMode
 from tests.engine import fuzz
 from tests.engine.scheduling.workload import random_fields
 
@@ -53,7 +54,7 @@ def test_every_policy_victim_rule_and_way_of_preemption_is_drawn():
     drawn = [random_fields(fuzz.Random(seed), fuzz.Random(seed)) for seed in range(400)]
     assert {each["policy"] for each in drawn} == set(POLICIES)
     assert {each["preemption_victim"] for each in drawn} == set(VICTIMS)
-    assert {each["preemption"] for each in drawn} == set(PREEMPTION_MODES)
+    assert {each["preemption"] for each in drawn} == set(get_args(PreemptionMode))
     assert {each["prefix_caching"] for each in drawn} == {True, False}
     assert {each["lookahead"] for each in drawn} == {True, False}
     assert {len(each["classes"]) for each in drawn} == {1, 2, 3}

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine import engine_process
-from inflight_engine.config import EngineConfig
 from inflight_engine.engine import Engine
 from inflight_engine.execution.parallel import ranks
 from inflight_engine.messages import SHORT_STEP_SECONDS, LongStep
@@ -17,6 +16,7 @@ from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import FIRST_OF_A_SIZE, SAFETY, StepTimes
 from inflight_engine.step_work import work_of
 from inflight_engine.warm_up import warm_up
+from inflight_settings.engine import EngineConfig
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.tiny_model import generate, make_model, tiny_runner
 from tests.engine.test_engine import CONFIG, AheadStandIn, add

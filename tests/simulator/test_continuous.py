@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_cost.model import StepWork
-from inflight_engine.scheduling.config import ServiceClass
+from inflight_settings.scheduling import ServiceClass
 from inflight_simulator.arrivals import Arrival, Scaling, scaled
 from inflight_simulator.continuous import simulate_continuous
 from inflight_simulator.cost import LLAMA_8B_H100, UnitCost, swap_rates

@@ -45,7 +45,7 @@ from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.engine.process import EngineProcess
 from inflight_engine.server.run import run
-from inflight_engine.server.settings.serve_flags import add_serve_flags, server_config
+from inflight_engine.server.settings.flags import add_serve_flags, read_config
 from inflight_kubectl.answers import Answer
 from inflight_kubectl.load.client import Client
 from inflight_settings.limits import Limits
@@ -56,7 +56,7 @@ _TEXT = "Requests that wait are admitted when a slot and memory are free, so tha
 
 
 class _CountingEngine(EngineProcess):
-    """In place of the process that the API process starts: only its socket, and it never ends by itself."""
+    """Stands for the process that the API process starts: it is only its socket, and never ends by itself."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.started = time.monotonic()
@@ -72,7 +72,7 @@ class _CountingEngine(EngineProcess):
 def _serve(sock: socket.socket, listener: socket.socket, profile: bool, flags: Sequence[str]) -> None:
     parser = argparse.ArgumentParser()
     add_serve_flags(parser)
-    config = server_config(parser.parse_args([MODEL, "--max-queued-requests=100000", *flags]))
+    config = read_config(parser, [MODEL, "--max-queued-requests=100000", *flags])
     if flags:
         logs.configure(config.engine.log_format, config.engine.log_level)
     profiler = cProfile.Profile()
@@ -150,7 +150,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _wait_ready(address: tuple[str, int]) -> None:
-    """Until the API process has loaded its tokenizer."""
+    """Waits until the API process has loaded its tokenizer."""
     for _ in range(600):
         connection = http.client.HTTPConnection(*address)
         connection.request("GET", "/ready")

@@ -24,13 +24,13 @@ import numpy as np
 
 from inflight_engine import engine_process
 from inflight_engine.channel import EngineChannel, FrameDecoder, encode
-from inflight_engine.config import EngineConfig
 from inflight_engine.engine import Engine
 from inflight_engine.messages import AddRequest, FromEngine, Shutdown, StepReport, ToEngine
 from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.output import StepOutput
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import StepPlan
+from inflight_settings.engine import EngineConfig
 from tools.bench.scheduler import Spread, spread, timer_cost_ns, whole_number
 from tools.bench.scheduler_load import Nanoseconds
 from tools.measure.machine import cpu_model
@@ -70,7 +70,8 @@ PARTS_MEAN = (
 
 
 class Marks:
-    """When the parts of an iteration ended, nanoseconds; one row for each decode step that follows another one.
+    """Times in nanoseconds at which the parts of an iteration ended; a row for each decode step that follows another
+    one.
 
     Args:
         num_running: rows are kept of steps with this many decodes and nothing else.
@@ -223,7 +224,7 @@ def measure(folder: Path, num_running: int, num_steps: int, num_threads: int | N
 
 
 def run_client(fd: int, num_running: int, num_steps: int) -> None:
-    """The other end: sends requests of equal length, reads what comes of them, and tells the engine to leave."""
+    """The other end: sends requests of equal length, reads the reports, and ends the engine."""
     random = np.random.default_rng(0)
     sampling = SamplingParams(max_tokens=num_steps, stop_token_ids=(STOP_TOKEN_ID,))
     with socket.socket(fileno=fd) as sock:

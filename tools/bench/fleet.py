@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from inflight_engine.flag_types import number
+from inflight_settings.flag_types import number
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
@@ -33,9 +33,7 @@ SPREAD = 0.9
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Attributes:
-    cpu_s: for the span.
-    """
+    """Results at one size of the fleet. Attributes: cpu_s: for the span."""
 
     replicas: int
     requests: int

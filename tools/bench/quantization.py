@@ -15,7 +15,6 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.execution.cpu_decoder import NativeDecoder
@@ -24,10 +23,17 @@ from inflight_engine.models.config import DecoderConfig, load_model_config
 from inflight_engine.models.parallel import SingleProcess
 from inflight_engine.models.source import ModelFiles, resolve
 from inflight_engine.models.tokenizer import load_tokenizer
+from inflight_settings.engine import DType, EngineConfig, Quantization
 
 PROJECT = Path(__file__).parents[2]
 BLOCK_SIZE = 16
-FORMATS = (("bfloat16", "none"), ("float32", "int8"), ("bfloat16", "int8"), ("float32", "int4"), ("bfloat16", "int4"))
+FORMATS: tuple[tuple[DType, Quantization], ...] = (
+    ("bfloat16", "none"),
+    ("float32", "int8"),
+    ("bfloat16", "int8"),
+    ("float32", "int4"),
+    ("bfloat16", "int4"),
+)
 """dtype (of plain weights and of the KV cache) and quantization."""
 
 
@@ -57,7 +63,7 @@ def difference(exact: torch.Tensor, found: torch.Tensor, next_ids: torch.Tensor)
 
 
 def text_logits(
-    files: ModelFiles, model_config: DecoderConfig, dtype: str, quantization: str, texts: list[list[int]]
+    files: ModelFiles, model_config: DecoderConfig, dtype: DType, quantization: Quantization, texts: list[list[int]]
 ) -> torch.Tensor:
     """[tokens of all texts, vocabulary]: each text is one prefill."""
     cpu, number_type = torch.device("cpu"), getattr(torch, dtype)
@@ -99,7 +105,8 @@ def main() -> None:
     exact = text_logits(files, model_config, "float32", "none", texts)[judged]
     print(f"{arguments.model}: {len(exact)} tokens of {', '.join(path.name for path in paths)}")
     print(f"{'dtype':<10} {'quantization':<12} {'KL (nats)':>10} {'perplexity':>11} {'same greedy token':>18}")
-    for dtype, quantization in (("float32", "none"), *FORMATS):
+    plain: tuple[DType, Quantization] = ("float32", "none")
+    for dtype, quantization in (plain, *FORMATS):
         found = text_logits(files, model_config, dtype, quantization, texts)[judged]
         row = difference(exact, found, next_ids[judged])
         print(f"{dtype:<10} {quantization:<12} {row.mean_kl:>10.5f} {row.perplexity:>11.3f} {row.agreement:>18.1%}")

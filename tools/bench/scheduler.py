@@ -16,7 +16,8 @@ import numpy as np
 from tools.bench.scheduler_load import BLOCK_SIZE, MAX_MODEL_LEN, STOP_TOKEN_IDS, Nanoseconds, loaded
 from tools.measure.machine import cpu_model
 
-GOAL_MICROSECONDS = 10.0
+GOAL_MICROSECONDS, GOAL_MICROSECONDS_PER_1024 = 10.0, 15.0
+"""A whole step may take the first, and with many requests the second for each 1,024 of them."""
 PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 200
 """Generated before the steps with a change are measured: the length of a chat answer."""
@@ -25,7 +26,7 @@ CHANGES_TO_A_LOAD = 10
 SETTLE_STEPS = 3
 WARM_UP_STEPS = 100
 MAX_STEPS = 6000
-"""No request reaches its length: they end when the benchmark says so."""
+"""Longest output of a request, which none reaches: requests end when the benchmark ends them."""
 MAX_STEPS_TO_PREEMPT = 1000
 
 
@@ -60,8 +61,12 @@ class Row:
     preemption: float | None
 
     @property
+    def goal_us(self) -> float:
+        return max(GOAL_MICROSECONDS, GOAL_MICROSECONDS_PER_1024 * self.num_running / 1024)
+
+    @property
     def meets_goal(self) -> bool:
-        return self.step.median <= GOAL_MICROSECONDS
+        return self.step.median <= self.goal_us
 
 
 def timer_cost_ns() -> int:
@@ -160,10 +165,7 @@ def lines(facts: dict[str, str | int], rows: Sequence[Row], num_steps: int, num_
     yield ""
     titles = " | ".join(f"{title:^13s}" for title in ("schedule", "update", "metrics", "whole step"))
     yield f"{'':7s} | {titles} | tables |       | two steps around one"
-    yield (
-        f"running | {' | '.join(4 * [' median   p95'])} |  grown | <= {GOAL_MICROSECONDS:2.0f} | "
-        "arrival finish preemption"
-    )
+    yield (f"running | {' | '.join(4 * [' median   p95'])} |  grown |  goal | arrival finish preemption")
     for row in rows:
         parts = (row.schedule, row.update, row.metrics, row.step)
         columns = " | ".join(f"{part.median:7.2f} {part.p95:5.1f}" for part in parts)
@@ -173,7 +175,10 @@ def lines(facts: dict[str, str | int], rows: Sequence[Row], num_steps: int, num_
             f"{row.arrival:7.0f} {row.finish:6.0f} {preemption:>10s}"
         )
     yield ""
-    yield f"Goal: a whole step in {GOAL_MICROSECONDS:.0f} us (median) at every size."
+    yield (
+        f"Goal: a whole step in {GOAL_MICROSECONDS:.0f} us (median), with many requests in "
+        f"{GOAL_MICROSECONDS_PER_1024:.0f} us for each 1,024."
+    )
     notes = (
         f"Steady: {num_steps} decode steps after {WARM_UP_STEPS} to warm up, blocks of {BLOCK_SIZE} tokens, each "
         f"request with {len(STOP_TOKEN_IDS)} stop token ids, prefix caching on and every free block full of cached "
@@ -227,8 +232,8 @@ def main() -> None:
     }
     rows = [measure(size, arguments.steps, arguments.samples, timer_cost) for size in arguments.sizes]
     if arguments.json:
-        sizes = [{**asdict(row), "meets_goal": row.meets_goal} for row in rows]
-        print(json.dumps({**facts, "goal_us": GOAL_MICROSECONDS, "sizes": sizes}, indent=2))
+        sizes = [{**asdict(row), "goal_us": row.goal_us, "meets_goal": row.meets_goal} for row in rows]
+        print(json.dumps({**facts, "sizes": sizes}, indent=2))
     else:
         print("\n".join(lines(facts, rows, arguments.steps, arguments.samples)))
 

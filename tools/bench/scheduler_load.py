@@ -109,6 +109,7 @@ def loaded(num_running: int, num_blocks: int, prompt_tokens: int, timer_cost: in
         num_blocks=num_blocks,
         block_size=BLOCK_SIZE,
         max_model_len=MAX_MODEL_LEN,
+        kv_headroom=0.0,
         prefix_caching=True,
     )
     load = Load(config, timer_cost)

@@ -1,8 +1,8 @@
 """Accuracy of the simulation against the real engine: `python -m tools.bench.simulator`, or `make bench-simulator`.
 
 Serves the built-in model on this machine's CPU twice: with a varied load that the cost model is fitted to, and with a
-public trace, scaled to the machine, as an open-loop load over HTTP. Of the trace the simulator is told when requests
-came and how long they were, nothing else. The recording of the trace is replayed, too.
+public trace, scaled to the machine, as an open-loop load over HTTP. From the trace the simulator takes only the
+arrivals and lengths of requests. The recording of the trace is replayed, too.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def read_measured(path: Path) -> list[Measured]:
 
 
 def simulate(jobs: Sequence[Job], recording: Path, cost: CostModel) -> list[Measured]:
-    """The same jobs on the virtual clock, with the scheduler configured as in the recording."""
+    """Simulates the same jobs on the virtual clock, with the scheduler configured as in the recording."""
     arrivals = [Arrival(*job) for job in jobs]
     run = simulate_continuous(arrivals, Recording(recording).header.config, cost)
     outcomes = sorted(run.outcomes, key=lambda outcome: outcome.request_id)

@@ -37,7 +37,7 @@ inflight_engine.engine_process.let_threads_sleep()
 import torch
 torch_imported = clocks()
 from inflight_engine.execution import build
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 imported = clocks()
 parts = []
 def timed(function):

@@ -22,7 +22,7 @@ EXAMPLE = REPOSITORY / "examples" / "chat.yaml"
 CHAT = Service("chat")
 QUESTION = "What is the capital of France? Answer in one sentence."
 BURST = ["--clients=64", "--rate=4.5", "--requests=1000", "--max-tokens=32", "--prompt-words=60", "--seconds=90"]
-"""On two cores so much for one pod that chance makes requests late, and little enough for two."""
+"""Load that is too much for one pod on two cores, so that some requests are late, and little enough for two pods."""
 READY_SECONDS = 240
 SETTLE_SECONDS = 120
 

@@ -15,10 +15,10 @@ from tools.testbed.load_pod import driver_pod
 from tools.testbed.numbers import Numbers, numbers
 from tools.testbed.service import Service
 
-LOOK_SECONDS = 1.0
+UPDATE_SECONDS = 1.0
 
 ROW_SECONDS = 3.0
-"""Between two rows, unless there is a decision to show."""
+"""Seconds between two rows, unless there is a decision to print."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def slo_of(service: Service) -> Slo:
 
 
 def latencies_of(line: Mapping[str, object]) -> Latencies:
-    """From a line of the traffic driver."""
+    """Reads the latencies in a line of the traffic driver."""
     ttft, tpot = line.get("ttft_p95"), line.get("tpot_p95")
     return Latencies(
         ttft if isinstance(ttft, int | float) else None,
@@ -119,7 +119,7 @@ def run_burst(service: Service, watch: Watch, arguments: list[str], *, image: st
         follower.start()
         while follower.is_alive():
             watch.update(_newest(output))
-            follower.join(LOOK_SECONDS)
+            follower.join(UPDATE_SECONDS)
         said = "".join(output).strip().splitlines() or ["nothing"]
         if pod.exit_code() != 0 or '"done": true' not in said[-1]:
             raise RuntimeError(f"the traffic driver says: {said[-1]}")
@@ -131,7 +131,7 @@ def _collect(pod: ScriptPod, output: list[str]) -> None:
 
 
 def _newest(output: list[str]) -> Latencies:
-    """From the last whole line of the driver."""
+    """Reads the latencies in the last whole line of the driver."""
     said = "".join(output).rpartition("\n")[0].splitlines()
     return latencies_of(json.loads(said[-1])) if said and said[-1].startswith("{") else NOTHING_SEEN
 

@@ -128,7 +128,7 @@ def make_body(options: argparse.Namespace, rng: random.Random) -> dict[str, Any]
 
 
 class Pace:
-    """When requests are due: at random, independent times (a Poisson process), or at once without a rate."""
+    """The times of requests: random, independent times (a Poisson process), or at once without a rate."""
 
     def __init__(self, rate: float | None, seed: int) -> None:
         self._rate = rate
@@ -136,7 +136,7 @@ class Pace:
         self._due = time.monotonic()
 
     async def wait(self) -> None:
-        """Until the next request is due; each call is for another one."""
+        """Waits until the next request is due; each call is for another request."""
         if self._rate is None:
             return
         self._due += self._rng.expovariate(self._rate)

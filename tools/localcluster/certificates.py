@@ -76,7 +76,7 @@ def node_leaves(node_name: str, address: str) -> tuple[Leaf, ...]:
 def ensure(folder: Path, leaves: Sequence[Leaf]) -> bool:
     """Write authorities, the service accounts' key pair and `leaves` into `folder`, unless they are there.
 
-    A stamp written last tells a whole set from one that was cut. True when new ones were made.
+    A stamp written last distinguishes a whole set from an incomplete one. True when new ones were made.
     """
     stamp = folder / "complete"
     wanted = repr(tuple(leaves))

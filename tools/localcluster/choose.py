@@ -10,7 +10,7 @@ import subprocess
 
 
 class Choice(enum.Enum):
-    """The three kinds of cluster, in the order in which they are looked for."""
+    """The three kinds of cluster, in the order of preference."""
 
     NAMED = "named"
     KIND = "kind"
@@ -42,5 +42,5 @@ def _daemon_answers(docker: str) -> bool:
 def current() -> Choice:
     """The choice on this machine with this environment."""
     named = os.environ.get("INFLIGHT_KUBECONFIG")
-    there = shutil.which("kind") is not None
-    return choose(named, kind_is_there=there, docker_answers=not named and there and docker_answers())
+    has_kind = shutil.which("kind") is not None
+    return choose(named, kind_is_there=has_kind, docker_answers=not named and has_kind and docker_answers())

@@ -40,9 +40,9 @@ def kind_load_command(reference: str) -> list[str]:
     return ["kind", "load", "docker-image", reference, "--name", KIND_CLUSTER]
 
 
-def _run(command: Sequence[str], what: str, progress: Progress) -> None:
-    with step(progress, what):
-        output(command, f"{what} failed ({{last}}); `{{command}}` shows more")
+def _run(command: Sequence[str], task: str, progress: Progress) -> None:
+    with step(progress, task):
+        output(command, f"{task} failed ({{last}}); `{{command}}` shows more")
 
 
 class _DockerCluster:
@@ -88,7 +88,7 @@ class NamedCluster(_DockerCluster):
         return reference
 
     def down(self, *, purge: bool = False) -> None:
-        """Nothing was created, so nothing is removed."""
+        """Refuses: nothing was created, so nothing is removed."""
         raise ClusterError(
             "the cluster of INFLIGHT_KUBECONFIG was not made here and is not taken down; what was put into it "
             "goes with `kubectl delete ifsvc chat` and `helm uninstall inflight -n inflight-system`"

@@ -57,8 +57,8 @@ def find_go(layout: Layout, progress: Progress) -> Path:
     needed = minimum_go(path.read_text() for path in GO_MODULES.glob("*/go.mod"))
     on_path = shutil.which("go")
     if on_path:
-        shown = output([on_path, "version"], env={**os.environ, "GOTOOLCHAIN": "local"}, check=False)
-        version = parse_version(shown)
+        printed = output([on_path, "version"], env={**os.environ, "GOTOOLCHAIN": "local"}, check=False)
+        version = parse_version(printed)
         if version and version >= needed:
             return Path(on_path)
     target = layout.go / "toolchain" / GO_PACKAGE.replace("==", "-")

@@ -36,7 +36,7 @@ class Image:
     arguments: Mapping[str, str] = field(default_factory=dict)
 
     def variant(self, tag: str, arguments: Mapping[str, str]) -> Image:
-        """The same image under another tag, built with further arguments."""
+        """Returns the image under another tag, built with further arguments."""
         repository = self.reference.rpartition(":")[0]
         return replace(self, reference=f"{repository}:{tag}", arguments={**self.arguments, **arguments})
 

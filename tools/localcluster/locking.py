@@ -12,8 +12,8 @@ from tools.localcluster.progress import Progress
 
 
 @contextmanager
-def exclusive(path: Path, what: str, progress: Progress) -> Iterator[None]:
-    """Hold the lock file `path`; where another process holds it, say so with `what` and wait.
+def exclusive(path: Path, task: str, progress: Progress) -> Iterator[None]:
+    """Hold the lock file `path`; where another process holds it, say so with `task` and wait.
 
     The kernel drops the lock when the holder dies, so a killed holder leaves nothing to clean.
     """
@@ -24,7 +24,7 @@ def exclusive(path: Path, what: str, progress: Progress) -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "unknown"
-            progress(f"{what} is already being done by process {holder}; waiting for it")
+            progress(f"{task} is already being done by process {holder}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         file.truncate()

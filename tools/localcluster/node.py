@@ -200,22 +200,22 @@ class OwnNode:
         name = "kubernetes.default.svc.cluster.local"
         self._wait("answer from the cluster's DNS", lambda: probe.resolves(chosen.network.dns_service, name), 120)
 
-    def _wait(self, what: str, is_done: Callable[[], bool], timeout_seconds: float) -> None:
-        with step(self.progress, f"waiting for {what}"):
+    def _wait(self, goal: str, is_done: Callable[[], bool], timeout_seconds: float) -> None:
+        with step(self.progress, f"waiting for {goal}"):
             deadline = time.monotonic() + timeout_seconds
             while not is_done():
                 if time.monotonic() > deadline:
                     pods = self.kubectl("get", "pods", "-A", "-o", "wide")
                     log = self.processes.log("kubelet")
                     raise ClusterError(
-                        f"no {what} after {timeout_seconds:.0f} s; look at the pods\n{pods}"
+                        f"no {goal} after {timeout_seconds:.0f} s; look at the pods\n{pods}"
                         f"and at {log}, which ends with:\n{tail(log)}"
                     )
                 time.sleep(0.1)
 
     def _node_is_ready(self, since: datetime.datetime) -> bool:
-        shown = self.kubectl("get", "node", NODE_NAME, "--ignore-not-found", "-o", "json")
-        return bool(shown) and is_ready(json.loads(shown), since)
+        node = self.kubectl("get", "node", NODE_NAME, "--ignore-not-found", "-o", "json")
+        return bool(node) and is_ready(json.loads(node), since)
 
     def kubectl(self, *arguments: str, text: str | None = None) -> str:
         return kubectl_program.run(self.layout.kubeconfig, arguments, text)

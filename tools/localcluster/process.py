@@ -34,7 +34,7 @@ class Program:
         return Program(binary.name, (str(binary), *flags), environment)
 
     def plus(self, *flags: str) -> Program:
-        """The same with further flags, which win over earlier ones."""
+        """Returns the program with further flags, which override earlier ones."""
         return replace(self, argv=(*self.argv, *flags))
 
 
@@ -84,7 +84,8 @@ class Processes:
         return record if observe(record.pid) in (record, replace(record, argv=("",))) else None
 
     def started_at(self, name: str) -> datetime.datetime:
-        """When the running process `name` started, to the second, rounded down. Raises ClusterError if it has ended."""
+        """Returns when the running process `name` started, to the second, rounded down. Raises ClusterError if it has
+        ended."""
         record = self.running(name)
         if not record:
             raise ClusterError(f"{name} ended; its log {self.log(name)} ends with:\n{tail(self.log(name))}")
@@ -158,17 +159,17 @@ class Processes:
         return time.monotonic() - start
 
 
-def kill_all(what: str, find: Callable[[], Collection[int]], timeout_seconds: float = 10.0) -> int:
+def kill_all(description: str, find: Callable[[], Collection[int]], timeout_seconds: float = 10.0) -> int:
     """Send SIGKILL to the processes that `find` finds until there are none; how many there were.
 
     Raises:
-        ClusterError: they do not end; `what` says what they are.
+        ClusterError: they do not end; `description` names them in the message.
     """
     killed: set[int] = set()
     deadline = time.monotonic() + timeout_seconds
     while left := find():
         if time.monotonic() > deadline:
-            raise ClusterError(f"{what} do not end: {sorted(left)}; end them by hand, then try again")
+            raise ClusterError(f"{description} do not end: {sorted(left)}; end them by hand, then try again")
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -183,8 +184,8 @@ def tail(path: Path, lines: int = LOG_LINES_SHOWN) -> str:
         return "  (no log)"
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 64 * 1024))
-        shown = file.read().decode(errors="replace").splitlines()[-lines:]
-    return "\n".join(f"  {line[:300]}" for line in shown) or "  (empty)"
+        kept = file.read().decode(errors="replace").splitlines()[-lines:]
+    return "\n".join(f"  {line[:300]}" for line in kept) or "  (empty)"
 
 
 def _rotate(log: Path, limit_bytes: int = 20 * 2**20) -> None:

@@ -44,16 +44,16 @@ def meanwhile(call: Callable[[], object], seconds: float) -> Iterator[None]:
 
 
 @contextmanager
-def step(progress: Progress, what: str, detail: Callable[[], str] = lambda: "") -> Iterator[None]:
-    """Announce `what`, say every 15 s that it still runs (with `detail()`), and say how long it took."""
-    progress(what)
+def step(progress: Progress, task: str, detail: Callable[[], str] = lambda: "") -> Iterator[None]:
+    """Announce `task`, say every 15 s that it still runs (with `detail()`), and say how long it took."""
+    progress(task)
     start = time.monotonic()
 
     def beat() -> None:
         extra = detail()
-        progress(f"{what}: {time.monotonic() - start:.0f} s so far{', ' + extra if extra else ''}")
+        progress(f"{task}: {time.monotonic() - start:.0f} s so far{', ' + extra if extra else ''}")
 
     with meanwhile(beat, HEARTBEAT_SECONDS):
         yield
-    # Not reached when the block raised: the error says what happened.
-    progress(f"{what}: done in {time.monotonic() - start:.1f} s")
+    # Not reached when the block raised: the error says why.
+    progress(f"{task}: done in {time.monotonic() - start:.1f} s")

@@ -18,5 +18,5 @@ def percentile(values: Sequence[float], share: float) -> float:
 
 
 def rounded_percentile(values: Sequence[float], share: float) -> float | None:
-    """The same to three decimals; None without values."""
+    """Returns the percentile to three decimals; None without values."""
     return round(percentile(values, share), 3) if values else None

@@ -25,7 +25,7 @@ class Memory:
 
 
 def memory(status: str) -> Memory:
-    """From the text of /proc/PID/status."""
+    """Reads the text of /proc/PID/status."""
     values = dict(line.split(":", 1) for line in status.splitlines() if ":" in line)
     now, peak = (int(values[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
     return Memory(now, peak)

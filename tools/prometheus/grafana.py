@@ -54,7 +54,7 @@ class Window:
 
     @property
     def step_seconds(self) -> float:
-        """Between two points of a range query: never less than the scrape interval."""
+        """Seconds between two points of a range query: at least the scrape interval."""
         span = self.end - self.start
         wanted = max(round_interval(span * 1000 / self.points) / 1000, self.scrape_seconds)
         return max(wanted, span / _MAX_SAMPLES)

@@ -24,7 +24,7 @@ from tools.prometheus.scraping import Access, Scraping, configuration, targets, 
 from tools.testbed.helm import CHART, rendered
 
 RULES = CHART / "files" / "rules.yaml"
-LOOK_SECONDS = 2.0
+UPDATE_SECONDS = 2.0
 
 
 def chart_monitors() -> list[Manifest]:
@@ -110,14 +110,14 @@ class Targets(threading.Thread):
             write_json(targets_file(monitor, self._scraping.targets_folder), found)
 
     def run(self) -> None:
-        while not self._ended.wait(LOOK_SECONDS):
+        while not self._ended.wait(UPDATE_SECONDS):
             try:
                 self.update()
             except ClusterError:
                 continue  # the API server restarts: the last targets stay
 
     def end(self) -> None:
-        """Stop looking."""
+        """Stop updates."""
         self._ended.set()
         self.join()
 
@@ -141,17 +141,17 @@ def watching(interval: float, namespaces: Sequence[str] = ()) -> Iterator[Promet
         where = f"in {', '.join(namespaces)}" if namespaces else "in the cluster"
         raise ClusterError(f"there is no InferenceService {where}: apply one, such as examples/chat.yaml")
     monitors = [*chart_monitors(), *engines]
-    looking: list[Targets] = []
+    updates: list[Targets] = []
 
     def configure(folder: Path) -> dict[str, Any]:
         scraping = Scraping(access(kubeconfig_path(), folder), interval, folder, (RULES,))
-        looking.append(Targets(monitors, scraping))
-        looking[0].update()
+        updates.append(Targets(monitors, scraping))
+        updates[0].update()
         return configuration(monitors, scraping)
 
     with started(prometheus(), configure) as running:
-        looking[0].start()
+        updates[0].start()
         try:
             yield running
         finally:
-            looking[0].end()
+            updates[0].end()

@@ -29,10 +29,10 @@ _COMMAND_BYTES = 2**24
 
 @dataclass(slots=True)
 class Counts:
-    """Since the start.
+    """Counts since the start.
 
     Attributes:
-        connections: accepted.
+        connections: accepted connections.
         pages: metrics pages answered.
         unanswered: requests to pods that hang.
         patches: limits taken.

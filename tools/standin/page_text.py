@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import ServiceClass
 
 CAPACITY = Limits(max_num_seqs=8, max_num_batched_tokens=512)
 """Largest limits of every fake engine."""
@@ -30,7 +30,8 @@ PROMPT_TOKENS = 200
 PROFILE_REQUESTS = 1000
 
 COST = CostModel(0.02, 0.001, 1e-5, 1e-9, 0.0)
-"""With it one engine carries twice the requests that it gets: scaling finds nothing to change, and computes it."""
+"""Cost model with which an engine carries twice the requests that it gets: scaling computes that nothing has to
+change."""
 
 _TTFT = ((0.08, 300), (0.15, 400), (0.25, 200), (0.45, 100))
 _ITL = ((0.042, 40_000), (0.045, 40_000), (0.048, 20_000))
@@ -128,7 +129,8 @@ class Pages:
         self._by_query: dict[str, Page] = {}
 
     def page(self, query: str) -> Page:
-        """With `name[]` as prometheus_client's exposition has it: only samples of these names, or of these families."""
+        """Returns the page for a query: with `name[]`, as prometheus_client understands it, only samples of these names
+        or families."""
         found = self._by_query.get(query)
         if found is None:
             names = set(parse_qs(query).get("name[]", ()))

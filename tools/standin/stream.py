@@ -20,7 +20,7 @@ _METRICS = (
     b"vllm:num_requests_running 0\nvllm:num_requests_waiting 0\n"
     b"inflight_max_num_seqs 100000\ninflight_max_num_batched_tokens 100000\n"
 )
-"""With room for all: the gateway holds nothing back."""
+"""Metrics page with room for all requests: the gateway holds none."""
 
 
 class Stream(Connection):

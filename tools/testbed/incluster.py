@@ -27,7 +27,7 @@ class ScriptPod:
     name: str
 
     def follow(self) -> Iterator[str]:
-        """Its output as it comes, in pieces, until it ends."""
+        """Yields the pod's output as it comes, in pieces, until it ends."""
         command = [binary(), "-n", self.namespace, "logs", "-f", self.name]
         kubeconfig = environment(kubeconfig_path())
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=kubeconfig) as process:
@@ -38,7 +38,7 @@ class ScriptPod:
                 yield decoder.decode(piece)
 
     def exit_code(self, seconds: float = 30) -> int:
-        """Its exit code once it has ended.
+        """Returns the pod's exit code once it has ended.
 
         Raises:
             TimeoutError: it runs on.
@@ -102,12 +102,12 @@ def _manifests(pod: ScriptPod, module: str, code: bytes, arguments: list[str], i
     ]
 
 
-def _wait_for_state(pod: ScriptPod, what: str, states: tuple[str, ...], seconds: float) -> dict[str, Any]:
+def _wait_for_state(pod: ScriptPod, event: str, states: tuple[str, ...], seconds: float) -> dict[str, Any]:
     deadline = time.monotonic() + seconds
     while not (state := _container_state(pod)).keys() & set(states):
         if time.monotonic() > deadline:
             why = state.get("waiting", "running" if state else "not scheduled")
-            raise TimeoutError(f"pod {pod.name} has not {what} after {seconds:.0f} s: {why}")
+            raise TimeoutError(f"pod {pod.name} has not {event} after {seconds:.0f} s: {why}")
         time.sleep(0.2)
     return state
 

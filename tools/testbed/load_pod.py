@@ -27,7 +27,7 @@ _CODE = (
     "tools/measure/__init__.py",
     "tools/measure/percentile.py",
 )
-"""All that the programs import besides aiohttp, click and `inflight_base`, which the operator's image has."""
+"""Files that the programs import besides aiohttp, click and `inflight_base`, which the operator's image has."""
 
 
 def code() -> bytes:

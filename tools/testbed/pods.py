@@ -30,7 +30,7 @@ class Pod:
 
 
 def pods(namespace: str, selector: str) -> list[Pod]:
-    """By name, those that are being deleted included. Args: selector: of labels."""
+    """Returns pods by name, pods that are being deleted included. Args: selector: label selector."""
     listing = json.loads(kubectl("-n", namespace, "get", "pods", "-l", selector, "-o", "json"))
     return sorted((_pod(one) for one in listing["items"]), key=lambda pod: pod.name)
 

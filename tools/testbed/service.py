@@ -50,7 +50,7 @@ class Service:
 
     @property
     def url(self) -> str:
-        """Its address inside the cluster."""
+        """URL of the service inside the cluster."""
         return f"http://{self.name}.{self.namespace}.svc"
 
     def manifest(self, spec: Mapping[str, Any]) -> Manifest:
@@ -67,12 +67,12 @@ class Service:
         kubectl("apply", "-f", "-", input=json.dumps(self.manifest(spec)))
 
     def view(self) -> ServiceView:
-        """Its status now."""
+        """Returns the present status."""
         manifest = json.loads(kubectl("-n", self.namespace, "get", "inferenceservice", self.name, "-o", "json"))
         return view_of(manifest.get("status", {}))
 
     def pods(self) -> list[Pod]:
-        """Its pods that are not being deleted."""
+        """Returns its pods that are not being deleted."""
         return [pod for pod in pods(self.namespace, f"inflight.dev/service={self.name}") if not pod.leaving]
 
     def runtime_config(self, pod: str) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class Service:
 
     def wait(
         self,
-        what: str,
+        goal: str,
         holds: Callable[[ServiceView], bool],
         *,
         seconds: float,
@@ -104,12 +104,12 @@ class Service:
                 last_message = view.message
                 saying(last_message)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"waited {seconds:.0f} s for {what}; last seen: {view}")
+                raise TimeoutError(f"waited {seconds:.0f} s for {goal}; last seen: {view}")
             time.sleep(interval)
 
 
 def view_of(status: dict[str, Any]) -> ServiceView:
-    """From a resource's `status`."""
+    """Reads a resource's `status`."""
     limits = status.get("limits")
     return ServiceView(
         replicas=status.get("replicas", 0),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 import numpy as np
@@ -53,8 +53,8 @@ class StagedCopies:
     Two buffers on the device take turns. A kernel or transfer waits until the one that last used its buffer is done.
 
     Args:
-        blocks: as `DirectCopies`; on CPU, for tests, there are no streams.
-        host: as `DirectCopies`; pinned for a GPU.
+        blocks: as `DirectCopies`.
+        host: as `DirectCopies`, pinned.
         piece_bytes: size of a buffer.
     """
 
@@ -67,7 +67,7 @@ class StagedCopies:
         device = blocks.device
         shape = (self._piece, *self._blocks.shape[1:])
         self._buffers = [torch.empty(shape, dtype=self._blocks.dtype, device=device) for _ in range(2)]
-        self._streams = _Streams(device) if device.type == "cuda" else _NoStreams()
+        self._streams = _Streams(device)
         self._turn = 0
 
     def copy_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
@@ -146,18 +146,3 @@ class _Streams:
 
     def compute_after_transfers(self) -> None:
         torch.cuda.current_stream(self._device).wait_stream(self._transfers)
-
-
-class _NoStreams:
-    def transfers(self) -> AbstractContextManager[Any]:
-        return nullcontext()
-
-    def used(self, turn: int) -> None: ...
-
-    def compute_after_use(self, turn: int) -> None: ...
-
-    def transfers_after_use(self, turn: int) -> None: ...
-
-    def transfers_after_compute(self) -> None: ...
-
-    def compute_after_transfers(self) -> None: ...

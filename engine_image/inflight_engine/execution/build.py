@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from inflight_engine.config import KV_CACHE_DTYPES, EngineConfig
 from inflight_engine.execution.attention import choose_backend
 from inflight_engine.execution.attention.base import AttentionBackend, AttentionSpec, StepShape
 from inflight_engine.execution.batch import PersistentBatch
@@ -36,6 +35,7 @@ from inflight_engine.models.protocol import Model
 from inflight_engine.models.source import ModelFiles, resolve
 from inflight_engine.models.transformers_config import TransformersConfig
 from inflight_engine.runner_info import RunnerInfo
+from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)
 
@@ -277,8 +277,6 @@ def _host_memory(parallel: Parallel) -> HostMemory:
 
 
 def _cache_dtype(name: str, dtype: torch.dtype, device: torch.device) -> torch.dtype:
-    if name not in KV_CACHE_DTYPES:
-        raise ValueError(f"kv_cache_dtype must be {' or '.join(KV_CACHE_DTYPES)}, not {name}")
     if name == "fp8" and device.type == "cpu":
         raise ValueError("kv_cache_dtype fp8 needs a GPU; on a CPU set it to auto")
     return torch.float8_e4m3fn if name == "fp8" else dtype

@@ -12,7 +12,6 @@ from typing import ClassVar
 
 import torch
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention.base import AttentionSpec
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.models.config import DecoderConfig
@@ -20,6 +19,7 @@ from inflight_engine.models.protocol import Attention
 from inflight_engine.models.rope import rotation_table
 from inflight_engine.models.weight_source import WeightSource
 from inflight_engine.native.library import KernelError, check, library, team
+from inflight_settings.engine import EngineConfig
 
 _FORMATS = {"float32": 0, "bfloat16": 1, "int8": 2, "int4": 3}
 _CACHE_LINE = 64

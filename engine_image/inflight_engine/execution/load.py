@@ -8,7 +8,6 @@ from typing import TypeAlias
 
 import torch
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.cpu_decoder import NativeDecoder
 from inflight_engine.models.config import (
     DecoderConfig,
@@ -27,6 +26,7 @@ from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.transformers_config import TransformersConfig, load_transformers_config
 from inflight_engine.models.transformers_model import TransformersModel
 from inflight_engine.models.weights import open_weights
+from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)
 

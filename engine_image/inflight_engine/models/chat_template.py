@@ -20,7 +20,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 
 class ChatTemplate:
-    """One compiled template.
+    """A compiled template.
 
     Args:
         template: the Jinja text.
@@ -50,7 +50,7 @@ class ChatTemplate:
         *,
         continues: bool = True,
     ) -> str:
-        """The prompt for these messages. `continues`: ending where the assistant's answer begins.
+        """Render the prompt for these messages; with `continues` it ends where the assistant's answer begins.
 
         Raises:
             ValueError: the template refuses them (for instance roles that do not alternate).
@@ -68,7 +68,7 @@ class ChatTemplate:
 
 
 class _GenerationBlock(Extension):
-    """`{% generation %}...{% endgeneration %}` renders its body."""
+    """Jinja block `{% generation %}...{% endgeneration %}`, which renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 (jinja2 declares it so)
 

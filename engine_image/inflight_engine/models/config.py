@@ -20,8 +20,8 @@ SUPPORTED_ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3")
 
 _DEFAULT_KV_HEADS = {"MistralForCausalLM": 8, "Qwen2ForCausalLM": 32, "Qwen3ForCausalLM": 32}
 _DEFAULT_HEAD_DIM = {"Qwen3ForCausalLM": 128}
-"""What transformers' configurations take where config.json has no such field; by default all heads, hidden_size over
-heads."""
+"""Defaults of transformers' configurations where config.json has no such field; for other models all heads, and
+hidden_size over heads."""
 
 
 class UnsupportedModelError(ValueError):
@@ -47,7 +47,7 @@ class RopeConfig:
         beta_fast, beta_slow: `yarn` only: pairs that turn more often than `beta_fast` in the original context stay,
             those that turn less than `beta_slow` are stretched.
         truncate: `yarn` only: the bounds between these are whole pairs.
-        attention_factor: of cosines and sines, which scales the attention's scores by its square.
+        attention_factor: factor of cosines and sines, which scales the attention's scores by its square.
     """
 
     theta: float = 10000.0
@@ -69,7 +69,7 @@ class DecoderConfig:
     Attributes:
         qkv_bias, output_bias, mlp_bias: whether the query/key/value, attention output and MLP projections have one.
         qk_norm: whether queries and keys are normalised per head (Qwen3).
-        sliding_windows: of each layer, as in `ModelShape`.
+        sliding_windows: each layer's window, as in `ModelShape`.
     """
 
     architecture: str
@@ -193,7 +193,7 @@ def config_from_gguf(gguf: GGUFFile) -> DecoderConfig:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file holding an object.
+    """Read a JSON file that holds an object.
 
     Raises:
         ValueError: it cannot be parsed, or holds something else.
@@ -240,7 +240,8 @@ def _rope_from_hf(raw: dict[str, Any]) -> RopeConfig:
 
 
 def _yarn(theta: float, context: int, max_position_embeddings: int, scaling: dict[str, Any]) -> RopeConfig:
-    """As transformers' `_compute_yarn_parameters` reads it: the attention factor follows from `factor` unless given."""
+    """Read the fields as transformers' `_compute_yarn_parameters` does: the attention factor follows from `factor`
+    unless given."""
     factor = float(scaling.get("factor") or max_position_embeddings / context)
 
     def scaled(mscale: float) -> float:
@@ -263,13 +264,15 @@ def _yarn(theta: float, context: int, max_position_embeddings: int, scaling: dic
 
 
 def _context_length(raw: dict[str, Any], rope: RopeConfig) -> int:
-    """Yarn is switched on by its own fields alone: `max_position_embeddings` often stays what it was without."""
+    """Return the longest sequence, tokens. Yarn's own fields enable it: `max_position_embeddings` often stays the
+    same."""
     own = int(raw["max_position_embeddings"])
     return max(own, int(rope.factor * rope.original_max_position_embeddings)) if rope.rope_type == "yarn" else own
 
 
 def _sliding_windows(architecture: str, raw: dict[str, Any]) -> tuple[int | None, ...]:
-    """As transformers' configurations have it, with their defaults for what config.json leaves out."""
+    """Return each layer's window, with the defaults of transformers' configurations for fields that config.json
+    lacks."""
     num_layers = int(raw["num_hidden_layers"])
     window = raw.get("sliding_window", 4096)
     if architecture == "LlamaForCausalLM" or window is None:

@@ -10,21 +10,21 @@ from typing import Protocol
 REPLACEMENT = "�"
 
 _CONTEXT = 6
-"""Tokens that are enough to decode the next one: as text-generation-inference and vLLM."""
+"""Tokens before a token that suffice to decode it, as in text-generation-inference and vLLM."""
 
 
 class IncrementalDetokenizer(Protocol):
     """Turns one request's tokens into text as they come. All text pushed out, joined, is the text of all tokens."""
 
     def push(self, token_ids: Sequence[int]) -> str:
-        """The text that these tokens complete; a character whose bytes are not all there yet is held back."""
+        """Return the text that these tokens complete; a character whose bytes are not all there yet is held back."""
 
     def flush(self) -> str:
-        """What was held back: the answer ended inside a character, which becomes U+FFFD."""
+        """Return the text that was held back: the answer ended inside a character, which becomes U+FFFD."""
 
 
 class ByteDetokenizer:
-    """For byte-level vocabularies: each token is some bytes, whatever stands before it.
+    """Detokenizer of byte-level vocabularies: each token is some bytes, whatever stands before it.
 
     Args:
         token_bytes: the bytes of a token id; empty for special tokens.
@@ -47,7 +47,7 @@ class ByteDetokenizer:
 
 
 class WindowDetokenizer:
-    """For vocabularies where a token's text depends on its neighbours (SentencePiece's spaces).
+    """Detokenizer of vocabularies where a token's text depends on its neighbours (SentencePiece's spaces).
 
     Decodes a short window of tokens twice, without and with the added ones; the difference is their text. The method is
     the one of text-generation-inference and vLLM. Byte tokens (SentencePiece's byte fallback) are decoded as UTF-8
@@ -97,7 +97,7 @@ class WindowDetokenizer:
         return words + self._bytes.decode(bytes(byte for byte in map(self._byte_of, token_ids) if byte is not None))
 
     def _end_bytes(self) -> str:
-        """A character that another token cuts off."""
+        """Return the text of a character that another token cuts off."""
         text = self._bytes.decode(b"", final=True)
         self._bytes.reset()
         return text
@@ -120,7 +120,8 @@ class WindowDetokenizer:
         return text
 
     def _up_to_whole_character(self, end: int, text: str) -> tuple[int, str]:
-        """Where the last whole character ends, and the text until there; `end` and `text` where it is too far back."""
+        """Return the end of the last whole character and the text until there; `end` and `text` if that is too far
+        back."""
         for shorter in range(end - 1, max(self._num_emitted, end - self._MOST_HELD_BACK) - 1, -1):
             whole = self._new_text(shorter)
             if not whole.endswith(REPLACEMENT):
@@ -128,6 +129,6 @@ class WindowDetokenizer:
         return end, text
 
     def _new_text(self, end: int) -> str:
-        """Of the tokens of the window that are not emitted, up to `end`."""
+        """Return the text of the tokens of the window that are not emitted, up to `end`."""
         before = self._decode(self._window[: self._num_emitted])
         return self._decode(self._window[:end])[len(before) :]

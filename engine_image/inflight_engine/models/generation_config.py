@@ -38,7 +38,7 @@ OPENAI_DEFAULTS = SamplingDefaults()
 
 @dataclass(frozen=True, slots=True)
 class GenerationConfig:
-    """`eos_token_ids`: empty where the file names none."""
+    """Content of the file. `eos_token_ids` is empty where the file names none."""
 
     eos_token_ids: tuple[int, ...]
     defaults: SamplingDefaults
@@ -101,4 +101,4 @@ _FIELDS: dict[str, tuple[str, type[int] | type[float], float, float]] = {
     "repetition_penalty": ("repetition_penalty", float, _SMALLEST, 1e6),
     "max_new_tokens": ("max_tokens", int, 1, math.inf),
 }
-"""Of the file: the field that it sets, and the numbers that it takes, those of requests."""
+"""Name of the request's field, type and bounds for each field of the file; the bounds are those of requests."""

@@ -53,7 +53,8 @@ class Strings:
 
 @dataclass(frozen=True, slots=True)
 class TensorInfo:
-    """`shape`: outermost dimension first, as numpy has it. `offset`: bytes from the start of the file."""
+    """Place of a tensor. `shape` has the outermost dimension first, as in numpy. `offset` counts bytes from the start
+    of the file."""
 
     shape: tuple[int, ...]
     ggml_type: int
@@ -75,7 +76,7 @@ class GGUFFile:
     tensors: dict[str, TensorInfo]
 
     def raw(self, name: str) -> npt.NDArray[np.uint8]:
-        """One tensor's bytes, a view of `content`.
+        """Return a tensor's bytes, a view of `content`.
 
         Raises:
             GGUFError: a type that the built-in model does not have.

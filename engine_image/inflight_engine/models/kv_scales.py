@@ -24,14 +24,15 @@ _NAMES = (
     "{kind}_proj.output_scale",  # older compressed-tensors, Quark
     "kv_scale",  # AutoFP8: one for both
 )
-"""Within `model.layers.N.self_attn`; `kind` is k or v."""
+"""Names of scales within `model.layers.N.self_attn`; `kind` is k or v."""
 
 
 def load_kv_scales(files: ModelFiles, num_layers: int, num_kv_heads: int) -> torch.Tensor | None:
-    """float32 [layers, 2, kv_heads], on CPU, for keys, then for values; None: the checkpoint has none for float8.
+    """Load the scales, float32 [layers, 2, kv_heads] on CPU, for keys, then for values; None: the checkpoint has none
+    for float8.
 
     Args:
-        num_kv_heads: of the whole model.
+        num_kv_heads: key/value heads of the whole model.
 
     Raises:
         ValueError: as `read_kv_scales`, or a file cannot be read.
@@ -42,7 +43,7 @@ def load_kv_scales(files: ModelFiles, num_layers: int, num_kv_heads: int) -> tor
 
 
 def read_kv_scales(weights: WeightSource, num_layers: int, num_kv_heads: int) -> torch.Tensor | None:
-    """See `load_kv_scales`.
+    """Read the scales, as `load_kv_scales`.
 
     Raises:
         ValueError: only some layers have scales, a tensor has neither one number nor one for each head, or a scale is
@@ -63,7 +64,7 @@ def read_kv_scales(weights: WeightSource, num_layers: int, num_kv_heads: int) ->
 
 
 def _made_for_float8(path: Path) -> bool:
-    """Whether scales that there may be are those of 8-bit floats, and not of integers."""
+    """Return whether scales in the checkpoint, if any, are for 8-bit floats and not for integers."""
     quantization: dict[str, Any] = read_json(path).get("quantization_config") or {}
     scheme = quantization.get("kv_cache_scheme")
     return scheme is None or (scheme.get("type"), scheme.get("num_bits")) == ("float", 8)

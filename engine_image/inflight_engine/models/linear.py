@@ -25,7 +25,7 @@ from inflight_engine.models.ops import Ops
 log = logging.getLogger(__name__)
 
 _FP8_MULTIPLE = 16
-"""`torch._scaled_mm` takes matrices whose sides are multiples of this."""
+"""Divisor of the sides of matrices that `torch._scaled_mm` takes."""
 
 
 class Linear(Protocol):
@@ -90,7 +90,7 @@ class Int4Linear:
 
 @dataclass(frozen=True, slots=True)
 class KeptFormats:
-    """Which quantized weights stay so in memory: why those in float8 and those in 4 bits do not; None: they do."""
+    """Reasons why weights in float8 and in 4 bits do not stay quantized in memory; None: they do."""
 
     why_not_fp8: str | None
     why_not_int4: str | None
@@ -111,10 +111,10 @@ class LinearMaker:
         self._dequantized: Counter[str] = Counter()
 
     def make(self, matrices: Sequence[Matrix], bias: torch.Tensor | None) -> Linear:
-        """One layer with the outputs of all matrices, one after the other.
+        """Make one layer with the outputs of all matrices, one after the other.
 
         Args:
-            bias: of all of them, on the device.
+            bias: bias of all of them, on the device.
         """
         if any(not isinstance(each, torch.Tensor) for each in matrices):
             linear = self._quantized(matrices, bias)
@@ -133,7 +133,7 @@ class LinearMaker:
             log.info("quantized weights of %d linear layers are dequantized to %s: %s", count, dtype, reason)
 
     def _quantized(self, matrices: Sequence[Matrix], bias: torch.Tensor | None) -> Linear | str:
-        """The layer, or why its weights must be dequantized."""
+        """Return the layer, or the reason why its weights must be dequantized."""
         fp8 = [each for each in matrices if isinstance(each, Fp8Matrix)]
         if len(fp8) == len(matrices):
             return self._kept.why_not_fp8 or self._fp8(joined_fp8([each.to(self._device) for each in fp8]), bias)

@@ -23,7 +23,7 @@ from inflight_engine.models.weight_source import WeightSource
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DecoderLayer:
-    """`head_norms`: of queries and of keys, [D] each, Qwen3 only."""
+    """Weights of a layer. `head_norms`: norms of queries and of keys, [D] each, Qwen3 only."""
 
     input_norm: torch.Tensor
     qkv: Linear
@@ -175,14 +175,14 @@ class _Reader:
         self._parallel = parallel
 
     def share(self, count: int, what: str) -> range:
-        """This rank's of `count` rows or columns."""
+        """Return this rank's share of `count` rows or columns."""
         rank, size = self._parallel.rank, self._parallel.size
         if count % size:
             raise ValueError(f"tensor_parallel_size {size} cannot share out {count} of {what} evenly")
         return range(rank * count // size, (rank + 1) * count // size)
 
     def tensor(self, name: str, *shape: int, dim: int = 0, part: range | None = None) -> torch.Tensor:
-        """All of a tensor of this shape, or a part of one dimension."""
+        """Read a tensor of this shape, or a part of one dimension."""
         self._check_shape(name, shape)
         if part is None or len(part) == shape[dim]:
             tensor = self._weights.get(name)
@@ -191,7 +191,7 @@ class _Reader:
         return tensor.to(device=self._device, dtype=self._dtype).contiguous()
 
     def by_columns(self, has_bias: bool, inputs: int, outputs: dict[str, tuple[int, range]]) -> Linear:
-        """One product for several projections: `outputs` are their names, whole sizes, and parts of this rank."""
+        """Make one product for several projections: `outputs` are their names, whole sizes, and parts of this rank."""
         matrices = [
             self._matrix(f"{name}.weight", (size, inputs), dim=0, part=part) for name, (size, part) in outputs.items()
         ]
@@ -199,7 +199,7 @@ class _Reader:
         return self.linears.make(matrices, torch.cat(biases) if has_bias else None)
 
     def by_rows(self, has_bias: bool, inputs: int, part: range, name: str, outputs: int) -> Linear:
-        """A product whose result is a summand of the whole; the bias is the first rank's."""
+        """Make a product whose result is a summand of the whole; the first rank has the bias."""
         bias = self.tensor(f"{name}.bias", outputs) if has_bias and self._parallel.rank == 0 else None
         return self.linears.make([self._matrix(f"{name}.weight", (outputs, inputs), dim=1, part=part)], bias)
 

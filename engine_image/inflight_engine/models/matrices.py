@@ -9,7 +9,7 @@ from typing import TypeAlias
 import torch
 
 _HALVES = (128, 64, 32)
-"""What `Int4Matrix.half` may be, the best first: so many bytes of a row are read at once."""
+"""Values that `Int4Matrix.half` may have, the best first: the number of bytes of a row that are read at once."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,13 +108,13 @@ class Int4Matrix:
 
 
 def joined_fp8(matrices: Sequence[Fp8Matrix]) -> Fp8Matrix:
-    """One matrix with the outputs of all."""
+    """Join matrices to one with the outputs of all."""
     values = torch.cat([each.values.view(torch.uint8) for each in matrices]).view(torch.float8_e4m3fn)
     return Fp8Matrix(values, torch.cat([each.scales for each in matrices]))
 
 
 def why_not_int4(matrices: Sequence[GroupedMatrix]) -> str | None:
-    """Why matrices cannot be one `Int4Matrix` with the outputs of all; None: they can."""
+    """Return the reason why matrices cannot become one `Int4Matrix` with the outputs of all; None: they can."""
     first = matrices[0]
     inputs, groups = len(first.group_of), first.scales.shape[1]
     if any(each.bits != 4 for each in matrices):
@@ -129,7 +129,7 @@ def why_not_int4(matrices: Sequence[GroupedMatrix]) -> str | None:
 
 
 def pack_int4(matrices: Sequence[GroupedMatrix]) -> tuple[Int4Matrix, torch.Tensor | None]:
-    """One matrix with the outputs of all, of which `why_not_int4` says that they can be.
+    """Join matrices that `why_not_int4` accepts to one with the outputs of all.
 
     Returns:
         The matrix, and the order int64 [in] in which it takes its inputs; None: as they are.

@@ -16,7 +16,7 @@ from inflight_engine.models.matrices import Int4Matrix
 FP8_MAX = 448.0
 """Largest finite float8_e4m3fn."""
 FP8_LEAST_SCALE = 1 / (FP8_MAX * 512)
-"""As vLLM has it: rows of zeros have a scale too."""
+"""Minimum scale of a row, that of vLLM: rows of zeros have a scale too."""
 
 
 class Ops(Protocol):

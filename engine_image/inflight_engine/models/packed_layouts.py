@@ -23,7 +23,7 @@ from inflight_engine.models.quantization_scheme import PackedScheme
 
 _WORD = 32
 _AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
-"""Place in a word of each of eight outputs."""
+"""Place of each of eight outputs in a word."""
 
 
 class StoredTensors(Protocol):
@@ -178,7 +178,7 @@ def _group_of(
 def _cut_groups(
     integers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor, group_of: torch.Tensor, scheme: PackedScheme
 ) -> GroupedMatrix:
-    """Only the groups that the inputs have."""
+    """Make a matrix with only the groups that its inputs have."""
     first, last = int(group_of.min()), int(group_of.max()) + 1
     zeros = zeros[:, first:last].to(torch.int16) + scheme.zero_offset
     return GroupedMatrix(integers, scales[:, first:last], zeros, group_of - first, scheme.bits)

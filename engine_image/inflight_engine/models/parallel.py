@@ -37,7 +37,7 @@ class Parallel(Protocol):
 
 
 class SingleProcess:
-    """No peers."""
+    """A single rank: collective operations return their input."""
 
     rank = 0
     size = 1

@@ -32,8 +32,8 @@ class ModelShape:
         return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_bytes
 
     def for_rank(self, size: int) -> ModelShape:
-        """What one of `size` processes that share every layer has of it. With fewer key/value heads than processes,
-        each head is kept by several.
+        """Return the shape of the part of one of `size` processes that share every layer. With fewer key/value heads
+        than processes, each head is kept by several.
 
         Raises:
             ValueError: the heads cannot be shared out evenly.

@@ -29,7 +29,7 @@ _CONTROL, _USER_DEFINED = 3, 4
 
 
 class Tokenizer:
-    """One model's tokenizer.
+    """The tokenizer of a model.
 
     Args:
         backend: the tokenizers library's object.

@@ -20,15 +20,15 @@ from inflight_engine.models.shape import ModelShape
 from inflight_engine.models.source import ModelFiles
 
 _OBSERVER = "inflight-observer"
-"""Name of the attention function that takes notes."""
+"""Name of the attention function that notes its calls."""
 _LENGTH = 3
 """Tokens of the forward pass that is observed."""
 _UNDERSTOOD = frozenset(
     "dropout scaling sliding_window softcap position_ids use_cache is_causal output_attentions output_hidden_states "
     "output_router_logits".split()
 )
-"""What modules pass to attention and we either honour or may leave out. Anything else changes the result (learned
-sinks, biases of positions), so it is refused by its name."""
+"""Arguments of attention that the engine honours or may leave out. Any other argument of a module changes the result
+(learned sinks, biases of positions), so it is refused by its name."""
 _MULTIMODAL = ("vision_config", "audio_config")
 
 
@@ -94,7 +94,7 @@ def fix_rope(config: Any) -> None:
 
 
 def _rope_parameters(config: Any) -> list[dict[str, Any]]:
-    """One, or one for each type of layer."""
+    """Return the rope parameters: one set, or one for each type of layer."""
     rope = getattr(config, "rope_parameters", None) or {}
     return [rope, *(part for part in rope.values() if isinstance(part, dict))]
 
@@ -111,7 +111,7 @@ def _context(config: Any) -> int:
 
 
 def _why_not(config: Any, architecture: str) -> str | None:
-    """What can be seen without running it."""
+    """Return why the model cannot run, as far as that shows without running it; None: no reason shows."""
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if getattr(config, "quantization_config", None):
@@ -165,7 +165,7 @@ def _observe(config: Any, architecture: str) -> list[_Call]:
 
 
 def first_line(error: Exception) -> str:
-    """What another's exception says, cut to fit a sentence."""
+    """Return the first line of an exception's message, cut to fit a sentence."""
     return (str(error).strip() or "no message").splitlines()[0]
 
 

@@ -24,8 +24,8 @@ log = logging.getLogger(__name__)
 _IMPLEMENTATION = "inflight"
 """Our name among transformers' attention functions. Without a mask function of this name, it builds no masks."""
 _TOLERANCE = 0.1
-"""Of the relative distance between a token's hidden states in two companies: a rounding (and in a mixture of experts a
-tie that falls the other way) stays below, another token's influence does not."""
+"""Maximum relative distance between a token's hidden states beside two sets of other tokens: a rounding (and in a
+mixture of experts a tie that falls the other way) stays below, another token's influence does not."""
 _PROBES = 3
 
 
@@ -110,7 +110,8 @@ class TransformersModel:
         )
 
     def _observe(self, token_ids: list[int], positions: list[int], which: int, device: torch.device) -> torch.Tensor:
-        """What is computed of one of the tokens, when attention contributes nothing: one flat vector."""
+        """Return what the model computes for one of the tokens when attention contributes nothing, as one flat
+        vector."""
         vocab_size, context = self._step.shape.vocab_size, self._step.shape.max_position_embeddings
         ids = torch.tensor(token_ids, device=device) % vocab_size
         notes = _Notes()
@@ -132,7 +133,7 @@ def _refuse_incomplete(files: ModelFiles, loaded: dict[str, Any]) -> None:
 
 @dataclass(slots=True, eq=False)
 class _Step:
-    """What the attention function finds at each of the model's attention modules."""
+    """The values that the attention function finds at each of the model's attention modules."""
 
     shape: ModelShape
     attention: Attention | None = None

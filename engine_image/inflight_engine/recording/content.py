@@ -29,7 +29,7 @@ class ContentNumbers:
         self._forget_at = _FEWEST_BEFORE_FORGETTING
 
     def runs(self, hashes: Sequence[bytes]) -> BlockRuns:
-        """The numbers of blocks. New content gets the next numbers, so it is one run."""
+        """Return the numbers of blocks. New content gets the next numbers, so it is one run."""
         runs: BlockRuns = []
         for block_hash in hashes:
             number = self._numbers.setdefault(block_hash, self._next)

@@ -26,7 +26,7 @@ from inflight_settings.limits import Limits
 
 HEADER_TAG = "inflight-engine schedule"
 FORMAT_VERSION = 6
-"""Raised when what is written, or the meaning of it, changes. A reader takes only files of its own version."""
+"""Version of the format, raised when lines or their meaning change. A reader takes only files of its own version."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Micros = Annotated[int, msgspec.Meta(ge=0)]
@@ -152,7 +152,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     ahead: bool
 
     def again(self, micros: int) -> Step:
-        """The next step, if it repeats this one: equal decisions, and each context is one token longer."""
+        """Return the next step, if it repeats this one: equal decisions, and each context is one token longer."""
         longer = self.work._replace(decode_kv_tokens=self.work.decode_kv_tokens + self.work.decode_seqs)
         return Step(self.step + 1, micros, longer, self.digest, [], self.ahead)
 
@@ -195,7 +195,7 @@ class PlanDigest:
         self._of_slots = 0
 
     def of(self, plan: StepPlan) -> int:
-        """CRC-32 of the decode slots as little-endian int64, then of the other decisions, if any, in MessagePack."""
+        """Return the CRC-32 of the decode slots, as little-endian int64, and of other decisions, in MessagePack."""
         if plan.decode_slots is not self._decode_slots:  # the same array object while the set does not change
             self._decode_slots = plan.decode_slots
             self._of_slots = crc32(plan.decode_slots.astype("<i8", copy=False).tobytes())

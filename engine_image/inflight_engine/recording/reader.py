@@ -61,7 +61,7 @@ class Recording:
         self.header = _header(first)
 
     def events(self) -> Iterator[Event]:
-        """All lines but the first, from the start of the file at each call; repeated steps one by one.
+        """Yield all lines but the first, from the start of the file at each call; repeated steps one by one.
 
         Raises:
             OSError: the file cannot be read.
@@ -95,7 +95,7 @@ class Recording:
             yield event
 
     def _lines(self) -> Iterator[bytes]:
-        """Whole lines, the first included."""
+        """Yield whole lines, the first included."""
         self.cut_short = False
         number = 0
         with self._path.open("rb") as file:

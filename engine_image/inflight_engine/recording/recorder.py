@@ -91,7 +91,7 @@ class Recorder(EngineObserver):
         self._requests: dict[int, Request] = {}
         self._request_in: dict[int, int] = {}
         self._num_blocks: dict[int, int] = {}
-        """By request, the blocks whose numbers are written."""
+        """Number of blocks of each request whose numbers are written."""
         self._contents = ContentNumbers(self._requests, is_cached)
         self._tenant_key = os.urandom(16)
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -211,7 +211,7 @@ class Recorder(EngineObserver):
             self._write(BlocksFilled(request_id, runs))
 
     def _new_blocks(self, request: Request) -> BlockRuns:
-        """The numbers of the request's blocks that are not written yet."""
+        """Return the numbers of the request's blocks that are not written yet."""
         first = self._num_blocks.get(request.request_id, 0)
         self._num_blocks[request.request_id] = len(request.block_hashes)
         return self._contents.runs(request.block_hashes[first:])

@@ -92,7 +92,7 @@ class Difference(NamedTuple):
 def replay(
     config: SchedulerConfig, events: Iterable[Event], survey: Survey, on_step: Callable[[int], None] | None = None
 ) -> Difference | None:
-    """The first decision that differs from the recorded one, or None.
+    """Return the first decision that differs from the recorded one, or None.
 
     Inputs from clients and from the runner are repeated as recorded: arrivals, cancellations, changes of limits, which
     requests sampled a stop token, and which blocks were equal. The scheduler decides everything else.

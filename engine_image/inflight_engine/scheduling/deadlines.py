@@ -5,10 +5,9 @@ from __future__ import annotations
 from math import inf
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.cache.block_counter import BlockCounter
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.request import Request
-from inflight_engine.scheduling.config import SchedulerConfig, ttft_targets
+from inflight_engine.scheduling.config import SchedulerConfig
 
 _OTHERS = 0.2
 """Of the target. In simulated fleets under overload 0 keeps 1 to 3 points fewer requests in time, and 0.1 nearly as
@@ -22,10 +21,10 @@ class Deadlines:
         cost: predicts what a prefill takes; None: not known, and counted as nothing.
     """
 
-    def __init__(self, config: SchedulerConfig, pool: BlockPool | BlockCounter) -> None:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
         self.cost: CostModel | None = None
         self._pool = pool
-        self._targets = ttft_targets(config.policy, config.classes, config.ttft_target)
+        self._targets = config.ttft_targets
         self._per_token = config.ttft_per_token
 
     def latest_start(self, request: Request, num_running: int, max_num_batched_tokens: int) -> float:

@@ -1,74 +1,69 @@
-"""The requests that decode in every step, advanced together: nothing is looked at one by one.
-
-In steady decode each member's length grows by one in each step, so everything that will happen to it is known when it
-joins: a member joined with `n` tokens at clock `c` has `base + clock` tokens from then on, with base = n - c. When its
-table must grow and when it reaches its length are entries in two calendars keyed by the clock; the tokens of a step are
-one row of a page, and a member's output is a slice of its column over the pages since it joined. So all but the tokens
-themselves is known before a step is computed: the clock may be one step ahead of the rows that are filled.
-"""
+"""The requests that decode in every step, advanced together: plain arrays with an element for each slot."""
 
 from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.cache.block_counter import BlockCounter
-from inflight_engine.cache.block_ids import BlockIds
-from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.cache.block_pool import BlockIds
 from inflight_engine.request import TokenIds
 from inflight_engine.scheduling.plan import BlockGrowth, Slots
 from inflight_engine.scheduling.slots import SlotTable
-from inflight_engine.scheduling.token_pages import Columns, TokenPages, TokenRows
 
+Counts = npt.NDArray[np.int64]
 
-class _Phase:
-    """Members whose tables grow at the same clock modulo the block size; the arrays are made anew after a change.
-
-    Attributes:
-        slots: intp [n]. indices: intp [n], where in its table each slot's next block goes.
-        cells: intp [n], the same places in the flattened block table.
-    """
-
-    __slots__ = ("cells", "indices", "members", "slots", "stale")
-
-    def __init__(self) -> None:
-        self.members: dict[int, None] = {}
-        self.stale = False
-
-    def refresh(self, table: SlotTable) -> None:
-        self.slots = np.fromiter(sorted(self.members), np.intp, len(self.members))
-        self.indices = table.num_blocks[self.slots]
-        self.cells = self.slots * table.max_blocks + self.indices
-        self.stale = False
+_NEVER = np.iinfo(np.int64).max
 
 
 class DecodeGroup:
-    """Members are slots of `table`; each gets one token in each step.
+    """Members are slots of `table`; each gets a token in each step.
+
+    A step is counted (`advance`), which makes members longer, before its tokens are known (`fill`): at most one step
+    has been counted and not filled. So the next step can be planned while one is computed.
+
+    Tokens lie as keys and values do, in the blocks of their slot: what a position samples has the place of that
+    position in the KV cache. So 4 bytes for each token of the KV cache hold all that the members have generated.
 
     Attributes:
         clock: steps so far, the one that is not filled yet included.
         slots: intp, the members, ascending; the same read-only array object until the group changes.
+        num_attended: known tokens of all members together: those that the next step's decodes attend to.
     """
 
-    def __init__(self, table: SlotTable, block_size: int, tokens: TokenRows | None = None) -> None:
+    def __init__(self, table: SlotTable, num_blocks: int, block_size: int) -> None:
         num_slots = table.num_slots
         self.clock = 0
         self.slots: Slots = np.empty(0, np.intp)
+        self.num_attended = 0
         self._table = table
         self._block_size = block_size
+        # Without dimensions: numpy converts a Python number anew in each operation.
+        self._size, self._one = np.array(block_size), np.array(1)
         self._is_member = np.zeros(num_slots, np.bool_)
-        self._base = np.zeros(num_slots, np.int64)
-        self._num_members = self._sum_of_bases = 0
-        self._first_row = np.zeros(num_slots, np.int64)
-        self._finish_at = np.zeros(num_slots, np.int64)
-        self._phase_of = np.zeros(num_slots, np.int64)
-        self._phases = [_Phase() for _ in range(block_size)]
-        self._finishing: dict[int, dict[int, None]] = {}
-        self._tokens: TokenRows = TokenPages(num_slots) if tokens is None else tokens
-        self._columns: Columns = slice(0, 0)
-        self._row_columns: Columns = self._columns
-        """Where the tokens of the last step that was counted belong."""
-        self._num_filled = 0
+        self._num_members = self._num_joins = 0
+        self._joined_as = np.zeros(num_slots, np.int64)
+        """Place in the order of all joins."""
+        self._joined_with = np.zeros(num_slots, np.int64)
+        """Tokens that a member had when it joined."""
+        self._room = np.full(num_slots, _NEVER)
+        """Tokens for which a member has blocks; without end for other slots, as `_length`."""
+        self._length = np.full(num_slots, _NEVER)
+        """Tokens of a member when it is complete."""
+        self._flat_sampled: TokenIds = np.empty(num_blocks * block_size + 1, np.int32)
+        self._sampled = self._flat_sampled[1:].reshape(num_blocks, block_size)
+        """By block and position in it. Place n of the flat array is that of the n-th token in block 0, counted from 1,
+        so a member with n tokens stores the next one at `_offset` + n."""
+        self._offset = np.zeros(num_slots, np.int64)
+        """Set with the block of a member's last token; not valid before its table has grown by that."""
+        self._gain = self._none = np.zeros(num_slots, np.int64)
+        """Tokens that a step brings: 1 for each of `slots`."""
+        self._until_end = 0
+        """Tokens at least until a member reaches its length; 0 or less: not known."""
+        self._columns: Slots | slice = self.slots
+        """`slots` as an index; a slice where they follow each other, which is faster and the usual case."""
+        self._in_flight: Counts = self._none
+        """Tokens of each slot that are counted and not filled."""
+        self._places_in_flight: Slots = self.slots
         self._stale = False
 
     def join(self, slot: int, num_tokens: int, length: int) -> None:
@@ -78,35 +73,28 @@ class DecodeGroup:
             num_tokens: it has now, all but the last of them computed.
             length: of its table's request when it is complete, at least num_tokens.
         """
-        table, clock = self._table, self.clock
-        base = num_tokens - clock
-        finish_at = length - base
-        phase = (int(table.num_blocks[slot]) * self._block_size + 1 - base) % self._block_size
-        self._is_member[slot] = True
-        self._base[slot], self._finish_at[slot], self._phase_of[slot] = base, finish_at, phase
-        self._first_row[slot] = clock
+        table, size = self._table, self._block_size
+        num_blocks, block = int(table.num_blocks[slot]), (num_tokens - 1) // size
+        self._room[slot], self._length[slot] = num_blocks * size, length
+        if block < num_blocks:
+            self._offset[slot] = (int(table.blocks[slot, block]) - block) * size
+        table.num_tokens[slot] = self._joined_with[slot] = num_tokens
+        self._until_end = min(self._until_end, length - num_tokens)
+        self._joined_as[slot] = self._num_joins
+        self._num_joins += 1
         self._num_members += 1
-        self._sum_of_bases += base
-        self._finishing.setdefault(finish_at, {})[slot] = None
-        self._phases[phase].members[slot] = None
-        self._phases[phase].stale = self._stale = True
+        self.num_attended += num_tokens
+        self._is_member[slot] = self._stale = True
 
     def leave(self, slot: int) -> TokenIds:
         """Let a slot go; returns what it generated as a member, int32, as far as that is filled."""
-        generated = self._tokens.column(slot, int(self._first_row[slot]), self._num_filled)
-        finish_at, phase = int(self._finish_at[slot]), self._phases[int(self._phase_of[slot])]
-        finishing = self._finishing[finish_at]
-        del finishing[slot]
-        if not finishing:
-            del self._finishing[finish_at]
-        del phase.members[slot]
-        base = int(self._base[slot])
+        num_tokens = int(self._table.num_tokens[slot])
+        self._room[slot] = self._length[slot] = _NEVER
+        self._until_end = 0
         self._num_members -= 1
-        self._sum_of_bases -= base
-        self._is_member[slot] = False
-        self._table.num_tokens[slot] = base + self.clock
-        phase.stale = self._stale = True
-        return generated
+        self.num_attended -= num_tokens
+        self._is_member[slot], self._stale = False, True
+        return self._sampled_at(slot, int(self._joined_with[slot]) - 1, num_tokens - 1 - int(self._in_flight[slot]))
 
     def settle(self) -> None:
         """Make `slots` true again after members joined or left; before the next step is planned."""
@@ -115,118 +103,67 @@ class DecodeGroup:
         slots = self._is_member.nonzero()[0]
         slots.flags.writeable = False
         self.slots = slots
-        # A slice copies several times faster than an index array, and slots are taken lowest first: the usual case.
         dense = len(slots) > 0 and int(slots[-1]) - int(slots[0]) + 1 == len(slots)
         self._columns = slice(int(slots[0]), int(slots[-1]) + 1) if dense else slots
+        self._gain = self._is_member.astype(np.int64)
         self._stale = False
 
-    @property
-    def num_attended(self) -> int:
-        """Known tokens of all members together: those that the next step's decodes attend to."""
-        return self._sum_of_bases + self.clock * self._num_members
+    def growing(self) -> Slots:
+        """Members whose last token has no block yet."""
+        return (self._table.num_tokens > self._room).nonzero()[0]
 
-    def num_tokens(self, slots: Slots) -> npt.NDArray[np.int64]:
-        """Known tokens of any slots, members or not."""
-        tokens = self._base[slots] + self.clock
-        return np.where(self._is_member[slots], tokens, self._table.num_tokens[slots])
-
-    def growing(self) -> Slots | None:
-        """Members whose last token has no block yet; None: no table grows in this step."""
-        phase = self._phases[self.clock % self._block_size]
-        if not phase.members:
-            return None
-        if phase.stale:
-            phase.refresh(self._table)
-        return phase.slots
-
-    def grow(self, block_ids: BlockIds) -> BlockGrowth:
+    def grow(self, slots: Slots, block_ids: BlockIds) -> BlockGrowth:
         """Give each of `growing()` one of these blocks."""
-        phase = self._phases[self.clock % self._block_size]
-        growth = BlockGrowth(phase.slots, phase.indices, block_ids)
-        table = self._table
-        table.flat_blocks[phase.cells] = block_ids
-        phase.indices = phase.indices + 1  # a new array: the plan keeps the old one
-        phase.cells += 1
-        table.num_blocks[phase.slots] = phase.indices
-        return growth
+        table, size = self._table, self._size
+        indices = table.num_blocks[slots]
+        table.blocks[slots, indices] = block_ids
+        table.num_blocks[slots] = indices + self._one
+        self._room[slots] += size
+        self._offset[slots] = (block_ids - indices) * size
+        return BlockGrowth(slots, indices, block_ids)
 
     def advance(self) -> list[int]:
-        """Count a step of `slots`: each is one token longer, and `fill` will say which. Returns the members that reach
-        their length with it."""
-        clock = self.clock
-        tokens = self._tokens
-        if clock == tokens.end:
-            tokens.turn(self._oldest_row())
-        tokens.begin(clock)
-        self._row_columns = self._columns
-        self.clock = clock = clock + 1
-        finished = self._finishing.get(clock)
-        return list(finished) if finished else []
+        """Count a step of `slots`, a token for each; `fill` will say which. Returns the members that reach their length
+        with it, in the order in which they joined."""
+        return self.count(self._gain, 1, self._num_members)
 
-    def steady_steps(self, num_free: int) -> int:
-        """How many steps can be counted until, with the last of them, a member reaches its length, or before a table
-        would grow that has no block among `num_free` left."""
-        steps = min(self._finishing) - self.clock
-        if self._num_members * (steps // self._block_size + 1) <= num_free:
-            return steps
-        for step in range(steps):
-            num_free -= len(self._phases[(self.clock + step) % self._block_size].members)
-            if num_free < 0:
-                return step
-        return steps
+    def count(self, gain: Counts, most: int, total: int) -> list[int]:
+        """The same with several tokens for a member, for which its table has room.
 
-    def advance_many(self, count: int, pool: BlockPool | BlockCounter, token_id: int) -> list[int]:
-        """So many times `growing`, `grow`, `advance` and `fill` with this token for each of `slots`, which must be
-        settled: at most `steady_steps` of the pool's free blocks, and at least one."""
-        self._grow_many(count, pool)
-        tokens, end = self._tokens, self.clock + count
-        while self.clock < end:
-            if self.clock == tokens.end:
-                tokens.turn(self._oldest_row())
-            self.clock += tokens.fill_many(self.clock, end - self.clock, self._columns, token_id)
-        self._row_columns = self._columns
-        self._num_filled = end
-        finished = self._finishing.get(end)
-        return list(finished) if finished else []
-
-    def _grow_many(self, count: int, pool: BlockPool | BlockCounter) -> None:
-        """Give all members the blocks that they need for so many steps, in the order in which single steps would."""
-        columns, size, table = self._columns, self._block_size, self._table
-        had = table.num_blocks[columns]
-        # A member with n tokens before the last of the steps needs blocks for all n then.
-        need = (self._base[columns] + (self.clock + count + size - 2)) // size
-        num_new = need - had
-        total = int(num_new.sum())
-        if total == 0:
-            return
-        block_ids = pool.allocate(total)
-        if isinstance(pool, BlockPool):
-            self._place_many(num_new, had, block_ids)
-        table.num_blocks[columns] = need
-        for step in range(min(count, size)):
-            self._phases[(self.clock + step) % size].stale = True
-
-    def _place_many(self, num_new: Slots, had: Slots, block_ids: BlockIds) -> None:
-        """Write new blocks into the tables of `slots`: so many for each, behind those that it had."""
-        growing = np.flatnonzero(num_new)
-        slots, had, num_new = self.slots[growing], had[growing], num_new[growing]
-        # One entry for each block: its place in its table, and the clock at which it is needed.
-        row = np.repeat(np.arange(len(slots)), num_new)
-        place = np.arange(len(block_ids)) - np.repeat(np.cumsum(num_new) - num_new, num_new) + had[row]
-        needed_at = place * self._block_size + 1 - self._base[slots][row]
-        order = np.argsort(needed_at, kind="stable")  # Slots are ascending already.
-        cells = slots[row] * self._table.max_blocks + place
-        self._table.flat_blocks[cells[order]] = block_ids
+        Args:
+            gain: int64 [num_slots]: tokens for each slot, 0 for those that are no members.
+            most, total: of them.
+        """
+        num_tokens = self._table.num_tokens
+        self._places_in_flight = (self._offset + num_tokens)[self._columns]
+        num_tokens += gain
+        self._in_flight = gain
+        self.num_attended += total
+        self.clock += 1
+        self._until_end -= most
+        if self._until_end > 0:
+            return []
+        left = self._length - num_tokens
+        full = (left <= 0).nonzero()[0]
+        if len(full):
+            return list(full[self._joined_as[full].argsort()].tolist())
+        self._until_end = int(left.min())
+        return []
 
     def fill(self, token_ids: TokenIds) -> None:
         """The tokens of the step that was counted last: int32, one for each of what `slots` was then. Tokens of
-        slots that left since are unused and harmless: a request that takes such a slot joins at a later clock."""
-        self._tokens.fill(self._row_columns, token_ids)
-        self._num_filled = self.clock
+        slots that left since are unused and harmless: a request that is given their blocks stores its own later."""
+        self._flat_sampled[self._places_in_flight] = token_ids
+        self._in_flight = self._none
 
     def last_token(self, slot: int) -> int:
         """What the step that was filled last brought to one of its slots, a member still or not."""
-        return self._tokens.last(slot)
+        end = int(self._table.num_tokens[slot]) - 1
+        return int(self._sampled_at(slot, end - 1, end)[0])
 
-    def _oldest_row(self) -> int:
-        return int(self._first_row[self.slots].min()) if len(self.slots) else self.clock
+    def _sampled_at(self, slot: int, start: int, end: int) -> TokenIds:
+        """int32 [end - start]: what these positions of a slot have sampled."""
+        size = self._block_size
+        blocks = self._table.blocks[slot, start // size : -(-end // size)]
+        first = start % size
+        return self._sampled[blocks].reshape(-1)[first : first + end - start]

@@ -35,8 +35,6 @@ class WaitingQueues:
     """
 
     def __init__(self, config: SchedulerConfig) -> None:
-        if config.policy not in POLICIES:
-            raise ValueError(f"policy must be one of {', '.join(POLICIES)}, not {config.policy!r}")
         if not config.classes:
             raise ValueError("there must be at least one service class")
         self._weights = {each.name: each.weight for each in config.classes}

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import KeysView
 
 import numpy as np
 
-from inflight_engine.cache.block_counter import BlockCounter
-from inflight_engine.cache.block_ids import BlockIds
-from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.cache.block_pool import BlockIds, BlockPool
 from inflight_engine.cache.prefix import block_hashes, private_root_hash, root_hash
 from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -19,7 +16,6 @@ from inflight_engine.scheduling.plan import PrefillChunk
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.slots import SlotTable
 from inflight_engine.scheduling.stops import StopTokens
-from inflight_engine.scheduling.token_pages import NoTokens
 
 
 class Running:
@@ -35,23 +31,27 @@ class Running:
     Attributes:
         registered: the blocks of chunks that can be found since the list was last taken.
         releases: slots that were left since the list was last taken.
+        prefilling: slots with tokens still to be computed, in order of admission.
+        paused: slots that would decode but for a token budget smaller than the number of decodes.
         num_uncomputed_tokens: of the slots in prefill.
         tenants: how many requests each of them has.
     """
 
-    def __init__(self, config: SchedulerConfig, queues: WaitingQueues, *, contents: bool) -> None:
-        longest = longest_request(config)
-        make_pool = BlockPool if contents else BlockCounter
-        self.pool: BlockPool | BlockCounter = make_pool(config.num_blocks, config.block_size)
-        self.table = SlotTable(config.capacity.max_num_seqs, self.pool.blocks_for(longest))
-        self.decodes = DecodeGroup(self.table, config.block_size, None if contents else NoTokens(longest))
+    def __init__(
+        self, pool: BlockPool, table: SlotTable, decodes: DecodeGroup, queues: WaitingQueues, *, prefix_caching: bool
+    ) -> None:
+        self.pool = pool
+        self.table = table
+        self.decodes = decodes
         self.stops = StopTokens()
-        self.phases = Phases(self.table.num_slots)
+        self.phases = Phases(table.num_slots)
+        self.prefilling = self.phases.slots(Phase.PREFILLING)
+        self.paused = self.phases.slots(Phase.PAUSED)
         self.registered: list[int] = []
         self.releases: list[int] = []
         self.num_uncomputed_tokens = 0
         self.tenants: Counter[str] = Counter()
-        self._prefix_caching = config.prefix_caching
+        self._prefix_caching = prefix_caching
         self._queues = queues
 
     def start(self, request: Request, block_ids: BlockIds, num_computed: int, num_shared: int) -> None:
@@ -68,16 +68,6 @@ class Running:
         self.num_uncomputed_tokens += request.num_tokens - num_computed
         self.tenants[request.scheduling.tenant] += 1
         self.stops.add(request.sampling.stop_token_ids)
-
-    @property
-    def prefilling(self) -> KeysView[int]:
-        """Slots with tokens still to be computed, in order of admission."""
-        return self.phases.slots(Phase.PREFILLING)
-
-    @property
-    def paused(self) -> KeysView[int]:
-        """Slots that would decode but for a token budget smaller than the number of decodes."""
-        return self.phases.slots(Phase.PAUSED)
 
     def blocks_by_tenant(self) -> dict[str, int]:
         """Blocks that each tenant's requests hold. Walks over all of them."""

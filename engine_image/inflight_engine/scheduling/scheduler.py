@@ -4,21 +4,22 @@ mixed with decodes, Sarathi-Serve, Agrawal et al. 2024)."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import numpy as np
 
 from inflight_cost.model import CostModel
-from inflight_engine.cache.block_ids import BlockIds
-from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.cache.block_pool import BlockIds, BlockPool
 from inflight_engine.cache.swap import SwapRates, swapping_is_cheaper
 from inflight_engine.request import FinishReason, Request, RequestState, TokenIds
-from inflight_engine.scheduling.config import PREEMPTION_MODES, SchedulerConfig
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.deadlines import Deadlines
+from inflight_engine.scheduling.decodes import DecodeGroup
 from inflight_engine.scheduling.in_flight import PlansInFlight
 from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_engine.scheduling.running import Running, all_tokens, hash_blocks, longest_request
+from inflight_engine.scheduling.slots import SlotTable
 from inflight_engine.scheduling.victims import VICTIMS, lowest
 from inflight_settings.limits import Limits
 
@@ -55,16 +56,14 @@ class Scheduler:
     The full blocks of a prompt can be found as soon as the chunk that fills them is planned, so of equal prompts only
     the first is computed. `fail` forgets those of the plans it drops.
 
-    A step in which nothing arrives, ends or runs out costs the same few microseconds however many requests run: what
-    grows and what ends comes from the decode group's calendars. Everything else goes the long way, `_decide`.
+    A step in which nothing arrives, ends or runs out costs a few microseconds: what grows and what ends is found by
+    comparing arrays. Everything else goes the long way, `_decide`.
 
     Args:
-        contents: keep which blocks and tokens requests have. Without, plans are the same but for block and token ids,
-            which are all 0: for a simulation. Needs a configuration without prefix cache and host blocks.
+        make_pool, make_decodes: the types that keep blocks and the requests that decode.
 
     Raises:
-        ValueError: the policy, the victim rule or the way of preemption does not exist, the classes are not valid, or
-            the configuration needs contents.
+        ValueError: the policy, the victim rule or the way of preemption does not exist, or the classes are not valid.
 
     Attributes:
         rates: what `preemption: auto` compares; while unknown it recomputes.
@@ -74,22 +73,25 @@ class Scheduler:
         prefix_queries, prefix_hits: prompt tokens of admitted requests, and how many of them were in the prefix cache.
     """
 
-    def __init__(self, config: SchedulerConfig, *, contents: bool = True) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        *,
+        make_pool: Callable[[int, int], BlockPool] = BlockPool,
+        make_decodes: Callable[[SlotTable, int, int], DecodeGroup] = DecodeGroup,
+    ) -> None:
         self.config = config
         self.rates: SwapRates | None = None
         self.num_preemptions = self.num_swaps = 0
         self.prefix_queries = self.prefix_hits = 0
         self._limits = config.capacity
         self._queues = WaitingQueues(config)
-        if not contents and (config.prefix_caching or config.num_host_blocks):
-            raise ValueError("without contents there is no prefix cache, and nothing to swap")
-        self._running = Running(config, self._queues, contents=contents)
+        pool = make_pool(config.num_blocks, config.block_size)
+        table = SlotTable(config.capacity.max_num_seqs, pool.blocks_for(longest_request(config)))
+        decodes = make_decodes(table, config.num_blocks, config.block_size)
+        self._running = Running(pool, table, decodes, self._queues, prefix_caching=config.prefix_caching)
         self._in_flight = PlansInFlight(self._running)
         self._host_pool = BlockPool(config.num_host_blocks, config.block_size) if config.num_host_blocks else None
-        if config.preemption_victim not in VICTIMS:
-            raise ValueError(f"preemption_victim must be one of {', '.join(VICTIMS)}, not {config.preemption_victim!r}")
-        if config.preemption not in PREEMPTION_MODES:
-            raise ValueError(f"preemption must be one of {', '.join(PREEMPTION_MODES)}, not {config.preemption!r}")
         self._choose_victim = VICTIMS[config.preemption_victim]
         self._requests: dict[int, Request] = {}
         self._preemptions: list[Preemption] = []
@@ -152,7 +154,7 @@ class Scheduler:
         decodes, table = self._running.decodes, self._running.table
         decodes.settle()
         requests = [table.request(slot) for slot in decodes.slots.tolist()]
-        known = decodes.num_tokens(decodes.slots).tolist()
+        known = table.num_tokens[decodes.slots].tolist()
         return [(each, tokens - each.num_prompt_tokens) for each, tokens in zip(requests, known, strict=True)]
 
     @property
@@ -260,11 +262,11 @@ class Scheduler:
             return self._decide(now)
         decodes, pool = self._running.decodes, self._running.pool
         growing, growth = decodes.growing(), None
-        if growing is not None:
+        if len(growing):
             # Too few blocks, or few enough for a pass.
             if pool.num_free - len(growing) <= self._pass_at:
                 return self._decide(now)
-            growth = decodes.grow(pool.allocate(len(growing)))
+            growth = decodes.grow(growing, pool.allocate(len(growing)))
         step = self._num_steps
         self._num_steps = step + 1
         plan = in_flight.newest = StepPlan(step, (), (), (), growth, (), decodes.slots, len(decodes.slots))
@@ -294,54 +296,6 @@ class Scheduler:
         finished = [running.table.request(slot) for slot in ended]
         for request, reason in zip(finished, ended.values(), strict=True):
             self._finish(request, reason)
-        return finished
-
-    def steady_steps(self) -> int:
-        """How many of the next steps are decodes alone, in which nothing is to be decided: a caller that knows all of
-        their tokens beforehand may take them in with one `advance_many`. Requests may end with the last one.
-
-        0: the next step has to be planned by `schedule`, or a plan is in flight.
-        """
-        running, in_flight = self._running, self._in_flight
-        if in_flight.newest is not None or in_flight.counted is not None:
-            return 0
-        if running.prefilling or running.paused or self._preemptions:
-            return 0
-        decodes = running.decodes
-        decodes.settle()
-        num_decodes = len(decodes.slots)
-        if num_decodes == 0 or num_decodes > self._limits.max_num_batched_tokens:
-            return 0
-        if len(self._queues) and self._may_admit(num_decodes):
-            return 0
-        return decodes.steady_steps(running.pool.num_free - self._pass_at + NEVER)
-
-    def _may_admit(self, num_decodes: int) -> bool:
-        """Whether a steady step might have room for a request that waits."""
-        if num_decodes >= self._limits.max_num_batched_tokens:
-            return False
-        if self.num_running >= self._limits.max_num_seqs or not self._running.table.has_free:
-            return False
-        # A head that stays at its place, and did not fit, fits no better in a cache that only fills.
-        return self._changed or self._blocked is None or not self._queues.head_stays
-
-    def advance_many(self, count: int, token_id: int) -> list[Request]:
-        """Take in so many steps at once, at least one and at most `steady_steps`: the state is then that after as many
-        times `schedule` and `update` with `token_id`, which must be no stop token, for every decode.
-
-        Returns:
-            The requests that ended with the last step.
-        """
-        running = self._running
-        if self._changed:
-            self._changed = False
-            self._forget_blocked()
-            running.releases.clear()
-        self._num_steps += count
-        full = running.decodes.advance_many(count, running.pool, token_id)
-        finished = [running.table.request(slot) for slot in full]
-        for request in finished:
-            self._finish(request, FinishReason.LENGTH)
         return finished
 
     def discarded_slots(self, plan: StepPlan) -> Set[int]:
@@ -461,8 +415,7 @@ class Scheduler:
         running.decodes.settle()
         if running.paused or len(running.decodes.slots) > self._limits.max_num_batched_tokens:
             return True
-        growing = running.decodes.growing()
-        return growing is not None and len(growing) > running.pool.num_free
+        return len(running.decodes.growing()) > running.pool.num_free
 
     def _grow_decodes(self) -> BlockGrowth | None:
         """Settle which requests decode, and give those that cross a block boundary their next block. If none is free,
@@ -471,10 +424,10 @@ class Scheduler:
         while True:
             self._fit_decodes()
             growing = running.decodes.growing()
-            if growing is None:
+            if not len(growing):
                 return None
             if len(growing) <= running.pool.num_free:
-                return running.decodes.grow(running.pool.allocate(len(growing)))
+                return running.decodes.grow(growing, running.pool.allocate(len(growing)))
             self._preempt(self._victim())
 
     def _victim(self) -> Request:
@@ -488,7 +441,7 @@ class Scheduler:
             standings = [(*queues.standing(each), held[each.scheduling.tenant]) for each in requests]
             candidates = candidates[lowest(standings)]
         index = self._choose_victim(
-            table.order[candidates], running.decodes.num_tokens(candidates), table.num_preemptions[candidates]
+            table.order[candidates], table.num_tokens[candidates], table.num_preemptions[candidates]
         )
         return table.request(int(candidates[index]))
 

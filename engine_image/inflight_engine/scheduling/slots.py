@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 
-from inflight_engine.cache.block_ids import BlockIds
+from inflight_engine.cache.block_pool import BlockIds
 from inflight_engine.request import Request
 from inflight_engine.scheduling.plan import Slots
 
@@ -18,8 +18,7 @@ class SlotTable:
         requests: the slot's request, None when empty.
         blocks: int32 [num_slots, max_blocks], the block tables; `flat_blocks` is the same memory in one dimension.
         num_blocks: intp [num_slots], length of the block table.
-        num_tokens: int64 [num_slots], known tokens of the request when it took the slot or stopped decoding; the
-            decode group knows those of its members.
+        num_tokens: int64 [num_slots], known tokens of the request, those of a step in flight that is counted included.
         num_computed: int64 [num_slots], tokens whose KV is in the cache. Kept while in prefill only: a slot past it has
             computed all but its last token.
         num_registered: int64 [num_slots], leading blocks whose content the prefix cache knows.

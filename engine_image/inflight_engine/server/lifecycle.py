@@ -94,7 +94,7 @@ class Lifecycle:
             gc.freeze()  # Imported objects stay; scanning them for garbage would delay all streams.
             self._log_facts(ready, self._supervisor.start_seconds)
             config = service.config
-            if config.engine.scheduling_policy == "fair" and not service.tenants.known:
+            if config.engine.policy == "fair" and not service.tenants.known:
                 log.warning(
                     "policy fair is fcfs without --tenant-key-file or --trust-tenant-header: all requests are of one "
                     "tenant"

@@ -21,7 +21,7 @@ from inflight_engine.server.service import Service
 from inflight_engine.server.settings.config import ServerConfig
 
 if TYPE_CHECKING:
-    from inflight_engine.server.settings.config import TracingConfig
+    from inflight_engine.server.settings.tracing import TracingConfig
     from inflight_engine.server.telemetry.trace_export import TraceExport
 
 KEEP_ALIVE_SECONDS = 120

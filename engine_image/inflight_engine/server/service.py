@@ -28,7 +28,6 @@ from inflight_engine.messages import (
 )
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ttft_targets
 from inflight_engine.server.admission.bounds import AdmissionQueue
 from inflight_engine.server.admission.shedding import Shedding
 from inflight_engine.server.answers.heartbeats import Heartbeats
@@ -109,11 +108,11 @@ class Service:
         self.runtime = RuntimeConfig(config.engine.classes, self.calls)
         self._tokenizer: Tokenizer | None = None
         self._facts: ModelFacts | None = None
-        self._queue = AdmissionQueue(config.bounds, config.engine.classes)
+        self._queue = AdmissionQueue(config)
         self._shedding = Shedding(
             config.engine.classes,
             config.shed_after,
-            ttft_targets(config.engine.scheduling_policy, config.engine.classes, config.engine.ttft_target),
+            config.engine.ttft_targets,
             self._seconds_for,
             config.engine.ttft_per_token,
         )

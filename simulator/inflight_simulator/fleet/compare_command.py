@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
-from inflight_engine.flag_types import number
+from inflight_settings.flag_types import number
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config, print_numbers
 from inflight_simulator.fleet.named import NAMES, SPECIAL, check_name, simulate_named

@@ -8,6 +8,7 @@ from typing import Literal
 from inflight_cost.capacity import Targets
 from inflight_cost.model import CostModel
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import PolicyName
 
 Routing = Literal["round-robin", "least-requests", "least-work", "gateway"]
 ROUTINGS: tuple[Routing, ...] = ("round-robin", "least-requests", "least-work", "gateway")
@@ -67,12 +68,14 @@ class RequestTargets:
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """Attributes:
-    limits: of all pods at their start.
-    start_up_s: from a pod's order to its first request.
-    initial_replicas: ready at time 0.
-    policy: order of waiting requests, a name of the engine's policies.
-    tuning: let the operator's tuning change limits.
+    """Configuration of a simulated fleet.
+
+    Attributes:
+        limits: of all pods at their start.
+        start_up_s: from a pod's order to its first request.
+        initial_replicas: ready at time 0.
+        policy: order of waiting requests, a name of the engine's policies.
+        tuning: let the operator's tuning change limits.
     """
 
     replica: ReplicaModel = field(default_factory=ReplicaModel)
@@ -82,7 +85,7 @@ class FleetConfig:
     min_replicas: int = 1
     max_replicas: int = 100
     initial_replicas: int = 1
-    policy: str = "fcfs"
+    policy: PolicyName = "fcfs"
     tuning: bool = False
     targets: RequestTargets = field(default_factory=RequestTargets)
     seed: int = 0

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
-from inflight_engine.flag_types import number
-from inflight_engine.scheduling.policies import POLICIES
+from inflight_settings.flag_types import number
 from inflight_settings.limits import HIGHEST_LIMITS, Limits
 from inflight_simulator.errors import InputError
+from inflight_simulator.flags import SETTINGS
 from inflight_simulator.fleet.config import DEFAULT_LIMITS, ROUTINGS, FleetConfig, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.replica_file import read_replica
 
@@ -87,7 +87,7 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
     )
     fleet.add_argument(
         "--policy",
-        choices=tuple(POLICIES),
+        choices=SETTINGS["policy"].choices,
         help="order of waiting requests (default fcfs; with --scaler autopilot: deadline, as in a service with"
         " targets)",
     )

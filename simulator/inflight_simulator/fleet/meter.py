@@ -16,8 +16,8 @@ from inflight_engine.output_lengths import OutputLength, OutputLengths
 from inflight_simulator.fleet.requests import Floats
 
 _FIT_INTERVAL_S = 60.0
-"""Between two fits of the cost model after the first `_FIRST_FITS`. The engine fits four times as often, but here steps
-cost the same all the while, and fits would take a third of the time."""
+"""Seconds between two fits of the cost model after the first `_FIRST_FITS`. The engine fits four times as often, but
+here steps cost the same all the while, and fits would take a third of the time."""
 _FIRST_FITS = 8
 
 
@@ -113,7 +113,7 @@ class Meter:
         self._ttft.observe(seconds)
 
     def gap(self, seconds: float) -> None:
-        """Between the last token before a preemption and the next one."""
+        """Observes the time between the last token before a preemption and the next one."""
         self.generated += 1
         self._itl.observe(seconds)
 

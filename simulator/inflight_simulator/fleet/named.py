@@ -44,7 +44,7 @@ def _simulate(requests: Requests, config: FleetConfig, scaler: Scaler, progress:
 def _with_operator(
     requests: Requests, config: FleetConfig, scaler: Scaler | None, progress: Progress | None
 ) -> FleetRun:
-    """With the operator's rounds, that order replicas unless there is a scaler."""
+    """Simulates with the operator's rounds, which order replicas unless there is a scaler."""
     if isinstance(scaler, Fixed):
         config = replace(config, initial_replicas=scaler.count)
     operator = Autopilot(config, scales=scaler is None)

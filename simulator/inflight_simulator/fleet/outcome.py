@@ -29,17 +29,19 @@ class ReplicaCount(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FleetRun:
-    """Attributes:
-    arrival_s, ttft, tpot: float64 [requests]: seconds; tpot is 0 for outputs of one token, and both are NaN for
-        requests that were refused.
-    ttft_target, tpot_target: float64 [requests]: seconds.
-    replicas: a row at each change, in order of time.
-    replica_hours: of all pods from their order to their end, up to the last arrival.
-    preemptions: of all requests.
-    refused: requests longer than the KV cache; they keep no target.
-    decisions: of the operator, as text.
-    prefix_queries, prefix_hits: prompt tokens of started requests, and those of them that a prefix cache held; 0 and 0
-        where no replica has one.
+    """Results of a fleet simulation.
+
+    Attributes:
+        arrival_s, ttft, tpot: float64 [requests]: seconds; tpot is 0 for outputs of one token, and both are NaN for
+            requests that were refused.
+        ttft_target, tpot_target: float64 [requests]: seconds.
+        replicas: a row at each change, in order of time.
+        replica_hours: of all pods from their order to their end, up to the last arrival.
+        preemptions: of all requests.
+        refused: requests longer than the KV cache; they keep no target.
+        decisions: of the operator, as text.
+        prefix_queries, prefix_hits: prompt tokens of started requests, and those of them that a prefix cache held; 0
+            and 0 where no replica has one.
     """
 
     arrival_s: Floats

@@ -21,8 +21,10 @@ from inflight_simulator.fleet.view import Fixed
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FixedRun:
-    """Attributes:
-    one_less: the run with one replica less, which does not keep the attainment; None: there is none less than 1.
+    """The run with the fewest fixed replicas that keep the attainment.
+
+    Attributes:
+        one_less: the run with one replica less, which does not keep the attainment; None: there is none less than 1.
     """
 
     replicas: int
@@ -111,7 +113,7 @@ def first_to_break(points: Mapping[str, float]) -> str:
 
 
 def _largest_factor(holds: Callable[[float], bool]) -> float:
-    """Up to `MOST`; infinite if it holds even there."""
+    """Returns the largest factor up to `MOST` that holds; infinite if `MOST` does."""
     if holds(MOST):
         return math.inf
     low, high = 0.0, MOST
@@ -128,7 +130,7 @@ _HOUR_S = 3600.0
 
 
 class Cost(msgspec.Struct, frozen=True):
-    """In the currency of the price.
+    """Costs in the currency of the price.
 
     Attributes:
         per_replica_hour: the price. per_hour: of the fleet.
@@ -160,16 +162,18 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 class ReplicaPlan(msgspec.Struct, frozen=True):
-    """Attributes:
-    name: of the replica's file.
-    limits: max_num_seqs and max_num_batched_tokens, an array in JSON.
-    requests_per_second: that one replica carries within the targets; 0: even a single request misses them.
-    mean_replicas, peak_replicas, twice_replicas: by the capacity model, in the mean, in the busiest minute, and in
-        the busiest minute of twice the load; None: no number is enough.
-    checked: None: no number up to the largest allowed keeps the attainment, or the capacity model rules it out.
-    cost: of the replicas that were checked; None: without a price or a check.
-    breaking: times the load of the busiest minute that each resource holds with the replicas that were checked, first
-        to break first. Infinity is null in JSON.
+    """Plan for one kind of replica.
+
+    Attributes:
+        name: of the replica's file.
+        limits: max_num_seqs and max_num_batched_tokens, an array in JSON.
+        requests_per_second: that one replica carries within the targets; 0: even a single request misses them.
+        mean_replicas, peak_replicas, twice_replicas: by the capacity model, in the mean, in the busiest minute, and in
+            the busiest minute of twice the load; None: no number is enough.
+        checked: None: no number up to the largest allowed keeps the attainment, or the capacity model rules it out.
+        cost: of the replicas that were checked; None: without a price or a check.
+        breaking: times the load of the busiest minute that each resource holds with the replicas that were checked,
+            first to break first. Infinity is null in JSON.
     """
 
     name: str

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import msgspec
 
-from inflight_engine.flag_types import number
-from inflight_engine.scheduling.policies import POLICIES
+from inflight_settings.flag_types import number
 from inflight_simulator.errors import InputError
+from inflight_simulator.flags import SETTINGS
 from inflight_simulator.fleet.config import ROUTINGS, FleetConfig, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.flags import add_arrivals, add_target_flags, request_targets
 from inflight_simulator.fleet.plan import KV_CACHE, MOST, SLOTS, TPOT, TTFT, Plan, ReplicaPlan, first_to_break, plan
@@ -74,7 +74,10 @@ def add_plan_flags(parser: argparse.ArgumentParser) -> None:
         "--routing", choices=ROUTINGS, default=_DEFAULTS.routing, help="as in `fleet` (default %(default)s)"
     )
     parser.add_argument(
-        "--policy", choices=tuple(POLICIES), default=_DEFAULTS.policy, help="order of waiting requests (default fcfs)"
+        "--policy",
+        choices=SETTINGS["policy"].choices,
+        default=_DEFAULTS.policy,
+        help="order of waiting requests (default fcfs)",
     )
     parser.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help="of the steps' noise (default 0)")
     add_target_flags(parser)
@@ -97,7 +100,7 @@ def run_plan(flags: argparse.Namespace) -> int:
 
 
 def _models(paths: list[Path], price: float | None) -> dict[str, ReplicaModel]:
-    """By file name without its ending.
+    """Reads replicas, by file name without its ending.
 
     Raises:
         InputError: two files have one name, or a file is none.

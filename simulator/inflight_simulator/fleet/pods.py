@@ -10,14 +10,16 @@ from inflight_simulator.fleet.replica import NEVER, Replica
 
 @dataclass(slots=True, eq=False)
 class Pod:
-    """Attributes:
-    number: counts from 0 in the order of creation; also the pod's place in routing.
-    created_s: when it was ordered. starts_s: when it is ready, or was.
-    ready: it has started.
-    draining: it takes no new requests.
-    ended_s: when it was removed; NEVER until then.
-    meter: its metrics; None if no controller reads them.
-    deletion_cost: a pod with a smaller one is removed first, if the operator sets them.
+    """A simulated pod.
+
+    Attributes:
+        number: counts from 0 in the order of creation; also the pod's place in routing.
+        created_s: when it was ordered. starts_s: when it is ready, or was.
+        ready: it has started.
+        draining: it takes no new requests.
+        ended_s: when it was removed; NEVER until then.
+        meter: its metrics; None if no controller reads them.
+        deletion_cost: a pod with a smaller one is removed first, if the operator sets them.
     """
 
     number: int

@@ -12,7 +12,7 @@ from inflight_cost.model import StepWork
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import StepPlan
-from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
+from inflight_engine.scheduling.scheduler import CannotFitError
 from inflight_settings.limits import LimitsInForce
 from inflight_simulator.arrivals import OUTPUT_TOKEN
 from inflight_simulator.fleet.config import FleetConfig
@@ -20,6 +20,7 @@ from inflight_simulator.fleet.meter import Meter
 from inflight_simulator.fleet.noise import Noise
 from inflight_simulator.fleet.request_states import RequestStates
 from inflight_simulator.fleet.requests import Floats
+from inflight_simulator.fleet.scheduler import FleetScheduler
 from inflight_simulator.passes import prefill_work
 
 NEVER = math.inf
@@ -44,15 +45,15 @@ def scheduler_config(config: FleetConfig, longest: int, *, prefix_caching: bool 
         kv_headroom=model.kv_headroom,
         policy=config.policy,
         ttft_target=config.targets.ttft,
-        ttft_per_token=config.ttft_per_token,
+        ttft_per_1k_tokens=config.ttft_per_token * 1000,
         preemption="recompute",
         prefix_caching=prefix_caching,
     )
 
 
 class Replica:
-    """Its steps follow each other without a gap while it has requests; a request is scheduled from the first step that
-    starts at its arrival or later.
+    """A replica. Its steps follow each other without a gap while it has requests; a request is scheduled from the first
+    step that starts at its arrival or later.
 
     Steps with prefills are planned one by one. Decodes alone are planned as a run, up to the first of them that ends or
     to the end of the free blocks, and processed at the next event; an arrival ends the run after the current step, as
@@ -78,7 +79,7 @@ class Replica:
         self.idle_s = 0.0
         self.refused: list[int] = []
         self.revision = 0
-        self.scheduler = Scheduler(scheduling, contents=scheduling.prefix_caching)
+        self.scheduler = FleetScheduler(scheduling)
         self.scheduler.limits = config.limits
         self.scheduler.prefill_cost = config.replica.cost
         self._states = states
@@ -91,12 +92,12 @@ class Replica:
         self._in_slot: dict[int, int] = {}
         """Request id by slot."""
         self._lost_s: dict[int, float] = {}
-        """When requests that were preempted got their last token."""
+        """Time of the last token of each preempted request."""
         self._plan: StepPlan | None = None
         self._ends: list[float] = []
         """Ends of the steps of a run."""
         self._begun = 0.0
-        """When the step under way began, or the first one of the run."""
+        """Begin of the step under way, or of the first one of the run."""
         self._tokens = np.full(scheduling.capacity.max_num_seqs, OUTPUT_TOKEN, np.int32)
 
     @property
@@ -114,7 +115,7 @@ class Replica:
         return self.scheduler.num_waiting + len(self._arrived)
 
     def set_limits(self, limits: LimitsInForce, now: float) -> None:
-        """In force from the next step."""
+        """Sets limits, which are in force from the next step."""
         self.take_in_until(now)
         self._cut_run(now)
         if self._ends:
@@ -208,7 +209,7 @@ class Replica:
         self._noise.use(steps)
         now = self._begun = self._ends[steps - 1]
         del self._ends[:steps]
-        for request in self.scheduler.advance_many(steps, OUTPUT_TOKEN):
+        for request in self.scheduler.advance_many(steps):
             self._finish(request.request_id, now)
 
     def _end(self, now: float) -> None:

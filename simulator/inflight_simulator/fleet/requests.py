@@ -19,7 +19,7 @@ Counts = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Requests:
-    """In order of arrival; a request's id is its place.
+    """Requests in order of arrival; a request's id is its place.
 
     Attributes:
         arrival_s: float64 [n], rising. prompt_tokens, output_tokens: int64 [n], at least 1 each.
@@ -77,7 +77,7 @@ def read_requests(path: Path) -> Requests:
 
 
 def _read_plain(path: Path) -> Requests | None:
-    """None: it is something else, or there is something wrong with it."""
+    """Reads a plain trace quickly; None: it is another format, or has a fault."""
     try:
         header, _, body = arrivals_text(path).partition("\n")
         if header.strip() != _PLAIN:

@@ -12,20 +12,22 @@ from inflight_simulator.summary import Distribution, distribution
 
 
 class FleetSummary(msgspec.Struct, frozen=True):
-    """Attributes:
-    scaler: name on the command line.
-    requests: that arrived; refused: of them, longer than the KV cache.
-    attainment: share of requests that kept both targets.
-    replica_hours: starting and draining pods included, up to the last arrival.
-    reversals: changes of direction of the ordered replicas.
-    longest_out_of_target_s: longest run of 10 s windows in which less than 99% of arrivals kept their targets.
-    ttft, tpot: seconds.
-    preemptions: of all requests.
-    cost: replica-hours times the replica's price; None without a price.
-    output_tokens_per_cost: None without a price.
-    replicas: ordered, ready and existing replicas from a second on.
-    decisions: of the operator, as text.
-    prefix_hit_rate: share of prompt tokens found in a prefix cache; None without prefix caches.
+    """Summary of a fleet simulation.
+
+    Attributes:
+        scaler: name on the command line.
+        requests: that arrived; refused: of them, longer than the KV cache.
+        attainment: share of requests that kept both targets.
+        replica_hours: starting and draining pods included, up to the last arrival.
+        reversals: changes of direction of the ordered replicas.
+        longest_out_of_target_s: longest run of 10 s windows in which less than 99% of arrivals kept their targets.
+        ttft, tpot: seconds.
+        preemptions: of all requests.
+        cost: replica-hours times the replica's price; None without a price.
+        output_tokens_per_cost: None without a price.
+        replicas: ordered, ready and existing replicas from a second on.
+        decisions: of the operator, as text.
+        prefix_hit_rate: share of prompt tokens found in a prefix cache; None without prefix caches.
     """
 
     scaler: str

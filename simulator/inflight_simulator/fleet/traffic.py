@@ -13,10 +13,12 @@ _STEP_S = 5.0
 
 
 class Traffic(msgspec.Struct, frozen=True):
-    """Attributes:
-    requests: of all seconds.
-    requests_per_second, peak_requests_per_second: on average, and in the busiest minute.
-    prompt_tokens, output_tokens: means of all requests.
+    """Summary of the requests of a simulation.
+
+    Attributes:
+        requests: of all seconds.
+        requests_per_second, peak_requests_per_second: on average, and in the busiest minute.
+        prompt_tokens, output_tokens: means of all requests.
     """
 
     requests: int

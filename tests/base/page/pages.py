@@ -8,9 +8,9 @@ from inflight_base.page.histogram import Histogram
 from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import ServiceClass
 
 
 def engine_page(names=None, observations=1, seed=0):

@@ -52,13 +52,13 @@ def test_ordered_services_are_those_with_a_replica():
 
 
 def watched(monkeypatch, answers, processes_of=lambda uid: []):
-    """A watch whose looks get these Deployments with a replica in turn, and the clock, which a look moves by 10 s."""
+    """A watch whose updates get these Deployments with a replica in turn, and the clock, which a look moves by 10 s."""
     clock = SimpleNamespace(now=100.0)
-    looks = iter(answers)
+    updates = iter(answers)
 
     def kubectl(*arguments):
         clock.now += 10.0
-        items = [{"metadata": {"name": name}, "spec": {"replicas": 1}} for name in next(looks)]
+        items = [{"metadata": {"name": name}, "spec": {"replicas": 1}} for name in next(updates)]
         return json.dumps({"items": items})
 
     pod = SimpleNamespace(name="gateway-1", uid="u")
@@ -72,14 +72,14 @@ def watched(monkeypatch, answers, processes_of=lambda uid: []):
 def test_a_replica_is_ordered_at_the_latest_when_the_list_with_it_has_come(monkeypatch):
     watch, _ = watched(monkeypatch, [[], ["a"], ["a", "b"]])
     for _ in range(3):
-        watch.look()
+        watch.update()
     assert watch.ordered == {"a": 120.0, "b": 130.0}
 
 
 def test_what_runs_at_the_first_look_is_no_order_of_the_storm(monkeypatch):
     watch, _ = watched(monkeypatch, [["old"], ["old", "a"]])
-    watch.look()
-    watch.look()
+    watch.update()
+    watch.update()
     assert watch.ordered.keys() == {"a"}
 
 
@@ -87,33 +87,33 @@ def test_memory_is_read_less_often_than_replicas(monkeypatch):
     read = []
     watch, clock = watched(monkeypatch, [[]] * 4, lambda uid: read.append(uid) or [])
     for _ in range(4):
-        watch.look()
+        watch.update()
         clock.now -= 9.0  # a look took 1 s
     assert len(read) == 2  # of the operator and the gateway, once
 
 
-def test_a_pod_whose_groups_vanish_while_they_are_read_does_not_end_the_look(monkeypatch):
+def test_a_pod_whose_groups_vanish_while_they_are_read_does_not_end_the_update(monkeypatch):
     def vanished(uid):
         raise FileNotFoundError(uid)
 
     watch, _ = watched(monkeypatch, [[], ["a"]], vanished)
-    watch.look()
-    watch.look()
+    watch.update()
+    watch.update()
     assert (watch.ordered.keys(), watch.memory) == ({"a"}, {})
 
 
 @pytest.mark.parametrize("error", [OSError("the group is gone"), ValueError("half a line"), ClusterError("away")])
-def test_watching_survives_a_look_that_fails(monkeypatch, error):
-    looks, enough = [], threading.Event()
+def test_watching_survives_an_update_that_fails(monkeypatch, error):
+    updates, enough = [], threading.Event()
 
     class Failing:
-        def look(self):
-            looks.append(1)
-            if len(looks) == 3:
+        def update(self):
+            updates.append(1)
+            if len(updates) == 3:
                 enough.set()
             raise error
 
-    monkeypatch.setattr(watch_module, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(watch_module, "UPDATE_SECONDS", 0.01)
     with watching(Failing()):
         assert enough.wait(10)
 

@@ -12,10 +12,10 @@ import sys
 import msgspec
 import numpy as np
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.engine_process import load
 from inflight_engine.messages import AddRequest
 from inflight_engine.request import SamplingParams
+from inflight_settings.engine import EngineConfig
 
 
 def generate(engine, requests):

@@ -1,11 +1,14 @@
 """The copies of a GPU's blocks, on the CPU, where there are no streams: what is copied where."""
 
+from unittest.mock import MagicMock
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight_engine.execution import block_copies
 from inflight_engine.execution.block_copies import StagedCopies, runs
 
 LAYERS, BLOCKS, HOST_BLOCKS = 3, 12, 9
@@ -15,6 +18,13 @@ ids = st.integers(0, HOST_BLOCKS).flatmap(
         st.permutations(range(HOST_BLOCKS)).map(lambda order: order[:count]),
     )
 )
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_streams():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(block_copies, "_Streams", MagicMock())
+        yield
 
 
 @settings(max_examples=40, deadline=None)

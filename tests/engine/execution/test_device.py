@@ -5,12 +5,12 @@ import importlib.util
 import pytest
 import torch
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.device import choose_device, choose_dtype, device_failed
 from inflight_engine.execution.load import is_in_kernels
 from inflight_engine.models.config import load_model_config
 from inflight_engine.models.source import resolve
 from inflight_engine.native.library import library
+from inflight_settings.engine import EngineConfig
 
 CPU = torch.device("cpu")
 
@@ -42,8 +42,8 @@ def test_the_kernels_compute_a_native_model_unless_an_option_is_against_it(optio
 
 def test_a_named_type_is_taken_and_an_unknown_one_refused():
     assert choose_dtype("float16", CPU, in_kernels=False) == torch.float16
-    with pytest.raises(ValueError, match="dtype must be auto, float32, bfloat16, float16, not int8"):
-        choose_dtype("int8", CPU, in_kernels=True)
+    with pytest.raises(ValueError, match="dtype must be one of auto, float32, bfloat16, float16, not 'int8'"):
+        EngineConfig("m", dtype="int8")
 
 
 def test_a_gpu_without_triton_is_refused(monkeypatch):
@@ -60,8 +60,8 @@ def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
     assert choose_device("auto") == choose_device("cpu") == CPU
     with pytest.raises(ValueError, match="device is cuda, but torch finds no GPU here"):
         choose_device("cuda")
-    with pytest.raises(ValueError, match="device must be auto, cpu or cuda, not tpu"):
-        choose_device("tpu")
+    with pytest.raises(ValueError, match="device must be one of auto, cpu, cuda, not 'tpu'"):
+        EngineConfig("m", device="tpu")
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution import build
 from inflight_engine.execution.kv_calibration import calibrate, calibration_tokens
 from inflight_engine.execution.load import load_model
 from inflight_engine.models.parallel import ALONE, SingleProcess
+from inflight_settings.engine import EngineConfig
 from tests.engine.execution.tiny_model import VOCAB, make_model
 
 LENGTH = 50

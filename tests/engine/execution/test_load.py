@@ -5,11 +5,11 @@ import logging
 import pytest
 import torch
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.load import kept_formats, load_config, load_model
 from inflight_engine.models.linear import NONE_KEPT
 from inflight_engine.models.parallel import ALONE
 from inflight_engine.models.source import ModelFiles
+from inflight_settings.engine import EngineConfig
 from tests.engine.execution.tiny_model import make_model
 from tests.engine.models.packed_checkpoint import awq, write_checkpoint
 

@@ -5,7 +5,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention.base import AttentionSpec
 from inflight_engine.execution.load import load_config, load_model
 from inflight_engine.execution.memory_profile import (
@@ -16,6 +15,7 @@ from inflight_engine.execution.memory_profile import (
 )
 from inflight_engine.models.parallel import ALONE
 from inflight_engine.models.source import resolve
+from inflight_settings.engine import EngineConfig
 from tests.engine.execution.padded_backend import PaddedBackend
 from tests.engine.execution.sampling.gumbel import PlainSampler
 from tests.engine.execution.tiny_model import make_model

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.engine_process import load
 from inflight_engine.execution.parallel.plan_frames import PlanDecoder, PlanEncoder
 from inflight_engine.execution.parallel.process_group import TorchDistributed
@@ -30,6 +29,7 @@ from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.weights import open_weights
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import SlotStart
+from inflight_settings.engine import EngineConfig
 from tests.engine.execution.driver import make_plan
 from tests.engine.execution.parallel_session import generate
 from tests.engine.execution.tiny_model import VOCAB, make_model, prompts_for

@@ -5,11 +5,11 @@ import random
 import pytest
 import torch
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.build import make_batch_invariant
 from inflight_engine.models.shape import ModelShape
 from inflight_engine.models.transformers_config import TransformersConfig
 from inflight_engine.request import SamplingParams
+from inflight_settings.engine import EngineConfig
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.tiny_model import KINDS, SWAP_SPACE, VOCAB, generate, make_model, prompts_for, tiny_runner
 

@@ -32,7 +32,7 @@ OTHER = "TritonOps().silu_mul(torch.empty(1, 2048))"
 
 STEPS = """
 import numpy as np
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 from inflight_engine.execution import load
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.attention.triton_paged import TritonBackend

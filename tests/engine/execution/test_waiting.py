@@ -9,12 +9,15 @@ import sys
 import msgspec
 import pytest
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 
 
 def shown_by(module, arguments, **options):
     """Settings that the OpenMP library prints when a process starts."""
-    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"} | {"OMP_DISPLAY_ENV": "true"}
+    environment = {k: v for k, v in os.environ.items() if k != "OMP_WAIT_POLICY"} | {
+        "OMP_DISPLAY_ENV": "true",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(
         command, env=environment, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=120, **options
@@ -31,7 +34,7 @@ def test_threads_of_the_engine_process_sleep_while_they_wait():
 
 @pytest.mark.slow
 def test_threads_of_a_tensor_parallel_worker_sleep_while_they_wait():
-    config = msgspec.json.encode(EngineConfig("model", device="none of them")).decode()
+    config = msgspec.json.encode(EngineConfig("model", device="cuda")).decode()
     lifeline, ours = os.pipe()
     shown = shown_by(
         "inflight_engine.execution.parallel.worker",
@@ -40,5 +43,5 @@ def test_threads_of_a_tensor_parallel_worker_sleep_while_they_wait():
     )
     os.close(lifeline)
     os.close(ours)
-    assert "device must be" in shown
+    assert "torch finds no GPU" in shown
     assert "OMP_WAIT_POLICY = 'PASSIVE'" in shown

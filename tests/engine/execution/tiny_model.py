@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution import build
+from inflight_settings.engine import EngineConfig
 
 VOCAB = 97
 SWAP_SPACE = 1 << 20

@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.load import load_config, load_model
 from inflight_engine.models import transformers_config
 from inflight_engine.models.config import UnsupportedModelError
@@ -21,6 +20,7 @@ from inflight_engine.models.transformers_config import TransformersConfig
 from inflight_engine.models.transformers_model import TransformersModel
 from inflight_engine.native.library import library
 from inflight_engine.request import SamplingParams
+from inflight_settings.engine import EngineConfig
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.tiny_model import COMMON, SWAP_SPACE, VOCAB, generate, prompts_for, tiny_runner
 

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention.base import AttentionBatch, AttentionSpec, ChunkSpan
 from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.execution.attention.torch_sdpa import TorchSdpaBackend
@@ -21,6 +20,7 @@ from inflight_engine.models.parallel import SingleProcess
 from inflight_engine.models.source import resolve
 from inflight_engine.native.library import EMULATED, KernelError
 from inflight_engine.request import SamplingParams
+from inflight_settings.engine import EngineConfig
 from tests.engine.execution import tiny_model
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.tiny_model import SWAP_SPACE, VOCAB, generate, make_model, prompts_for, tiny_runner

@@ -14,11 +14,11 @@ from inflight_engine.recording.lines import Added, Cancelled, PlanDigest, Prefil
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import SamplingParams
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.scheduling.victims import VICTIMS
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.recording.workload import CLASSES, CONFIG, Workload, config
 
 
@@ -106,7 +106,7 @@ def test_time_is_recorded_where_it_changes_an_order_and_nowhere_else(tmp_path, l
     configuration = config(
         policy="deadline",
         ttft_target=2.0,
-        ttft_per_token=0.05 * (seed % 2),
+        ttft_per_1k_tokens=50.0 * (seed % 2),
         late_share=0.3,
         classes=classes,
         prefix_caching=seed > 0,

@@ -12,10 +12,11 @@ from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request, SamplingParams, Scheduling
-from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import CannotFitError, Scheduler
 from inflight_engine.step_work import work_of
 from inflight_settings.limits import Limits, LimitsInForce
+from inflight_settings.scheduling import ServiceClass
 
 CLASSES = (ServiceClass("chat", 3.0, priority=0), ServiceClass("batch", 1.0, priority=2))
 CONFIG = SchedulerConfig(

@@ -254,13 +254,13 @@ def test_fair_remembers_no_more_debts_than_it_may(monkeypatch):
     assert len(line.policy._counters) <= 20 + 6
 
 
-def test_a_newcomers_policy_takes_a_class_and_a_line(monkeypatch):
+def test_a_policy_is_a_class_with_a_name(monkeypatch):
     class LongestPromptFirst(StaticKeyPolicy):
         def key(self, request):
             return -request.num_prompt_tokens
 
-    monkeypatch.setitem(POLICIES, "longest_prompt", LongestPromptFirst)
-    queues = WaitingQueues(config("longest_prompt"))
+    monkeypatch.setitem(POLICIES, "sjf", LongestPromptFirst)
+    queues = WaitingQueues(config("sjf"))
     for order, length in enumerate((3, 9, 5)):
         queues.push(Request(order, np.zeros(length, np.int32), SamplingParams(4), 0.0, order=order), 0)
     assert [queues.pop(0).num_prompt_tokens for _ in range(3)] == [9, 5, 3]

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from inflight_engine.request import Request, RequestState, SamplingParams
-from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling_fields import gathered
 
 AGING = 3.0

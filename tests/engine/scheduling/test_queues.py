@@ -4,10 +4,11 @@ import numpy as np
 import pytest
 
 from inflight_engine.request import Request, RequestState, SamplingParams, Scheduling
-from inflight_engine.scheduling.config import SchedulerConfig, ServiceClass
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.queues import WaitingQueues
 from inflight_policies.lazy_heap import LazyHeap
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import ServiceClass
 
 INF, NAN = float("inf"), float("nan")
 

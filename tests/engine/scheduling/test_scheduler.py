@@ -2,8 +2,8 @@ import pytest
 
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, RequestState
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.scheduler import CannotFitError
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.driver import Driver
 from tests.engine.scheduling.model_runner import reference_output
 

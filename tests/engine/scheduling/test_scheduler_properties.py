@@ -3,6 +3,7 @@ configuration, keeps the rules: the model runner checks each plan's contract and
 decision."""
 
 import math
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -11,9 +12,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
+from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from tests.engine.scheduling.driver import Driver
 from tests.engine.scheduling.model_runner import VOCAB, reference_output
 from tests.engine.scheduling.workload import PREFILL_COSTS, RATES, TENANTS, WEIGHTS, Workload, described
@@ -56,12 +57,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         policy=st.sampled_from(sorted(POLICIES)),
         num_classes=st.integers(1, 2),
         victim=st.sampled_from(sorted(VICTIMS)),
-        preemption=st.sampled_from(PREEMPTION_MODES),
+        preemption=st.sampled_from(get_args(PreemptionMode)),
         num_host_blocks=st.sampled_from([0, 3, 40]),
         prefix_caching=st.booleans(),
         headroom=st.sampled_from([0.0, 0.1, 0.5]),
         ttft_target=st.sampled_from([None, 0.5, 4.0]),
-        ttft_per_token=st.sampled_from([0.0, 0.1]),
+        ttft_per_1k_tokens=st.sampled_from([0.0, 100.0]),
         lookahead=st.booleans(),
     )
     def start(
@@ -77,7 +78,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         prefix_caching,
         headroom,
         ttft_target,
-        ttft_per_token,
+        ttft_per_1k_tokens,
         lookahead,
     ):
         self.classes = CLASSES[:num_classes]
@@ -93,7 +94,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             policy=policy,
             priority_aging=2.0,
             ttft_target=ttft_target,
-            ttft_per_token=ttft_per_token,
+            ttft_per_1k_tokens=ttft_per_1k_tokens,
             late_share=0.25,
             classes=tuple(ServiceClass(name, weight=data.draw(st.sampled_from(WEIGHTS))) for name in self.classes),
             preemption=preemption,

@@ -22,13 +22,13 @@ from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling import queues
 from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies.fcfs import Fcfs
 from inflight_engine.scheduling.policies.priority import Priority
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_policies import service_counter
 from inflight_policies.lazy_heap import LazyHeap
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.workload import Workload
 
 SEEDS, STEPS = range(4), 600
@@ -50,7 +50,7 @@ BUSY: dict[str, Any] = {
 }
 SWAPPING = {"preemption": "swap", "num_host_blocks": 40}
 LOOKAHEAD = {"lookahead": True}
-DEADLINE = {"policy": "deadline", "ttft_target": 4.0, "ttft_per_token": 0.0, "late_share": 0.25}
+DEADLINE = {"policy": "deadline", "ttft_target": 4.0, "ttft_per_1k_tokens": 0.0, "late_share": 0.25}
 OUT_OF_TURN = "deadline: request .* overtakes|nobody is admitted"
 
 Patch = pytest.MonkeyPatch
@@ -326,14 +326,15 @@ def takes_the_step_in_flight_for_done(leave, slot):
 def plans_on_old_lengths(scheduler: Scheduler, patch: Patch) -> None:
     """A plan made ahead takes the step under way for one that never was."""
     decodes, in_flight = scheduler._running.decodes, scheduler._in_flight
-    growing = decodes.growing
+    growing, num_tokens = decodes.growing, scheduler._running.table.num_tokens
 
     def growing_wrongly():
-        decodes.clock -= in_flight.counted is not None
+        under_way = [] if in_flight.counted is None else in_flight.counted.decode_slots
+        num_tokens[under_way] -= 1
         try:
             return growing()
         finally:
-            decodes.clock += in_flight.counted is not None
+            num_tokens[under_way] += 1
 
     patch.setattr(decodes, "growing", growing_wrongly)
 
@@ -510,7 +511,7 @@ FAULTS = {
     "a long prompt has no longer a target": Fault(
         lambda scheduler, patch: patch.setattr(scheduler._deadlines, "_per_token", 0.0),
         "the latest start of a request is wrong",
-        DEADLINE | {"ttft_per_token": 0.1},
+        DEADLINE | {"ttft_per_1k_tokens": 100.0},
     ),
     "what the prefix cache has is predicted as computed": Fault(
         lambda scheduler, patch: patch.setattr(scheduler._deadlines, "_pool", BlockPool(16, 2)),

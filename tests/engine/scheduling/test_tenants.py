@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.scheduling.config import ServiceClass
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.driver import Driver
 
 SMALL = {"num_blocks": 16, "block_size": 2, "max_model_len": 32, "kv_headroom": 0.0, "prefix_caching": False}
@@ -139,18 +139,6 @@ def test_a_pass_that_becomes_possible_as_decodes_go_on_is_noticed(policy):
     while 3 not in driver.admission_order:
         driver.step()
     assert driver.scheduler.num_steps == expected.scheduler.num_steps
-
-
-def test_no_pass_comes_in_steady_steps():
-    driver, num_steady = growing("fcfs"), 0
-    while 3 not in driver.admission_order:
-        steps = driver.scheduler.steady_steps()
-        for _ in range(steps):
-            driver.step()
-            assert 3 not in driver.admission_order
-        num_steady += steps
-        driver.step()
-    assert num_steady
 
 
 @settings(max_examples=30, deadline=None)

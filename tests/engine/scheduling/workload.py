@@ -11,15 +11,15 @@ from collections import Counter, deque
 from collections.abc import Callable, Set
 from dataclasses import dataclass
 from random import Random
-from typing import Any
+from typing import Any, get_args
 
 from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, RequestState
-from inflight_engine.scheduling.config import PREEMPTION_MODES, ServiceClass
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies import POLICIES
 from inflight_engine.scheduling.victims import VICTIMS
+from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from tests.engine.scheduling.driver import Driver, FailingSlots, Fails, never, no_slots, nothing
 from tests.engine.scheduling.model_runner import VOCAB
 
@@ -52,7 +52,7 @@ class Size:
 
 
 TINY, WIDE = Size(8, 24, 40, (0.8, 2.5)), Size(48, 96, 120, (3, 8))
-# Outputs longer than the decode ring has rows at first, and more blocks than the pool looks ahead.
+# Long outputs in many blocks.
 LONG = Size(4, 200, 1500, (0.8, 2.5))
 SIZES = (TINY,) * 36 + (WIDE,) * 3 + (LONG,)
 LAST_EVENTS = 12
@@ -75,7 +75,7 @@ def random_fields(random: Random, deadlines: Random) -> dict[str, Any]:
         "policy": random.choice(sorted(POLICIES)),
         "priority_aging": random.choice((0.5, 5.0, 50.0)),
         "ttft_target": deadlines.choice((None, 1.0, 8.0)),
-        "ttft_per_token": deadlines.choice((0.0, 0.0, 0.02, 0.5)),
+        "ttft_per_1k_tokens": deadlines.choice((0.0, 0.0, 20.0, 500.0)),
         "late_share": deadlines.choice((0.1, 0.25, 1.0)),
         "classes": tuple(
             ServiceClass(
@@ -86,7 +86,7 @@ def random_fields(random: Random, deadlines: Random) -> dict[str, Any]:
             )
             for name in names
         ),
-        "preemption": random.choice(PREEMPTION_MODES),
+        "preemption": random.choice(get_args(PreemptionMode)),
         "preemption_victim": random.choice(sorted(VICTIMS)),
         "num_host_blocks": random.choice((0, num_blocks // 2, num_blocks, 4 * num_blocks)),
         "prefix_caching": random.random() < 0.7,

@@ -8,7 +8,6 @@ import socket
 import numpy as np
 
 from inflight_engine.channel import FrameDecoder, encode
-from inflight_engine.config import EngineConfig
 from inflight_engine.messages import (
     AddRequest,
     Admission,
@@ -28,7 +27,8 @@ from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.app import create_admin_app, create_app
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.service import Service
-from inflight_engine.server.settings.config import QueueBounds, ServerConfig
+from inflight_engine.server.settings.config import ServerConfig
+from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import Limits, LimitsInForce
 
 EOS = 0
@@ -172,14 +172,13 @@ def server_config(**changes):
         "generation_config": "auto",
         "trust_tenant_header": False,
         "tenant_key_file": None,
-        "bounds": QueueBounds(8),
+        "max_queued_requests": 8,
         "shed_after": None,
         "queue_timeout": 30.0,
         "request_timeout": 30.0,
         "drain_delay": 0.0,
         "drain_timeout": 1.0,
         "limits_file": None,
-        "access_log": None,
         "tracing": None,
     }
     return ServerConfig(**{**values, **changes})

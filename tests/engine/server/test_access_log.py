@@ -32,7 +32,7 @@ def written(caplog):
 
 
 async def test_a_line_has_ids_class_tokens_and_times_and_no_content(make_fake, written):
-    fake = await make_fake(access_log=DEFAULT, trust_tenant_header=True)
+    fake = await make_fake(enable_access_log=True, trust_tenant_header=True)
     headers = {"x-request-id": "r-1", "x-inflight-tenant": "acme", "authorization": "Bearer key-of-a-client"}
     asked = asyncio.create_task(fake.http.post("/v1/completions?k=v", json={"prompt": SECRET}, headers=headers))
     await until(lambda: fake.engine.requests)
@@ -69,7 +69,7 @@ async def test_a_line_has_ids_class_tokens_and_times_and_no_content(make_fake, w
 
 
 async def test_refused_requests_have_a_line_with_their_class(make_fake, written):
-    fake = await make_fake(access_log=DEFAULT)
+    fake = await make_fake(enable_access_log=True)
     await fake.post("/v1/completions", prompt="x" * 200)
     await fake.post("/v1/completions", prompt=1.5)
     too_long, malformed = written
@@ -80,7 +80,7 @@ async def test_refused_requests_have_a_line_with_their_class(make_fake, written)
 
 
 async def test_a_client_that_leaves_is_aborted(make_fake, written):
-    fake = await make_fake(access_log=DEFAULT)
+    fake = await make_fake(enable_access_log=True)
     left = asyncio.Event()
     body = json.dumps({"prompt": "hello", "stream": True}).encode()
     sent = [{"type": "http.request", "body": body, "more_body": False}]
@@ -117,17 +117,17 @@ async def test_a_client_that_leaves_is_aborted(make_fake, written):
 
 
 async def test_probes_have_no_line_unless_asked_for(make_fake, written):
-    fake = await make_fake(access_log=DEFAULT)
+    fake = await make_fake(enable_access_log=True)
     await fake.http.get("/health")
     await fake.http.get("/metrics")
     assert written == []
-    fake = await make_fake(access_log=frozenset(("/metrics",)))
+    fake = await make_fake(enable_access_log=True, disable_access_log_for_endpoints="/metrics")
     await fake.http.get("/health")
     assert [line["path"] for line in written] == ["/health"]
 
 
 async def test_a_path_cannot_break_the_line_and_is_bounded(make_fake, written):
-    fake = await make_fake(access_log=DEFAULT)
+    fake = await make_fake(enable_access_log=True)
     await fake.http.get("/a%0Ab" + "c" * 1000)
     assert written[0]["path"].startswith("/a%0Abcc")
     assert len(written[0]["path"]) == 256

@@ -5,13 +5,13 @@ import os
 
 import pytest
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.messages import Configured
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.engine import calls as engine_calls
 from inflight_engine.server.engine.limits_file import initial_limits
 from inflight_engine.server.engine.phase import Phase
+from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import Limits, LimitsInForce
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import CAPACITY, until
 
 TOKEN = {"authorization": "Bearer secret"}

@@ -6,7 +6,6 @@ import json
 import pytest
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.settings.config import QueueBounds
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import events, metrics, usage
 
@@ -172,7 +171,7 @@ async def test_client_that_leaves_ends_all_its_choices(make_fake, stream):
 
 
 async def test_call_whose_choices_do_not_fit_the_queue_is_refused_whole(make_fake):
-    fake = await make_fake(bounds=QueueBounds(4))
+    fake = await make_fake(max_queued_requests=4)
     first = start(fake, n=3)
     await arrived(fake, 3)
     refused = await start(fake, n=2)
@@ -190,7 +189,7 @@ async def test_call_whose_choices_do_not_fit_the_queue_is_refused_whole(make_fak
 
 
 async def test_token_bound_counts_the_prompt_of_each_choice(make_fake):
-    fake = await make_fake(bounds=QueueBounds(8, 12))
+    fake = await make_fake(max_queued_requests=8, max_queued_tokens=12)
     never = await start(fake, n=3)
     assert (never.status_code, never.json()["error"]["param"]) == (400, "prompt")
     call = start(fake, n=2)

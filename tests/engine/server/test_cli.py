@@ -14,17 +14,17 @@ import msgspec
 import pytest
 
 from inflight_engine import cli
-from inflight_engine.config import EngineConfig
-from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.server.settings.config import TracingConfig
-from inflight_engine.server.settings.config_file import parse_with_file
-from inflight_engine.server.settings.serve_flags import EXAMPLE, add_serve_flags, server_config, size
+from inflight_engine.server.settings.flags import EXAMPLE, add_serve_flags, read_config
+from inflight_engine.server.settings.tracing import TracingConfig
+from inflight_settings.engine import EngineConfig
+from inflight_settings.flag_types import size
+from inflight_settings.scheduling import ServiceClass
 
 
 def parse(*argv):
     parser = argparse.ArgumentParser(allow_abbrev=False)
     add_serve_flags(parser)
-    return server_config(parse_with_file(parser, argv))
+    return read_config(parser, argv)
 
 
 def run(*argv):
@@ -39,7 +39,7 @@ def test_defaults_are_those_of_the_engine_configuration():
     assert (config.served_model_name, config.port, config.generation_config) == ("smollm2", 8000, "auto")
     assert (config.admin_port, config.serving_metrics, config.trust_tenant_header) == (None, True, False)
     assert (config.tenant_key_file, parse("m", "--tenant-key-file", "k").tenant_key_file) == (None, Path("k"))
-    assert (config.bounds.max_requests, config.queue_timeout, config.request_timeout) == (512, 60, 600)
+    assert (config.max_queued_requests, config.queue_timeout, config.request_timeout) == (512, 60, 600)
     assert (config.drain_delay, config.drain_timeout) == (0, 120)
 
 
@@ -90,7 +90,7 @@ def test_every_flag_reaches_the_configuration():
         block_size=8,
         kv_cache_memory=2 * 2**30,
         kv_headroom=0.1,
-        scheduling_policy="priority",
+        policy="priority",
         priority_aging=2.5,
         ttft_target=0.7,
         ttft_per_1k_tokens=0.06,
@@ -108,7 +108,7 @@ def test_every_flag_reaches_the_configuration():
     assert (config.host, config.port, config.served_model_name, str(config.limits_file)) == ("::1", 9, "n", "l")
     assert (config.admin_port, config.serving_metrics, config.trust_tenant_header) == (10, False, True)
     assert config.generation_config == "none"
-    assert (config.bounds.max_requests, config.bounds.max_tokens) == (6, 77)
+    assert (config.max_queued_requests, config.max_queued_tokens) == (6, 77)
     assert (config.shed_after, config.queue_timeout, config.request_timeout) == (8, 1.5, 2.5)
     assert (config.drain_delay, config.drain_timeout) == (3, 4)
     assert config.access_log == {"/health", "/v1/models"}
@@ -127,7 +127,7 @@ def test_every_flag_reaches_the_configuration():
     ],
 )
 def test_the_policy_is_deadline_where_there_is_a_ttft_target_unless_another_is_named(flags, policy):
-    assert parse("m", *shlex.split(flags)).engine.scheduling_policy == policy
+    assert parse("m", *shlex.split(flags)).engine.policy == policy
 
 
 @pytest.mark.parametrize("write", [json.dumps, lambda fields: "".join(f"{k}: {v}\n" for k, v in fields.items())])

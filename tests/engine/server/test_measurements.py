@@ -19,7 +19,6 @@ from inflight_engine.messages import StepCost
 from inflight_engine.request import FinishReason
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.http.health import health_status
-from inflight_engine.server.settings.config import QueueBounds
 from inflight_engine.server.telemetry.histogram import Histogram
 from tests.engine.server.fake_engine import until
 from tools import localcluster as cluster
@@ -239,7 +238,7 @@ async def test_cost_of_steps_is_shown_once_it_is_measured(make_fake):
 
 
 async def test_what_arrives_counts_when_it_is_taken_each_answer_once(make_fake):
-    fake = await make_fake(bounds=QueueBounds(3))
+    fake = await make_fake(max_queued_requests=3)
     call = asyncio.create_task(fake.post("/v1/completions", prompt="hello", n=2, max_tokens=1))
     await until(lambda: len(fake.engine.requests) == 2)
     refused = await fake.post("/v1/completions", prompt="hello", n=2)

@@ -7,7 +7,6 @@ import re
 import httpx
 import pytest
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.messages import Starting
 from inflight_engine.request import FinishReason
 from inflight_engine.server.answers import progress_frames
@@ -15,7 +14,7 @@ from inflight_engine.server.answers.heartbeats import _ROUNDS as ROUNDS
 from inflight_engine.server.answers.heartbeats import Heartbeats
 from inflight_engine.server.engine.progress import Progress
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.settings.config import QueueBounds
+from inflight_settings.engine import EngineConfig
 from tests.engine.server.fake_engine import until
 from tests.engine.server.relay_model import Choice, Kept, frames
 from tests.engine.server.test_requests import events, metrics, start
@@ -77,7 +76,7 @@ async def test_the_head_comes_when_the_request_is_in_the_queue(make_fake, stream
 
 
 async def test_what_fails_before_the_queue_is_an_ordinary_response(make_fake):
-    fake = await make_fake(bounds=QueueBounds(1))
+    fake = await make_fake(max_queued_requests=1)
     first = await post(fake, temperature=3)
     assert error_of(first)[0] == 400
     call = start(fake)

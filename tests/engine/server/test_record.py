@@ -4,9 +4,9 @@ import gzip
 
 import pytest
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.server.admin import record
 from inflight_engine.server.engine.phase import Phase
+from inflight_settings.engine import EngineConfig
 from tests.engine.server.fake_engine import until
 
 TOKEN = {"authorization": "Bearer secret"}

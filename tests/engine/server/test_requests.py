@@ -7,13 +7,12 @@ import time
 
 import pytest
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server import lifecycle
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.requests.generation import Generation
-from inflight_engine.server.settings.config import QueueBounds
+from inflight_settings.engine import EngineConfig
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import EOS, READY, ByteTokenizer, until
 
 
@@ -90,7 +89,7 @@ async def test_top_k_of_the_vocabulary_or_more_keeps_all_whatever_its_size(make_
 
 
 async def test_request_that_cannot_be_sent_to_the_engine_keeps_no_place(make_fake, monkeypatch):
-    fake = await make_fake(bounds=QueueBounds(1))
+    fake = await make_fake(max_queued_requests=1)
     send = fake.service.link.send
     monkeypatch.setattr(fake.service.link, "send", lambda message: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -158,7 +157,7 @@ async def test_stream_holds_back_what_may_be_a_stop_string_and_ends_with_usage(m
 
 
 async def test_queue_bound_is_exact_and_says_when_to_try_again(make_fake):
-    fake = await make_fake(bounds=QueueBounds(3))
+    fake = await make_fake(max_queued_requests=3)
     calls = [start(fake) for _ in range(10)]
     refused = [call for call in calls if (await asyncio.wait([call], timeout=0.2))[0]]
     assert len(refused) == 7
@@ -185,7 +184,7 @@ async def test_queue_bound_is_exact_and_says_when_to_try_again(make_fake):
 
 
 async def test_token_bound_counts_prompt_tokens(make_fake):
-    fake = await make_fake(bounds=QueueBounds(8, 12))
+    fake = await make_fake(max_queued_requests=8, max_queued_tokens=12)
     first = start(fake)
     await until(lambda: fake.engine.requests)
     second = start(fake)
@@ -202,7 +201,7 @@ async def test_token_bound_counts_prompt_tokens(make_fake):
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_queue_timeout_is_504_and_frees_the_place(make_fake, stream):
-    fake = await make_fake(queue_timeout=0.05, bounds=QueueBounds(1))
+    fake = await make_fake(queue_timeout=0.05, max_queued_requests=1)
     answer = await start(fake, stream=stream)
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "queue_timeout")
     await until(lambda: fake.engine.cancels)

@@ -11,11 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.messages import EngineFailed, LongStep, Starting
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server import run
 from inflight_engine.server.engine import supervisor as supervising
 from inflight_engine.server.engine.phase import Phase
@@ -23,9 +21,10 @@ from inflight_engine.server.engine.progress import KILL_GRACE_SECONDS, Progress
 from inflight_engine.server.engine.restarts import MOST_RESTARTS, WINDOW_SECONDS, Restarts
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.lifecycle import Lifecycle
-from inflight_engine.server.settings.config import QueueBounds
 from inflight_engine.server.telemetry.request_phases import request_phases
+from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import Limits, LimitsInForce
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import READY, connect_engine, until
 from tests.engine.server.test_requests import events, metrics, start
 
@@ -159,7 +158,7 @@ async def test_request_that_waited_for_a_slot_in_every_crash_is_not_refused(make
 
 
 async def test_while_it_restarts_new_requests_wait_in_the_same_bounded_queue(make_fake):
-    fake = await make_fake(bounds=QueueBounds(2))
+    fake = await make_fake(max_queued_requests=2)
     first = start(fake)
     await until(lambda: fake.engine.requests)
     fake.engine.report(admitted=[(0, 0)], num_running=1)

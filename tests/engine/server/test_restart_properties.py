@@ -15,7 +15,6 @@ from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
-from inflight_engine.server.settings.config import QueueBounds
 from inflight_engine.server.telemetry.metrics import NO_STATS
 from tests.engine.server.fake_engine import CAPACITY, READY, ByteTokenizer, server_config
 
@@ -59,7 +58,7 @@ class Engine:
 
 class World:
     def __init__(self):
-        self.service = serving.Service(server_config(bounds=QueueBounds(MAX_QUEUED)))
+        self.service = serving.Service(server_config(max_queued_requests=MAX_QUEUED))
         self.generations, self.deaths = [], 0
         self.expected = {}
         self.engine = Engine()

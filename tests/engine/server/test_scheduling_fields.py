@@ -4,11 +4,9 @@ import asyncio
 
 import pytest
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ServiceClass
-from inflight_engine.server.settings.config import QueueBounds
-from inflight_engine.server.settings.service_class import parse_service_class
+from inflight_settings.engine import EngineConfig
+from inflight_settings.scheduling import ServiceClass, parse_service_class
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import metrics
 
@@ -111,7 +109,7 @@ async def test_nobody_can_name_a_tenant_where_no_gateway_is_trusted(make_fake, t
 
 
 async def test_full_class_is_503_with_its_name_while_others_are_taken(make_fake):
-    fake = await make_fake(engine=CLASSES, bounds=QueueBounds(8))
+    fake = await make_fake(engine=CLASSES, max_queued_requests=8)
     waiting = [start(fake, **{"class": "batch"}) for _ in range(2)]
     await until(lambda: len(fake.engine.requests) == 2)
     refused = await start(fake, **{"class": "batch"})

@@ -5,12 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel
-from inflight_engine.config import EngineConfig
 from inflight_engine.messages import StepCost
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.admission.shedding import Shedding
 from inflight_engine.server.admission.wait import Slots
+from inflight_settings.engine import EngineConfig
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import metrics
 from tests.engine.server.test_scheduling_fields import start

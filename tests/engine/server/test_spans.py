@@ -15,13 +15,13 @@ from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import get_current_span
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.requests.generation import MAX_PREEMPTIONS
-from inflight_engine.server.settings.config import TracingConfig
+from inflight_engine.server.settings.tracing import TracingConfig
 from inflight_engine.server.telemetry.spans import MAX_PHASES, HeaderGetter
 from inflight_engine.server.telemetry.trace_export import TraceExport
+from inflight_settings.engine import EngineConfig
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import until
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"

@@ -75,8 +75,7 @@ class Engine:
                 max_model_len=LONGEST,
                 kv_headroom=0.03,
                 prefix_caching=False,
-            ),
-            contents=False,
+            )
         )
         self._sent: list[Sent] = []
         """By number of the request."""

@@ -23,7 +23,7 @@ def test_every_size_is_measured_with_its_growth_and_its_changes(monkeypatch, cap
         parts = size["schedule"]["median"] + size["update"]["median"] + size["metrics"]["median"]
         assert size["step"]["median"] == pytest.approx(parts, rel=0.5)
         assert min(size["arrival"], size["finish"], size["preemption"]) > size["step"]["median"]
-        assert size["meets_goal"] == (size["step"]["median"] <= report["goal_us"])
+        assert size["meets_goal"] == (size["step"]["median"] <= size["goal_us"])
 
 
 def test_a_finish_ends_one_request_and_its_arrival_fills_the_place():

@@ -109,8 +109,8 @@ async def _fixed(bench: Bench, admin: Admin, sender: Sender, traffic: Slice, lim
 async def _again(
     bench: Bench, admin: Admin, sender: Sender, slices: Sequence[Slice], fixed: Sequence[Fixed]
 ) -> list[Fixed]:
-    """With the best settings of each traffic measured once more, and their means: the largest of many figures is more
-    luck than the others."""
+    """Measures the best settings of each traffic again, and returns all settings with means: the largest of many
+    figures is partly luck."""
     found = list(fixed)
     for number, traffic in enumerate(slices):
         best = sorted(range(len(found)), key=lambda index: found[index].goodputs[number])[-bench.options.finalists :]

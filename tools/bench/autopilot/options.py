@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight_engine.flag_types import number
+from inflight_settings.flag_types import number
 from inflight_settings.limits import Limits
 from tools.bench.autopilot.figures import Targets
 
@@ -30,15 +30,17 @@ example: python -m tools.bench.autopilot --quick --tpot 0.08 --json figures.json
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Attributes:
-    targets: of TTFT and TPOT.
-    load: share of what the engine does at most that requests come at.
-    window: seconds of the slice, over which goodput is measured.
-    lead_time: seconds of traffic before a fixed setting is measured.
-    turns: how often the slice comes in a run of the autopilot, for each kind of traffic.
-    finalists: best settings that are measured twice.
-    settings: limits that are measured without change.
-    threads: of the engine; None: all cores.
+    """Options of the benchmark.
+
+    Attributes:
+        targets: of TTFT and TPOT.
+        load: share of what the engine does at most that requests come at.
+        window: seconds of the slice, over which goodput is measured.
+        lead_time: seconds of traffic before a fixed setting is measured.
+        turns: how often the slice comes in a run of the autopilot, for each kind of traffic.
+        finalists: best settings that are measured twice.
+        settings: limits that are measured without change.
+        threads: of the engine; None: all cores.
     """
 
     targets: Targets

@@ -49,9 +49,11 @@ class PilotRun:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """Attributes:
-    slices: of short and of long prompts.
-    window: seconds that goodput is measured over.
+    """Results of the benchmark.
+
+    Attributes:
+        slices: of short and of long prompts.
+        window: seconds that goodput is measured over.
     """
 
     targets: Targets
@@ -75,7 +77,7 @@ class Report:
 
 
 def text(report: Report) -> str:
-    """For a terminal."""
+    """Formats the report for a terminal."""
     lines = [
         f"Targets: TTFT {_seconds(report.targets.ttft)}, TPOT {_seconds(report.targets.tpot)}. Goodput: requests/s that"
         " keep both."

@@ -38,7 +38,7 @@ class Failure:
 
 
 Cell: TypeAlias = Figure | Failure | None
-"""None: not measured, because the engine has no such thing or was not asked for."""
+"""Cell of a table. None: not measured, because the engine has no such thing or was not chosen."""
 
 
 def ratio(ours: Cell, theirs: Cell, *, more_is_better: bool) -> float | None:

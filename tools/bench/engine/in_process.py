@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.engine_process import load
 from inflight_engine.messages import AddRequest, Configure, StepReport
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import SamplingParams
+from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import LimitsInForce
 
 

@@ -30,7 +30,7 @@ def loop(num_steps: int) -> list[Result]:
 
 
 def results(document: str) -> list[Result]:
-    """From what `tools.bench.engine_loop --json` prints."""
+    """Reads the output of `tools.bench.engine_loop --json`."""
     report = json.loads(document)
     return [
         Result(

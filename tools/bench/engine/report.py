@@ -98,7 +98,7 @@ _EXPLANATIONS = (
 
 
 def text(report: Report) -> str:
-    """For a terminal."""
+    """Formats the report for a terminal."""
     header, rows, notes = cells(report)
     lines = [*report.machine, *report.engines, "", *measure.table([header, *rows]), ""]
     for line in (*(f"[{index}] {note}" for index, note in enumerate(notes, 1)), *_EXPLANATIONS):

@@ -61,4 +61,4 @@ LOOP = "loop"
 NAMES = (*(row.name for row in ROWS), READY, HTTP, LOOP)
 
 WARM_UPS = (Job("generate", (128, 96, 64), 4), Job("generate", (1024,), 2))
-"""Before anything is timed."""
+"""Jobs that run before anything is timed."""

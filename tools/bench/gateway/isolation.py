@@ -40,7 +40,8 @@ from tools.measure.served import free_port, process, served_engine, wait_ready
 SERVICE = "bench"
 STEADY, FLOODING = "steady", "flooding"
 STEADY_PER_S = 0.5
-"""At this load alone a slot is free nearly always. The flood asks for more than twice what the engine can do."""
+"""Requests a second of the steady tenant: at this load alone a slot is nearly always free. The flood asks for more than
+twice what the engine can do."""
 EMULATED_STEADY_PER_S = 1.0
 """A tenth of what the emulated engine can do, so that the tenant is within its share in nearly all bursts, too."""
 ROUNDS = 2
@@ -112,7 +113,7 @@ class Isolated:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Attributes: times: of each request of the steady tenant; None: it was not answered."""
+    """Answers of one run. Attributes: times: of each request of the steady tenant; None: it was not answered."""
 
     times: list[Answer | None]
     others_per_s: float
@@ -125,7 +126,7 @@ class _Target:
     named: bool
 
     async def generate(self, tenant: str, seed: str) -> Answer | None:
-        """None: it was not answered."""
+        """Sends a request and reads its answer; None: it was not answered."""
         rng = random.Random(f"{tenant} {seed}")
         body = {
             "model": "smollm2",
@@ -250,7 +251,7 @@ async def _steady(target: _Target, seconds: float, per_s: float, salt: str) -> l
 
 
 async def _flood(target: _Target, per_s: float, turn: int, answered: list[float]) -> None:
-    """Until cancelled; its requests end with it."""
+    """Sends requests until cancelled; its requests end with it."""
 
     async def one(number: int) -> None:
         if await target.generate(FLOODING, f"{turn} {number}") is not None:

@@ -37,12 +37,14 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """Attributes:
-    latencies: direct and through the gateway, in turns; medians of the rounds.
-    cpu_ms: CPU milliseconds for each request, by process.
-    pick_us: CPU microseconds of a pick, by the number of replicas.
-    streams: open streams. stream_memory_mib: MiB that they add, by process.
-    longest_gap_s: between two events of a stream while so many were open; events come every `EVENT_SECONDS`.
+    """Results of the measurement.
+
+    Attributes:
+        latencies: direct and through the gateway, in turns; medians of the rounds.
+        cpu_ms: CPU milliseconds for each request, by process.
+        pick_us: CPU microseconds of a pick, by the number of replicas.
+        streams: open streams. stream_memory_mib: MiB that they add, by process.
+        longest_gap_s: between two events of a stream while so many were open; events come every `EVENT_SECONDS`.
     """
 
     latencies: list[Latency]

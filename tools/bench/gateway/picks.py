@@ -25,7 +25,7 @@ _BLOCKS = 8
 
 
 def pick_microseconds() -> dict[int, float]:
-    """By the number of replicas: median of the rounds."""
+    """Returns the time of a pick by the number of replicas, in microseconds: medians of the rounds."""
     return {count: _of(count) for count in REPLICAS}
 
 

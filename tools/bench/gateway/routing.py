@@ -62,7 +62,8 @@ class Routed:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Attributes: rows: by policy. samples: metrics of each replica at the end, with the cost model it fitted."""
+    """Results of the measurement. Attributes: rows: by policy. samples: metrics of each replica at the end, with the
+    cost model it fitted."""
 
     rows: list[Routed]
     samples: list[Sample]

@@ -1,4 +1,4 @@
-"""The same load by the same policies in the fleet simulator, with the cost model that the replicas fitted themselves.
+"""Simulation of the same load with the same policies, with the cost model that the replicas fitted themselves.
 
 The fit is the mean of a replica's steps; the spread around it goes into the simulation as noise.
 """

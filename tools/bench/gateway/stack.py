@@ -19,7 +19,7 @@ _ENVOY = ("--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning
 _READY_SECONDS = 30.0
 
 Object = dict[str, Any]
-"""In the form of the file of `inflight-gateway picker --static`."""
+"""Content of a file of `inflight-gateway picker --static`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,18 +15,15 @@ __all__ = ["ARMS", "Tenancy", "measure", "table"]
 
 @dataclass(frozen=True, slots=True)
 class Tenancy:
-    """Attributes: limits: None: not measured."""
+    """Results about tenants. Attributes: limits: None: not measured."""
 
     limits: Limits | None
     isolation: list[Isolated]
 
 
 def measure(folder: Path, minutes: int, seconds: float, arms: Sequence[str], say: Callable[[str], None]) -> Tenancy:
-    """Args: minutes: of the limits; 0: not measured. seconds: of each run of an arm of `isolation`.
-
-    Raises:
-        RuntimeError: a process did not start, or the gateway did not take a key.
-    """
+    """Measures limits and isolation. Args: minutes: of the limits; 0: not measured. seconds: of each run of an arm of
+    `isolation`. Raises: RuntimeError: a process did not start, or the gateway did not take a key."""
     found = None
     if minutes:
         say(f"limits and keys: {minutes} minutes")

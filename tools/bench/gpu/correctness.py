@@ -16,9 +16,9 @@ from unittest import mock
 
 import torch
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.attention import BACKENDS
 from inflight_engine.request import SamplingParams
+from inflight_settings.engine import EngineConfig
 from tools.bench.engine.in_process import Generated, InProcessEngine
 from tools.bench.gpu.draws import FILTERS, MOST_EXCESS, excess, probabilities
 from tools.bench.gpu.quantized import product_check, product_speeds, write_checkpoint

@@ -1,4 +1,4 @@
-"""Whether drawn tokens are distributed as their parameters say."""
+"""Check that drawn tokens are distributed as their parameters say."""
 
 from __future__ import annotations
 

@@ -23,15 +23,15 @@ _SIDES = {"cuda": (14336, 4096), "cpu": (64, 256)}
 """Outputs and inputs: the MLP of Llama-3-8B."""
 _ROWS = (1, 16, 64, 256, 2048)
 _COPIES = 8
-"""Of a layer, one after the other: together no cache holds them, as in a model."""
+"""Copies of a layer, used one after the other: no cache holds them all, as in a model."""
 _REPLAYS = 20
 _LARGEST_ERROR = 0.01
-"""Of a row's result, relative: bfloat16 rounds it by 0.002, sums in tensor cores add about as much."""
+"""Largest relative error of a row's result: bfloat16 rounds it by 0.002, sums in tensor cores add about as much."""
 _Settings = dict[str, Any]
 
 
 def fp8_matrix(weight: torch.Tensor) -> Fp8Matrix:
-    """Each row with a scale of its own."""
+    """Converts a weight to fp8, with a scale for each row."""
     scales = weight.float().abs().amax(1) / 448
     return Fp8Matrix((weight.float() / scales[:, None]).to(torch.float8_e4m3fn), scales)
 
@@ -110,7 +110,8 @@ class Products:
         self._matrix: Matrix = fp8_matrix(self._weight) if bits == 8 else int4_matrix(self._weight)
 
     def largest_error(self) -> float:
-        """Of a row's result, relative to its length, against float64 with the numbers that are multiplied."""
+        """Returns the largest error of a row's result, relative to its length, against float64 with the same
+        factors."""
         layer = self._maker.make([self._matrix], None)
         if isinstance(layer, PlainLinear):
             raise AssertionError("the weights were dequantized")
@@ -143,7 +144,7 @@ class Products:
 
 
 def product_check(device: str, bits: int) -> tuple[bool, str]:
-    """Whether products are right, and how far they are off."""
+    """Returns whether products are right, and a sentence on their error."""
     error = Products(device, bits).largest_error()
     return error <= _LARGEST_ERROR, f"off by at most {error:.4f} of a row's length ({_LARGEST_ERROR} allowed)"
 
@@ -193,7 +194,7 @@ def _copy(layer: Linear) -> Linear:
 
 @torch.inference_mode()
 def _seconds(layers: Sequence[Callable[[torch.Tensor], torch.Tensor]], x: torch.Tensor) -> float:
-    """Of one product, in a CUDA graph: launches from Python take longer than small products."""
+    """Returns the seconds of a product in a CUDA graph: launches from Python take longer than small products."""
     layers[0](x)  # compiles
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()

@@ -89,7 +89,7 @@ class RandomWeights:
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:
-    """What the engine and its peers look for in a folder; the weights' file is empty."""
+    """Writes the files that the engine and its peers need in a folder; the weights' file is empty."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
     (folder / "model.safetensors").touch()

@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import Device, EngineConfig
 from tools.bench.engine.drivers.ours import decode_seconds
 from tools.bench.engine.in_process import InProcessEngine
 from tools.bench.engine.jobs import Job
@@ -66,7 +66,7 @@ def measure(shape: str, device: str, size: Size, folder: Path) -> dict[str, Any]
             EngineConfig(
                 str(folder),
                 dtype="bfloat16",
-                device=device,
+                device=cast(Device, device),
                 max_model_len=size.max_model_len,
                 max_num_seqs=max(size.batches),
                 kv_cache_memory=None if device == "cuda" else 64 << 20,

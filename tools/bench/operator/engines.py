@@ -30,11 +30,11 @@ class EngineProcess:
         self._write({"pods": pods})
 
     async def waiting(self, requests: int, addresses: Collection[str]) -> None:
-        """From now on so many requests wait in each of these engines."""
+        """Sets the number of requests that wait in each of these engines."""
         await self._send({"waiting": [requests, list(addresses)]})
 
     async def hung(self, value: bool, addresses: Collection[str]) -> None:
-        """From now on these engines accept connections and never answer, or answer again."""
+        """Makes these engines accept connections and never answer, or answer again."""
         await self._send({"hung": [value, list(addresses)]})
 
     async def counts(self) -> Counts:

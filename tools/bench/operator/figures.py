@@ -75,7 +75,7 @@ class PhaseFigures:
 
     @property
     def writes_but_leases(self) -> float:
-        return sum(rate for what, rate in self.writes.items() if what not in LEASE_WRITES)
+        return sum(rate for call, rate in self.writes.items() if call not in LEASE_WRITES)
 
 
 def phase_figures(
@@ -98,7 +98,7 @@ def phase_figures(
     return PhaseFigures(
         name=name,
         seconds=seconds,
-        cores={who: (cpu - before.cpu[who]) / seconds for who, cpu in after.cpu.items()},
+        cores={process: (cpu - before.cpu[process]) / seconds for process, cpu in after.cpu.items()},
         machine_cores=(after.machine - before.machine) / seconds,
         memory=memory,
         rounds=rounds[0],
@@ -106,7 +106,7 @@ def phase_figures(
         mean_round=busy / sum(rounds) if sum(rounds) else None,
         pages=(after.pages - before.pages) / seconds,
         scrapes={label: rate("inflight_operator_scrapes_total", label) for label in labels},
-        writes={what: count / seconds for what, count in sorted(writes.items())},
+        writes={call: count / seconds for call, count in sorted(writes.items())},
         delays=delays,
     )
 
@@ -216,11 +216,11 @@ def _phase_table(report: Report) -> Iterator[str]:
     ]
     for result in sorted({result for one in report.phases for result in one.scrapes}):
         rows.append((f"scrapes / s: {result}", "", [f"{one.scrapes.get(result, 0):.1f}" for one in report.phases]))
-    for what in sorted({what for one in report.phases for what in one.writes}):
-        rows.append((f"  {what} / s", "", [f"{one.writes.get(what, 0):.2f}" for one in report.phases]))
-    for who in report.phases[0].cores:
-        if who != "operator":
-            rows.append((f"{who}, CPU cores", "", [f"{one.cores[who]:.2f}" for one in report.phases]))
+    for call in sorted({call for one in report.phases for call in one.writes}):
+        rows.append((f"  {call} / s", "", [f"{one.writes.get(call, 0):.2f}" for one in report.phases]))
+    for process in report.phases[0].cores:
+        if process != "operator":
+            rows.append((f"{process}, CPU cores", "", [f"{one.cores[process]:.2f}" for one in report.phases]))
     rows.append(("whole machine, CPU cores", "", [f"{one.machine_cores:.2f}" for one in report.phases]))
     yield _row("", "goal", [one.name for one in report.phases])
     for title, goal, values in rows:
@@ -249,11 +249,11 @@ def _jumps(figures: PhaseFigures) -> str:
 
 def _failover_lines(failover: Failover) -> Iterator[str]:
     yield "Leader killed; seconds until the operator that stands by"
-    for what, seconds in (
+    for event, seconds in (
         ("leads", failover.leads),
         ("has finished a round", failover.first_round),
         ("has finished as many rounds as services", failover.all_rounds),
         ("has written the first replicas", failover.first_write),
         ("has written the last replicas", failover.last_write),
     ):
-        yield f"  {what:40s} {_number(seconds):>8s}"
+        yield f"  {event:40s} {_number(seconds):>8s}"

@@ -90,7 +90,7 @@ async def count_ready(api: KubeApi) -> int:
 
 
 class Fleet:
-    """All pods and Deployments of the services as last seen; `watch` also tells the fake engines who they are."""
+    """All pods and Deployments of the services as last seen; `watch` also sends the fake engines their identities."""
 
     def __init__(self, api: KubeApi, engines: EngineProcess) -> None:
         self._engines = engines
@@ -173,7 +173,7 @@ def _service_of(body: dict[str, Any]) -> ServiceKey:
 
 
 def pod(body: dict[str, Any]) -> Pod:
-    """From what the API server returns."""
+    """Reads a pod that the API server returned."""
     address = body.get("status", {}).get("podIP", "")
     return Pod(body["metadata"]["uid"], _service_of(body), address, _is_true(body, "Ready"))
 

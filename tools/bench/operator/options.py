@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from inflight_engine.flag_types import number
+from inflight_settings.flag_types import number
 
 PHASES = ("rest", "load", "hung", "leader")
 
@@ -27,15 +27,17 @@ the kernel lets users have namespaces.
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Attributes:
-    services, pods_per_service: size of the fleet.
-    phases: in the order in which they run.
-    seconds: length of a phase.
-    interval: seconds between two scrapes of a pod.
-    rate: services created per second.
-    seed: of the choice of services that jump and of pods that hang.
-    json: file for the figures; None writes none.
-    state: folder to keep, with all logs; None takes a temporary one.
+    """Options of the benchmark.
+
+    Attributes:
+        services, pods_per_service: size of the fleet.
+        phases: in the order in which they run.
+        seconds: length of a phase.
+        interval: seconds between two scrapes of a pod.
+        rate: services created per second.
+        seed: of the choice of services that jump and of pods that hang.
+        json: file for the figures; None writes none.
+        state: folder to keep, with all logs; None takes a temporary one.
     """
 
     services: int

@@ -29,9 +29,9 @@ PATIENCE = 60.0
 """Seconds after a jump in which the write of replicas is waited for."""
 FAILOVER_PATIENCE = 120.0
 QUIET_SECONDS = 10.0
-"""Without a write but of the Lease: the operator has settled."""
+"""Seconds without a write but of the Lease, after which the operator has settled."""
 STANDBY_CORES = 0.2
-"""Used by an operator that stands by: below it, its watches have caught up."""
+"""Cores that an operator uses that stands by: below it, its watches have caught up."""
 
 
 @dataclass
@@ -73,7 +73,7 @@ class Bench:
     def audit_writes(self) -> Counter[str]:
         """Writes since the last call, without those of Leases."""
         writes = writes_by_kind(self.audit.new_calls())
-        return Counter({what: count for what, count in writes.items() if " leases" not in what})
+        return Counter({call: count for call, count in writes.items() if " leases" not in call})
 
     async def rest(self, operator: Operator) -> PhaseFigures:
         """Steady traffic."""
@@ -85,7 +85,7 @@ class Bench:
         return await self._watched(name, operator, lambda: self._jumps(chosen))
 
     async def hung(self, operator: Operator) -> PhaseFigures:
-        """The same while one pod in ten never answers."""
+        """Measures a phase in which one pod in ten never answers."""
         addresses = self.fleet.addresses()
         silent = self._random.sample(addresses, max(1, len(addresses) // 10))
         await self.engines.hung(True, silent)
@@ -120,7 +120,9 @@ class Bench:
         times: dict[str, float] = {}
         while monotonic() - start < FAILOVER_PATIENCE:
             values = await self._values(standby)
-            times |= {what: monotonic() - start for what, is_so in seen.items() if what not in times and is_so(values)}
+            times |= {
+                event: monotonic() - start for event, is_so in seen.items() if event not in times and is_so(values)
+            }
             if len(times) == len(seen) and all(future.done() for future in written.values()):
                 break
             await asyncio.sleep(0.25)

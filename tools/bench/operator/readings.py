@@ -25,7 +25,7 @@ METRICS = (
 
 
 Values = dict[tuple[str, str], float]
-"""By name of a sample and its one label's value, empty where it has none."""
+"""Values by the name of a sample and the value of its one label, empty without a label."""
 
 
 def parse_values(text: str) -> Values:
@@ -79,7 +79,7 @@ class AuditLog:
     _offset: int = field(default=0, init=False)
 
     def new_calls(self) -> list[Call]:
-        """Since the last time."""
+        """Returns the calls since the last time."""
         if not self.path.exists():
             return []
         with self.path.open("rb") as file:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from inflight_engine.config import EngineConfig
+from inflight_settings.engine import EngineConfig
 
 CPU_MEMORY_SHARE = 0.5
 """Share of the memory available after the weights that the KV cache takes on a CPU. The rest is for activations, the

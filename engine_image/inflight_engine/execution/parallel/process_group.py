@@ -12,9 +12,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.device import choose_device
 from inflight_engine.execution.parallel.one_shot import OneShotSum
+from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)
 

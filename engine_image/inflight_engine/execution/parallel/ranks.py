@@ -24,7 +24,6 @@ from typing import NoReturn
 import msgspec
 import torch
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.build import build_runner
 from inflight_engine.execution.device import choose_device
 from inflight_engine.execution.load import load_config, refuse_options
@@ -35,6 +34,7 @@ from inflight_engine.execution.runner import Runner
 from inflight_engine.models.source import resolve
 from inflight_engine.output import StepOutput
 from inflight_engine.scheduling.plan import StepPlan
+from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)
 

@@ -18,11 +18,11 @@ from pathlib import Path
 import msgspec
 
 from inflight_engine import logs
-from inflight_engine.config import EngineConfig
 from inflight_engine.cuda_memory import let_segments_grow
 from inflight_engine.execution.parallel.plan_frames import PlanDecoder
 from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.step_executor import StepExecutor
+from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from inflight_engine.scheduling.policies.base import Policy, PolicySettings
+from inflight_engine.scheduling.policies.base import Policy
 from inflight_engine.scheduling.policies.deadline import Deadline
 from inflight_engine.scheduling.policies.fair import Fair
 from inflight_engine.scheduling.policies.fcfs import Fcfs
 from inflight_engine.scheduling.policies.priority import Priority
 from inflight_engine.scheduling.policies.sjf import ShortestJobFirst
+from inflight_settings.scheduling import SchedulingSettings
 
-POLICIES: dict[str, Callable[[PolicySettings], Policy]] = {
+POLICIES: dict[str, Callable[[SchedulingSettings], Policy]] = {
     "fcfs": Fcfs,
     "sjf": ShortestJobFirst,
     "priority": Priority,

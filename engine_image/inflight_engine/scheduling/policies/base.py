@@ -7,16 +7,7 @@ from typing import ClassVar, Protocol
 
 from inflight_engine.request import Request
 from inflight_policies.lazy_heap import LazyHeap
-
-
-class PolicySettings(Protocol):
-    """What policies read of `SchedulerConfig`, in whose words it is described."""
-
-    @property
-    def priority_aging(self) -> float: ...
-
-    @property
-    def late_share(self) -> float: ...
+from inflight_settings.scheduling import SchedulingSettings
 
 
 class Policy(Protocol):
@@ -94,7 +85,7 @@ class StaticKeyPolicy(Policy):
 
     head_stays = True
 
-    def __init__(self, config: PolicySettings) -> None:
+    def __init__(self, config: SchedulingSettings) -> None:
         self.config = config
         self._heap: LazyHeap[Request] = LazyHeap()
 

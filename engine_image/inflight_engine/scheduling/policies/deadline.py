@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from inflight_engine.request import Request
-from inflight_engine.scheduling.policies.base import Policy, PolicySettings
+from inflight_engine.scheduling.policies.base import Policy
 from inflight_policies.deadline import DeadlineQueue
+from inflight_settings.scheduling import SchedulingSettings
 
 
 class Deadline(Policy):
@@ -16,7 +17,7 @@ class Deadline(Policy):
         ValueError: `late_share` is not above 0 and at most 1.
     """
 
-    def __init__(self, config: PolicySettings) -> None:
+    def __init__(self, config: SchedulingSettings) -> None:
         self._queue: DeadlineQueue[Request] = DeadlineQueue(config.late_share)
         self.num_late_tokens = 0
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from inflight_engine.request import Request
-from inflight_engine.scheduling.policies.base import Policy, PolicySettings
+from inflight_engine.scheduling.policies.base import Policy
 from inflight_policies.lazy_heap import LazyHeap
 from inflight_policies.service_counter import ServiceCounters
+from inflight_settings.scheduling import SchedulingSettings
 
 
 class Fair(Policy):
@@ -14,7 +15,7 @@ class Fair(Policy):
     Of tenants with equal counters, the one that has been waiting without a break for longest is next.
     """
 
-    def __init__(self, config: PolicySettings) -> None:
+    def __init__(self, config: SchedulingSettings) -> None:
         self._counters = ServiceCounters()
         self._queues: dict[str, LazyHeap[Request]] = {}
         """Of the tenants that wait."""

@@ -14,13 +14,14 @@ from inflight_engine.server.admin.record import RecordResponse, flushed_record
 from inflight_engine.server.admin.token import AdminRoute
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.service import Service, ServiceOf
-from inflight_engine.server.settings.service_class import LARGEST_WEIGHT
 from inflight_settings.limits import Limits, PartialLimits
+from inflight_settings.scheduling import ServiceClass
+from inflight_settings.setting import settings_of
 
 router = APIRouter()
 admin_router = APIRouter(route_class=AdminRoute)
 
-Weight = Annotated[float, Field(gt=0, le=LARGEST_WEIGHT)]
+Weight = Annotated[float, Field(gt=0, le=settings_of(ServiceClass)["weight"].le)]
 
 
 class RuntimeConfigChange(BaseModel):
@@ -92,7 +93,7 @@ def _describe(service: Service, limits: Limits, engine: EngineReady) -> dict[str
 def _describe_scheduling(service: Service) -> dict[str, Any]:
     engine = service.config.engine
     return {
-        "policy": engine.scheduling_policy,
+        "policy": engine.policy,
         "ttft_target": engine.ttft_target,
         "ttft_per_1k_tokens": engine.ttft_per_1k_tokens,
         "late_share": engine.late_share,

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.errors import ApiError, bad_request
-from inflight_engine.server.settings.config import QueueBounds
+from inflight_engine.server.settings.config import ServerConfig
 
 
 class AdmissionQueue:
     """Counts requests sent to the engine and not yet admitted by it, in total and by class."""
 
-    def __init__(self, bounds: QueueBounds, classes: Iterable[ServiceClass]) -> None:
-        self.bounds = bounds
+    def __init__(self, config: ServerConfig) -> None:
+        self._max_requests, self._max_tokens = config.max_queued_requests, config.max_queued_tokens
         self.tokens = 0
         self.by_class: dict[str, int] = {}
         self._class_bounds: dict[str, int | None] = {}
-        for service_class in classes:
+        for service_class in config.engine.classes:
             self.by_class[service_class.name] = 0
             self._class_bounds[service_class.name] = service_class.max_queued_requests
 
@@ -32,7 +29,7 @@ class AdmissionQueue:
         name; None: they may."""
         class_bound = self._class_bounds[service_class]
         for reason, waiting, most, where, flag in (
-            ("queue_full", self.requests, self.bounds.max_requests, "the queue", "--max-queued-requests"),
+            ("queue_full", self.requests, self._max_requests, "the queue", "--max-queued-requests"),
             (
                 "class_queue_full",
                 self.by_class[service_class],
@@ -53,18 +50,17 @@ class AdmissionQueue:
                 return reason, _full(
                     f"{where} is full ({waiting} requests wait, and {flag} allows {most})", retry_after
                 )
-        if self.bounds.max_tokens is None:
+        if self._max_tokens is None:
             return None
-        if num_tokens > self.bounds.max_tokens:
+        if num_tokens > self._max_tokens:
             return "never_fits", bad_request(
-                f"the request has {num_tokens} prompt tokens; --max-queued-tokens lets at most "
-                f"{self.bounds.max_tokens} wait",
+                f"the request has {num_tokens} prompt tokens; --max-queued-tokens lets at most {self._max_tokens} wait",
                 param="prompt",
             )
-        if self.tokens + num_tokens > self.bounds.max_tokens:
+        if self.tokens + num_tokens > self._max_tokens:
             return "queue_tokens", _full(
                 f"the queue is full ({self.tokens} prompt tokens wait, and --max-queued-tokens allows "
-                f"{self.bounds.max_tokens})",
+                f"{self._max_tokens})",
                 retry_after,
             )
         return None

@@ -6,8 +6,8 @@ from bisect import bisect_left, insort
 from collections.abc import Callable, Iterable, Mapping
 from math import inf
 
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.errors import ApiError
+from inflight_settings.scheduling import ServiceClass
 
 
 class Shedding:

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from inflight_engine.config import EngineConfig
+    from inflight_settings.engine import EngineConfig
 
 _GROUP_EXIT_SECONDS = 5.0
 """For the kernel to end killed processes and to free their memory."""

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from inflight_engine.messages import Configure, Configured
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.scheduling.limits import LimitError, StaleRevisionError, changed_limits
 from inflight_engine.server.engine.calls import EngineCalls
 from inflight_engine.server.errors import ApiError, bad_request
 from inflight_settings.limits import Limits, LimitsInForce, PartialLimits
+from inflight_settings.scheduling import ServiceClass
 
 
 class RuntimeConfig:

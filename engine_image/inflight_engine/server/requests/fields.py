@@ -11,9 +11,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from inflight_engine.request import MAX_LOGIT_BIAS, Scheduling
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.errors import bad_request
-from inflight_engine.server.settings.service_class import HIGHEST_PRIORITY, LOWEST_PRIORITY
+from inflight_settings.scheduling import ServiceClass
+from inflight_settings.setting import settings_of
 
 MAX_N = 128
 """OpenAI's."""
@@ -138,10 +138,13 @@ class SamplingFields(Body):
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
 
+_PRIORITY = settings_of(ServiceClass)["priority"]
+
+
 class SchedulingFields(Body):
     """Fields for `Scheduling`. `class` names a service class, `expected_output_tokens` is a prediction."""
 
-    priority: Annotated[int, Field(ge=HIGHEST_PRIORITY, le=LOWEST_PRIORITY)] | None = None
+    priority: Annotated[int, Field(ge=_PRIORITY.ge, le=_PRIORITY.le)] | None = None
     service_class: Annotated[Text | None, Field(alias="class")] = None
     cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_SALT_LENGTH)] | None = None
     expected_output_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.generation import Generation
+from inflight_settings.scheduling import ServiceClass
 
 
 class Timeouts:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.requests.generation import Generation
 from inflight_engine.server.telemetry.families import Families
+from inflight_settings.scheduling import ServiceClass
 
 
 class ClassCounts:

@@ -17,7 +17,6 @@ from inflight_engine.cost_fit.online import GOOD_ERROR
 from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.output_lengths import OutputLengths
 from inflight_engine.request import FinishReason
-from inflight_engine.scheduling.config import ServiceClass
 from inflight_engine.server.admission.wait import Slots
 from inflight_engine.server.requests.generation import Generation
 from inflight_engine.server.telemetry.class_metrics import ClassCounts
@@ -27,6 +26,7 @@ from inflight_engine.server.telemetry.page import add_engine_families
 from inflight_engine.server.telemetry.span_counts import SpanCounts
 from inflight_engine.server.telemetry.step_parts import StepParts
 from inflight_settings.limits import Limits
+from inflight_settings.scheduling import ServiceClass
 
 NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
 """Before the first step."""

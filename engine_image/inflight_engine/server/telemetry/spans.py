@@ -19,10 +19,10 @@ from opentelemetry.trace import Span, SpanKind, Status, StatusCode, format_span_
 from starlette.types import Scope
 
 from inflight_engine.server.requests.generation import Generation
-from inflight_engine.server.settings.observability_flags import PROBE_PATHS
 from inflight_engine.server.telemetry.exchange import Exchange
 from inflight_engine.server.telemetry.request_phases import PREEMPTED, PREFILL, request_phases
 from inflight_engine.server.telemetry.span_attributes import first_attributes, last_attributes
+from inflight_settings.server import PROBE_PATHS
 
 MAX_CHOICES = 32
 """Answers of one request whose phases have spans."""

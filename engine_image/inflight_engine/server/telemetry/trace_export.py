@@ -18,7 +18,7 @@ from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
-from inflight_engine.server.settings.config import TracingConfig
+from inflight_engine.server.settings.tracing import TracingConfig
 from inflight_engine.server.telemetry.span_counts import SpanCounts
 from inflight_engine.server.telemetry.spans import Spans
 

@@ -27,9 +27,11 @@ FEWEST = 5
 
 @dataclass(frozen=True, slots=True)
 class EngineLoad:
-    """Attributes:
-    running: requests that decode. kv_tokens: that they hold.
-    queued_tokens: prompt tokens not computed yet.
+    """Load of an engine.
+
+    Attributes:
+        running: requests that decode. kv_tokens: that they hold.
+        queued_tokens: prompt tokens not computed yet.
     """
 
     running: float
@@ -37,16 +39,18 @@ class EngineLoad:
     queued_tokens: float
 
     def consolidated(self, replicas: int) -> EngineLoad:
-        """With one replica less, if all load spreads evenly."""
+        """Returns the load with one replica less, if all load spreads evenly."""
         factor = replicas / (replicas - 1)
         return EngineLoad(self.running * factor, self.kv_tokens * factor, self.queued_tokens * factor)
 
 
 @dataclass(frozen=True, slots=True)
 class Means:
-    """Attributes:
-    prompt, output: tokens of a mean request. hit_rate: share of the prompt in the prefix cache.
-    step_prefill: prompt tokens in a mean step.
+    """Means of the workload.
+
+    Attributes:
+        prompt, output: tokens of a mean request. hit_rate: share of the prompt in the prefix cache.
+        step_prefill: prompt tokens in a mean step.
     """
 
     prompt: float
@@ -137,7 +141,7 @@ class DynamoThroughput:
 
 
 def change_by_use(uses: Sequence[float]) -> int:
-    """1, 0 or -1 replicas for engines of these uses."""
+    """Returns the change of replicas, 1, 0 or -1, for engines with these uses."""
     if any(use > UP for use in uses):
         return 1
     return -1 if uses and all(use < DOWN for use in uses) else 0
@@ -170,7 +174,7 @@ class DynamoLoad:
 def change_by_latency(
     loads: Sequence[EngineLoad], model: IterationModel, means: Means, ttft: float, tpot: float
 ) -> int:
-    """1, 0 or -1 replicas for engines of which each has one of `loads`."""
+    """Returns the change of replicas, 1, 0 or -1, for engines of which each has one of `loads`."""
     if all(model.ttft(load, means) > ttft for load in loads) or all(model.itl(load, means) > tpot for load in loads):
         return 1
     after = [load.consolidated(len(loads)) for load in loads] if len(loads) > 1 else []

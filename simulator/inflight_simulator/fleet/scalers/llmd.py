@@ -95,8 +95,9 @@ def llmd_slo(ttft: float, tpot: float) -> Hpa:
 
 
 def replicas_by_score(score: float, replicas: int, ready: int) -> int:
-    """With n replicas of which r are ready, g = r / n: above a score of 0.55 n + ceil(n (score g / 0.55 - 1)), below
-    0.40 n - floor(n (1 - score / 0.40)). Replicas that start are credited in the order for more."""
+    """Returns the replicas for a score. With n replicas of which r are ready, g = r / n: above a score of 0.55 n +
+    ceil(n (score g / 0.55 - 1)), below 0.40 n - floor(n (1 - score / 0.40)). Replicas that start are credited in the
+    order for more."""
     started = ready / replicas if 0 < ready < replicas else 1.0
     if score > 0.55:
         return replicas + rounded_up(replicas * (score * started / 0.55 - 1))

@@ -155,7 +155,8 @@ def _missed(run: FleetRun, begin_s: float, stretches: int) -> tuple[Counts, Coun
 
 
 def _raised(counts: Sequence[int], late: npt.NDArray[np.bool_], orderable: int) -> list[int]:
-    """More replicas for the stretches that are `late`, and for those before them, as far as they can be ordered."""
+    """Returns more replicas for the stretches that are `late`, and for those before them, as far as they can be
+    ordered."""
     wanted = late.copy()
     wanted[:-1] |= late[1:]
     wanted[:orderable] = False

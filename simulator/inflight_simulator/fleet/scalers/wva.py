@@ -31,9 +31,11 @@ OUTPUT_CLASSES = (100, 500)
 
 @dataclass(frozen=True, slots=True)
 class ReplicaLoad:
-    """Attributes:
-    kv: share of its KV cache, queue: requests that wait; the largest of the last minute each.
-    kv_tokens: that its KV cache holds. limits: in force.
+    """Load of a replica.
+
+    Attributes:
+        kv: share of its KV cache, queue: requests that wait; the largest of the last minute each.
+        kv_tokens: that its KV cache holds. limits: in force.
     """
 
     kv: float

@@ -3,12 +3,14 @@ in a process of its own, because whether Triton interprets is settled when it is
 
 import random
 from dataclasses import replace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 import torch
 from triton.runtime import interpreter
 
+from inflight_engine.execution import block_copies
 from inflight_engine.execution.attention.base import AttentionBatch, StepShape
 from inflight_engine.execution.attention.triton_paged import TritonBackend
 from inflight_engine.execution.attention.triton_tiles import Tiles
@@ -212,7 +214,8 @@ def test_what_a_graph_captured_of_a_step_with_chunks_serves_all_steps_of_its_sha
         check(workload, [backend.forward(0, *parts).view(24, 2, 16)], decodes, chunks)
 
 
-def test_blocks_copied_out_and_in_again_hold_the_same_bytes():
+def test_blocks_copied_out_and_in_again_hold_the_same_bytes(monkeypatch):
+    monkeypatch.setattr(block_copies, "_Streams", MagicMock())
     spec = make_spec(head_dim=16, layers=2, cache_dtype=torch.float8_e4m3fn)
     workload = Workload(spec, [40])
     backend = make_backend(spec)

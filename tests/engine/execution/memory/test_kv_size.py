@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_engine.config import EngineConfig
 from inflight_engine.execution.memory.kv_size import (
     CPU_MEMORY_CAP,
     POD_MEMORY_RESERVE,
@@ -19,6 +18,7 @@ from inflight_engine.execution.memory.kv_size import (
     num_host_blocks,
     num_kv_blocks,
 )
+from inflight_settings.engine import EngineConfig
 
 CONFIG = EngineConfig("model", max_num_seqs=256, block_size=16)
 DEMAND = KVDemand(bytes_per_token=46080, max_model_len=8192, block_size=16)

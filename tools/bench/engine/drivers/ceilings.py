@@ -35,7 +35,7 @@ def measure(
 
 
 def _best(work: Callable[[], torch.Tensor], seconds_each: float) -> float:
-    """Least seconds of as many runs as fit `seconds_each`."""
+    """Returns the least seconds of as many runs as fit `seconds_each`."""
     best, until = float("inf"), time.perf_counter() + seconds_each
     while time.perf_counter() < until:
         started = time.perf_counter()

@@ -28,6 +28,21 @@ def number(kind: type[int] | type[float], least: float, most: float = math.inf) 
     return parse
 
 
+def above_zero(most: float) -> Callable[[str], float]:
+    """A parser of a number above 0."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not 0 < value <= most:
+            raise argparse.ArgumentTypeError(f"must be a number above 0, at most {most:g}, not {text!r}")
+        return value
+
+    return parse
+
+
 def size(text: str, least: int = 1) -> int:
     """Bytes from `2Gi`, `512Mi`, `1.5G` or a plain number: Kubernetes' suffixes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT]|[KMGT]i)?B?", text.strip())

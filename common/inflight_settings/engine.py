@@ -1,0 +1,81 @@
+"""Settings of the engine process: model, device, memory, logs, and those of its scheduler."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from inflight_settings.limits import DEFAULT_LIMITS
+from inflight_settings.scheduling import SchedulingSettings
+from inflight_settings.setting import setting
+
+DType = Literal["auto", "float32", "bfloat16", "float16"]
+Device = Literal["auto", "cpu", "cuda"]
+Quantization = Literal["none", "int8", "int4"]
+KVCacheDType = Literal["auto", "fp8"]
+AttentionBackendName = Literal["auto", "flash-attn-3", "triton", "cpu-native", "torch-sdpa"]
+LogLevel = Literal["debug", "info", "warning", "error"]
+LogFormat = Literal["text", "json"]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig(SchedulingSettings):
+    """Configuration of the engine process, made once from flags or a file.
+
+    Attributes:
+        model: `builtin://smollm2`, a folder with a Hugging Face model, or a Hugging Face name (also `hf://NAME`).
+    """
+
+    model: str
+    revision: str = setting("main", "branch, tag or commit of a Hugging Face model")
+    device: Device = setting("auto", "auto takes a GPU when there is one")
+    dtype: DType = setting("auto", "of weights and KV cache; auto: bfloat16 where the device is faster in it")
+    quantization: Quantization = setting("none", "of weights, on a CPU with the native kernels: int8 or int4")
+    attention_backend: AttentionBackendName = setting("auto", "auto takes the fastest that can serve the model here")
+    tensor_parallel_size: int = setting(1, "GPUs that share each layer", ge=1)
+    num_threads: int | None = setting(
+        None,
+        "on CPU, threads that compute (default: the CPUs it may use, less one where there are more than four)",
+        ge=1,
+    )
+    enforce_eager: bool = setting(False, "disable CUDA graphs")
+    async_scheduling: bool = setting(True, "on a GPU, wait for each step before the next is scheduled")
+    batch_invariant: bool = setting(
+        False,
+        "on a GPU, the same tokens whatever else is in the batch, at some cost in speed; CPU kernels always do",
+    )
+    max_model_len: int | None = setting(None, "longest prompt plus output, in tokens (default: the model's own)", ge=1)
+    max_num_seqs: int = setting(DEFAULT_LIMITS.max_num_seqs, "capacity: most requests running at once", ge=1)
+    max_num_batched_tokens: int = setting(
+        DEFAULT_LIMITS.max_num_batched_tokens, "capacity: most tokens computed in one step", ge=1
+    )
+    block_size: int = setting(16, "tokens in a KV block", ge=1)
+    num_kv_blocks: int | None = setting(None, "blocks of the KV cache", ge=1, exclusive="cache")
+    kv_cache_memory: int | None = setting(
+        None,
+        "memory of the KV cache, as in 2Gi (default: a share of what is free)",
+        ge=1,
+        unit="bytes",
+        exclusive="cache",
+    )
+    kv_cache_dtype: KVCacheDType = setting(
+        "auto", "auto is that of --dtype; fp8, on GPUs that have it, halves the cache"
+    )
+    gpu_memory_utilization: float = setting(
+        0.9,
+        "share of a GPU's memory for weights, activations and KV cache together",
+        ge=0.05,
+        le=1,
+        metavar="SHARE",
+    )
+    swap_space: int = setting(
+        0, "host memory for the KV cache of preempted requests, as in 4Gi; 0: none", ge=0, unit="bytes"
+    )
+    record: str | None = setting(
+        None,
+        "write arrivals and scheduling decisions to this file, for `inflight-engine replay FILE`",
+        metavar="FILE",
+    )
+    seed: int = setting(0, "base of the random streams of requests without a seed", ge=0, le=2**63 - 1)
+    log_level: LogLevel = setting("info", "debug adds a line for each request")
+    log_format: LogFormat = setting("text", "json: one JSON object a line, in all processes")

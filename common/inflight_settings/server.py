@@ -1,0 +1,98 @@
+"""Settings of the engine's API process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from inflight_settings.setting import setting
+
+PROBE_PATHS = ("/health", "/ready", "/metrics")
+"""Paths that machines request every few seconds: no line in the access log by default, and no span ever."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerSettings:
+    """Addresses, access, bounds and timeouts of requests, and telemetry."""
+
+    host: str = setting("0.0.0.0", "address to listen on", metavar="ADDRESS")
+    port: int = setting(8000, "port to listen on; 0 takes a free one", ge=0, le=65535, metavar="PORT")
+    admin_port: int | None = setting(
+        None,
+        "port for admin calls, /metrics, /health and /ready; 0 takes a free one (default: they are on --port)",
+        ge=0,
+        le=65535,
+        metavar="PORT",
+    )
+    serving_metrics: bool = setting(True, "with --admin-port: /metrics is there only")
+    served_model_name: str = setting(
+        "", "what clients call the model (default: the last part of MODEL)", metavar="NAME"
+    )
+    generation_config: str = setting(
+        "auto",
+        "where requests get the temperature, top_p, top_k, min_p and repetition_penalty that they do not set, and "
+        "max_new_tokens, which bounds all answers: auto, the model's generation_config.json; none: OpenAI's defaults "
+        "(vLLM's value `vllm`); or a folder with such a file",
+        metavar="auto|none|FOLDER",
+    )
+    trust_tenant_header: bool = setting(
+        False,
+        "the header X-Inflight-Tenant says whose a request is: only where a gateway sets it and removes what "
+        "clients send (default: it is ignored, and all requests are of one tenant)",
+    )
+    tenant_key_file: Path | None = setting(
+        None,
+        "file with the key that signs the header X-Inflight-Tenant: the header is trusted only with a valid "
+        "X-Inflight-Tenant-Signature; read again when it changes",
+    )
+    limits_file: Path | None = setting(
+        None, "JSON with max_num_seqs, max_num_batched_tokens and revision to start with; need not exist"
+    )
+    max_queued_requests: int = setting(512, "most requests that wait; beyond it 503", ge=1)
+    max_queued_tokens: int | None = setting(
+        None, "most prompt tokens that wait; beyond it 503 (default: any number)", ge=1
+    )
+    shed_after: float | None = setting(
+        None,
+        "503 at once for a request that is predicted to wait longer than so many seconds (default: any wait)",
+        ge=0.001,
+        unit="seconds",
+    )
+    queue_timeout: float = setting(60.0, "seconds a request may wait for a slot, then 504", ge=0.001, unit="seconds")
+    request_timeout: float = setting(
+        600.0,
+        "seconds without progress: from a request's arrival to its first token, and from each token to the next, then "
+        "504; an answer may take any time while tokens come",
+        ge=0.001,
+        unit="seconds",
+    )
+    drain_delay: float = setting(
+        0.0,
+        "seconds after SIGTERM in which requests are still taken, while routes still lead here",
+        ge=0,
+        unit="seconds",
+    )
+    drain_timeout: float = setting(
+        120.0, "seconds after that in which running requests may finish", ge=0, unit="seconds"
+    )
+    enable_access_log: bool = setting(
+        False, "log a line for each request when it ends: status, ids, class, tokens, times; never prompts or outputs"
+    )
+    disable_access_log_for_endpoints: str = setting(
+        ",".join(PROBE_PATHS), "paths without a line in the access log, separated by commas", metavar="PATHS"
+    )
+    otlp_traces_endpoint: str | None = setting(
+        None,
+        "send a trace of each request to this OpenTelemetry collector (OTLP over HTTP with protobuf), as in "
+        "http://collector:4318; a URL without a path gets /v1/traces (default: $OTEL_EXPORTER_OTLP_TRACES_ENDPOINT, "
+        "$OTEL_EXPORTER_OTLP_ENDPOINT, else no traces)",
+        metavar="URL",
+    )
+    traces_sampling_ratio: float | None = setting(
+        None,
+        "share of requests to trace, 0 to 1, where the caller sent no trace context; with one the caller decides "
+        "(default: $OTEL_TRACES_SAMPLER, else 1)",
+        ge=0,
+        le=1,
+        metavar="RATIO",
+    )

@@ -1,0 +1,65 @@
+"""The command line of `inflight-engine serve`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from inflight_engine.server.settings.config import ServerConfig
+from inflight_engine.server.settings.config_file import with_file
+from inflight_engine.server.settings.tracing import tracing_config
+from inflight_settings.engine import EngineConfig
+from inflight_settings.flags import add_flags, chosen
+from inflight_settings.server import ServerSettings
+
+DESCRIPTION = """\
+Serve one model over HTTP: OpenAI's chat completions and completions, /v1/generate, Prometheus metrics.
+
+MODEL is builtin://smollm2, a folder with a Hugging Face model, or a Hugging Face name.
+Calls for admins (PATCH /v1/runtime_config, POST /admin/drain, GET /admin/record) need the token in
+$INFLIGHT_ADMIN_TOKEN, or in the file named by $INFLIGHT_ADMIN_TOKEN_FILE; with --admin-port they have a port of their
+own."""
+
+EXAMPLE = """\
+example:
+  inflight-engine serve builtin://smollm2 --port 8000
+  curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Name three colors of the rainbow."}], "max_tokens": 32}'"""
+
+
+def add_serve_flags(parser: argparse.ArgumentParser) -> None:
+    """Names are vLLM's where vLLM has the setting."""
+    parser.add_argument(
+        "model",
+        help="what to serve; may also stand in the file of --config",
+        metavar="MODEL",
+        nargs="?",
+        default=argparse.SUPPRESS,
+    )
+    parser.add_argument(
+        "--config",
+        help="YAML or JSON file whose fields are the names of these flags; a flag wins",
+        type=Path,
+        metavar="FILE",
+    )
+    add_flags(parser, ServerSettings)
+    add_flags(parser, EngineConfig)
+
+
+def read_config(parser: argparse.ArgumentParser, argv: Sequence[str]) -> ServerConfig:
+    """The configuration from flags and the file of `--config`. Wrong usage exits with status 2."""
+    given = vars(with_file(parser, argv))
+    if "model" not in given:
+        parser.error("MODEL is missing; for example: inflight-engine serve builtin://smollm2")
+    server = chosen(ServerSettings, given)
+    server["served_model_name"] = server.get("served_model_name") or given["model"].rstrip("/").rsplit("/", 1)[-1]
+    try:
+        tracing = tracing_config(server.get("otlp_traces_endpoint"), server.get("traces_sampling_ratio"), os.environ)
+    except ValueError as error:
+        parser.error(str(error))
+    config = ServerConfig(engine=EngineConfig(**chosen(EngineConfig, given)), tracing=tracing, **server)
+    if (conflict := config.conflict()) is not None:
+        parser.error(conflict)
+    return config

@@ -1,0 +1,164 @@
+"""The engine's scheduler for a fleet: many steps at once, and no contents where nothing depends on them."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cache
+from typing import cast
+
+import numpy as np
+
+from inflight_engine.cache.block_pool import BlockIds, BlockPool, OutOfBlocksError
+from inflight_engine.request import FinishReason, Request, TokenIds
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.decodes import Counts, DecodeGroup
+from inflight_engine.scheduling.scheduler import NEVER, Scheduler
+from inflight_engine.scheduling.slots import SlotTable
+from inflight_simulator.arrivals import OUTPUT_TOKEN
+
+
+class BlockCounter(BlockPool):
+    """Counts the blocks that are free, and gives every block the id 0; for a scheduler without a prefix cache."""
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = self.num_free = num_blocks
+        self.block_size = block_size
+
+    def allocate(self, count: int) -> BlockIds:
+        if count > self.num_free:
+            raise OutOfBlocksError(f"{count} blocks wanted, {self.num_free} free")
+        self.num_free -= count
+        return np.zeros(count, np.int32)
+
+    def free(self, block_ids: BlockIds | Sequence[int]) -> None:
+        self.num_free += len(block_ids)
+
+    def match(self, hashes: Sequence[bytes]) -> BlockIds:
+        return np.empty(0, np.int32)
+
+
+@cache
+def _output(num_tokens: int) -> TokenIds:
+    """Return int32 [num_tokens], all `OUTPUT_TOKEN`, read-only."""
+    tokens = np.full(num_tokens, OUTPUT_TOKEN, np.int32)
+    tokens.flags.writeable = False
+    return tokens
+
+
+class SteadyDecodes(DecodeGroup):
+    """Decodes that all sample `OUTPUT_TOKEN`: many steps can be counted and filled at once."""
+
+    def __init__(self, table: SlotTable, num_blocks: int, block_size: int) -> None:
+        super().__init__(table, 0, block_size)  # no tokens to keep
+
+    def fill(self, token_ids: TokenIds) -> None:
+        self._in_flight = self._none
+
+    def _sampled_at(self, slot: int, start: int, end: int) -> TokenIds:
+        return _output(self._table.max_blocks * self._block_size)[: end - start]
+
+    def steady_steps(self, num_free: int) -> int:
+        """How many steps can be counted until, with the last of them, a member reaches its length, or before a table
+        would grow that has no block among `num_free` left."""
+        if self._until_end <= 0:
+            left = self._length[self._columns] - self._table.num_tokens[self._columns]
+            self._until_end = int(np.minimum.reduce(left))
+        steps = self._until_end
+        if self._num_members * (steps // self._block_size + 1) <= num_free:
+            return steps
+        return bisect_right(range(1, steps + 1), num_free, key=lambda count: self._num_missing(self._needed(count)))
+
+    def advance_many(self, count: int, pool: BlockPool) -> list[int]:
+        """So many times `growing`, `grow`, `advance` and `fill`: at most `steady_steps` of the pool's free blocks, and
+        at least one. `slots` must be settled."""
+        table, columns, needed = self._table, self._columns, self._needed(count)
+        num_missing = self._num_missing(needed)
+        if num_missing:
+            block_ids = pool.allocate(num_missing)
+            if not isinstance(pool, BlockCounter):
+                self._place(needed, block_ids)
+            table.num_blocks[columns] = needed
+            self._room[columns] = needed * self._size
+        full = self.count(self._gain * np.array(count), count, count * self._num_members)
+        self.clock += count - 1
+        self._in_flight = self._none
+        return full
+
+    def _needed(self, count: int) -> Counts:
+        """Blocks that each of `slots` needs for so many steps."""
+        # A member with n tokens before the last of the steps needs blocks for all n then.
+        ahead = np.array(count + self._block_size - 2)
+        needed: Counts = (self._table.num_tokens[self._columns] + ahead) // self._size
+        return needed
+
+    def _num_missing(self, needed: Counts) -> int:
+        return int(np.add.reduce(needed - self._table.num_blocks[self._columns]))
+
+    def _place(self, needed: Counts, block_ids: BlockIds) -> None:
+        """Write new blocks into the tables of `slots`, in the order in which single steps would."""
+        slots, table = self.slots, self._table
+        missing = needed - table.num_blocks[slots]
+        # One entry for each block: its place in its table, and how many tokens more its member has when it is needed.
+        row = np.repeat(np.arange(len(slots)), missing)
+        first = table.num_blocks[slots] - (np.cumsum(missing) - missing)
+        place = np.arange(len(block_ids)) + first[row]
+        needed_at = place * self._block_size + 1 - table.num_tokens[slots][row]
+        order = np.argsort(needed_at, kind="stable")  # Slots are ascending already.
+        table.blocks[slots[row[order]], place[order]] = block_ids
+
+
+class FleetScheduler(Scheduler):
+    """Plans as the engine's scheduler does, and takes in many steps at once where their tokens decide nothing. Where
+    there is neither a prefix cache nor swap space, blocks are counted only: all ids are 0."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        counts = not config.prefix_caching and not config.num_host_blocks
+        super().__init__(config, make_pool=BlockCounter if counts else BlockPool, make_decodes=SteadyDecodes)
+        self._decodes = cast(SteadyDecodes, self._running.decodes)
+
+    def steady_steps(self) -> int:
+        """How many of the next steps are decodes alone, in which nothing is to be decided: they may be taken in with
+        one `advance_many`. Requests may end with the last one.
+
+        0: the next step has to be planned by `schedule`, or a plan is in flight.
+        """
+        running, in_flight, decodes = self._running, self._in_flight, self._decodes
+        if in_flight.newest is not None or in_flight.counted is not None:
+            return 0
+        if running.prefilling or running.paused or self._preemptions:
+            return 0
+        decodes.settle()
+        num_decodes = len(decodes.slots)
+        if num_decodes == 0 or num_decodes > self._limits.max_num_batched_tokens:
+            return 0
+        if len(self._queues) and self._may_admit(num_decodes):
+            return 0
+        return decodes.steady_steps(running.pool.num_free - self._pass_at + NEVER)
+
+    def _may_admit(self, num_decodes: int) -> bool:
+        """Return whether a steady step might have room for a request that waits."""
+        if num_decodes >= self._limits.max_num_batched_tokens:
+            return False
+        if self.num_running >= self._limits.max_num_seqs or not self._running.table.has_free:
+            return False
+        # A head that stays at its place, and did not fit, fits no better in a cache that only fills.
+        return self._changed or self._blocked is None or not self._queues.head_stays
+
+    def advance_many(self, count: int) -> list[Request]:
+        """Take in so many steps at once, at least one and at most `steady_steps`: the state is then that after as many
+        times `schedule` and `update` with `OUTPUT_TOKEN`, which must be no stop token, for every decode.
+
+        Returns:
+            The requests that ended with the last step.
+        """
+        running = self._running
+        if self._changed:
+            self._changed = False
+            self._forget_blocked()
+            running.releases.clear()
+        self._num_steps += count
+        finished = [running.table.request(slot) for slot in self._decodes.advance_many(count, running.pool)]
+        for request in finished:
+            self._finish(request, FinishReason.LENGTH)
+        return finished
