@@ -42,7 +42,7 @@ def single_step(scheduler):
 
 
 def many_steps(scheduler, count):
-    """The same through `advance_many` where that is possible; returns the plans that were made, and who ended."""
+    """Advances through `advance_many` where that is possible; returns the plans, and the requests that ended."""
     plans, ended = [], []
     while count:
         steady = min(count, scheduler.steady_steps())
