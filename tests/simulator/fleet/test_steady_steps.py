@@ -19,7 +19,7 @@ CLASSES = (ServiceClass("a", weight=3.0), ServiceClass("b"))
 
 def config(**fields):
     small = {"capacity": Limits(6, 24), "num_blocks": 24, "block_size": 4, "max_model_len": 90}
-    return SchedulerConfig(**{**small, "ttft_target": 20.0, "kv_headroom": 0.0, **fields})
+    return SchedulerConfig(**{**small, "kv_headroom": 0.0, "policy": "fcfs", "ttft_target": 20.0, **fields})
 
 
 def request(number, prompt, output, classes=("default",)):
