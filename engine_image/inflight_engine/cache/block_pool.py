@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.cache.block_ids import BlockIds
+BlockIds = npt.NDArray[np.int32]
+"""Ids of KV blocks."""
 
 _Ids = npt.NDArray[np.intp]
 _NO_BLOCK = -1
@@ -74,13 +75,12 @@ class BlockPool:
         """
         if count > self.num_free:
             raise OutOfBlocksError(f"{count} blocks wanted, {self.num_free} free")
-        width = count
-        while len(blocks := self._blocks(width)) < count:
-            width *= 2
-        if width > count:
-            blocks = blocks[:count]
-            width = int(self._place[blocks[-1]]) + 1 - self._head
-        self._head += width
+        head, end = self._head, self._head + count
+        blocks = self._order[head:end]
+        if self._tail - head > self.num_free:  # with gaps
+            blocks = self._first(count)
+            end = int(self._place[blocks[-1]]) + 1 if count else head
+        self._head = end
         self.num_free -= count
         self._num_owners[blocks] = 1
         self._content_mask[blocks] = False
@@ -187,10 +187,15 @@ class BlockPool:
         self._order[self._place[unowned]] = _NO_BLOCK
         self._prepend(unowned)
 
-    def _blocks(self, width: int) -> _Ids:
-        """Return the blocks in the first `width` places of the order."""
-        part = self._order[self._head : min(self._head + width, self._tail)]
-        return part[part >= 0]
+    def _first(self, count: int) -> _Ids:
+        """Return the first `count` blocks of the order, without the gaps."""
+        width = count
+        while True:
+            part = self._order[self._head : min(self._head + width, self._tail)]
+            blocks = part[part >= 0][:count]
+            if len(blocks) == count:
+                return blocks
+            width *= 2
 
     def _append(self, blocks: _Ids) -> None:
         """Allocate these after all others, the first of them first."""
@@ -212,7 +217,8 @@ class BlockPool:
     def _make_room(self, count: int) -> None:
         """Move the order to the middle where fewer than `count` places are left at either side."""
         if count > self._head or self._tail + count > len(self._order):
-            blocks = self._blocks(len(self._order))
+            blocks = self._order[self._head : self._tail]
+            blocks = blocks[blocks >= 0]
             self._head, self._tail = self.num_blocks, self.num_blocks + len(blocks)
             self._put(self._head, blocks)
 

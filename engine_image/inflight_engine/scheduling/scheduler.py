@@ -9,8 +9,7 @@ from collections.abc import Callable, Sequence, Set
 import numpy as np
 
 from inflight_cost.model import CostModel
-from inflight_engine.cache.block_ids import BlockIds
-from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.cache.block_pool import BlockIds, BlockPool
 from inflight_engine.cache.swap import SwapRates, swapping_is_cheaper
 from inflight_engine.request import FinishReason, Request, RequestState, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig

@@ -131,7 +131,7 @@ async def test_tokens_whose_reports_are_read_together_are_one_event(make_fake):
     fake.engine.report(admitted=[(request_id, 0)])
     for token in b"abc":
         fake.engine.report(tokens={0: token})
-    await until(lambda: fake.service.metrics.generation_tokens == 3)
+    await until(lambda: fake.service.counts.generation_tokens == 3)
     await asyncio.sleep(0.01)
     fake.engine.report(tokens={0: ord("d")}, finished=[(request_id, FinishReason.LENGTH)])
     events = [json.loads(line[6:]) for line in (await asking).text.splitlines() if line.startswith("data: {")]

@@ -9,12 +9,13 @@ from starlette.types import Receive, Scope, Send
 
 from inflight_engine.request import FinishReason
 from inflight_engine.server.answers.event_stream import MANY_SCORED_TOKENS, AnswerFormat, EventStream
+from inflight_engine.server.answers.heartbeats import Heartbeats
 from inflight_engine.server.answers.progress_frames import ProgressStream, WholeProgress
 from inflight_engine.server.answers.send import send_all, send_error, server_send
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.generation import Generation
-from inflight_engine.server.service import Service
+from inflight_engine.server.requests.registry import RequestRegistry
 
 
 class GenerationResponse(Response):
@@ -22,9 +23,10 @@ class GenerationResponse(Response):
     code. A failed choice fails the response; after its end, no choice continues to run.
     """
 
-    def __init__(self, service: Service, call: Call, answer: AnswerFormat) -> None:
+    def __init__(self, registry: RequestRegistry, heartbeats: Heartbeats, call: Call, answer: AnswerFormat) -> None:
         super().__init__()
-        self._service = service
+        self._registry = registry
+        self._heartbeats = heartbeats
         self._call = call
         self._answer = answer
 
@@ -49,7 +51,7 @@ class GenerationResponse(Response):
 
     def _abandon(self) -> None:
         for generation in self._call.choices:
-            self._service.end(generation, FinishReason.ABORT)
+            self._registry.end(generation, FinishReason.ABORT)
 
     async def _whole(self, send: Send) -> None:
         call = self._call
@@ -78,7 +80,7 @@ class GenerationResponse(Response):
 
     async def _relayed(self, send: Send, send_body: Send) -> None:
         write = ProgressStream if self._call.streaming else WholeProgress
-        stream, heartbeats = write(self._call, self._answer, send, send_body), self._service.heartbeats
+        stream, heartbeats = write(self._call, self._answer, send, send_body), self._heartbeats
         heartbeats.add(stream)
         try:
             stream.begin()
