@@ -242,8 +242,7 @@ def run_client(fd: int, num_running: int, num_steps: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Times at one size, in microseconds. `parts`: `PARTS` by name. `gap`: their sum, from forward pass to forward
-    pass."""
+    """Times in microseconds. `parts`: `PARTS` by name. `gap`: their sum, from forward pass to forward pass."""
 
     num_running: int
     num_steps: int

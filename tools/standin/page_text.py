@@ -32,8 +32,7 @@ PROMPT_TOKENS = 200
 PROFILE_REQUESTS = 1000
 
 COST = CostModel(0.02, 0.001, 1e-5, 1e-9, 0.0)
-"""Cost model with which an engine carries twice the requests that it gets: scaling computes that nothing has to
-change."""
+"""Cost model with which an engine carries twice the requests that it gets, so that scaling changes nothing."""
 
 _TTFT = ((0.08, 300), (0.15, 400), (0.25, 200), (0.45, 100))
 _ITL = ((0.042, 40_000), (0.045, 40_000), (0.048, 20_000))
@@ -131,8 +130,7 @@ class Pages:
         self._by_query: dict[str, Page] = {}
 
     def page(self, query: str) -> Page:
-        """Returns the page for a query: with `name[]`, as prometheus_client understands it, only samples of these names
-        or families."""
+        """Returns the page for a query: `name[]`, as in prometheus_client, selects samples by name or family."""
         found = self._by_query.get(query)
         if found is None:
             names = set(parse_qs(query).get("name[]", ()))

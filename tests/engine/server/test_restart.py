@@ -38,7 +38,7 @@ async def die(fake, how=lambda engine: engine.die()):
 
 
 async def restart(fake):
-    """As the supervisor does, but with another fake engine."""
+    """Restarts like the supervisor, but with another fake engine."""
     fake.service.session.lost.clear()
     fake.engine = await connect_engine(fake.service)
     fake.engine.send(READY)
