@@ -9,7 +9,7 @@ import pytest
 from inflight_engine.messages import EngineFailed
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason
-from inflight_engine.server.answers import event_stream
+from inflight_engine.server.answers import writer
 from inflight_engine.server.answers.logprobs import with_prompt
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.requests.prompt_scores import PromptScores
@@ -310,7 +310,7 @@ async def test_many_log_probabilities_of_a_stream_are_formatted_in_a_thread_and_
         return done
 
     monkeypatch.setattr(asyncio, "to_thread", slowly)
-    monkeypatch.setattr(event_stream, "MANY_SCORED_TOKENS", 20)
+    monkeypatch.setattr(writer, "MANY_SCORED_TOKENS", 20)
     call = post(fake, prompt=prompt, echo=True, logprobs=0, stream=True)
     await engine_has(fake)
     formatted.clear()

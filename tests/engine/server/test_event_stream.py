@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.answers.event_stream import EventStream
+from inflight_engine.server.answers.writer import AnswerWriter
 from inflight_engine.server.requests.generation import Piece
 from tests.engine.server.fake_engine import until
 
@@ -15,7 +15,7 @@ from tests.engine.server.fake_engine import until
 class Choice:
     """A stand-in for a generation: `text` is what it has to send."""
 
-    error = None
+    error, request = None, SimpleNamespace(num_reported=0)
 
     def __init__(self):
         self.text, self.done = "", False
@@ -61,9 +61,9 @@ def make():
     choice, client = Choice(), Client()
 
     class Call(SimpleNamespace):
-        error, abandoned, choices = None, False, [choice]
+        error, abandoned, relayed, streaming, choices = None, False, False, True, [choice]
 
-    return choice, client, EventStream(Call(), Plain(), client.send, client.send)
+    return choice, client, AnswerWriter(Call(), Plain(), client.send, client.send)
 
 
 def say(stream, choice, text, *, done=False):

@@ -9,7 +9,7 @@ import pytest
 
 from inflight_engine.messages import Starting
 from inflight_engine.request import FinishReason
-from inflight_engine.server.answers import progress_frames
+from inflight_engine.server.answers import writer
 from inflight_engine.server.answers.heartbeats import _ROUNDS as ROUNDS
 from inflight_engine.server.answers.heartbeats import Heartbeats
 from inflight_engine.server.engine.progress import Progress
@@ -217,10 +217,10 @@ async def test_a_client_that_does_not_read_gets_no_heartbeats_and_joined_tokens_
         request, done, error, holds_back, written, token_ids = Request(), False, None, False, False, [1]
 
         def take(self):
-            return progress_frames.NO_PIECE._replace(text="x", num_tokens=len(self.token_ids))
+            return writer.NO_PIECE._replace(text="x", num_tokens=len(self.token_ids))
 
     class Call:
-        error, abandoned = None, False
+        error, abandoned, relayed, streaming = None, False, True, True
 
     class Answer:
         names_tokens = False
@@ -233,7 +233,7 @@ async def test_a_client_that_does_not_read_gets_no_heartbeats_and_joined_tokens_
 
     call, choice = Call(), Generation()
     call.choices = [choice]
-    stream = progress_frames.ProgressStream(call, Answer(), send, send)
+    stream = writer.AnswerWriter(call, Answer(), send, send)
     stream.begin()
     for _ in range(5):
         stream.beat()

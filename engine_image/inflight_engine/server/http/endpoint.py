@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fastapi import Request
 
-from inflight_engine.server.answers.progress_frames import PROGRESS_HEADER
+from inflight_engine.server.answers.writer import PROGRESS_HEADER
 from inflight_engine.server.errors import ApiError, bad_request
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.continuation import continued_choices, earlier_of
