@@ -31,6 +31,7 @@ class WaitingQueues:
         ValueError: there is no such policy, no class or two of one name, or a weight is not a number above 0.
 
     Attributes:
+        num_tokens: tokens of all waiting requests that are still to be computed.
         ranks_running: `standing` can differ between two requests.
     """
 
@@ -48,6 +49,7 @@ class WaitingQueues:
         self._only = next(iter(self._queues.values())) if self._counters is None else None
         self._by_priority = next(iter(self._queues.values())).policy.orders_by_priority
         self.ranks_running = self._by_priority or len(self._weights) > 1
+        self.num_tokens = 0
         self._size = 0
 
     def __len__(self) -> int:
@@ -86,6 +88,7 @@ class WaitingQueues:
         if self._counters is not None and len(queue) == 0:
             self._counters.start_waiting(name, self._ranks[name], clock)
         queue.push(request, clock)
+        self.num_tokens += request.num_tokens - request.num_computed_tokens
         self._size += 1
 
     def standing(self, request: Request) -> tuple[float, int]:
@@ -121,7 +124,7 @@ class WaitingQueues:
         if queue is None:
             raise IndexError("no request waits")
         request = queue.pop_behind(clock) if behind else queue.pop(clock)
-        self._left(request.scheduling.service_class, queue)
+        self._left(request, queue)
         return request
 
     def behind(self, clock: int) -> Request | None:
@@ -137,7 +140,7 @@ class WaitingQueues:
         """
         queue = self._queues[request.scheduling.service_class]
         queue.remove(request)
-        self._left(request.scheduling.service_class, queue)
+        self._left(request, queue)
 
     @property
     def head_stays(self) -> bool:
@@ -169,10 +172,11 @@ class WaitingQueues:
         name = self._counters.least(clock)
         return None if name is None else self._queues[name]
 
-    def _left(self, name: str, queue: ClassQueue) -> None:
+    def _left(self, request: Request, queue: ClassQueue) -> None:
+        self.num_tokens -= request.num_tokens - request.num_computed_tokens
         self._size -= 1
         if self._counters is not None and len(queue) == 0:
-            self._counters.stop_waiting(name)
+            self._counters.stop_waiting(request.scheduling.service_class)
 
 
 def _check_weights(weights: dict[str, float]) -> None:

@@ -88,7 +88,7 @@ def numbers(scheduler, *, ids):
         scheduler.num_running,
         scheduler.num_waiting,
         scheduler.num_uncomputed_tokens,
-        scheduler.num_preemptions,
+        scheduler.preemptor.num_preemptions,
         scheduler.kv_usage,
         decodes.clock,
         scheduler.num_decoding,
