@@ -210,13 +210,15 @@ class Engine:
         self._failures = 0
         collected = self._clock()
         self._reports.num_out_of_memory += output.out_of_memory
-        failed = self._fail_slots(plan, output.failed_slots) if output.failed_slots else []
+        failed = scheduler.fail_slots(plan, output.failed_slots) if output.failed_slots else []
+        for request in failed:
+            _log_failed(request, FinishReason.OUT_OF_MEMORY)
         discarded = scheduler.discarded_slots(plan)
         ended = failed + scheduler.update(plan, output.token_ids)
         done = self._clock()
         seconds = done - max(step.started, self._done)
         for observer in self._observers:
-            observer.stepped(plan, step.work, ended, seconds, ahead=ahead)
+            observer.stepped(plan, step.work, ended, seconds, ahead=ahead, failed_slots=output.failed_slots)
         computing = collected - max(step.planned, self._collected)
         self._measurements.observe(step.work, started=step.started, done=done, seconds=seconds, computing=computing)
         self._collected, self._done = collected, done
@@ -230,15 +232,6 @@ class Engine:
             step_seconds=seconds,
             schedule_seconds=(step.planned - step.started) + (done - collected),
         )
-
-    def _fail_slots(self, plan: StepPlan, slots: Sequence[int]) -> list[Request]:
-        """End the requests that a step had no memory for; the others of the step go on."""
-        failed = self._scheduler.fail_slots(plan, slots)
-        for observer in self._observers:
-            observer.slots_failed(slots)
-        for request in failed:
-            _log_failed(request, FinishReason.OUT_OF_MEMORY)
-        return failed
 
     def _fail(self, step: _Launched, error: Exception, *, ahead: bool) -> StepReport:
         """End the requests of a step that raised. What was launched after it is gone with it."""

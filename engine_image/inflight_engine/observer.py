@@ -37,7 +37,14 @@ class EngineObserver:
         """The scheduler was asked for a step, and `now` is its `last_change`."""
 
     def stepped(
-        self, plan: StepPlan, work: StepWork, ended: list[Request], seconds: float, *, ahead: bool = False
+        self,
+        plan: StepPlan,
+        work: StepWork,
+        ended: list[Request],
+        seconds: float,
+        *,
+        ahead: bool = False,
+        failed_slots: Sequence[int] = (),
     ) -> None:
         """A step was planned, computed and taken in.
 
@@ -46,11 +53,8 @@ class EngineObserver:
             ended: what `Scheduler.update` returned.
             seconds: how long the whole step took.
             ahead: between the step's plan and its `update` the scheduler was asked for the next one.
+            failed_slots: slots that the step had no memory for, with which `Scheduler.fail_slots` was called.
         """
-
-    def slots_failed(self, slots: Sequence[int]) -> None:
-        """The step of the next call of `stepped` had no memory for these slots: `Scheduler.fail_slots` was called. The
-        requests that ended with it are among those of `stepped`."""
 
     def failed(self, plan: StepPlan, work: StepWork, seconds: float, *, ahead: bool = False) -> None:
         """A step was planned but gave no tokens: `Scheduler.fail` was called for it or for the step before, and

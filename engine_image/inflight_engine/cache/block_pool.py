@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.cache.block_ids import BlockIds
+BlockIds = npt.NDArray[np.int32]
+"""Ids of KV blocks."""
 
 _Ids = npt.NDArray[np.intp]
 _NO_BLOCK = -1

@@ -20,9 +20,10 @@ the same format can be replayed; the error names the version that wrote the file
 
 A recording is gzip with one JSON array a line: zcat shows it, and an edited one can be replayed, compressed or not. The
 line of a step has: its number, microseconds, the work of the cost model (decodes, prefill tokens, tokens that decodes
-and prefills attend to, tokens copied), a digest of its plan, finished requests, and whether the next step was planned
-ahead. It contains no prompt and no output: full KV blocks are numbered by content. External events are inputs of the
-replay and not compared: arrivals, cancellations, changes of limits, and sampled stop tokens."""
+and prefills attend to, tokens copied), a digest of its plan, finished requests, whether the next step was planned
+ahead, and slots without memory. It contains no prompt and no output: full KV blocks are numbered by content. External
+events are inputs of the replay and not compared: arrivals, cancellations, changes of limits, sampled stop tokens, and
+lack of memory."""
 
 EXAMPLE = """\
 example:

@@ -109,12 +109,6 @@ class TimePassed(msgspec.Struct, frozen=True, array_like=True, tag="time"):
     now: float
 
 
-class SlotsFailed(msgspec.Struct, frozen=True, array_like=True, tag="nomemory"):
-    """The step of the next step's line had no memory for these slots. Requests that ended with it are in that line."""
-
-    slots: list[Count]
-
-
 class BlocksFilled(msgspec.Struct, frozen=True, array_like=True, tag="blocks"):
     """A request filled more blocks, behind those of earlier lines. The line follows the step that filled the last
     one."""
@@ -142,6 +136,7 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
             took none in.
         ahead: the scheduler was asked for the next step before it took this one's tokens in, whether it had one to give
             or not.
+        failed_slots: slots that the step had no memory for.
     """
 
     step: Count
@@ -150,11 +145,12 @@ class Step(msgspec.Struct, frozen=True, array_like=True, tag="step"):
     digest: int
     ended: list[Ended] | None
     ahead: bool
+    failed_slots: list[Count]
 
     def again(self, micros: int) -> Step:
         """Return the next step, if it repeats this one: equal decisions, and each context is one token longer."""
         longer = self.work._replace(decode_kv_tokens=self.work.decode_kv_tokens + self.work.decode_seqs)
-        return Step(self.step + 1, micros, longer, self.digest, [], self.ahead)
+        return Step(self.step + 1, micros, longer, self.digest, [], self.ahead, [])
 
 
 class Repeated(msgspec.Struct, frozen=True, array_like=True, tag="same"):
@@ -168,15 +164,7 @@ class Repeated(msgspec.Struct, frozen=True, array_like=True, tag="same"):
 
 
 Input: TypeAlias = (
-    Added
-    | Cancelled
-    | LimitsChanged
-    | WeightsChanged
-    | RatesChanged
-    | PrefillCostChanged
-    | TimePassed
-    | SlotsFailed
-    | BlocksFilled
+    Added | Cancelled | LimitsChanged | WeightsChanged | RatesChanged | PrefillCostChanged | TimePassed | BlocksFilled
 )
 Event: TypeAlias = Input | Step
 Line: TypeAlias = Event | Repeated

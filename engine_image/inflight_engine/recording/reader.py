@@ -17,7 +17,6 @@ from inflight_engine.recording.lines import (
     Header,
     Line,
     Repeated,
-    SlotsFailed,
     Step,
 )
 
@@ -89,9 +88,10 @@ class Recording:
                     raise RecordingError(
                         f"has step {event.step} in line {number}, where step {last.step + 1} should be"
                     )
+                failed = max(event.failed_slots, default=0)
+                if failed >= num_slots:
+                    raise RecordingError(f"names slot {failed} in line {number}, but its engine had {num_slots}")
                 last = event
-            elif isinstance(event, SlotsFailed) and max(event.slots, default=0) >= num_slots:
-                raise RecordingError(f"names slot {max(event.slots)} in line {number}, but its engine had {num_slots}")
             yield event
 
     def _lines(self) -> Iterator[bytes]:

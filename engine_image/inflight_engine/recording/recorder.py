@@ -34,7 +34,6 @@ from inflight_engine.recording.lines import (
     PrefillCostChanged,
     RatesChanged,
     Repeated,
-    SlotsFailed,
     Step,
     TimePassed,
     WeightsChanged,
@@ -145,20 +144,25 @@ class Recorder(EngineObserver):
     def time_passed(self, step: int, now: float) -> None:
         self._write(TimePassed(step, now))
 
-    def slots_failed(self, slots: Sequence[int]) -> None:
-        self._write(SlotsFailed(list(slots)))
-
     def stepped(
-        self, plan: StepPlan, work: StepWork, ended: list[Request], seconds: float, *, ahead: bool = False
+        self,
+        plan: StepPlan,
+        work: StepWork,
+        ended: list[Request],
+        seconds: float,
+        *,
+        ahead: bool = False,
+        failed_slots: Sequence[int] = (),
     ) -> None:
         if self._sink is None:
             return
         digest, context = self._digests.of(plan), work.decode_kv_tokens
-        if not ended and self._next == (digest, context, ahead):
+        if not (ended or failed_slots) and self._next == (digest, context, ahead):
             self._repeated.append(_micros(seconds))
         else:
             reasons = [Ended(each.request_id, each.finish_reason) for each in ended if each.finish_reason]
-            self._write_step(plan, Step(plan.step, _micros(seconds), work, digest, reasons, ahead))
+            step = Step(plan.step, _micros(seconds), work, digest, reasons, ahead, list(failed_slots))
+            self._write_step(plan, step)
         self._next = digest, context + work.decode_seqs, ahead
         self._unflushed_seconds += seconds
         if self._unflushed_seconds >= FLUSH_SECONDS:
@@ -166,7 +170,7 @@ class Recorder(EngineObserver):
 
     def failed(self, plan: StepPlan, work: StepWork, seconds: float, *, ahead: bool = False) -> None:
         if self._sink is not None:
-            self._write_step(plan, Step(plan.step, _micros(seconds), work, self._digests.of(plan), None, ahead))
+            self._write_step(plan, Step(plan.step, _micros(seconds), work, self._digests.of(plan), None, ahead, []))
             self._next = None
 
     def flush(self) -> None:

@@ -22,12 +22,11 @@ from inflight_engine.recording.lines import (
     PlanDigest,
     PrefillCostChanged,
     RatesChanged,
-    SlotsFailed,
     Step,
     TimePassed,
     WeightsChanged,
 )
-from inflight_engine.request import FinishReason, Request, SamplingParams
+from inflight_engine.request import FinishReason, Request, SamplingParams, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
@@ -126,8 +125,6 @@ class _Replayer:
         self._now = -math.inf
         self._times: deque[TimePassed] = deque()
         """Times of steps that are not planned yet: at most of this one and the next."""
-        self._failed_slots: list[int] = []
-        """Slots without memory in the next step."""
 
     def take(self, event: Event) -> Difference | None:
         match event:
@@ -145,8 +142,6 @@ class _Replayer:
                 self._scheduler.deadlines.cost = event.cost
             case TimePassed():
                 self._times.append(event)
-            case SlotsFailed():
-                self._failed_slots = event.slots
             case BlocksFilled():
                 pass  # The survey has them.
             case Step():
@@ -190,13 +185,15 @@ class _Replayer:
         if self._digests.of(plan) != recorded.digest:
             return Difference(number, None, "plan", _step_text(recorded), self._plan_text(plan, work))
         self._ahead = self._schedule(number + 1) if recorded.ahead else None
-        failed = self._scheduler.fail_slots(plan, self._failed_slots)
-        self._failed_slots = []
         if recorded.ended is None:
             # It gave no tokens. The requests that it ended are cancelled in the lines that follow.
             self._scheduler.fail(plan)
             return None
-        ended = self._update(plan, failed, recorded.ended)
+        requests = self._scheduler.fail_slots(plan, recorded.failed_slots)
+        requests += self._scheduler.update(plan, self._tokens(plan, recorded.ended))
+        for request in requests:
+            del self._requests[request.request_id]
+        ended = [Ended(each.request_id, each.finish_reason) for each in requests if each.finish_reason]
         if ended != recorded.ended:
             return Difference(number, None, "end", _ends_text(recorded.ended), _ends_text(ended))
         return None
@@ -210,17 +207,14 @@ class _Replayer:
             return None
         return plan, work_of(plan, scheduler.num_attended_tokens, scheduler.config.block_size)
 
-    def _update(self, plan: StepPlan, failed: list[Request], recorded: list[Ended]) -> list[Ended]:
-        """Take in the plan's tokens: a stop token for each request that ended with one."""
+    def _tokens(self, plan: StepPlan, ended: list[Ended]) -> TokenIds:
+        """Return a token for each of `plan.sampled_slots`: a stop token for the requests that ended with one."""
         tokens = np.zeros(len(plan.sampled_slots), np.int32)
-        stopped = [each.request_id for each in recorded if each.reason is FinishReason.STOP]
+        stopped = [each.request_id for each in ended if each.reason is FinishReason.STOP]
         if stopped:
             slots = [self._requests[each].slot for each in stopped if each in self._requests]
             tokens[np.isin(plan.sampled_slots, slots)] = _STOP_TOKEN
-        ended = failed + self._scheduler.update(plan, tokens)
-        for request in ended:
-            del self._requests[request.request_id]
-        return [Ended(each.request_id, each.finish_reason) for each in ended if each.finish_reason]
+        return tokens
 
     def _plan_text(self, plan: StepPlan, work: StepWork) -> str:
         request_in = {request.slot: f"request {request.request_id}" for request in self._requests.values()}

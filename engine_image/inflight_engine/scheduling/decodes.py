@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.cache.block_ids import BlockIds
+from inflight_engine.cache.block_pool import BlockIds
 from inflight_engine.request import TokenIds
 from inflight_engine.scheduling.plan import BlockGrowth, Slots
 from inflight_engine.scheduling.slots import SlotTable

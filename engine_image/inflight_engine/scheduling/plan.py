@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.cache.block_ids import BlockIds
+from inflight_engine.cache.block_pool import BlockIds
 from inflight_engine.request import SamplingParams, TokenIds
 
 Slots = npt.NDArray[np.intp]

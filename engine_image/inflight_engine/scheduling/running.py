@@ -6,8 +6,7 @@ from collections import Counter
 
 import numpy as np
 
-from inflight_engine.cache.block_ids import BlockIds
-from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.cache.block_pool import BlockIds, BlockPool
 from inflight_engine.cache.prefix import block_hashes, private_root_hash, root_hash
 from inflight_engine.request import Request, TokenIds
 from inflight_engine.scheduling.config import SchedulerConfig

@@ -6,7 +6,7 @@ import heapq
 
 import numpy as np
 
-from inflight_engine.cache.block_ids import BlockIds
+from inflight_engine.cache.block_pool import BlockIds
 from inflight_engine.request import Request
 from inflight_engine.scheduling.plan import Slots
 

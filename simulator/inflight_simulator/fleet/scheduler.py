@@ -9,8 +9,7 @@ from typing import cast
 
 import numpy as np
 
-from inflight_engine.cache.block_ids import BlockIds
-from inflight_engine.cache.block_pool import BlockPool, OutOfBlocksError
+from inflight_engine.cache.block_pool import BlockIds, BlockPool, OutOfBlocksError
 from inflight_engine.request import FinishReason, Request, TokenIds
 from inflight_engine.scheduling.admission import NEVER
 from inflight_engine.scheduling.config import SchedulerConfig

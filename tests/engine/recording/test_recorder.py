@@ -78,15 +78,15 @@ def test_a_run_reads_like_this():
     assert header["config"]["capacity"]["max_num_seqs"] == CONFIG.capacity.max_num_seqs
     assert events == [
         ["add", 7, 1.5, 5, 0, 9, scheduling, [[0, 1]]],
-        ["step", 0, 250000, [0, 5, 0, 15, 0], 1158177930, [], False],
-        ["step", 1, 1000, [1, 0, 6, 0, 0], 3954038922, [], False],
+        ["step", 0, 250000, [0, 5, 0, 15, 0], 1158177930, [], False, []],
+        ["step", 1, 1000, [1, 0, 6, 0, 0], 3954038922, [], False, []],
         ["same", [2000, 3000]],
-        ["step", 4, 4000, [1, 0, 9, 0, 0], 3954038922, [], True],
+        ["step", 4, 4000, [1, 0, 9, 0, 0], 3954038922, [], True, []],
         ["same", [5000]],
         ["limits", {"max_num_seqs": 2, "max_num_batched_tokens": 8}, 5],
         ["weights", {"chat": 2.0}],
         ["rates", None],
-        ["step", 6, 6000, [1, 0, 11, 0, 0], 3954038922, None, False],
+        ["step", 6, 6000, [1, 0, 11, 0, 0], 3954038922, None, False, []],
         ["cancel", 7, "error"],
         ["blocks", 7, [[1, 1]]],
     ]
@@ -271,8 +271,11 @@ def test_steps_with_another_context_or_after_a_failed_one_do_not_repeat():
     record.failed(plan(2, decodes), work(3), 0.001)
     record.stepped(plan(3, decodes), work(4), [], 0.001)
     record.stepped(plan(4, decodes), work(5), [], 0.001)
+    record.stepped(plan(5, decodes), work(6), [], 0.001, failed_slots=(3,))
     record.close()
-    assert [line[0] for line in lines(sink.content)[1:]] == ["step", "step", "step", "step", "same"]
+    *_, last = lines(sink.content)
+    assert last[-1] == [3]
+    assert [line[0] for line in lines(sink.content)[1:]] == ["step", "step", "step", "step", "same", "step"]
 
 
 def test_a_failed_step_is_told_from_one_that_gave_no_end():
