@@ -62,7 +62,7 @@ class Workload:
         self.revision = 0
 
     def _is_cached(self, block_hash):
-        return len(self.scheduler._running.pool.match([block_hash])) > 0
+        return self.scheduler.is_cached(block_hash)
 
     def run(self, num_events: int) -> bytes:
         """Returns the file."""

@@ -436,7 +436,7 @@ def test_a_head_that_does_not_fit_costs_no_look_at_its_blocks_while_it_stays_the
     driver.step()
     driver.add(2, [*range(8), *range(50)], 1)
     driver.step()
-    pool = driver.scheduler._running.pool
+    pool = driver.scheduler.running.pool
     looked_up, match = [], pool.match
     monkeypatch.setattr(pool, "match", lambda hashes: looked_up.append(hashes) or match(hashes))
     for _ in range(15):
