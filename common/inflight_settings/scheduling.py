@@ -48,7 +48,7 @@ _CLASS_KEYS = {each.flag.replace("-", "_"): (name, each) for name, each in setti
 
 
 def parse_service_class(text: str) -> ServiceClass:
-    """One service class from `NAME` or `NAME:weight=4,priority=0`.
+    """Parses a service class from `NAME` or `NAME:weight=4,priority=0`.
 
     Raises:
         argparse.ArgumentTypeError: the text has another form; the message names the part.

@@ -52,13 +52,13 @@ class Options:
         kubeconfig: file; None takes the pod's service account.
         namespaces: to watch; empty watches all.
         leader_elect: act only while holding the Lease.
-        lease_name: of that Lease.
+        lease_name: name of the Lease.
         key_secret: name of the Secret with the key of the engines' admin tokens.
         gateway_service: full DNS name of the gateway's Service; empty without a gateway.
         endpoint_picker: whether the gateway's pods serve other gateways as their endpoint picker.
         metrics_port: for /metrics and /healthz.
-        engine_image: of services whose spec names none.
-        engine_pull_policy: of all engine pods; empty takes the default of Kubernetes.
+        engine_image: image of services whose spec names none.
+        engine_pull_policy: pull policy of all engine pods; empty takes the default of Kubernetes.
         interval: seconds between two rounds of a service, and between two scrapes of a pod.
         admin_peers: NetworkPolicyPeers that may reach the engines' admin port beside the operator.
         upgrade: mode of engine upgrades.

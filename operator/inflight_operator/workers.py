@@ -17,7 +17,7 @@ from inflight_operator.telemetry.metrics import OperatorMetrics
 logger = logging.getLogger(__name__)
 
 TICKS = 20
-"""Parts of an interval; the services of a part have their rounds together."""
+"""Number of parts of an interval; the services of a part have their rounds together."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -42,7 +42,7 @@ class WorkQueue(Generic[Key]):
             self._order.put_nowait(key)
 
     async def take(self) -> Key:
-        """The key that has waited longest; `done` must follow."""
+        """Returns the key that has waited longest; `done` must follow."""
         key = await self._order.get()
         self._waiting.discard(key)
         self._working.add(key)
@@ -71,7 +71,7 @@ class Workers:
     Args:
         round_for: runs one round for one service, and returns whether all its writes were accepted; an exception
             affects that service alone.
-        services: those that need a round in each interval.
+        services: services that need a round in each interval.
         round_done: called after each round, including failed ones.
     """
 
@@ -102,7 +102,7 @@ class Workers:
                 tasks.create_task(self._work())
 
     async def _resync(self) -> None:
-        """All services at once, then each at its own offset in the interval, to spread the rounds."""
+        """Enqueues all services at once, then each at its own offset in the interval, to spread the rounds."""
         for key in self._services():
             self._queue.add(key)
         tick, began = 0, monotonic()

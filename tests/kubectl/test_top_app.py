@@ -14,7 +14,7 @@ SIZE = (80, 24)
 
 
 def lines(app):
-    """What the terminal shows."""
+    """Returns the text that the terminal shows."""
     return ["".join(part.text for part in strip) for strip in app.screen._compositor.render_strips()]
 
 

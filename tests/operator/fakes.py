@@ -28,7 +28,7 @@ def service_body(spec=None, status=None, generation=1, uid="service-uid"):
 
 
 def delete(cache, kind, body):
-    """As the watch reports it. Returns the service that needs a round for it, if any."""
+    """Stores an object as the watch reports it. Returns the service that needs a round for it, if any."""
     key = ObjectKey(body["metadata"]["namespace"], body["metadata"]["name"])
     owners = cache.take(kind, None, Changes({key: None}, body["metadata"].get("resourceVersion", "")))
     return next(iter(owners), None)
@@ -108,7 +108,7 @@ def exposition(sample):
 
 @dataclass
 class FakeEngine:
-    """One pod's engine: a model of speed behind the two calls that the operator makes."""
+    """A pod's engine: a model of speed behind the two calls that the operator makes."""
 
     model: ModelEngine
     revision: int = 0

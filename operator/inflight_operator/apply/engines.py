@@ -28,7 +28,7 @@ class EngineError(Exception):
 
 
 class EngineClient:
-    """The engines' admin API.
+    """Client of the engines' admin API.
 
     Args:
         http: must not follow the environment's proxies: pods are reached directly.

@@ -115,7 +115,7 @@ class ScalingDecision:
     replicas: desired number.
     change: None when replicas stay.
     code: CamelCase; the reason of a condition.
-    reason: of the change, or why nothing changes.
+    reason: reason of the change, or why nothing changes.
     able: False if the measurements did not suffice for a decision.
     history: passed to the next decision.
     """
@@ -130,7 +130,7 @@ class ScalingDecision:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One recommendation: credited replicas, and the reason."""
+    """Recommendation: credited replicas, and the reason."""
 
     replicas: int
     reason: Reason
@@ -178,7 +178,7 @@ def decide_scaling(
 def _asks(
     observation: ScalingObservation, targets: ScalingTargets, history: ScalingHistory, capacity: Ask | None
 ) -> list[Ask]:
-    """Of equal recommendations the reason of the first is reported."""
+    """Returns all recommendations. Of equal ones, the reason of the first is reported."""
     if not observation.loads:
         return []
     asks = [] if capacity is None else [capacity]
@@ -196,8 +196,9 @@ def _asks(
 
 
 def _ordered(observation: ScalingObservation, ask: Ask) -> Ask:
-    """From credited replicas to replicas to be ordered. Blocked and late ones come on top when more are wanted, are
-    left alone when not, and go first when fewer are wanted (Kubernetes deletes pods that are not ready first)."""
+    """Returns the replicas to order for a number of credited ones. Blocked and late replicas are added when more are
+    wanted, left alone when not, and removed first when fewer are wanted (Kubernetes deletes pods that are not ready
+    first)."""
     if observation.uncredited:
         more = ask.replicas > observation.credited and observation.shared_cause
         wanted = ask.replicas + observation.uncredited
@@ -306,7 +307,7 @@ def _tpot_ask(observation: ScalingObservation, target: float, history: ScalingHi
 
 
 def _one_more(observation: ScalingObservation, why: Reason, history: ScalingHistory) -> Ask:
-    """One step, and then none until a whole window was measured with all that was ordered in place."""
+    """Returns one more replica, but none until a whole window was measured with all ordered replicas in place."""
     if observation.starting or observation.time - history.complete_since < observation.window:
         return Ask(observation.credited, replace(why, held=Reason("Settling")))
     return Ask(observation.credited + 1, why)

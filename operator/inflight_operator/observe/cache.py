@@ -28,13 +28,13 @@ POD, ENDPOINTS = "Pod", "EndpointSlice"
 TEMPLATE_HASH_LABEL = "pod-template-hash"
 
 _LONGEST_SHARED = 64
-"""Characters; longer strings are seldom the same in two objects."""
+"""Maximum length of shared strings, in characters; longer strings are seldom equal in two objects."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """One object: `value` is a PodView for a pod, the uids of ready pods for an EndpointSlice of the engines, else the
-    manifest."""
+    """A cached object: `value` is a PodView for a pod, the uids of ready pods for an EndpointSlice of the engines, else
+    the manifest."""
 
     uid: str
     version: int | None
@@ -43,7 +43,7 @@ class _Held:
 
 
 class ClusterCache:
-    """Objects by service. Single-threaded: runs in the event loop."""
+    """Objects of the cluster by service. Single-threaded: runs in the event loop."""
 
     def __init__(self) -> None:
         self._held: dict[str, dict[ObjectKey, _Held]] = defaultdict(dict)
@@ -166,7 +166,7 @@ def _integer(version: str) -> int | None:
 
 
 def _owner(kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
-    """The service that an object belongs to; None without one."""
+    """Returns the service that an object belongs to; None without one."""
     namespace, name = _key(body)
     if kind == KIND:
         return ServiceKey(namespace, name)
@@ -184,7 +184,7 @@ def _owner(kind: str, body: Mapping[str, Any]) -> ServiceKey | None:
 
 
 def _is_replica(pod: Mapping[str, Any], service: str) -> bool:
-    """Whether the pod's controller is a ReplicaSet of the service's Deployment. Labels alone can be copied, as
+    """Returns True if the pod's controller is a ReplicaSet of the service's Deployment. Labels alone can be copied, as
     `kubectl debug --copy-to --keep-labels` does. A ReplicaSet is named after its Deployment and the template's hash."""
     metadata = pod["metadata"]
     replica_set = f"{service}-{metadata['labels'].get(TEMPLATE_HASH_LABEL, '')}"
@@ -195,7 +195,7 @@ def _is_replica(pod: Mapping[str, Any], service: str) -> bool:
 
 
 def _value(kind: str, body: Mapping[str, Any]) -> Any:
-    """The cached parts of an object: only those that are read."""
+    """Returns the parts of an object that are read; only these are cached."""
     if kind == POD:
         return pod_view(body)
     if kind == ENDPOINTS and _is_of_engines(body):
@@ -209,7 +209,7 @@ def _value(kind: str, body: Mapping[str, Any]) -> Any:
 
 
 def _shared(value: Any) -> Any:
-    """The same JSON value with one object for equal strings: thousands of objects repeat the same keys and names."""
+    """Returns the JSON value with one object for equal strings: thousands of objects repeat the same keys and names."""
     if isinstance(value, dict):
         return {intern(key): _shared(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -218,18 +218,19 @@ def _shared(value: Any) -> Any:
 
 
 def _is_of_engines(endpoint_slice: Mapping[str, Any]) -> bool:
-    """Whether Kubernetes made the slice for a Service with the engines, and not the operator for a picker's Service."""
+    """Returns True if Kubernetes made the slice for a Service with the engines, and not the operator for a picker's
+    Service."""
     labels = endpoint_slice["metadata"]["labels"]
     return bool(labels[SLICE_OF_LABEL] != child_names(labels[SERVICE_LABEL]).picker)
 
 
 def _ready_pods(endpoint_slice: Mapping[str, Any]) -> frozenset[str]:
-    """Uids of the pods of ready endpoints."""
+    """Returns the uids of the pods of ready endpoints."""
     return frozenset(one.uid for one in endpoints(endpoint_slice) if one.ready and one.uid)
 
 
 def _differs(kind: str, before: _Held | None, after: _Held) -> bool:
-    """Whether a round may be needed."""
+    """Returns True if a round may be needed."""
     if before is None or before.uid != after.uid:
         return True
     if kind == KIND:

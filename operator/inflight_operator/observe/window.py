@@ -20,7 +20,7 @@ class Window:
 
     Attributes:
         span: seconds; a pod without a sample for longer is not in the window.
-        pods: those with a sample.
+        pods: pods with a sample.
     """
 
     span: float = 30.0

@@ -20,8 +20,8 @@ from inflight_operator.render.inference_pool import slice_names
 logger = logging.getLogger(__name__)
 
 SECRET_AGAIN_SECONDS = 60.0
-"""A pod on a node that does not start may miss the Secret, and one that knows another token may have an old one. The
-operator cannot read it, so it writes it again."""
+"""Seconds between two writes of the admin token's Secret while a pod does not start or rejects the token: the Secret
+may be missing or old, and the operator cannot read it."""
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class Executor:
 
 
 def _kept(key: ServiceKey, snapshot: Snapshot, plan: Plan) -> frozenset[Child]:
-    """Live children that the plan does not name and that stay."""
+    """Returns the live children that the plan does not name and that stay."""
     held = {("Deployment", child_names(key.name).main)} if plan.hold_template else set()
     settings = snapshot.settings
     if snapshot.gateway_pods is not None and settings.gateway_service and settings.endpoint_picker:

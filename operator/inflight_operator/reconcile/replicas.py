@@ -24,7 +24,7 @@ from inflight_operator.reconcile.views import (
 from inflight_settings.limits import LimitsBounds
 
 _SCALING = ("spec.scaling", "spec.replicas", "spec.gateway")
-"""Fields that, if unreadable, block removal of replicas."""
+"""Fields that block the removal of replicas while they are unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Scaled:
     """Replicas to be ordered, and the inputs of the decision.
 
     Attributes:
-        decision: of the operator; only a recommendation in mode External.
-        memory: with `replicas` to be ordered.
+        decision: decision of the operator; only a recommendation in mode External.
+        memory: memory with `replicas` to be ordered.
         blocked: replicas that will not become ready without intervention.
         sizing: demand against the capacity of a replica; None without a cost model.
-        sleep: why the service is idle or not; None for one that never scales to zero.
+        sleep: reason why the service is idle or not; None for one that never scales to zero.
     """
 
     decision: ScalingDecision
@@ -47,7 +47,7 @@ class Scaled:
 
 
 def scale(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> Scaled:
-    """The replicas of this round."""
+    """Returns the replicas of this round."""
     policy = snapshot.policy
     ordered = memory.replicas
     if policy.external and policy.replicas is not None:
@@ -82,7 +82,7 @@ def _sleep(
     observation: ScalingObservation,
     deployment: DeploymentView | None,
 ) -> tuple[ScalingDecision | None, Reason | None]:
-    """The decision to scale to zero, stay at zero or wake; None if demand decides."""
+    """Returns the decision to scale to zero, stay at zero or wake; None if demand decides."""
     policy = snapshot.policy
     if policy.idle_timeout is None or snapshot.gateway is None:
         return None, None
@@ -132,8 +132,8 @@ def _by_demand(
 def _capacity(
     snapshot: Snapshot, memory: Memory, pods: Pods, observation: ScalingObservation
 ) -> tuple[Ask | None, Sizing | None, Memory]:
-    """The recommendation of the capacity model, None before engines report their step costs, and its numbers, None
-    before the size of requests is known too."""
+    """Returns the recommendation of the capacity model, None before engines report their step costs, and its numbers,
+    None before the size of requests is known too."""
     view = demand_view(snapshot, memory.demand, pods, memory.startups, observation)
     if not snapshot.fresh or view.replica is None:
         return None, None, memory
@@ -146,7 +146,7 @@ def _capacity(
 
 
 def _tunable(snapshot: Snapshot, memory: Memory) -> LimitsBounds:
-    """The bounds of tuning now."""
+    """Returns the bounds of tuning now."""
     bounds = limits_bounds(snapshot.policy)
     if memory.before_override is not None:
         return LimitsBounds(memory.limits.limits, memory.limits.limits)

@@ -30,7 +30,7 @@ NUMBERS_SECONDS = 60.0
 """Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""
 
 MOVED_SHARE = 0.25
-"""A measurement within this share of the one last written has not moved."""
+"""Share of the last written value within which a measurement counts as unchanged."""
 
 
 @dataclass(slots=True)
@@ -38,8 +38,8 @@ class Reported:
     """State of the reporter for one service.
 
     Attributes:
-        at: when its status was last written.
-        decisions: that are in no status yet.
+        at: time of the last status write.
+        decisions: decisions that no status contains yet.
         failures: consecutive failed writes.
         again: time of the next attempt.
     """
@@ -59,7 +59,7 @@ class Reporter:
     async def report(
         self, key: ServiceKey, snapshot: Snapshot, plan: Plan, outcome: Outcome, reported: Reported
     ) -> bool:
-        """Whether all due writes succeeded."""
+        """Writes what is due; returns True if all writes succeeded."""
         made = (recorded(decision, snapshot.at) for decision in plan.decisions)
         reported.decisions = (*reported.decisions, *made)[-MAX_DECISIONS:]
         status = build_status(snapshot, plan, outcome, reported.decisions)
@@ -89,7 +89,7 @@ class Reporter:
         return True
 
     async def _event(self, key: ServiceKey, service: ServiceRecord, event: Event) -> None:
-        """The status already contains the change, so a rejected event does not fail the round."""
+        """Writes an event. The status already contains the change, so a rejected event does not fail the round."""
         try:
             await self._api.event(service, event.type, event.reason, event.message)
         except KubeApiError as error:
@@ -97,7 +97,7 @@ class Reporter:
 
 
 def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_written: float) -> bool:
-    """Whether `after` should be written now: state changes at once, changed numbers and wording periodically.
+    """Returns True if `after` should be written now: state changes at once, changed numbers and wording periodically.
 
     Args:
         since_written: seconds since the status was last written.
@@ -110,7 +110,7 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
 
 
 def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
-    """The parts that are written at once: no numbers, no wording and no reasons that follow the traffic."""
+    """Returns the parts that are written at once: no numbers, no wording and no reasons that follow the traffic."""
     limits, engine = status.limits, status.engine
     external = any(one.reason in ("External", "ReplicasUnset") for one in status.conditions)
     return (
@@ -134,19 +134,19 @@ def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
 
 
 def _new_reasons(before: InferenceServiceStatus, after: InferenceServiceStatus) -> bool:
-    """Whether a condition has a new reason that is written at once. Reasons that follow the traffic are not: if one
-    replaces MaxReplicas, for example, and MaxReplicas returns soon after, the status is not written."""
+    """Returns True if a condition has a new reason that is written at once. Reasons that follow the traffic are not: if
+    one replaces MaxReplicas, for example, and MaxReplicas returns soon after, the status is not written."""
     was = {one.type: one.reason for one in before.conditions}
     return any(one.reason not in FOLLOW_TRAFFIC and one.reason != was.get(one.type) for one in after.conditions)
 
 
 def _wording(status: InferenceServiceStatus) -> list[str]:
-    """Messages except those that follow the traffic."""
+    """Returns the messages except those that follow the traffic."""
     return [one.message for one in status.conditions if one.reason not in FOLLOW_TRAFFIC]
 
 
 def _measurements(status: InferenceServiceStatus) -> dict[str, tuple[float, float]]:
-    """The measurements by name; with each the difference up to which it is steady."""
+    """Returns the measurements by name, each with the difference up to which it counts as steady."""
     cost = status.cost.per_million_tokens if status.cost is not None else None
     found = {"cost": (float(cost or 0), 0.0)}
     if (observed := status.observed) is not None:
@@ -169,7 +169,7 @@ def _measurements(status: InferenceServiceStatus) -> dict[str, tuple[float, floa
 
 
 def _moved(before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]) -> bool:
-    """Whether a measurement differs from the one last written by more than steady traffic varies."""
+    """Returns True if a measurement differs from the last written one by more than steady traffic varies."""
     if before.keys() != after.keys():
         return True
     pairs = ((was, *after[name]) for name, (was, _) in before.items())
@@ -181,7 +181,8 @@ def _seconds(duration: str | None) -> float:
 
 
 def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
-    """Live values, over the pods with fresh samples; latency targets are for a prompt of mean length."""
+    """Returns the exported values, over the pods with fresh samples; latency targets are for a prompt of mean
+    length."""
     policy, fresh = snapshot.policy, snapshot.fresh.values()
     targets = mean_slo(policy, plan.memory.demand)
     ready = sum(pod.serves for pod in snapshot.pods)

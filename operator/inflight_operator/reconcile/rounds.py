@@ -1,4 +1,4 @@
-"""Rounds for all services: snapshot -> decide -> execute -> report.
+"""Reconciliation of all services: snapshot -> decide -> execute -> report.
 
 Level-triggered: a round uses the current state, not the events. An event only triggers a round before the next resync.
 State that must survive a restart is in the status and in the children; windows and histories restart, and decisions
@@ -62,18 +62,19 @@ class RoundSettings:
 
     @property
     def stale_after(self) -> float:
-        """Seconds from which a sample is stale: two scrapes in a row failed."""
+        """Age in seconds from which a sample is stale: two scrapes in a row failed."""
         return self.interval * 2 + 4
 
     @property
     def span(self) -> float:
-        """Seconds of samples to decide on: three scrapes at least, or there would be no differences to take."""
+        """Length in seconds of the window of samples to decide on: three scrapes at least, or there would be no
+        differences to take."""
         return max(30.0, self.interval * 3)
 
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """One version of a service's object, parsed."""
+    """A version of a service's object, parsed."""
 
     body: Manifest
     settings: Settings
@@ -99,7 +100,7 @@ class Rounds:
     Args:
         settings: current settings of the installation: optional APIs may be added or removed.
         token_of: admin token of the service with a uid.
-        recorder: of all decisions; None records none.
+        recorder: recorder of all decisions; None records none.
         gateway: None if the operator runs without one.
     """
 
@@ -136,18 +137,19 @@ class Rounds:
         self._unreadable: dict[ServiceKey, Reported] = {}
 
     def services(self) -> set[ServiceKey]:
-        """Every service that needs periodic rounds: existing services, and deleted ones whose state must be removed."""
+        """Returns every service that needs periodic rounds: existing services, and deleted ones whose state must be
+        removed."""
         return {*self._cache.services(), *self._known}
 
     def is_down(self, key: ServiceKey) -> bool:
-        """Whether no replica takes requests, or none is ordered: a held request waits for a decision then."""
+        """Returns True if no replica takes requests, or none is ordered: a held request waits for a decision then."""
         known = self._known.get(key)
         return (known is not None and known.memory.replicas == 0) or not any(
             pod.serves for pod in self._cache.pods(key)
         )
 
     async def reconcile(self, key: ServiceKey) -> bool:
-        """One round for one service; returns whether all its writes were accepted."""
+        """Runs a round for one service; returns True if all its writes were accepted."""
         body = self._cache.service(key)
         if body is None or "deletionTimestamp" in body["metadata"]:
             self._forget(key)  # its children have it as their owner: Kubernetes deletes them
@@ -170,7 +172,7 @@ class Rounds:
         return reported and not outcome.failed
 
     def _read(self, key: ServiceKey, body: Manifest) -> _Known:
-        """The state of the service, with its current object.
+        """Returns the state of the service, with its current object.
 
         Raises:
             pydantic.ValidationError: the object cannot be parsed, not even in part.
@@ -222,7 +224,7 @@ class Rounds:
         )
 
     def _deployment(self, key: ServiceKey, uid: str) -> Manifest | None:
-        """The live Deployment, if it is this service's: another object of the same name may exist."""
+        """Returns the live Deployment, if it is this service's: another object of the same name may exist."""
         live = self._cache.child(key, "Deployment", child_names(key.name).main)
         return live if live is not None and owner_uid(live) == uid else None
 

@@ -15,12 +15,12 @@ from inflight_operator.api.spec import InferenceServiceSpec
 
 
 def number(value: float) -> str:
-    """Without a fraction where there is none: `60`, `0.5`."""
+    """Returns the number without a fraction if it has none: `60`, `0.5`."""
     return str(int(value)) if value.is_integer() else str(value)
 
 
 def seconds(duration: str) -> str:
-    """A duration such as `1m30s` in seconds."""
+    """Returns a duration such as `1m30s` in seconds."""
     return number(parse_duration(duration))
 
 
@@ -38,14 +38,14 @@ def engine_flags(spec: InferenceServiceSpec) -> list[str]:
 
 
 def ttft_target(spec: InferenceServiceSpec) -> str | None:
-    """TTFT target in seconds by which engines order waiting requests of classes without their own; None: no ordering by
-    target."""
+    """Returns the TTFT target in seconds by which engines order waiting requests of classes without their own; None: no
+    ordering by target."""
     ordered = spec.engine.scheduling.policy in (None, "deadline")
     return seconds(spec.slo.ttft_p95) if ordered and spec.slo is not None else None
 
 
 def ttft_flags(spec: InferenceServiceSpec) -> list[str]:
-    """The parts of `spec.slo` passed to engines."""
+    """Returns the flags for the parts of `spec.slo` that engines take."""
     target, slo = ttft_target(spec), spec.slo
     flags = [] if target is None else [f"--ttft-target={target}"]
     if slo is not None and parse_duration(slo.ttft_per_thousand_tokens) and (flags or _has_target(spec.engine)):
@@ -54,7 +54,7 @@ def ttft_flags(spec: InferenceServiceSpec) -> list[str]:
 
 
 def _has_target(engine: Engine) -> bool:
-    """Whether a class has its own target."""
+    """Returns True if a class has its own target."""
     return any(each.slo.ttft_p95 is not None for each in engine.scheduling.classes)
 
 
@@ -75,8 +75,8 @@ def _values(engine: Engine) -> dict[str, str | None]:
 
 
 def _policy(engine: Engine) -> str | None:
-    """None: the engine's own choice is the same. It takes fcfs unless it has a TTFT target, and with policy fcfs only
-    classes bring one."""
+    """Returns the policy flag; None if the engine's own choice is the same. It takes fcfs unless it has a TTFT target,
+    and with policy fcfs only classes bring one."""
     policy = engine.scheduling.policy
     return None if policy == "fcfs" and not _has_target(engine) else policy
 

@@ -46,13 +46,13 @@ PROPAGATION_SECONDS = 5
 """Time for routers to learn that a pod is terminating; it keeps serving for that time."""
 
 MARGIN_SECONDS = 20
-"""For the engine to notice, close its sockets and exit, on a machine that is busy."""
+"""Seconds for the engine to notice, close its sockets and exit, on a busy machine."""
 
 STARTUP_PERIOD_SECONDS = 2
 
 KILL_GRACE_SECONDS = 2
-"""From SIGTERM to SIGKILL after a failed liveness or start-up probe. The pod's own grace period is for requests that
-still run to their end, of which a container that hangs has none. The kubelet waits two seconds at least."""
+"""Seconds from SIGTERM to SIGKILL after a failed liveness or start-up probe. The pod's own grace period is for requests
+that still run to their end, of which a container that hangs has none. The kubelet waits two seconds at least."""
 
 
 def startup_limit_seconds(service: InferenceService) -> int:

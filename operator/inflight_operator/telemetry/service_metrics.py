@@ -31,21 +31,21 @@ class Shown:
         desired: replicas the operator recommends; not applied in scaling.mode External.
         replicas: replicas ordered.
         ready: pods that take requests.
-        unmeasured: of those, pods whose newest sample is missing or stale.
+        unmeasured: ready pods whose newest sample is missing or stale.
         blocked: replicas that will not become ready without intervention.
         waiting, running: requests, over all pods.
         kv_utilization: share of the KV cache in use, 0 to 1, the mean of pods.
-        preemptions_per_minute: over all pods.
-        limits: in force.
-        overridden: whether limits set by hand are in force.
+        preemptions_per_minute: preemptions per minute, over all pods.
+        limits: limits in force.
+        overridden: True while limits set by hand are in force.
         modelled: the limits that the cost model found best; None without a result.
         scrape_age: seconds since the stalest pod's newest sample.
         ttft_target, tpot_target: seconds, for the 95th percentiles.
         sizing: demand against capacity; None while no cost model sizes it.
-        cost_per_hour: of the existing pods; None without a price.
-        currency: of the price, empty if unknown.
-        gateway: reports of its pods; None for a service that is not behind the gateway.
-        asleep: whether the service is scaled to zero; None for one that never is.
+        cost_per_hour: cost of the existing pods; None without a price.
+        currency: currency of the price; empty if unknown.
+        gateway: reports of the gateway's pods; None for a service that is not behind the gateway.
+        asleep: True while the service is scaled to zero; None for one that never is.
     """
 
     desired: int
@@ -193,7 +193,7 @@ class _Service:
         findings: all conditions.
         shown: None before its spec could be read.
         attainment: None without targets in its spec.
-        decisions: since the start of this process, by kind and reason.
+        decisions: number since the start of this process, by kind and reason.
         last: the last decision on each knob, and its time in seconds since the epoch.
     """
 
@@ -209,7 +209,7 @@ class _Service:
 
     @property
     def stuck(self) -> bool:
-        """Whether a rollout is stuck without intervention."""
+        """True if a rollout is stuck without intervention."""
         progressing = self.finding("Progressing")
         return progressing is not None and progressing.status == "False" and progressing.reason != "Complete"
 
@@ -233,8 +233,8 @@ class ServiceMetrics(Collector):
 
         Args:
             findings: all conditions.
-            attainment: of the service until now; None without targets in its spec.
-            decisions: of this round.
+            attainment: counts of the service until now; None without targets in its spec.
+            decisions: decisions of this round.
             at: time of the round, seconds since the epoch.
         """
         service = self._services.setdefault(key, _Service())
@@ -295,7 +295,7 @@ class ServiceMetrics(Collector):
 
 
 def _value(of: object, path: str) -> Any:
-    """None where a part of the path is."""
+    """Returns the value at the path; None where a part of the path is None."""
     for name in path.split("."):
         of = None if of is None else getattr(of, name)
     return of

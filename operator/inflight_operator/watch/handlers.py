@@ -20,7 +20,7 @@ Connect = Callable[[], Awaitable[kopf.ConnectionInfo]]
 Stop = Callable[[], Awaitable[None]]
 
 IDLE_SECONDS = 0.2
-"""How long kopf keeps an object's task after its last event."""
+"""Seconds for which kopf keeps an object's task after its last event."""
 
 
 def build_registry(

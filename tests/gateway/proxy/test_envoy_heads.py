@@ -16,7 +16,7 @@ from tests.gateway.gateway_stack import GatewayStack, until
 
 LARGE = json.dumps({"model": "m", "prompt": "x" * (8 << 20)}).encode()
 LONG_PROMPT = "all " * 60_000
-"""Its header is longer than the 8,190 bytes that an engine takes in one field."""
+"""Prompt whose header is longer than the 8,190 bytes that an engine takes in one field."""
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ async def stack(tmp_path_factory, started):
 
 @pytest.fixture
 def engine(started):
-    """Without what earlier tests asked it."""
+    """The engine, without the requests of earlier tests."""
     started.seen.clear()
     started.answer = "ok"
     return started

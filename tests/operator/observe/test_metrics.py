@@ -250,7 +250,7 @@ ODD_NUMBERS = ["NaN", "+Inf", "-Inf", "nan", "inf"]
 
 
 def line(style, name, number, **labels):
-    """One line for a sample, in any of the ways that the format allows."""
+    """Draws a line for a sample, in any of the ways that the format allows."""
     extra = {key: style.choice(ODD_LABELS) for key in ("model_name", "engine", "tile", "lex") if style.random() < 0.3}
     pairs = [*labels.items(), *extra.items()]
     style.shuffle(pairs)

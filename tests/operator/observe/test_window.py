@@ -220,7 +220,7 @@ def test_a_history_of_20_000_samples_is_as_large_as_one_of_100():
 
 
 def test_a_pod_takes_ten_kilobytes_at_most():
-    """Of the size of our engine's page: 73 buckets."""
+    """Returns a histogram of the size of our engine's page: 73 buckets."""
     edges = (*(float(edge) for edge in range(18)), math.inf)
     large = {name: Histogram(edges, [1e6] * 19, 1e6) for name in ("ttft", "tpot", "itl", "step_tokens")}
     history = History.of(make_sample(0.0, **large))

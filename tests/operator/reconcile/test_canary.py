@@ -1,4 +1,4 @@
-"""One pod that tries limits for all: what it is told, under which revision, what the status shows, and how it ends."""
+"""The canary pod, which tries limits for all: its limits and revision, the status, and its end."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What holds of every decision, whatever befalls the fleet."""
+"""Properties of every decision, whatever happens to the fleet."""
 
 import math
 import os
@@ -186,9 +186,9 @@ def test_an_order_does_not_grow_while_the_pods_of_it_start(rate, ready, slo, tun
     tuning=st.sampled_from(["Recommend", "Off"]),
 )
 def test_a_load_of_120_s_orders_no_more_than_it_needs_while_pods_start(rate, start_up, slo, tuning):
-    """What it needs is known here: its rate, and what will wait when pods that are ordered now are ready, to be worked
-    off in `RECOVERY` seconds. Twice that and one replica are granted: a load that steps up looks like one that goes on
-    to rise."""
+    """The needed replicas are known here: those for its rate, and for the requests that will wait when pods that are
+    ordered now are ready, to be worked off in `RECOVERY` seconds. Twice that and one replica are granted: a load that
+    steps up looks like one that goes on to rise."""
     spec = {
         "engine": {"maxNumSeqs": CAPACITY.max_num_seqs, "maxNumBatchedTokens": CAPACITY.max_num_batched_tokens},
         "scaling": {"minReplicas": 1, "maxReplicas": 100},

@@ -1,4 +1,4 @@
-"""What the API server refuses stops nothing else, is told, and is tried again."""
+"""Writes that the API server refuses stop nothing else, are reported, and are tried again."""
 
 from inflight_base.kube.errors import KubeApiError
 from tests.operator.fakes import KEY

@@ -215,7 +215,7 @@ async def test_engines_get_the_tenant_key_and_metrics_show_what_is_held(world):
 
 
 def written_secret(world):
-    """As the operator writes it once more after a restart."""
+    """Returns the Secret that the operator writes once more after a restart."""
     known = world.rounds._known[KEY].memory.rendered
     return next(child for child in known.children if child["kind"] == "Secret")
 

@@ -8,7 +8,7 @@ from tests.operator.reconcile.world import OTHER, SMALL
 
 
 async def test_a_stored_object_without_a_model_is_told_in_the_status_once_and_changes_nothing(world):
-    """What a definition of another version may leave behind."""
+    """Values that a definition of another version may leave behind."""
     body = service_body(spec=SMALL)
     del body["spec"]["model"]
     world.cache.put("InferenceService", body)

@@ -1,4 +1,4 @@
-"""One service with its pods, for rounds against a recording API server and model engines (see fakes.py)."""
+"""A service with its pods, for rounds against a recording API server and model engines (see fakes.py)."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -26,7 +26,7 @@ GATEWAY = "inflight-gateway.inflight-system.svc.cluster.local"
 
 
 class FakeGateway:
-    """What two gateway pods say, of every service the same."""
+    """Reports of two gateway pods, the same for every service."""
 
     def __init__(self):
         self.seen = GatewayView(pods=2, heard=2, idle_s=3600.0)
@@ -43,7 +43,7 @@ class FakeGateway:
 
 
 class World:
-    """One service, its pods, and a clock that only moves when told to."""
+    """A service, its pods, and a clock that moves only when a test moves it."""
 
     def __init__(self):
         self.now = 1000.0
@@ -99,7 +99,7 @@ class World:
         return self.engines[ip]
 
     def route(self):
-        """What Kubernetes makes of the ready pods."""
+        """Puts the EndpointSlice that Kubernetes makes of the ready pods into the cache."""
         self.cache.put("EndpointSlice", endpoints_body([body for body in self.listed.values() if body]))
 
     async def round(self, seconds=3.0):
@@ -126,7 +126,7 @@ class World:
         return self.cache.child(KEY, "Deployment", "chat")["spec"]["template"]["spec"]["containers"][0]
 
     def rolled_out(self):
-        """What its controller says of the Deployment once all pods are of the newest template."""
+        """Gives the Deployment the status of its controller once all pods are of the newest template."""
         live = self.cache.child(KEY, "Deployment", "chat")
         count = live["spec"]["replicas"]
         self.cache.put("Deployment", {**live, "status": {"updatedReplicas": count, "replicas": count}})

@@ -1,4 +1,4 @@
-"""What kopf is asked to watch, and what its events become."""
+"""Watches that kopf is asked for, and the handling of their events."""
 
 import asyncio
 

@@ -18,8 +18,8 @@ CLASSES = (ServiceClass("a", weight=3.0), ServiceClass("b"))
 
 
 def config(**fields):
-    small = {"capacity": Limits(6, 24), "num_blocks": 24, "block_size": 4, "max_model_len": 90, "ttft_target": 20.0}
-    return SchedulerConfig(**{**small, **fields})
+    small = {"capacity": Limits(6, 24), "num_blocks": 24, "block_size": 4, "max_model_len": 90}
+    return SchedulerConfig(**{**small, "kv_headroom": 0.0, "policy": "fcfs", "ttft_target": 20.0, **fields})
 
 
 def request(number, prompt, output, classes=("default",)):
@@ -42,7 +42,7 @@ def single_step(scheduler):
 
 
 def many_steps(scheduler, count):
-    """The same through `advance_many` where that is possible; returns the plans that were made, and who ended."""
+    """Advances through `advance_many` where that is possible; returns the plans, and the requests that ended."""
     plans, ended = [], []
     while count:
         steady = min(count, scheduler.steady_steps())

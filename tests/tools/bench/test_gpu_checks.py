@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,9 +16,10 @@ from inflight_engine.request import SamplingParams
 from tests.engine.execution.fp8_backend import emulate_fp8
 from tools.bench.engine.in_process import Generated
 from tools.bench.gpu import __main__ as gpu
-from tools.bench.gpu import report
+from tools.bench.gpu import first, report
 from tools.bench.gpu.correctness import Check, Checks
 from tools.bench.gpu.draws import MOST_EXCESS, excess, probabilities
+from tools.bench.gpu.first import Item
 from tools.bench.gpu.idle import busy_share
 from tools.bench.gpu.part import run
 from tools.bench.gpu.quantized import product_check
@@ -154,11 +156,11 @@ def test_draws_of_another_distribution_are_seen():
     assert excess([outside], right) == float("inf")
 
 
-@pytest.mark.parametrize("engine", ["inflight", "transformers"])
-def test_an_engine_is_measured_with_a_shape_and_random_weights(tmp_path, engine):
-    figures = run(engine, "tiny", "cpu", "small", tmp_path)
+@pytest.mark.parametrize("function", ["speed.measure", "peers.transformers"])
+def test_an_engine_is_measured_with_a_shape_and_random_weights(tmp_path, function):
+    figures = run(function, "tiny", "cpu", "small", tmp_path)
     assert figures["continuous"] > 0
-    if engine == "inflight":
+    if function == "speed.measure":
         assert min(figures["continuous_slots"], figures["static_slots"], figures["prefill"]) > 0
         assert min(figures["decode_1"], figures["decode_3"], figures["decode_3_bandwidth"]) > 0
         assert "| prefill |" in "\n".join(markdown(report.speed_rows("tiny", {"inflight": figures})))
@@ -166,26 +168,125 @@ def test_an_engine_is_measured_with_a_shape_and_random_weights(tmp_path, engine)
 
 ABSENT = ("fastapi", "gguf", "httpx", "huggingface_hub", "jinja2", "prometheus_client", "pydantic", "uvicorn", "yaml")
 """Packages that a machine with torch need not have."""
+STAND_IN = Path(gpu.__file__).parent / "stand_in"
 
 
-def test_this_engine_is_measured_with_torch_and_little_else(tmp_path):
-    code = (
+def run_apart(code, *, msgspec=True, **environment):
+    """The JSON that a program prints last, which has `run` and the folder `place`, without packages that need not be
+    there."""
+    program = (
         f"import sys; sys.modules.update(dict.fromkeys({ABSENT!r}))\n"  # an import of None is an ImportError
-        "from pathlib import Path; from tools.bench.gpu import __main__; from tools.bench.gpu.part import run\n"
-        f"print(run('inflight', 'tiny', 'cpu', 'small', Path({str(tmp_path)!r})))"
+        "import json, tempfile; from pathlib import Path; place = Path(tempfile.mkdtemp())\n"
+        f"from tools.bench.gpu import __main__, first; from tools.bench.gpu.part import run\n{code}"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    path = [*([] if msgspec else [str(STAND_IN)]), *sys.path]
+    environment = {**os.environ, "PYTHONPATH": ":".join(path), **environment}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("msgspec", [True, False])
+def test_this_engine_is_measured_with_torch_and_little_else(msgspec):
+    figures = run_apart("print(json.dumps(run('speed.measure', 'tiny', 'cpu', 'small', place)))", msgspec=msgspec)
+    assert "prefill_matrix" in figures
+
+
+def test_items_import_what_a_machine_with_torch_has_and_say_what_is_missing():
+    code = """
+import importlib, msgspec
+assert "stand_in" in msgspec.__file__
+found = {}
+for item in first.ITEMS:
+    module, name = item.function.split(".")
+    assert callable(getattr(importlib.import_module(f"tools.bench.gpu.{module}"), name))
+for function in ("server.killed", "speed.out_of_memory", "kernels.check", "speed.eager"):
+    found[function] = run(function, "tiny", "cpu", "small", place / function)
+print(json.dumps(found))
+"""
+    found = run_apart(code, msgspec=False)
+    assert found["server.killed"]["missing"].startswith("the server needs fastapi, uvicorn, pydantic, ")
+    assert found["server.killed"]["missing"].endswith("msgspec")
+    assert found["speed.out_of_memory"] == {"missing": "only the memory of a GPU is used up"}
+    assert "kernels run on a GPU" in found["kernels.check"]["missing"]
+    assert found["speed.eager"]["ok"]
+
+
+def test_kernels_alone_are_right_and_a_wrong_one_is_seen():
+    code = """
+from tools.bench.gpu import kernels
+from inflight_engine.models.ops import TorchOps
+whole = run("kernels.check", "tiny", "cpu", "small", place)
+silu_mul, TorchOps.silu_mul = TorchOps.silu_mul, lambda self, x: 1.02 * silu_mul(self, x)
+kernels._attention = kernels._sampler = lambda *arguments: ()
+print(json.dumps([whole, run("kernels.check", "tiny", "cpu", "small", place)]))
+"""
+    whole, broken = run_apart(code, msgspec=False, TRITON_INTERPRET="1")
+    assert whole["ok"]
+    assert {"rotary", "prefill", "decode", "sampler, all three"} < set(whole["kernels"])
+    assert (broken["ok"], broken["detail"]) == (False, "4 kernels, wrong: silu_mul")
+
+
+def test_streams_go_on_when_the_engine_process_is_killed(tmp_path):
+    found = run("server.killed", "", "cpu", "small", tmp_path)
+    assert found["ok"]
+    assert found["seconds_without_tokens"] > found["before"]
+
+
+def test_profiles_have_the_largest_operators_and_the_time_of_the_host(tmp_path):
+    found = run("speed.profiles", "tiny", "cpu", "small", tmp_path)
+    assert 0 < found["decode at 3, busy"] < 1
+    assert found["prefill, host_us"] > 0
+    assert 0 < len(found["decode at 1, kernels"]) <= 15
+
+
+def test_a_way_to_compute_is_held_against_the_reference(tmp_path):
+    assert run("correctness.way", "mixed", "cpu", "small", tmp_path)["ok"]
+
+
+def test_an_item_that_crashes_or_hangs_costs_itself_alone(tmp_path):
+    pid = tmp_path / "pid"
+    items = (
+        Item("crash", 20, "first.machine", under=("sh", "-c", "kill -SEGV $$")),
+        Item("hang", 1, "first.machine", under=("sh", "-c", f"sleep 100 & echo $! > {pid}; wait")),
+        Item("missing", 20, "first.machine", under=("no-such-checker",)),
+        Item("raises", 60, "speed.measure", "no such shape"),
+        Item("works", 60, "first.machine"),
     )
-    assert "'prefill_matrix'" in done.stdout, done.stderr
+    lines = tmp_path / "first.jsonl"
+    told = []
+
+    def say(line):
+        told.append(line)
+        assert len(lines.read_text().splitlines()) == len(told), "the result is written before the next item begins"
+
+    rows, results, held = first.run("cpu", "small", tmp_path / "parts", lines, say, items)
+    assert not held
+    assert results["crash"] == {"failed": "its process ended with exit code -11"}
+    assert results["hang"] == {"failed": "it took more than 1 s"}
+    assert results["missing"] == {"missing": "no-such-checker is not installed"}
+    assert results["raises"] == {"failed": "KeyError: 'no such shape'"}
+    assert results["works"]["flops_per_second"] > 0
+    assert [row[1] for row in rows[1:]] == ["failed", "failed", "missing", "failed", "ok"]
+    assert [json.loads(line)["item"] for line in lines.read_text().splitlines()] == [item.name for item in items]
+    assert not Path(f"/proc/{pid.read_text().strip()}").exists(), "nothing that it started runs on"
+
+
+def test_all_items_together_take_less_than_eight_minutes():
+    assert sum(item.seconds for item in first.ITEMS) < 8 * 60
+
+
+def test_the_script_lists_its_stages():
+    script = Path(gpu.__file__).parents[1] / "gpu.sh"
+    environment = os.environ | {"PYTHON": sys.executable}
+    done = subprocess.run([script, "--help"], capture_output=True, text=True, env=environment, check=True)
+    for stages in ("first", "correctness", "qwen, llama"):
+        assert f"\n{stages} " in done.stdout
 
 
 def test_an_engine_that_is_not_here_or_fails_is_in_the_table(tmp_path):
-    missing = run("vllm", "tiny", "cpu", "small", tmp_path)
-    failed = run("inflight", "no such shape", "cpu", "small", tmp_path)
+    missing = run("peers.vllm", "tiny", "cpu", "small", tmp_path)
+    failed = run("speed.measure", "no such shape", "cpu", "small", tmp_path)
     assert "cannot be imported here" in missing["missing"]
     assert failed == {"failed": "KeyError: 'no such shape'"}
     assert report.speed_rows("tiny", {"inflight": failed, "vllm": missing})[1:] == [

@@ -1,11 +1,16 @@
-"""Checks and measurements on a GPU, stage by stage: correctness, then models of two shapes with random weights."""
+"""Checks and measurements on a GPU, stage by stage, each in at most ten minutes.
+
+first        in eight minutes, item by item, simplest first, each in a process of its own: ceilings, kernels alone,
+             tokens by eager steps, graphs and look-ahead, a memory checker, profiles, a killed engine process, a
+             prefill without memory; first.jsonl has each result as soon as it is known
+correctness  small random models against transformers, by every way to compute them
+qwen, llama  speed with the shapes of Qwen3-0.6B and Llama-3-8B and random weights, beside other engines
+"""
 
 from __future__ import annotations
 
 import argparse
-import json
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,29 +21,31 @@ from typing import Any
 
 import torch
 
-from tools.bench.gpu import report
+from tools.bench.gpu import first, report
 from tools.bench.gpu.correctness import Checks
-from tools.bench.gpu.part import ENGINES, SIZES
-from tools.bench.gpu.reference import FULL, SMALL
+from tools.bench.gpu.part import isolated
+from tools.bench.gpu.reference import SCALES
+from tools.bench.gpu.speed import SIZES
 from tools.measure.report import markdown, table, write_json
 
-REPOSITORY = Path(__file__).resolve().parents[3]
+ENGINES = {"inflight": "speed.measure", "vllm": "peers.vllm", "transformers": "peers.transformers"}
+_STAGES = ("first", "correctness", "qwen", "llama")
 STAGE_SECONDS = 580
 """For all engines of a stage: it is within ten minutes."""
 SECONDS = {"inflight": 240, "vllm": 170}
-"""Of these at most for one engine; transformers, the slowest, comes last and has what the others left."""
+"""Largest share of these for one engine; transformers, the slowest, comes last and has the rest."""
 
 
 def machine(device: str) -> str:
-    """What the figures come from, and when."""
+    """Describe the source of the figures: date, device and versions."""
     name = torch.cuda.get_device_name() if device == "cuda" else platform.machine()
     return f"{time.strftime('%Y-%m-%d')}, {name}, torch {torch.__version__}, Python {platform.python_version()}"
 
 
 def correctness(device: str, size: str, folder: Path) -> tuple[list[list[str]], Any, bool]:
-    """Rows for the report, the same as data, and whether nothing was wrong."""
+    """Run all checks; returns rows for the report, the same as data, and whether nothing was wrong."""
     checks = []
-    for check in Checks(folder, device, SMALL if size == "small" else FULL).run():
+    for check in Checks(folder, device, SCALES[size]).run():
         print(*table(report.check_rows([check])[1:]), flush=True)
         checks.append(check)
     return (
@@ -49,34 +56,22 @@ def correctness(device: str, size: str, folder: Path) -> tuple[list[list[str]], 
 
 
 def speed(shape: str, device: str, size: str, folder: Path) -> tuple[list[list[str]], Any, bool]:
-    """As `correctness`; false where this engine has failed."""
+    """Measure all engines; returns as `correctness`, false where this engine has failed."""
     results: dict[str, Any] = {}
     until = time.monotonic() + STAGE_SECONDS
     for engine in ENGINES:
         print(f"{shape}: {engine}", flush=True)
         seconds = min(SECONDS.get(engine, STAGE_SECONDS), until - time.monotonic())
-        results[engine] = _part(engine, shape, device, size, folder, seconds)
+        results[engine] = isolated((ENGINES[engine], shape, device, size), folder / engine, seconds)
     return report.speed_rows(shape, results), results, "continuous" in results["inflight"]
-
-
-def _part(engine: str, shape: str, device: str, size: str, folder: Path, seconds: float) -> dict[str, Any]:
-    file = folder / f"{engine}-{shape}.json"
-    arguments = [engine, shape, device, size, str(folder / f"{engine}-{shape}"), str(file)]
-    command = [sys.executable, "-m", "tools.bench.gpu.part", *arguments]
-    try:
-        done = subprocess.run(command, check=False, cwd=REPOSITORY, timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return {"failed": f"it took more than {seconds:.0f} s"}
-    if not file.exists():
-        return {"failed": f"its process ended with exit code {done.returncode}"}
-    result: dict[str, Any] = json.loads(file.read_text())
-    return result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit 0 when every check holds and this engine was measured, else 1."""
-    parser = argparse.ArgumentParser(prog="tools/bench/gpu.sh", description=__doc__)
-    parser.add_argument("stage", choices=["correctness", "qwen", "llama", "tiny", "all"], help="all: but tiny")
+    parser = argparse.ArgumentParser(
+        prog="tools/bench/gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("stage", choices=[*_STAGES, "tiny", "all"], help="tiny: a test's; all: but tiny")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda", help="default: %(default)s")
     parser.add_argument("--size", choices=list(SIZES), default="full", help="small: to see that it runs")
     parser.add_argument("--out", type=Path, default=Path("gpu-results"), help="folder for results (%(default)s)")
@@ -85,10 +80,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("torch finds no GPU here; --device cpu --size small runs the same code on the CPU")
     flags.out.mkdir(parents=True, exist_ok=True)
     good, tables = True, []
-    for stage in ("correctness", "qwen", "llama") if flags.stage == "all" else (flags.stage,):
+    for stage in _STAGES if flags.stage == "all" else (flags.stage,):
         with tempfile.TemporaryDirectory(prefix="inflight-gpu-") as name:
             folder = Path(name)
-            if stage == "correctness":
+            if stage == "first":
+                lines = flags.out / "first.jsonl"
+                rows, data, held = first.run(
+                    flags.device, flags.size, folder, lines, lambda line: print(line, flush=True)
+                )
+            elif stage == "correctness":
                 rows, data, held = correctness(flags.device, flags.size, folder)
             else:
                 rows, data, held = speed(stage, flags.device, flags.size, folder)

@@ -1,5 +1,5 @@
-"""Whether the engine computes on a device what transformers computes there: small random models in bfloat16, held
-against float32, by every way there is to compute them, with every kind of sampling."""
+"""Checks that the engine computes what transformers computes: small random models in bfloat16, held against float32,
+by every way to compute them, with every kind of sampling."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import tempfile
 import traceback
 from collections.abc import Callable, Iterator
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,16 @@ from inflight_settings.engine import EngineConfig
 from tools.bench.engine.in_process import Generated, InProcessEngine
 from tools.bench.gpu.draws import FILTERS, MOST_EXCESS, excess, probabilities
 from tools.bench.gpu.quantized import product_check, product_speeds, write_checkpoint
-from tools.bench.gpu.reference import GREEDY, Scale, distances, logits_of, make_prompts, make_reference, save_stretched
+from tools.bench.gpu.reference import (
+    GREEDY,
+    SCALES,
+    Scale,
+    distances,
+    logits_of,
+    make_prompts,
+    make_reference,
+    save_stretched,
+)
 
 _EXACT = (0.125, 0.005)
 """In standard deviations of a position's logits: how far below the best logit a token may be, and all of them on
@@ -51,6 +60,14 @@ _SAME: dict[str, tuple[dict[str, Any], int]] = {
     "blocks of 64 tokens": ({"block_size": 64}, 0),
 }
 """Other ways to compute the same: options, and steps between two requests."""
+_WAYS: dict[str, tuple[dict[str, Any], int]] = {
+    "torch-sdpa": ({"attention_backend": "torch-sdpa", "enforce_eager": True, "async_scheduling": False}, 0),
+    "eager": ({"enforce_eager": True, "async_scheduling": False}, 0),
+    "graphs": ({"async_scheduling": False}, 0),
+    "look-ahead": ({}, 0),
+    "mixed": ({}, _STEPS_BETWEEN),
+}
+"""The same, simplest first."""
 _CHANGED = (
     SamplingParams(max_tokens=1, repetition_penalty=1.5),
     SamplingParams(max_tokens=1, presence_penalty=1.0, logit_bias=((5, 4.0), (6, 3.5), (7, 3.0))),
@@ -74,6 +91,13 @@ class Check:
     detail: str
 
 
+def way(name: str, device: str, size: str, folder: Path) -> dict[str, Any]:
+    """Greedy tokens by one of `_WAYS`, as a part."""
+    options, between = _WAYS[name]
+    checks = Checks(folder, device, SCALES[size])
+    return asdict(checks._near(name, checks._generate(steps_between=between, **options)))
+
+
 class Checks:
     """All checks of one device."""
 
@@ -88,7 +112,7 @@ class Checks:
         self._lengths = [scale.output_tokens] * len(self._prompts)
 
     def run(self) -> Iterator[Check]:
-        """One after the other, each as soon as it is known."""
+        """Make the checks one after another; each is yielded as soon as it is known."""
         name = "greedy, as transformers"
         try:
             whole = self._generate()
@@ -190,7 +214,7 @@ class Checks:
         return self._near("penalties and biases", generated, sampling=_CHANGED)
 
     def _logprobs(self) -> Check:
-        """Of what was sampled and of the likeliest, in deviations of the logits as a greedy token's distance."""
+        """Compare the log-probabilities of sampled and likeliest tokens, in deviations of the logits."""
         name = "log-probabilities"
         sampling = [SamplingParams(max_tokens=1, temperature=1.0, logprobs=_TOP_LOGPROBS)] * len(self._prompts)
         generated = self._engine().generate(self._prompts, self._lengths, sampling=sampling)

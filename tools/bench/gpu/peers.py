@@ -9,18 +9,15 @@ from typing import Any
 
 import torch
 
+from tools.bench.gpu.not_here import NotHereError
 from tools.bench.gpu.shapes import SHAPES, write_config
-from tools.bench.gpu.speed import Size
+from tools.bench.gpu.speed import SIZES
 from tools.bench.gpu.workload import TEMPERATURE, Workload
 
 
-class NotHereError(Exception):
-    """A peer is not installed on this machine."""
-
-
-def transformers(shape: str, device: str, size: Size, folder: Path) -> dict[str, Any]:
+def transformers(shape: str, device: str, size_name: str, folder: Path) -> dict[str, Any]:
     """Continuous batching of transformers; on a GPU it sizes its cache itself."""
-    package = _package("transformers")
+    package, size = _package("transformers"), SIZES[size_name]
     write_config(folder, SHAPES[shape])
     config = package.AutoConfig.from_pretrained(folder)
     with torch.device(device):
@@ -64,9 +61,9 @@ def _transformers_run(manager: Any, workload: Workload) -> float:
     return seconds
 
 
-def vllm(shape: str, device: str, size: Size, folder: Path) -> dict[str, Any]:
+def vllm(shape: str, device: str, size_name: str, folder: Path) -> dict[str, Any]:
     """vLLM with its own defaults; no prefix cache, since no prompts are alike."""
-    package = _package("vllm")
+    package, size = _package("vllm"), SIZES[size_name]
     if device != "cuda":
         raise NotHereError("vLLM is measured on a GPU alone")
     write_config(folder, SHAPES[shape])

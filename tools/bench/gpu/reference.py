@@ -38,6 +38,7 @@ class Scale:
 
 FULL = Scale(151_936, (1, 2, 15, 16, 17, 64, 127, 128, 250, 300, 513, 1900), 24, 4096, 2048)
 SMALL = Scale(1024, (1, 2, 16, 17, 64, 128, 250, 520), 12, 512, 640)
+SCALES = {"full": FULL, "small": SMALL}
 
 
 def make_reference(folder: Path, device: str, scale: Scale, window: int | None = None) -> Any:
@@ -98,7 +99,7 @@ def logits_of(model: Any, prompt: list[int], output: list[int]) -> torch.Tensor:
 
 
 def changed(logits: torch.Tensor, prompt: list[int], output: list[int], sampling: SamplingParams) -> torch.Tensor:
-    """One position's logits [vocabulary] after logit_bias and the penalties, by their definitions."""
+    """Return a position's logits [vocabulary] after logit_bias and the penalties, by their definitions."""
     logits = logits.clone()
     for token_id, bias in sampling.logit_bias:
         logits[token_id] += bias

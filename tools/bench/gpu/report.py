@@ -16,8 +16,18 @@ def check_rows(checks: Sequence[Check]) -> list[list[str]]:
     return [["check", "", ""], *([check.name, _MARKS[check.ok], check.detail] for check in checks)]
 
 
+def item_row(name: str, result: Mapping[str, Any]) -> list[str]:
+    """A row of stage `first`."""
+    for state in ("failed", "missing"):
+        if state in result:
+            return [name, state, result[state]]
+    figures = {key: value for key, value in result.items() if isinstance(value, int | float | str) and key != "ok"}
+    told = (f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in figures.items())
+    return [name, _MARKS[result.get("ok", True)], result.get("detail") or ", ".join(told)]
+
+
 def speed_rows(shape: str, results: Mapping[str, dict[str, Any]]) -> list[list[str]]:
-    """`results`: of each engine, as `part.run` gives them."""
+    """Rows of a stage's table; `results`: each engine's, as `part.isolated` gives them."""
     rows = [[TITLES[shape], "figure", ""]]
     ours = results["inflight"]
     problem = ours.get("failed") or ours.get("missing")

@@ -16,6 +16,7 @@ from tools.bench.engine.in_process import InProcessEngine
 from tools.bench.engine.jobs import Job
 from tools.bench.engine.roofline import Ceilings, Costs, limit
 from tools.bench.gpu.idle import profile
+from tools.bench.gpu.not_here import NotHereError
 from tools.bench.gpu.shapes import SHAPES, random_weights, write_config
 from tools.bench.gpu.workload import TEMPERATURE, Workload, nano
 
@@ -45,6 +46,9 @@ class Size:
 FULL = Size(nano(), 64, (1, 32, 256), 64, 1024, 8, 4096)
 SMALL = Size(nano(6, 4, 24, 500), 3, (1, 3), 4, 48, 2, 128)
 """So that the same code runs on a CPU in a test."""
+SIZES = {"full": FULL, "small": SMALL}
+_LEFT = 96 << 20
+"""Bytes that a device has left for a prefill: less than it takes."""
 
 
 def ceilings(device: str) -> Ceilings:
@@ -56,23 +60,10 @@ def ceilings(device: str) -> Ceilings:
     return Ceilings(num_bytes / read, 2 * side**3 / product)
 
 
-def measure(shape: str, device: str, size: Size, folder: Path) -> dict[str, Any]:
+def measure(shape: str, device: str, size_name: str, folder: Path) -> dict[str, Any]:
     """All figures of this engine, by name; `report` says what they are."""
-    found = ceilings(device)
-    config = SHAPES[shape]
-    write_config(folder, config)
-    with random_weights(config, device):
-        engine = InProcessEngine(
-            EngineConfig(
-                str(folder),
-                dtype="bfloat16",
-                device=cast(Device, device),
-                max_model_len=size.max_model_len,
-                max_num_seqs=max(size.batches),
-                kv_cache_memory=None if device == "cuda" else 64 << 20,
-                prefix_caching=False,
-            )
-        )
+    size, found = SIZES[size_name], ceilings(device)
+    engine = load(shape, device, size, folder)
     figures: dict[str, Any] = {
         "attention": engine.ready.runner.attention_backend,
         "load_seconds": engine.ready.runner.load_seconds,
@@ -100,10 +91,66 @@ def measure(shape: str, device: str, size: Size, folder: Path) -> dict[str, Any]
     figures["prefill"] = size.num_prompts * size.prompt_tokens / seconds
     figures["prefill_matrix"] = flops / seconds / found.flops_per_second
     if device == "cuda":
-        batch = size.batches[1]
-        prompts = _uniform(batch, size.prompt_tokens // 8, 1)[0]
-        figures["decode_busy"] = profile(lambda: _ignore(engine.generate(prompts, [size.decode_steps] * batch)))
+        requests = _uniform(size.batches[1], size.prompt_tokens // 8, size.decode_steps)
+        figures["decode_busy"] = profile(lambda: engine.generate(*requests), device)["busy"]
     return figures
+
+
+def load(shape: str, device: str, size: Size, folder: Path, **options: Any) -> InProcessEngine:
+    """An engine of a model of a shape with random weights; `options` as in `EngineConfig`."""
+    config = SHAPES[shape]
+    write_config(folder, config)
+    settings: dict[str, Any] = {
+        "max_model_len": size.max_model_len,
+        "max_num_seqs": max(size.batches),
+        "kv_cache_memory": None if device == "cuda" else 64 << 20,
+    }
+    with random_weights(config, device):
+        return InProcessEngine(
+            EngineConfig(
+                str(folder), dtype="bfloat16", device=cast(Device, device), prefix_caching=False, **settings | options
+            )
+        )
+
+
+def eager(shape: str, device: str, _size: str, folder: Path) -> dict[str, Any]:
+    """A few steps of a small model without graphs, for a memory checker, which makes each many times as long."""
+    engine = load(shape, device, SMALL, folder, enforce_eager=True, async_scheduling=False, kv_cache_memory=64 << 20)
+    prompts, lengths = _uniform(3, 20, 4)
+    generated = engine.generate(prompts, lengths, 0.7, steps_between=2)
+    return {"ok": generated.num_tokens == sum(lengths), "steps": generated.num_steps}
+
+
+def profiles(shape: str, device: str, size_name: str, folder: Path) -> dict[str, Any]:
+    """Decoding at each batch size and prefill, as `profile` gives them."""
+    size = SIZES[size_name]
+    engine = load(shape, device, size, folder)
+    jobs = {f"decode at {batch}": (batch, size.prompt_tokens // 8, size.decode_steps) for batch in size.batches}
+    jobs["prefill"] = (size.num_prompts, size.prompt_tokens, 1)
+    figures: dict[str, Any] = {}
+    for name, job in jobs.items():
+        requests = _uniform(*job)
+        engine.generate(*requests)  # compiles
+        found = profile(lambda r=requests: engine.generate(*r), device)  # type: ignore[misc]
+        print(name, found, flush=True)
+        figures |= {f"{name}, {figure}": value for figure, value in found.items()}
+    return figures
+
+
+def out_of_memory(shape: str, device: str, size_name: str, folder: Path) -> dict[str, Any]:
+    """A prefill for which the device has no memory left: all tokens come."""
+    if device != "cuda":
+        raise NotHereError("only the memory of a GPU is used up")
+    size = SIZES[size_name]
+    engine = load(shape, device, size, folder, kv_cache_memory=2 << 30)
+    torch.cuda.empty_cache()
+    hog = torch.empty(torch.cuda.mem_get_info()[0] - _LEFT, dtype=torch.uint8, device=device)
+    prompts, lengths = _uniform(size.num_prompts, size.prompt_tokens, 4)
+    engine.add(prompts, lengths)
+    reports = list(engine.reports())
+    num_tokens = sum(len(report.token_ids) // 4 for report in reports)
+    times = reports[-1].stats.num_out_of_memory
+    return {"ok": num_tokens == sum(lengths) and times > 0, "times": times, "tokens": num_tokens, "hog": len(hog)}
 
 
 def batches(workload: Workload, size: int) -> list[Workload]:
@@ -150,9 +197,6 @@ def _seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
-
-
-def _ignore(_: object) -> None: ...
 
 
 def _nothing() -> None: ...
