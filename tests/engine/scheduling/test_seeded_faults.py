@@ -198,7 +198,9 @@ def takes_new_ones_first(scheduler: Scheduler, patch: Patch) -> None:
     head, pop = ClassQueue.head, ClassQueue.pop
     patch.setattr(ClassQueue, "head", lambda queue, clock: queue.policy.head(clock) or head(queue, clock))
     patch.setattr(
-        ClassQueue, "pop", lambda queue, clock: (queue.policy.pop if queue.policy.head(clock) else pop)(clock)
+        ClassQueue,
+        "pop",
+        lambda queue, clock: queue.policy.pop(clock) if queue.policy.head(clock) else pop(queue, clock),
     )
 
 
