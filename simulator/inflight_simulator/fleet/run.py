@@ -52,8 +52,7 @@ def simulate_fleet(
 def run_fleet(
     requests: Requests, config: FleetConfig, controllers: list[Controller], progress: Progress | None = None
 ) -> FleetRun:
-    """Does what `simulate_fleet` does, with any controllers; of two controllers due at the same time, the first in the
-    list runs first."""
+    """Does the same with any controllers; of two that are due at the same time, the first in the list runs first."""
     arrival_s = requests.arrival_s.tolist()
     begin, last = arrival_s[0], arrival_s[-1]
     fleet = Fleet(config, requests, begin, metered=bool(controllers))
