@@ -158,8 +158,7 @@ def _view(pod: Pod, now: float) -> PodView:
 
 
 def _removal_order(pod: Pod) -> tuple[bool, int, float, int]:
-    """Returns the sort key by which a ReplicaSet removes pods: unready ones, then the lowest deletion cost, then the
-    newest."""
+    """Returns the order in which a ReplicaSet removes pods: unready ones, lowest deletion cost, newest."""
     return pod.ready, pod.deletion_cost, -pod.starts_s, -pod.number
 
 

@@ -38,8 +38,7 @@ def target(text: str) -> float:
 
 
 def limits(text: str) -> tuple[bool, Limits]:
-    """Parses `fixed:256/2048`, `autopilot` or `autopilot:256/2048`. Returns whether the operator tunes, and the first
-    limits."""
+    """Parses `fixed:256/2048`, `autopilot`, `autopilot:256/2048`: whether the operator tunes, and the first limits."""
     kind, colon, pair = text.partition(":")
     seqs, slash, tokens = pair.partition("/")
     if kind == "autopilot" and not colon:
