@@ -32,7 +32,7 @@ def docker_answers() -> bool:
 
 @functools.cache
 def _daemon_answers(docker: str) -> bool:
-    # Asked once: the choice holds for the life of this program, and every kubectl call depends on it.
+    # Cached: the choice holds for the life of this program, and every kubectl call depends on it.
     try:
         return subprocess.run([docker, "info"], capture_output=True, check=False, timeout=20).returncode == 0
     except subprocess.TimeoutExpired:
