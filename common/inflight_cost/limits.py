@@ -21,8 +21,7 @@ _HALVINGS = 50
 _MOST_TOKENS = 2.0**24
 
 _TTFT_SHARE = 0.25
-"""Share of the TTFT target of a mean prompt that a step may take: a request that just missed a step waits for its
-end."""
+"""Share of the TTFT target of a mean prompt that a step may take: requests that just missed a step wait for its end."""
 
 _THROUGHPUT = 0.98
 """Without a latency target: share of the prompt tokens a second of unlimited steps that the limits must reach."""

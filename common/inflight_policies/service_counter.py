@@ -114,8 +114,7 @@ class ServiceCounters:
         return least_client
 
     def start_waiting(self, client: str, rank: int, clock: int, unit: int | None = None) -> None:
-        """Adds a client whose first request waits. Args: rank: unlike that of any other client. unit: None: as
-        before."""
+        """Adds a client whose first request waits. Args: rank: unlike any other client's. unit: None: as before."""
         level = self.level(clock)
         counter = self._counters.get(client)
         if counter is None:

@@ -35,20 +35,26 @@ class ServiceClass:
         flag="ttft",
         gt=0,
         le=_MOST_SECONDS,
+        unit="seconds",
     )
     tpot_target: float | None = setting(
-        None, "target of time per output token in seconds, counted in metrics", flag="tpot", gt=0, le=_MOST_SECONDS
+        None,
+        "target of time per output token in seconds, counted in metrics",
+        flag="tpot",
+        gt=0,
+        le=_MOST_SECONDS,
+        unit="seconds",
     )
     max_queued_requests: int | None = setting(None, "waiting requests, beyond it 503", flag="max-queued", ge=1)
-    shed_after: float | None = setting(None, "as --shed-after", gt=0, le=_MOST_SECONDS)
-    request_timeout: float | None = setting(None, "as --request-timeout", gt=0, le=_MOST_SECONDS)
+    shed_after: float | None = setting(None, "as --shed-after", gt=0, le=_MOST_SECONDS, unit="seconds")
+    request_timeout: float | None = setting(None, "as --request-timeout", gt=0, le=_MOST_SECONDS, unit="seconds")
 
 
 _CLASS_KEYS = {each.flag.replace("-", "_"): (name, each) for name, each in settings_of(ServiceClass).items()}
 
 
 def parse_service_class(text: str) -> ServiceClass:
-    """One service class from `NAME` or `NAME:weight=4,priority=0`.
+    """Parses a service class from `NAME` or `NAME:weight=4,priority=0`.
 
     Raises:
         argparse.ArgumentTypeError: the text has another form; the message names the part.

@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a field states, and in the last four attributes what its declaration implies.
+    """Statements of a field; the last four attributes follow from its declaration.
 
     Attributes:
         help: text for `--help`, without a default that can be printed. For a switch: what its flag does.

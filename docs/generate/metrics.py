@@ -11,7 +11,10 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.server.telemetry.metrics import NO_STATS, EngineMetrics, Gauges
+from inflight_engine.server.admission.demand import Demand, Load
+from inflight_engine.server.engine.session import NO_STATS
+from inflight_engine.server.requests.counts import Counts
+from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
 from inflight_gateway.state.load import ServiceLoad
 from inflight_gateway.telemetry.metrics import Metrics as GatewayMetrics
 from inflight_gateway.tenants.usage import Usage
@@ -61,11 +64,12 @@ def engine_families() -> list[Metric]:
     """All families of an engine that has measured its steps and serves a class with targets."""
     ready = EngineReady(Limits(1, 1), RunnerInfo(1, 1, 1, 1, 1, "cpu", "float32", "native", 0.0))
     target = ServiceClass(ttft_target=1.0, tpot_target=1.0)
-    now = Gauges(NO_STATS, ready.capacity, ready, 0, {target.name: 0}, 0, draining=False)
-    metrics = EngineMetrics("", [target], lambda: now)
-    metrics.step_cost = StepCost(CostModel(0.0, 0.0, 0.0, 0.0, 0.0, curve=((1.0, 0.0),)), 0.0, 0.0)
-    metrics.output_lengths.generated(0, 1)
-    metrics.output_lengths.ended(1)
+    now = Gauges(Load(NO_STATS, ready.capacity, ready, 0, 0), {target.name: 0}, draining=False)
+    demand = Demand()
+    metrics = EngineMetrics("", Counts([target]), demand, lambda: now)
+    demand.step_cost = StepCost(CostModel(0.0, 0.0, 0.0, 0.0, 0.0, curve=((1.0, 0.0),)), 0.0, 0.0)
+    demand.output_lengths.generated(0, 1)
+    demand.output_lengths.ended(1)
     return metrics.collect()
 
 

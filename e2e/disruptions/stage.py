@@ -38,7 +38,7 @@ def specification(**changes: Any) -> dict[str, Any]:
 
 
 def replicas(number: int) -> dict[str, Any]:
-    """`spec.scaling` with exactly this number."""
+    """Returns a `spec.scaling` with exactly this number of replicas."""
     return {"minReplicas": number, "maxReplicas": number}
 
 
@@ -88,8 +88,7 @@ class Stage:
         return view.ready and self.rolled_out() and len(pods) == REPLICAS and all(pod.ready for pod in pods)
 
     def rolled_out(self) -> bool:
-        """Returns whether the operator has observed the present spec, and its Deployment has only pods of the newest
-        template."""
+        """Returns whether the operator has observed the present spec, and the Deployment's pods are of its template."""
         service = _get(self.service.namespace, "inferenceservice", self.service.name)
         seen = service.get("status", {}).get("observedGeneration")
         return bool(seen == service["metadata"]["generation"]) and is_available(

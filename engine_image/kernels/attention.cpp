@@ -85,7 +85,7 @@ void leave_partials(const Job& job, const Scratch& scratch, const Split& split, 
           scratch.top[r], scratch.total[r], head_dim);
 }
 
-// In the order of the pieces, whichever thread has computed them.
+// Folds the partial results in the order of the pieces, whichever thread has computed them.
 void fold_partials(const Job& job, const Scratch& scratch, const Split& split, AttentionStep* step) {
   const int64_t head_dim = job.cache.head_dim;
   for (int64_t r = 0; r < job.num_rows(); r++) {
@@ -154,7 +154,7 @@ INFLIGHT_EXPORT int inflight_attention_new(const KVCache* cache, Team* team, Att
 
 INFLIGHT_EXPORT void inflight_attention_free(AttentionStep* step) { delete step; }
 
-// What is pointed to must stay until the step has run. block_table: of the decodes, table_stride from one to the next.
+// Pointers must stay valid until the step has run. block_table: rows of the decodes, table_stride apart.
 INFLIGHT_EXPORT void inflight_attention_prepare(AttentionStep* step, int64_t num_tokens, const int64_t* kv_slots,
                                                int64_t num_decodes, const int64_t* block_table, int64_t table_stride,
                                                const int64_t* context_lens, int64_t num_chunks, const Chunk* chunks) {

@@ -27,16 +27,16 @@ struct KVCache {
   float softcap;           // scores s become softcap * tanh(s / softcap); 0: as they are
 };
 
-// One prefill chunk (`ChunkSpan` in Python).
+// A prefill chunk (`ChunkSpan` in Python).
 struct Chunk {
   int64_t first, length, start;
   const int64_t* block_ids;
 };
 
-// What runs in one step on a team's threads, and how its work is divided. Made once, prepared anew for every step.
+// The attention of a step on a team's threads, and the division of its work. Made once, prepared for every step.
 class AttentionStep;
 
-// Whether the step is one of this team, and prepared for so many tokens.
+// Returns whether the step is one of this team, and prepared for so many tokens.
 bool fits(const AttentionStep* step, const Team* team, int64_t num_tokens);
 
 // float32 [head_dim] of one token of the step and one kv head, into the cache.
@@ -45,7 +45,7 @@ bool fits(const AttentionStep* step, const Team* team, int64_t num_tokens);
 void write_key(const AttentionStep* step, int layer, int64_t token, int64_t kv_head, const float* k);
 void write_value(const AttentionStep* step, int layer, int64_t token, int64_t kv_head, const float* v);
 
-// Whether the values of `token` share lanes with those of the token before it.
+// Returns whether the values of `token` share lanes with those of the token before it.
 bool shares_lanes(const AttentionStep* step, int64_t token);
 
 // Inside `Team::run` of the step's team, by every thread, when all keys and values are written; nothing may have been

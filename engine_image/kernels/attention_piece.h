@@ -39,7 +39,7 @@ inline Range tokens_seen(const Job& job, int64_t piece, int64_t first, int64_t c
           std::min(job.context(first + count - 1).hi - base, kPiece)};
 }
 
-// Of some rows over one piece: the greatest score, the sum of weights, and whether the row sees any of the piece.
+// Results of some rows over a piece: the greatest score, the sum of weights, and whether the row sees any of the piece.
 template <int ROWS>
 struct Weighed {
   float top[ROWS], total[ROWS];

@@ -78,7 +78,7 @@ void AttentionStep::prepare(int64_t num_tokens, const int64_t* kv_slots, int64_t
 int64_t AttentionStep::add_units(Plan* plan, int32_t index, int64_t split_from, int64_t partials) const {
   const Sequence& sequence = sequences[index];
   const int64_t num_tiles = (sequence.length + tile_queries - 1) / tile_queries;
-  // From the last tile, which has the longest context: so no thread begins it when the others are done.
+  // The last tile, which has the longest context, comes first: no thread begins it when the others are done.
   for (int64_t tile = num_tiles - 1; tile >= 0; tile--) {
     const int64_t first = tile * tile_queries;
     const int64_t num_queries = std::min(tile_queries, sequence.length - first);

@@ -40,13 +40,13 @@ INFLIGHT_INLINE f32v tanh(f32v x) {
   return ((x < 0.625f) & (x > -0.625f)) ? near : far;
 }
 
-// What a query is multiplied with so that `softmax` gets its scores as it wants them.
+// Factor of a query with which `softmax` gets scores in its unit.
 inline float query_factor(const KVCache& cache) {
   return cache.softcap > 0 ? cache.scale / cache.softcap : cache.scale * kLog2E;
 }
 
-// One row's scores of tokens begin .. end - 1 of a piece become weights relative to the greatest; 0 outside its
-// context, which is given relative to the piece too. Gives that greatest score, times log2 e, and the weights' sum.
+// Turns a row's scores of tokens begin .. end - 1 of a piece into weights relative to the greatest; 0 outside its
+// context, which is relative to the piece, too. Returns that greatest score, times log2 e, and the weights' sum.
 // The context holds at least one of the tokens; begin and end are multiples of kLanes.
 inline void softmax(float* scores, int64_t begin, int64_t end, Context context, float softcap, float* top,
                     float* total) {

@@ -18,7 +18,7 @@ namespace inflight {
 constexpr int kTileVectors = kLanes == 16 ? 4 : 2;
 constexpr int kMostRows = 6;  // with kTileVectors sums each, as registers allow
 
-// One sum of products, term after term.
+// A sum of products, term after term.
 struct OneChain {
   f32v sum = {};
 
@@ -26,7 +26,7 @@ struct OneChain {
   INFLIGHT_INLINE void fold() {}
 };
 
-// One sum of products in the order of tiles: terms with `which` 0 are the even ones; fold after kTileInputs terms and
+// A sum of products in the order of tiles: terms with `which` 0 are the even ones; fold after kTileInputs terms and
 // after the last.
 struct FoldedChains {
   f32v sum = {};
@@ -64,7 +64,7 @@ struct BFloat16 {
   }
 };
 
-// One kv head's part of a piece of context, in columns of kLanes tokens.
+// A kv head's part of a piece of context, in columns of kLanes tokens.
 struct Columns {
   const uint8_t* keys[kPiece / kLanes + kTileVectors];  // past the last, the last again
   const uint8_t* values[kPiece / kLanes + kTileVectors];

@@ -1,4 +1,4 @@
-// What a thread works on: a unit of the plan for one kv head, and where it keeps that unit's rows.
+// Work of a thread: a unit of the plan for one kv head, and the memory of that unit's rows.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +58,7 @@ class Scratch {
   int64_t used_ = 0;
 };
 
-// What a unit is about, for one kv head.
+// Data of a unit, for one kv head.
 struct Job {
   const KVCache& cache;
   const Sequence& sequence;

@@ -250,7 +250,7 @@ class DecoderRun {
 
 using inflight::DecoderRun;
 
-// What `decoder` points to must live as long as the run.
+// Pointers in `decoder` must stay valid as long as the run.
 INFLIGHT_EXPORT int inflight_decoder_new(inflight::Team* team, const inflight::Decoder* decoder, DecoderRun** run) {
   *run = new DecoderRun(team, decoder);
   return 0;

@@ -7,7 +7,7 @@
 
 namespace inflight {
 
-// As execution/cpu_decoder.py fills it, in this order. Biases are padded to whole panels; null: none.
+// A layer, which execution/cpu_decoder.py fills in this order. Biases are padded to whole panels; null: none.
 struct Layer {
   const float* input_norm;
   Matrix qkv;

@@ -25,7 +25,7 @@ class Workspace {
  public:
   ~Workspace() { release(); }
 
-  // What `layout` takes is counted first and handed out then.
+  // Counts the memory that `layout` takes, then hands it out.
   template <class Layout>
   int reserve(const Layout& layout) {
     begin_ = 0;
@@ -135,7 +135,7 @@ struct Part {
 
   bool alone() const { return division.by_rows; }
   int64_t count() const { return rows.end - rows.begin; }
-  // Of a product; `unit` panels stay together.
+  // Panels of a product for this thread; `unit` panels stay together.
   Range panels(const Matrix& m, int64_t unit = 1) const {
     return alone() ? Range{0, m.num_panels()} : share(m.num_panels(), tid, num_threads, unit);
   }

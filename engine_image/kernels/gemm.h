@@ -47,7 +47,7 @@ void round_row(const Matrix& m, const float* values, uint8_t* rounded, float* sc
 // Rows that memory for activations has after the last: tile products read whole tiles.
 constexpr int64_t kSpareRows = kTiles ? kTileHeight - 1 : 0;
 
-// What becomes of a product.
+// Destination of a product.
 struct Output {
   enum Kind { kStore, kAdd, kSiluMul } kind;  // kSiluMul: of pairs of registers, silu(first) * second
   float* values;

@@ -1,4 +1,4 @@
-// What becomes of a panel's sums: bias, activation, and where they go.
+// Completion of a panel's sums: bias, activation, and storing.
 #pragma once
 
 #include "gemm.h"

@@ -1,4 +1,4 @@
-// What the CPU gains by multiplying bfloat16 in the units that this variant is for.
+// The gain of multiplying bfloat16 in the units that this variant is for, on this CPU.
 #include <chrono>
 #include <cmath>
 
@@ -34,7 +34,7 @@ double time_of(const Rounds& rounds) {
   return least / kRounds;
 }
 
-// Of one step of many independent chains, which hide the latency; `step` takes and gives a sum.
+// Time of a step of many independent chains, which hide the latency; `step` takes and returns a sum.
 template <class Step>
 double time_of_step(const Step& step) {
   constexpr int kChains = 12;
@@ -51,13 +51,13 @@ double time_of_step(const Step& step) {
 }
 
 #if defined(INFLIGHT_MMLA)
-// Of one product of two numbers in bfloat16.
+// Time of a product of two numbers in bfloat16.
 double time_of_bf16() {
   const u32v x = (u32v)splat(0.5f);
   return time_of_step([&](f32v sum) { return multiply_square(sum, x, x); }) / (2 * 2 * kBf16Run);
 }
 #else
-// Of one product of tiles, among four that are independent, with the loads that they need.
+// Time of a product of tiles, among four that are independent, with the loads that they need.
 double time_of_tile_product() {
   alignas(kCacheLine) const uint8_t numbers[4 * 1024] = {};
   TileScope tiles;
@@ -76,7 +76,7 @@ double time_of_tile_product() {
   return time / 4;
 }
 
-// Of one product of two numbers in bfloat16.
+// Time of a product of two numbers in bfloat16.
 double time_of_bf16() {
   if (kHasTileInstructions) return time_of_tile_product() / (kTileHeight * 16 * kTileInputs);
   const u32v x = (u32v)splat(0.5f);

@@ -90,7 +90,7 @@ INFLIGHT_INLINE void int4_dots(i32v (&dots)[kPairs<R>][kSquares], RowPointers<in
   }
 }
 
-// What follows a group's weights: for four outputs their scales and, of int4, their minima.
+// Loads the data behind a group's weights: the scales of four outputs and, for int4, their minima.
 template <Format FORMAT>
 INFLIGHT_INLINE void load_scales(const uint8_t* at, f32v* scales, f32v* minima) {
   if constexpr (FORMAT == Format::int8) {

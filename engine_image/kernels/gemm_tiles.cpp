@@ -36,7 +36,7 @@ int64_t fetch_step(int64_t bytes, int64_t steps, int rows) {
   return (bytes + fetches * kCacheLine - 1) / (fetches * kCacheLine) * kCacheLine;
 }
 
-// One panel by 32 or 16 rows, and inputs of which `steps` are left; sums start from zero if `first`.
+// Multiplies a panel by 32 or 16 rows, and inputs of which `steps` are left; sums start from zero if `first`.
 template <int HEIGHT>
 void bfloat16_sums(TileScope& tiles, const uint8_t* x, int64_t stride, const uint8_t* weights, int64_t steps,
                    Ahead ahead, float* sums, bool first) {
@@ -53,7 +53,7 @@ void bfloat16_sums(TileScope& tiles, const uint8_t* x, int64_t stride, const uin
   store_sums<HEIGHT>(tiles, sums, kSumStride);
 }
 
-// By blocks of inputs; the sums of several panels wait in between, those of a single block do not.
+// Multiplies by blocks of inputs; the sums of several panels wait in between, the sums of a single block do not.
 void multiply_bfloat16_part(TileScope& tiles, const ProductPart& part) {
   const auto& [m, x, out, row, rows, begin, end] = part;
   alignas(kCacheLine) float waiting[kSumPanels][kTileBlockRows * kPanel];

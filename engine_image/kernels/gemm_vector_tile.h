@@ -28,7 +28,7 @@ struct RowPointers {
   INFLIGHT_INLINE const T* row(int r) const { return at[r / 3] + r % 3 * stride; }
 };
 
-// What to fetch into the cache on the way: the panel after this one, a share of it with each tile.
+// Prefetch into the cache: the panel after this one, a share of it with each tile.
 struct Ahead {
   const uint8_t* at;
   int64_t step;  // bytes for one register pair of weights
@@ -52,7 +52,7 @@ struct Tile {
 
 using TileFunction = void (*)(const Tile&);
 
-// For a number of rows; of formats that are not float32, where `kMmla`.
+// Returns the function for a number of rows, for formats other than float32; only where `kMmla`.
 TileFunction mmla_function(Format format, int rows);
 
 }  // namespace inflight

@@ -70,7 +70,7 @@ void tile_bfloat16(const Tile& t) {
   store_sums(sum, t);
 }
 
-// As above, of activations in bfloat16: two inputs at once.
+// The same product for activations in bfloat16: two inputs at once.
 template <int R>
 void tile_bfloat16_pairs(const Tile& t) {
   RowPointers<uint16_t, R> x(t.x->rounded_row<uint16_t>(t.row) + t.begin, t.x->stride);
@@ -91,7 +91,7 @@ void tile_bfloat16_pairs(const Tile& t) {
   store_sums(sum, t);
 }
 
-// As tiles compute it, 32 inputs at a time.
+// The same product in the order of tiles, 32 inputs at a time.
 template <int R>
 void tile_two_chains(const Tile& t) {
   RowPointers<uint16_t, R> x(t.x->rounded_row<uint16_t>(t.row) + t.begin, t.x->stride);
@@ -215,7 +215,7 @@ constexpr TileFunction bfloat16_function() {
   return nullptr;
 }
 
-// By number of rows.
+// Returns the function for a number of rows.
 template <int R = 1>
 TileFunction tile_function(Format format, int rows) {
   if constexpr (R <= kVectorTileRows) {

@@ -87,7 +87,7 @@ void pack_int4_group(const float* values, int count, uint8_t* group, int column)
     least = values[i] < least ? values[i] : least;
     greatest = values[i] > greatest ? values[i] : greatest;
   }
-  // As in llama.cpp's Q4_1: weights that were quantized by it are met again.
+  // The rounding of llama.cpp's Q4_1: weights that it quantized are reproduced.
   const uint16_t halves[2] = {to_half((greatest - least) / 15), to_half(least)};
   const float scale = from_half(halves[0]), minimum = from_half(halves[1]), inverse = scale > 0 ? 1 / scale : 0;
   for (int i = 0; i < count; i++) {

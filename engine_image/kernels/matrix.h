@@ -44,14 +44,14 @@ struct Matrix {
   bool quantized() const { return format == Format::int8 || format == Format::int4; }
   // Products take activations in fewer bits than float32, see `round_row`.
   bool rounds() const { return quantized() || ((kTiles || kHasDotBf16 || kMmla) && format == Format::bfloat16); }
-  // With those that fill the last group or the last product.
+  // Number of inputs with the padding of the last group or the last product.
   int64_t padded_inputs() const {
     if (quantized()) return num_groups() * group();
     return format == Format::bfloat16 ? (inputs + kBf16Unit - 1) / kBf16Unit * kBf16Unit : inputs;
   }
   int64_t rounded_bytes() const { return quantized() ? 1 : 2; }
   int64_t num_groups() const { return quantized() ? (inputs + group() - 1) / group() : 0; }
-  // One output's weights in float32 [inputs]: what an embedding looks up.
+  // Reads an output's weights in float32 [inputs]: a row of an embedding.
   void read_row(int64_t output, float* row) const;
 };
 

@@ -34,7 +34,7 @@ INFLIGHT_INLINE u32v join_rows(const void* first, const void* second) {
   return (u32v)vcombine_u64(load<uint64x1_t>(first), load<uint64x1_t>(second));
 }
 
-// Of two squares side by side, the four outputs of one row; and squares of rows.
+// The four outputs of a row from two squares side by side; and squares from rows.
 template <class V>
 INFLIGHT_INLINE V first_row(V left, V right) {
   return (V)vuzp1q_u32((uint32x4_t)left, (uint32x4_t)right);

@@ -155,7 +155,7 @@ float lower_bound(int64_t width, float most, const Draw& how, const DrawScratch&
   if (how.top_k > 0 && how.top_k < width) {
     const int64_t blocks = (width + DrawScratch::kMaxBlock - 1) / DrawScratch::kMaxBlock;
     if (how.top_k > blocks) return -kInfinity;
-    // As many blocks hold a token that is at least as likely as this one's likeliest.
+    // top_k blocks hold a token that is at least as likely as the most likely one of this block.
     float* maxima = scratch.copy_of_maxima;
     std::copy_n(scratch.maxima, blocks, maxima);
     std::nth_element(maxima, maxima + how.top_k - 1, maxima + blocks, [](float a, float b) { return a > b; });
@@ -187,7 +187,7 @@ struct Part {
   double mass;
 };
 
-// Of the likely tokens those with at least this weight.
+// The likely tokens with at least this weight.
 Part at_least(double weight, int64_t count, const DrawScratch& scratch) {
   i64v taken[2] = {};
   f64v mass[2] = {};
@@ -204,8 +204,8 @@ Part at_least(double weight, int64_t count, const DrawScratch& scratch) {
   return {sum, reduce_add64(mass[0] + mass[1])};
 }
 
-// What is taken of the likely tokens, likeliest first, of equals the smaller first, until there are `count` of them or
-// they weigh `mass`: all heavier than `least`, those that weigh as much up to the `last`-th.
+// The first likely tokens, by weight and among equals by id, until there are `count` of them or they weigh `mass`: all
+// that are heavier than `least`, and those of this weight up to the `last`-th.
 struct Cut {
   double least;
   int64_t last;
@@ -265,7 +265,7 @@ int64_t keep_likeliest(const float* row, int64_t width, float most, const Draw& 
     const double weight = scratch.likely[i];
     scratch.weights[kept] = weight;
     scratch.tokens[kept] = scratch.tokens[i];
-    // Without a branch: it would be a toss of a coin.
+    // No branch: it could not be predicted.
     kept += int(weight > least) | (int(weight == least) & int(i <= kept_up_to.last));
   }
   int64_t padded = kept;
@@ -385,7 +385,7 @@ namespace {
 
 // Numbers that one thread compares while others would still wake up: some tens of microseconds' worth.
 constexpr int64_t kAlone = 1 << 18;
-// What a number costs in the others' terms, roughly: an exponential, in float32 and in float64.
+// Approximate cost of a number in comparisons: an exponential in float32, and in float64.
 constexpr int64_t kExponential = 4, kDraw = 16;
 
 // work(row, thread) for each row. The team is not woken for one row, nor for what the caller has done by itself before

@@ -26,7 +26,7 @@ struct Draw {
   double number;
 };
 
-// What one thread needs to draw from rows of `width`. `memory` has bytes(width) bytes, aligned to a cache line.
+// Memory of a thread that draws from rows of `width`. `memory` has bytes(width) bytes, aligned to a cache line.
 class DrawScratch {
  public:
   static constexpr int kBlock = 512;    // weights that are summed together

@@ -16,7 +16,7 @@ namespace inflight {
 
 namespace {
 
-// Between two observations of how the threads fare, which cost some microseconds each.
+// Time between two observations of the threads, which cost some microseconds each.
 constexpr int64_t kObserveNanoseconds = 10'000'000;
 
 int64_t now() {

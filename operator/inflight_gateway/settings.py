@@ -84,8 +84,7 @@ class PickerSettings:
 
 
 def any_address() -> str:
-    """Returns the address that means all addresses of this pod: `::`, which takes IPv4 connections too, or `0.0.0.0` on
-    nodes without IPv6."""
+    """Returns `::`, all addresses of this pod, which takes IPv4 connections too; `0.0.0.0` on nodes without IPv6."""
     try:
         with socket.socket(socket.AF_INET6) as probe:
             probe.bind(("::", 0))

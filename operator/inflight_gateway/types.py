@@ -37,8 +37,7 @@ class RateLimits:
 
 @dataclass(frozen=True, slots=True)
 class TenantConfig:
-    """Settings of one tenant. Attributes: weight: its share of tokens while several tenants wait, relative to the
-    others."""
+    """Settings of one tenant. Attributes: weight: relative share of tokens while several tenants wait."""
 
     name: str
     weight: float = 1.0
@@ -112,8 +111,7 @@ class ServiceConfig:
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """An engine that takes requests: neither draining nor unready. Attributes: address: IP:PORT of its HTTP API. pod:
-    name of its pod."""
+    """An engine that takes requests: ready, not draining. Attributes: address: IP:PORT of its API. pod: name."""
 
     address: str
     pod: str

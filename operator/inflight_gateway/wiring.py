@@ -115,8 +115,7 @@ class Gateway:
                 await gateway._peer_client.close()
 
     def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
-        """Makes the HTTP port. Args: unready: see `StatePort`. problems: currently failing calls to the Kubernetes
-        API."""
+        """Makes the HTTP port. Args: unready: see `StatePort`. problems: failing calls to the Kubernetes API."""
         self.metrics.registry.register(DiscoveryCollector(self.catalog, self._samples, self._peers, problems))
 
         async def decide(request: web.Request) -> web.Response:
@@ -177,8 +176,7 @@ class Gateway:
             self._dispatcher.release(service)
 
     def _reachable(self, key: ServiceKey) -> Sequence[Endpoint]:
-        """Returns the endpoints of a service that Envoy has accepted, without unreachable ones unless all are
-        unreachable."""
+        """Returns the endpoints that Envoy has accepted, without unreachable ones unless all are unreachable."""
         known = self._usable.get(key)
         if known is None:
             endpoints = [one for one in self.catalog.endpoints_of(key) if self.publisher.knows(one.address)]
@@ -202,8 +200,7 @@ class Gateway:
         self._parts.retried(report)
 
     def _trusted_peers(self) -> Mapping[str, str]:
-        """Returns the live peers; none without a key: gateways cannot trust each other's messages, so each enforces
-        limits alone."""
+        """Returns live peers; none without a key: without trusted messages each gateway enforces limits alone."""
         return self._peers.live() if self._key is not None else {}
 
     def _secret(self, namespace: str, name: str) -> SecretData | None:
@@ -214,8 +211,7 @@ class Gateway:
 
 
 def gateway_key(file: Path) -> bytes | None:
-    """Reads the gateway key. None: no readable key, so engines get no tenant header, and gateways do not share
-    limits."""
+    """Reads the gateway key. None: not readable, so engines get no tenant header, and gateways do not share limits."""
     try:
         return file.read_bytes().strip()
     except OSError:

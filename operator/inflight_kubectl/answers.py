@@ -20,8 +20,8 @@ class RefusalError(AnswerError):
     """An HTTP response other than 200.
 
     Attributes:
-        status: its code.
-        reason: as the engine or the gateway says it.
+        status: HTTP status code.
+        reason: error message of the engine or the gateway.
         retry_after: seconds of the header Retry-After; None without it.
     """
 
@@ -42,25 +42,25 @@ class EventReader:
         self._rest = b""
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """The data of the lines that this chunk completes."""
+        """Returns the data of the lines that this chunk completes."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         return [line[5:].strip() for line in lines if line.startswith(b"data:")]
 
 
 @dataclass(slots=True)
 class Answer:
-    """One response while it is read. Times are seconds on the caller's steady clock.
+    """A response while it is read. Times are seconds on the caller's steady clock.
 
     Attributes:
         began: when the request was sent.
         first, last: when the first and the last piece arrived; None before.
         longest_gap: seconds between two pieces; 0 for fewer than two.
         ended: when the response was read to its end; None before.
-        token_ids: of its text, where the request asked for them.
+        token_ids: token ids of its text, if the request asked for them.
         pieces: events with a choice.
         finish_reason: None before the end.
-        prompt_tokens, completion_tokens, cached_tokens: as the engine counts them; 0 before the end.
-        done: whether the response was closed normally.
+        prompt_tokens, completion_tokens, cached_tokens: tokens by the engine's count; 0 before the end.
+        done: True if the response was closed normally.
     """
 
     began: float
@@ -98,7 +98,7 @@ class Answer:
         """Processes a response that is not streamed.
 
         Raises:
-            AnswerError: as `take`.
+            AnswerError: see `take`.
         """
         self.take(body, now)
         self.done = True
@@ -160,7 +160,7 @@ class Answer:
 
 
 def error_message(body: Any) -> str:
-    """The message of an error in OpenAI's form, else the unchanged body."""
+    """Returns the message of an error in OpenAI's form, else the unchanged body."""
     error = body.get("error") if isinstance(body, dict) else None
     if isinstance(error, dict) and error.get("message"):
         return str(error["message"])
@@ -168,7 +168,7 @@ def error_message(body: Any) -> str:
 
 
 def refusal(status: int, body: bytes, retry_after: str = "") -> RefusalError:
-    """The error of an HTTP response other than 200, in the wording of the engine or the gateway."""
+    """Returns the error of an HTTP response other than 200, in the wording of the engine or the gateway."""
     try:
         content = json.loads(body)
         said = error_message(content)

@@ -26,7 +26,7 @@ KeyState = Literal["valid", "expired", "malformed"]
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """Attributes: key: the key itself, which is not stored. value: of its entry."""
+    """A new key. Attributes: key: the key itself, which is not stored. value: value of its entry."""
 
     key_id: str
     tenant: str
@@ -37,7 +37,7 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """Attributes: tenant: empty for a malformed entry. expires: None: never."""
+    """An entry of a Secret. Attributes: tenant: empty for a malformed entry. expires: None if it never expires."""
 
     key_id: str
     tenant: str
@@ -46,7 +46,7 @@ class StoredKey:
 
 
 def new_key(tenant: str, expires: datetime | None) -> NewKey:
-    """A key of 32 random bytes."""
+    """Returns a key of 32 random bytes."""
     key = PREFIX + base64.urlsafe_b64encode(secrets.token_bytes(_BYTES)).rstrip(b"=").decode()
     entry = {"tenant": tenant, "sha256": hashlib.sha256(key.encode()).hexdigest()}
     if expires is not None:
@@ -55,7 +55,7 @@ def new_key(tenant: str, expires: datetime | None) -> NewKey:
 
 
 def stored_keys(data: Mapping[str, str], now: datetime) -> list[StoredKey]:
-    """The keys of a Secret, by id. Args: data: of the Secret, in base64, as the API server returns it."""
+    """Returns the keys of a Secret, by id. Args: data: data of the Secret, in base64, as the API server returns it."""
     return [_stored(key_id, data[key_id], now) for key_id in sorted(data)]
 
 
@@ -68,7 +68,7 @@ def _stored(key_id: str, value: str, now: datetime) -> StoredKey:
 
 
 def rfc3339(moment: datetime) -> str:
-    """As in the Kubernetes API: whole seconds, UTC."""
+    """Returns the time in the form of the Kubernetes API: whole seconds, UTC."""
     return in_utc(moment).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
@@ -78,12 +78,12 @@ def gateway_spec(service: Service) -> Mapping[str, Any]:
 
 
 def keys_secret(service: Service) -> str | None:
-    """Name of the Secret with the service's API keys; None: no key is required."""
+    """Returns the name of the Secret with the service's API keys; None: no key is required."""
     return (gateway_spec(service).get("auth") or {}).get("apiKeysSecret")
 
 
 def named_secret(service: Service) -> str:
-    """The same, for commands that require one.
+    """Returns the name of the Secret with the service's API keys.
 
     Raises:
         Problem: the service names no Secret; with the command that sets one.
@@ -100,7 +100,7 @@ def named_secret(service: Service) -> str:
 
 
 def authorization(service: Service, api_key: str | None) -> dict[str, str]:
-    """Headers that requests to `service` need.
+    """Returns the headers that requests to `service` need.
 
     Raises:
         Problem: the service requires an API key, and none is given.
@@ -115,7 +115,7 @@ def authorization(service: Service, api_key: str | None) -> dict[str, str]:
 
 
 def cautions(service: Service, tenant: str) -> list[str]:
-    """Notes on a new key of `tenant`."""
+    """Returns notes on a new key of `tenant`."""
     spec, said = gateway_spec(service), []
     if not spec.get("enabled"):
         said.append(f"{service.name} is not behind the gateway (spec.gateway.enabled): engines check no API keys")

@@ -10,7 +10,8 @@ from inflight_base.kube import errors
 from inflight_kubectl.output import Problem
 
 _ECHO = re.compile(r'Invalid value: "(?:[^"\\]|\\.)*": ')
-"""The request's content, which the API server's error repeats before the reason: it may be a whole object."""
+"""Pattern of the request's content, which the API server's error repeats before the reason: it may be a whole
+object."""
 
 
 class ApiProblem(Problem):
@@ -18,8 +19,8 @@ class ApiProblem(Problem):
 
     Attributes:
         status: HTTP status.
-        reason: of the Kubernetes Status, such as `Forbidden`; empty without one.
-        missing_object: whether the path is right and the object it names does not exist.
+        reason: reason of the Kubernetes Status, such as `Forbidden`; empty without one.
+        missing_object: True if the path is right and the object it names does not exist.
     """
 
     def __init__(self, what: str, remedy: str, status: int, reason: str = "", missing_object: bool = False) -> None:
@@ -37,9 +38,9 @@ def refusal(status: int, body: bytes, path: str, context: str) -> ApiProblem:
     """Explains a rejected request.
 
     Args:
-        body: of the answer, a Kubernetes Status if the API server itself responded.
-        path: of the request.
-        context: of the kubeconfig; empty inside a pod.
+        body: body of the response, a Kubernetes Status if the API server itself responded.
+        path: path of the request.
+        context: context of the kubeconfig; empty inside a pod.
     """
     error = errors.refusal(path, status, body)
     message = _ECHO.sub("Invalid value: ", " ".join(error.message.split()))[:500]
@@ -65,7 +66,7 @@ def refusal(status: int, body: bytes, path: str, context: str) -> ApiProblem:
 
 
 def cause(error: BaseException) -> str:
-    """The innermost reason, shortened."""
+    """Returns the innermost reason, shortened."""
     while True:
         inner = getattr(error, "reason", None) or error.__cause__
         if not isinstance(inner, BaseException):

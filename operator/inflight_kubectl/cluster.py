@@ -39,9 +39,9 @@ class Target:
 
     Attributes:
         kubeconfig: path, or None for $KUBECONFIG or ~/.kube/config, and inside a pod for its service account.
-        context: of the kubeconfig, None for its current one.
+        context: context of the kubeconfig; None for its current one.
         namespace: None for the context's own.
-        all_namespaces: whether `-A` was given.
+        all_namespaces: True if `-A` was given.
     """
 
     kubeconfig: str | None = None
@@ -64,9 +64,9 @@ class Cluster:
     """A cluster, through its API server. Safe to use from several threads.
 
     Attributes:
-        connection: for calls other than those below: `request`, `stream`, `websocket`.
+        connection: connection for other calls than those below: `request`, `stream`, `websocket`.
         context: name of the kubeconfig's context; empty inside a pod.
-        namespace: that commands use: `-n`, else the context's own, else `default`.
+        namespace: namespace that commands use: `-n`, else the context's own, else `default`.
         scope: the namespace to list in; None for all of them.
     """
 
@@ -161,7 +161,7 @@ def cluster_options(*, all_namespaces: bool = False) -> Callable[[Callable[..., 
     """Adds -n, --context and --kubeconfig, passed together as `target`.
 
     Args:
-        all_namespaces: whether the command has -A as well.
+        all_namespaces: True if the command has -A as well.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,11 +28,11 @@ Json = dict[str, Any]
 
 
 class Connection:
-    """One API server, with the credentials of one context. Safe to use from several threads.
+    """Connection to an API server, with the credentials of a context. Safe to use from several threads.
 
     Attributes:
-        context: its name; empty inside a pod.
-        namespace: of the context, or `default`.
+        context: name of the context; empty inside a pod.
+        namespace: namespace of the context, or `default`.
         host: URL of the API server.
     """
 
@@ -54,7 +54,7 @@ class Connection:
         content_type: str = "application/json",
         seconds: float = READ_SECONDS,
     ) -> Json:
-        """One call; returns the JSON of the response.
+        """Sends a request; returns the JSON of the response.
 
         Raises:
             ApiProblem: any other status than 2xx.
@@ -65,13 +65,13 @@ class Connection:
 
     @contextmanager
     def watch(self, path: str, query: Mapping[str, str], seconds: float) -> Iterator[Iterator[Event]]:
-        """A watch: an iterator over the events as they arrive.
+        """Watches: yields the events as they arrive.
 
         Args:
             seconds: maximum time without data before the watch counts as lost.
 
         Raises:
-            ApiProblem, UnreachableProblem: as `request`, also while reading.
+            ApiProblem, UnreachableProblem: see `request`; also while reading.
             KubeApiError: the API server ends the watch; while reading.
         """
         with self._open("GET", path, query, None, "", seconds, stream=True) as response:
@@ -100,7 +100,7 @@ class Connection:
         )
 
     def websocket(self, path: str, protocol: str) -> WebSocket:
-        """A websocket to a streaming subresource such as `portforward`.
+        """Opens a websocket to a streaming subresource such as `portforward`.
 
         Raises:
             ApiProblem: the API server rejects it.

@@ -92,5 +92,5 @@ class Conversation:
 
 
 def served_name(service: Service) -> str:
-    """The name that requests put in `model`."""
+    """Returns the name that requests give in `model`."""
     return str((service.spec.get("model") or {}).get("servedName") or service.name)

@@ -40,7 +40,7 @@ _DATA, _ERROR = 0, 1
 _CHUNK = 1 << 16
 
 REFRESH_SECONDS = 3.0
-"""How long the list of a service's ready pods is used before it is read again."""
+"""Seconds for which the list of a service's ready pods is used before it is read again."""
 
 
 class PortForward:
@@ -52,8 +52,8 @@ class PortForward:
 
     Attributes:
         url: `http://127.0.0.1:PORT`.
-        headers: of each request.
-        problem: why the last connection failed; None after a success.
+        headers: headers of each request.
+        problem: reason why the last connection failed; None after a success.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class PortForward:
             threading.Thread(target=self._carry, args=(local,), name="port-forward connection", daemon=True).start()
 
     def _carry(self, local: socket.socket) -> None:
-        """One connection, from its first byte to its last."""
+        """Carries a connection, from its first byte to its last."""
         address: Address | None = None
         try:
             address = self._next()
@@ -160,18 +160,19 @@ class PortForward:
 
 
 def forward_to_pod(cluster: Cluster, pod: Pod, port: int | None = None) -> PortForward:
-    """A forward to one pod.
+    """Opens a forward to one pod.
 
     Args:
-        port: default: the one of its OpenAI API, which has /metrics as well unless `servingMetrics` is off.
+        port: port of the pod; default: that of its OpenAI API, which has /metrics as well unless `servingMetrics` is
+            off.
     """
     address = (pod.namespace, pod.name, port or pod.http_port)
     return PortForward(cluster.connection, lambda: [address])
 
 
 def forward_to_service(cluster: Cluster, service: Service) -> PortForward:
-    """A forward to the OpenAI API of a service: connections are spread over the pods that are ready when they begin.
-    Behind the gateway these are the gateway's pods, so that a service without replicas can be reached too.
+    """Opens a forward to the OpenAI API of a service: connections are spread over the pods that are ready when they
+    begin. Behind the gateway these are the gateway's pods, so that a service without replicas can be reached too.
 
     Raises:
         Problem: no pod is ready, forbidden, or no answer.
@@ -223,7 +224,7 @@ class _Ready:
 
 
 def open_stream(connection: Connection, address: Address) -> WebSocket:
-    """A websocket for one connection to a pod's port.
+    """Opens a websocket for one connection to a pod's port.
 
     Raises:
         Problem: the API server refuses it, or does not answer.

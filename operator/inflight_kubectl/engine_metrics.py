@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from inflight_kubectl.pods import Pod
 
 MAX_BYTES = 4 << 20
-"""Largest page that is read; engines have about 60 KiB."""
+"""Maximum bytes of a page; engines have about 60 KiB."""
 
 WINDOW_SECONDS = 30.0
-"""Percentiles and rates look back this far."""
+"""Seconds that percentiles and rates look back."""
 
 READER = PageReader(
     (
@@ -47,7 +47,7 @@ class Figures:
     """Current metrics of one engine; latencies in seconds over the last half minute, None without a request in it.
 
     Attributes:
-        problem: why there are no current metrics; the rest is then from the last successful read.
+        problem: reason why there are no current metrics; the rest is then from the last successful read.
     """
 
     running: int | None = None
@@ -63,7 +63,8 @@ class Figures:
 
 
 def figures(pages: Sequence[tuple[float, Page]]) -> Figures:
-    """Figures of one engine from its pages, oldest first, each after its time on the steady clock; at least one."""
+    """Returns the figures of one engine from its pages, oldest first, each after its time on the steady clock; at least
+    one."""
     (begin, first), (end, last) = pages[0], pages[-1]
     if last.total(reader.GENERATION_TOKENS) < first.total(reader.GENERATION_TOKENS):
         begin, first = end, last  # the engine process restarted
@@ -89,7 +90,7 @@ def figures(pages: Sequence[tuple[float, Page]]) -> Figures:
 
 
 def page_text(http: httpx.Client) -> str:
-    """The metrics page of an engine.
+    """Returns the metrics page of an engine.
 
     Raises:
         PageError: it is larger than `MAX_BYTES`.
@@ -118,7 +119,7 @@ class EngineReader:
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="engine metrics")
 
     def read(self, pods: Sequence[Pod]) -> dict[str, Figures]:
-        """Metrics by name, of the ready pods."""
+        """Reads the metrics of the ready pods; returns them by the pod's name."""
         serving = [pod for pod in pods if pod.serves]
         for uid in self._open.keys() - {pod.uid for pod in serving}:
             self._forget(uid)

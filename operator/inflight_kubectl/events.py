@@ -15,9 +15,9 @@ from inflight_kubectl.resources import Service
 @dataclass(frozen=True, slots=True)
 class Event:
     """Attributes:
-    warning: whether its type is Warning.
+    warning: True if its type is Warning.
     about: kind and name of its object.
-    at: when it was last seen.
+    at: time when it was last seen.
     """
 
     warning: bool
@@ -28,7 +28,7 @@ class Event:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Event:
-        """From a v1 Event, whichever API wrote it."""
+        """Reads a v1 Event, whichever API wrote it."""
         series, about = body.get("series") or {}, body.get("involvedObject") or body.get("regarding") or {}
         seen = series.get("lastObservedTime") or body.get("lastTimestamp") or body.get("eventTime")
         return cls(
@@ -41,7 +41,7 @@ class Event:
 
 
 def pod_events(cluster: Cluster, service: Service, pods: Sequence[Pod]) -> list[Event]:
-    """Events about the existing pods, newest last.
+    """Returns the events about the existing pods, newest last.
 
     Raises:
         Problem: forbidden, or no answer.

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
     from inflight_kubectl.cluster import Cluster
 
 WATCH_SECONDS = 10
-"""Length of one watch. An API server that disappears silently is detected soon after the watch should have ended."""
+"""Length of one watch in seconds. An API server that disappears silently is detected soon after the watch should have
+ended."""
 
 SILENCE_SECONDS = 5.0
 LEAST_WATCH_SECONDS = 1.0
-"""Between the beginnings of two watches."""
+"""Minimum seconds between the beginnings of two watches."""
 
 BACKOFF_SECONDS = (1.0, 2.0, 4.0)
 
@@ -33,9 +34,9 @@ _EXPIRED = 410
 @dataclass(frozen=True, slots=True)
 class View:
     """Attributes:
-    services: by namespace and name.
-    at: when the API server last answered; None before the first answer.
-    problem: why it does not respond now; None while it does. `services` is then the last known list.
+    services: services by namespace and name.
+    at: time when the API server last answered; None before the first answer.
+    problem: reason why it does not respond now; None while it does. `services` is then the last known list.
     """
 
     services: tuple[Service, ...] = ()
@@ -90,7 +91,7 @@ class ServiceFeed:
                 failures += 1
 
     def _list(self) -> str:
-        """All services; returns the resourceVersion to watch from."""
+        """Lists all services; returns the resourceVersion to watch from."""
         found = self._cluster.list(object_path(KIND, self._cluster.scope))
         services = [Service.of(item) for item in found["items"]]
         self._known = {service.key: service for service in services}
@@ -98,7 +99,7 @@ class ServiceFeed:
         return str(found["metadata"]["resourceVersion"])
 
     def _watch(self, version: str) -> str | None:
-        """Changes after `version`; returns the version to resume from, None to list again."""
+        """Follows the changes after `version`; returns the version to resume from, None to list again."""
         query = {
             "watch": "1",
             "resourceVersion": version,

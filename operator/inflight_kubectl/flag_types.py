@@ -17,7 +17,7 @@ class DurationType(click.ParamType[float]):
     """A duration such as `30s`, `10m`, `1h30m` or `90d`, as seconds.
 
     Args:
-        least, most: allowed, in seconds.
+        least, most: bounds, in seconds.
     """
 
     name = "duration"
@@ -26,7 +26,7 @@ class DurationType(click.ParamType[float]):
         self.least, self.most = least, most
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Seconds; usage errors name the form and the bounds."""
+        """Returns the seconds; usage errors name the form and the bounds."""
         if isinstance(value, float):
             return value
         try:
@@ -44,7 +44,7 @@ class HeaderType(click.ParamType[str]):
     name = "text"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """The value itself; usage errors say which characters a header takes."""
+        """Returns the value itself; usage errors name the characters that a header takes."""
         if not (value.isascii() and value.isprintable()):
             self.fail(f"{value!r} cannot be the value of a header: use printable ASCII characters", param, ctx)
         return str(value)
@@ -67,7 +67,7 @@ class RangeType(click.ParamType[tuple[int, int]]):
     name = "number or range"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, int]:
-        """Both ends; usage errors name the form."""
+        """Returns both ends; usage errors name the form."""
         if isinstance(value, tuple):
             return value
         match = _RANGE.fullmatch(value)
@@ -79,7 +79,7 @@ class RangeType(click.ParamType[tuple[int, int]]):
 
 
 def written(length: float) -> str:
-    """A duration as the flags take it: `90s` is `1m30s`."""
+    """Returns a duration in the form of the flags: `90s` is `1m30s`."""
     if 0 < length < 1:
         return f"{round(length * 1000)}ms"
     hours, rest = divmod(round(length), 3600)

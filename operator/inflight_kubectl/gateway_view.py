@@ -1,6 +1,6 @@
 """Reports of the gateway's pods on a service: held requests, and the last picks.
 
-Read from the picker's port of each pod, `GET /v1/state` and `GET /v1/picks`.
+The reports are read from the picker's port of each pod, `GET /v1/state` and `GET /v1/picks`.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ if TYPE_CHECKING:
 LAST_PICKS = 8
 
 _SECONDS = 5.0
-"""Longest wait for one answer."""
+"""Timeout of one request in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class PickedRequest:
-    """One request that the gateway sent to a replica.
+    """A request that the gateway sent to a replica.
 
     Attributes:
-        pods: that it was sent to, in order: more than one if an attempt failed.
-        reason: of the first attempt's pick, in one word.
+        pods: pods that it was sent to, in order: more than one if an attempt failed.
+        reason: reason of the first attempt's pick, in one word.
         held_s: seconds that the gateway held it.
-        predicted_ttft_s: at the first attempt.
+        predicted_ttft_s: predicted TTFT in seconds at the first attempt.
         cached_tokens: tokens of its prompt expected in the pod's prefix cache.
-        scores: of the pick, by name.
-        ended: whether its response has ended.
-        status: sent to the client; 0: the client disconnected; None: not ended, or not known.
-        ttft_s: as observed by the client.
+        scores: scores of the pick, by name.
+        ended: True if its response has ended.
+        status: HTTP status sent to the client; 0: the client disconnected; None: not ended, or not known.
+        ttft_s: TTFT in seconds, as observed by the client.
     """
 
     at: datetime
@@ -61,10 +61,10 @@ class GatewayView:
     """All gateway pods together.
 
     Attributes:
-        pods: that responded.
-        held, in_flight: requests. oldest_held_s: how long the oldest has waited.
-        picks: the last ones, newest first.
-        problem: why the view is incomplete; None: it is whole.
+        pods: names of the pods that responded.
+        held, in_flight: number of requests. oldest_held_s: seconds that the oldest held one has waited.
+        picks: last picks, newest first.
+        problem: reason why the view is incomplete; None if it is complete.
     """
 
     pods: tuple[str, ...] = ()
@@ -77,7 +77,8 @@ class GatewayView:
 
 
 def gateway_view(cluster: Cluster, service: Service) -> GatewayView | None:
-    """The gateway's reports; None for a service that is not behind it. An unreachable pod is reported in `problem`."""
+    """Returns the gateway's reports; None for a service that is not behind it. An unreachable pod is reported in
+    `problem`."""
     if not behind_gateway(service):
         return None
     try:
@@ -102,7 +103,7 @@ def gateway_view(cluster: Cluster, service: Service) -> GatewayView | None:
 def merged(
     states: Mapping[str, Mapping[str, Any]], picks: Sequence[PickedRequest], problem: str | None = None
 ) -> GatewayView:
-    """The combined view of the pods' reports. Args: states: pod -> its report on the service."""
+    """Returns the combined view of the pods' reports. Args: states: pod -> its report on the service."""
     last = sorted(picks, key=lambda one: one.at, reverse=True)[:LAST_PICKS]
     return GatewayView(
         pods=tuple(states),
@@ -116,7 +117,7 @@ def merged(
 
 
 def picked_request(body: Mapping[str, Any]) -> PickedRequest:
-    """From an entry of `GET /v1/picks`."""
+    """Reads an entry of `GET /v1/picks`."""
     attempts, ended = body.get("attempts") or [{}], body.get("finished")
     first = attempts[0]
     tried = tuple(one["pods"][0] for one in attempts if one.get("pods"))

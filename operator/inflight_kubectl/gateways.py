@@ -25,7 +25,7 @@ GATEWAY_HTTP_PORT = 8080
 
 @dataclass(frozen=True, slots=True)
 class GatewayPod:
-    """A ready one. Attributes: http: its OpenAI API. state: the picker's port."""
+    """A ready pod of the gateway. Attributes: http: its OpenAI API. state: the picker's port."""
 
     name: str
     http: Address
@@ -33,12 +33,12 @@ class GatewayPod:
 
 
 def behind_gateway(service: Service) -> bool:
-    """Whether clients of the service connect to the gateway."""
+    """Returns True if clients of the service connect to the gateway."""
     return bool((service.spec.get("gateway") or {}).get("enabled"))
 
 
 def ready_gateways(cluster: Cluster, service: Service) -> list[GatewayPod]:
-    """The ready pods of the gateway that serves `service`, by name.
+    """Returns the ready pods of the gateway that serves `service`, by name.
 
     Raises:
         Problem: forbidden, or no answer.
@@ -58,7 +58,7 @@ def ready_gateways(cluster: Cluster, service: Service) -> list[GatewayPod]:
 
 
 def no_gateway(service: Service) -> Problem:
-    """The service is behind the gateway, and no pod of it is ready."""
+    """Returns the problem that the service is behind the gateway and no pod of the gateway is ready."""
     return Problem(
         f"{service.name} is behind the gateway, and no gateway pod is ready",
         f"See `kubectl get pods -A -l {LABEL}`; the chart installs the gateway with --set gateway.enabled=true",
@@ -66,7 +66,7 @@ def no_gateway(service: Service) -> Problem:
 
 
 def _namespace(cluster: Cluster, service: Service) -> str | None:
-    """The address of the gateway, from the service's own Service; None if it names none."""
+    """Returns the namespace of the gateway, from the service's own Service; None if that names none."""
     found = cluster.get(object_path("Service", service.namespace, service.name))
     parts = str(((found or {}).get("spec") or {}).get("externalName") or "").split(".")
     return parts[1] if len(parts) > 2 and parts[2] == "svc" else None

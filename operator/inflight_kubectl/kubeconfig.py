@@ -13,7 +13,7 @@ from inflight_kubectl.output import Problem
 
 
 def connect(kubeconfig: str | None, context: str | None) -> Connection:
-    """A connection by the kubeconfig; inside a pod without one, by its service account.
+    """Opens a connection by the kubeconfig; inside a pod without one, by its service account.
 
     Raises:
         Problem: no kubeconfig, one that cannot be read, or no such context.
@@ -33,7 +33,7 @@ def connect(kubeconfig: str | None, context: str | None) -> Connection:
 
 
 def contexts(kubeconfig: str | None) -> list[str]:
-    """Names of the contexts of a kubeconfig.
+    """Returns the names of the contexts of a kubeconfig.
 
     Raises:
         Problem: there is none, or it cannot be read.
@@ -44,7 +44,7 @@ def contexts(kubeconfig: str | None) -> list[str]:
 
 
 def _context(path: str | None, wanted: str | None) -> tuple[str, str]:
-    """Name and namespace of a context, the current one for None."""
+    """Returns name and namespace of a context; None takes the current one."""
     content = _read(path)
     found = {one["name"]: one.get("context") or {} for one in content.get("contexts") or []}
     name = wanted or content.get("current-context") or ""
@@ -74,7 +74,7 @@ def _read(path: str | None) -> Json:
 
 
 def _unwrapped(node: Any) -> Any:
-    """The plain value below the library's nodes."""
+    """Returns the plain value below the library's nodes."""
     value = getattr(node, "value", node)
     if isinstance(value, dict):
         return {key: _unwrapped(one) for key, one in value.items()}

@@ -8,11 +8,11 @@ from inflight_kubectl.cluster import Target
 from inflight_kubectl.output import Problem
 
 SECONDS = 2.0
-"""Longest wait for the API server: the user is waiting for completion."""
+"""Timeout of the API server in seconds: the user is waiting for completion."""
 
 
 def candidates(kind: str, target: Target, incomplete: str) -> list[str]:
-    """Names of `contexts`, `namespaces`, `services` or `keys` that begin with `incomplete`."""
+    """Returns the names of `contexts`, `namespaces`, `services` or `keys` that begin with `incomplete`."""
     try:
         return [name for name in _names(kind, target) if name.startswith(incomplete)]
     except Problem:

@@ -10,7 +10,7 @@ OPERATOR_SELECTOR = selector_string(OPERATOR_LABELS)
 
 
 def operators(cluster: Cluster) -> list[Json]:
-    """The Deployments of operators in this cluster.
+    """Returns the Deployments of operators in this cluster.
 
     Raises:
         Problem: forbidden, or no answer.
@@ -19,12 +19,12 @@ def operators(cluster: Cluster) -> list[Json]:
 
 
 def arguments(deployment: Json) -> list[str]:
-    """Arguments of the operator's container."""
+    """Returns the arguments of the operator's container."""
     return list(deployment["spec"]["template"]["spec"]["containers"][0].get("args") or [])
 
 
 def lease_path(deployment: Json) -> str | None:
-    """Path of the Lease that the leader holds; None if leader election is disabled, which takes a flag."""
+    """Returns the path of the Lease that the leader holds; None if leader election is disabled, which takes a flag."""
     given = arguments(deployment)
     elects = [one for one in given if one in ("--leader-elect", "--no-leader-elect")]
     if elects[-1:] == ["--no-leader-elect"]:
@@ -34,7 +34,8 @@ def lease_path(deployment: Json) -> str | None:
 
 
 def upgrade_command(installed: Json, *options: str) -> str:
-    """The helm command that changes an installation and keeps its other values, also across versions of the chart.
+    """Returns the helm command that changes an installation and keeps its other values, also across versions of the
+    chart.
 
     Args:
         installed: the operator's Deployment, or one of its pods.

@@ -43,7 +43,7 @@ class Problem(click.ClickException):
 
 
 def described(error: Exception) -> str:
-    """Text of an error, for views that show it and continue; an unexpected error includes its type."""
+    """Returns the text of an error, for views that show it and continue; an unexpected error includes its type."""
     if isinstance(error, Problem):
         return error.what
     return f"unexpected {type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": ")
@@ -60,7 +60,7 @@ def print_json(value: Any) -> None:
 
 
 def in_utc(moment: datetime) -> datetime:
-    """`moment` in UTC; where that is outside the years 1 to 9999, its own date and time of day."""
+    """Returns `moment` in UTC; where that is outside the years 1 to 9999, its own date and time of day."""
     try:
         return moment.astimezone(UTC)
     except OverflowError:
@@ -83,7 +83,7 @@ def _camel(name: str) -> str:
 
 
 def console(most: int = 200) -> Console:
-    """A Rich console on standard output, with colours on a terminal only.
+    """Returns a Rich console on standard output, with colours on a terminal only.
 
     Args:
         most: maximum line length, and the width for output to a file.
@@ -96,7 +96,7 @@ def console(most: int = 200) -> Console:
 
 
 def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
-    """A table in kubectl's style: upper-case headings, two spaces between columns, no lines.
+    """Returns a table in kubectl's style: upper-case headings, two spaces between columns, no lines.
 
     Args:
         right: columns with numbers, aligned to the right.
@@ -110,14 +110,14 @@ def plain_table(*columns: str, right: tuple[str, ...] = ()) -> Table:
 
 
 def age(moment: datetime | None, now: datetime | None = None) -> str:
-    """Time since `moment` in kubectl's format: `12s`, `5m`, `3h`, `2d`; `-` for None."""
+    """Returns the time since `moment` in kubectl's format: `12s`, `5m`, `3h`, `2d`; `-` for None."""
     if moment is None:
         return "-"
     return span(((now or datetime.now(UTC)) - moment).total_seconds())
 
 
 def span(seconds: float) -> str:
-    """A length of time in its largest unit: `12s`, `5m`, `3h`, `2d`. Negative ones count as zero."""
+    """Returns a length of time in its largest unit: `12s`, `5m`, `3h`, `2d`. Negative ones count as zero."""
     whole = max(0, int(seconds))
     if whole < 120:
         return f"{whole}s"
@@ -128,5 +128,5 @@ def span(seconds: float) -> str:
 
 
 def latency(seconds: float | None) -> str:
-    """A latency as the operator writes it: `71ms` below a second, else `2.4s`; `-` for None."""
+    """Returns a latency in the operator's form: `71ms` below a second, else `2.4s`; `-` for None."""
     return "-" if seconds is None else format_seconds(seconds)

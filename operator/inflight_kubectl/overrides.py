@@ -32,17 +32,17 @@ class LimitsView:
     """Limits of a service, and their source.
 
     Attributes:
-        in_force: None before the operator has written a status.
+        in_force: limits in force; None before the operator has written a status.
         pods_in_force: pods that have confirmed them.
         source: Capacity, Tuning or Override; None if the operator does not report it.
-        until: when an override in force ends.
-        before: the limits restored at its end.
+        until: end of the override in force.
+        before: limits that return at its end.
         asked: `spec.tuning.override`, whether it is in force or not.
-        modelled: what the cost model would set; None while tuning follows it, or without a measured model.
+        modelled: limits that the cost model would set; None while tuning follows it, or without a measured model.
         low, high: bounds of tuning.
-        capacity: what engines start with.
+        capacity: limits that engines start with.
         tuning: message of the condition TuningActive.
-        reason: of that condition.
+        reason: reason of that condition.
     """
 
     namespace: str
@@ -65,7 +65,7 @@ class LimitsView:
 
 
 def limits_view(service: Service) -> LimitsView:
-    """From the resource as the API server returns it."""
+    """Returns the view from the resource as the API server returns it."""
     status, tuning = service.status.get("limits") or {}, service.spec.get("tuning") or {}
     override, canary = status.get("override"), status.get("canary")
     capacity = _pair(service.spec.get("engine"))
@@ -128,7 +128,7 @@ def _patch(cluster: Cluster, service: Service, override: dict[str, Any] | None) 
 
 
 def _refused(problem: Problem) -> Problem:
-    """The API server's error on an override, without the surrounding text."""
+    """Returns the API server's error on an override, without the surrounding text."""
     if "unknown field" in problem.what:
         return Problem(
             "the InferenceService resource of this cluster has no field spec.tuning.override",
@@ -145,7 +145,7 @@ def _pair(body: dict[str, Any] | None) -> Limits | None:
 
 
 def _bounds(tuning: dict[str, Any], capacity: Limits | None) -> tuple[Limits | None, Limits | None]:
-    """Bounds of tuning with the defaults that the schema leaves to the operator."""
+    """Returns the bounds of tuning with the defaults that the schema leaves to the operator."""
     if capacity is None:
         return None, None
     seqs, tokens = tuning.get("maxNumSeqs") or {}, tuning.get("maxNumBatchedTokens") or {}

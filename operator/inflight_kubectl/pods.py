@@ -14,13 +14,13 @@ from inflight_base.manifest.pods import condition, engine_container
 @dataclass(frozen=True, slots=True)
 class Pod:
     """Attributes:
-    ready: whether it takes requests.
-    deleting: whether it is being removed.
-    state: one word, as in `kubectl get pods`: Running, Pending, ImagePullBackOff, Terminating, ...
-    detail: why it is not ready, from Kubernetes; empty if ready or unknown.
-    http_port: of the OpenAI API.
-    admin_port: None for an engine without one.
-    started: when its container started.
+    ready: True if it takes requests.
+    deleting: True while it is being removed.
+    state: state in one word, as in `kubectl get pods`: Running, Pending, ImagePullBackOff, Terminating, ...
+    detail: reason why it is not ready, from Kubernetes; empty if ready or unknown.
+    http_port: port of the OpenAI API.
+    admin_port: port for admin calls; None for an engine without one.
+    started: time when its container started.
     """
 
     name: str
@@ -40,12 +40,12 @@ class Pod:
 
     @property
     def serves(self) -> bool:
-        """Whether it is ready and not terminating."""
+        """True if the pod is ready and not terminating."""
         return self.ready and not self.deleting
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Pod:
-        """From a v1 Pod as the API returns it in JSON."""
+        """Reads a v1 Pod as the API returns it in JSON."""
         metadata, spec, status = body["metadata"], body.get("spec", {}), body.get("status", {})
         declared = engine_container(spec.get("containers", []))
         container = engine_container(status.get("containerStatuses", []))
@@ -72,7 +72,7 @@ class Pod:
 
 
 def moment(text: str | None) -> datetime | None:
-    """A time of the Kubernetes API; None where there is none."""
+    """Returns a time of the Kubernetes API; None if there is none."""
     return datetime.fromisoformat(text) if text else None
 
 
@@ -99,7 +99,7 @@ def _state(status: Mapping[str, Any], container: Mapping[str, Any], *, ready: bo
 
 
 def _words(message: str, ended: Mapping[str, Any]) -> str:
-    """The status message of a container that does not run, and its own last log line."""
+    """Returns the status message of a container that does not run, and its own last log line."""
     said = [" ".join(message.split())] if message else []
     if ended:
         lines = [line for line in str(ended.get("message", "")).splitlines() if line.strip()]

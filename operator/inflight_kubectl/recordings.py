@@ -31,8 +31,8 @@ class Header:
     """The first line of a recording of the operator.
 
     Attributes:
-        version: of the operator that wrote it.
-        identity: the same program can read recordings with equal identity.
+        version: version of the operator that wrote it.
+        identity: version and types; one program can read all recordings with equal identity.
         text: the line, with its end.
     """
 
@@ -42,7 +42,7 @@ class Header:
 
     @classmethod
     def of(cls, line: bytes) -> Header | None:
-        """None if the line is no such header."""
+        """Returns the header in a line; None if it is no such header."""
         try:
             content = json.loads(line)
         except ValueError:
@@ -54,8 +54,8 @@ class Header:
 
 
 def parts_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
-    """The header of the operator's recording with an empty name, then service and message of each round; a truncated
-    last one is dropped.
+    """Yields the header of the operator's recording with an empty name, then service and message of each round; a
+    truncated last one is dropped.
 
     Raises:
         Problem: the file is damaged, or of another format.
@@ -69,7 +69,7 @@ def parts_of(chunks: Iterable[bytes]) -> Iterator[tuple[str, bytes]]:
 
 
 def kind_of(path: Path) -> Kind:
-    """The program that wrote a recording.
+    """Returns the program that wrote a recording.
 
     Raises:
         Problem: it cannot be read, or is no recording.
@@ -95,7 +95,7 @@ def kind_of(path: Path) -> Kind:
 
 
 def _first_line(start: bytes) -> bytes:
-    """Of plain text or gzip."""
+    """Returns the first line of plain text or gzip."""
     if start.startswith(_GZIP_MAGIC):
         with suppress(zlib.error):
             start = zlib.decompressobj(_GZIP).decompress(start)

@@ -17,7 +17,8 @@ from inflight_kubectl.pods import moment
 from inflight_settings.limits import Limits
 
 State = Literal["Ready", "Degraded", "Updating", "Starting", "Stopped", "Idle", "Waking", "Failing", "Unknown"]
-"""Idle: at zero, and the next request starts a replica. Waking: requests wait at the gateway for the first replica."""
+"""State of a service. Idle: at zero, and the next request starts a replica. Waking: requests wait at the gateway for
+the first replica."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +34,9 @@ class Condition:
 class Decision:
     """Attributes:
     kind: Scaling or Tuning.
-    code: the reason in one word.
+    code: reason in one word.
     numbers: measurements and targets.
-    change: such as `replicas 1 -> 2`.
+    change: text such as `replicas 1 -> 2`.
     applied: False for advice.
     """
 
@@ -79,8 +80,12 @@ class Observed:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """Requests at the gateway, from the operator's last status. Attributes: held: wait for a replica. in_flight: sent
-    on."""
+    """Requests at the gateway, from the operator's last status.
+
+    Attributes:
+        held: requests that wait for a replica.
+        in_flight: requests sent to a replica.
+    """
 
     held: int
     in_flight: int
@@ -90,12 +95,12 @@ class Waiting:
 class Service:
     """Attributes:
     ordered: desired replicas; None before the operator has decided.
-    replicas: existing pods; ready: those that take requests.
+    replicas: existing pods. ready: pods that take requests.
     blocked: replicas that will not become ready without intervention; None if the operator does not report it.
     ttft_target, tpot_target: seconds.
-    has_slo: whether the targets are the user's, else they are the defaults.
-    decisions: oldest first.
-    waiting: None for a service that is not behind the gateway.
+    has_slo: True if the user sets the targets, else they are the defaults.
+    decisions: decisions, oldest first.
+    waiting: requests at the gateway; None for a service that is not behind the gateway.
     raw: the object as returned by the API server.
     """
 
@@ -128,21 +133,21 @@ class Service:
 
     @property
     def spec(self) -> Mapping[str, Any]:
-        """The spec as it is stored, the schema's defaults included."""
+        """Stored spec, including the schema's defaults."""
         return self.raw.get("spec") or {}
 
     @property
     def status(self) -> Mapping[str, Any]:
-        """The status as it is stored."""
+        """Stored status."""
         return self.raw.get("status") or {}
 
     def condition(self, kind: str) -> Condition | None:
-        """The condition of a type; None before the operator has written it."""
+        """Returns the condition of a type; None before the operator has written it."""
         return next((one for one in self.conditions if one.type == kind), None)
 
     @property
     def state(self) -> State:
-        """Its state, in one word."""
+        """State of the service in one word."""
         ready, progressing = self.condition("Ready"), self.condition("Progressing")
         if ready is None:
             return "Unknown"
@@ -161,7 +166,7 @@ class Service:
 
     @classmethod
     def of(cls, body: Mapping[str, Any]) -> Service:
-        """From the object returned by the API server."""
+        """Reads the object returned by the API server."""
         metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
         slo, external = Part(spec.get("slo"), "spec.slo", []), (spec.get("scaling") or {}).get("mode") == "External"
         ordered = spec.get("replicas") if external else status.get("desiredReplicas")

@@ -1,5 +1,4 @@
-"""The two clocks of the operator, in one place so that tests and simulations can set them; back-off of
-refused writes."""
+"""Clocks of the operator, which tests and simulations can set; back-off of refused writes."""
 
 from __future__ import annotations
 
@@ -25,9 +24,9 @@ class Clock:
 
 
 FIRST_PAUSE, LONGEST_PAUSE = 2.0, 60.0
-"""Seconds; each further refusal doubles the pause."""
+"""Shortest and longest pause in seconds; each further refusal doubles the pause."""
 
 
 def pause(times: int) -> float:
-    """Seconds to wait after `times` consecutive refusals."""
+    """Returns the seconds to wait after `times` consecutive refusals."""
     return min(FIRST_PAUSE * 2.0 ** min(times - 1, 20), LONGEST_PAUSE)

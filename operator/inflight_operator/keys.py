@@ -25,7 +25,7 @@ KEY_SECRET_NAME = "inflight-operator-key"
 GATEWAY_KEY_SECRET_NAME = "inflight-gateway-key"
 
 KEY_BYTES = 32
-"""Fewest bytes of a key: as many as SHA-256 has."""
+"""Minimum number of bytes of a key: as many as SHA-256 has."""
 
 REFRESH_SECONDS = 60.0
 
@@ -43,7 +43,7 @@ class LiveKey(Generic[Key]):
     """
 
     what: ClassVar[str]
-    """The key in log lines."""
+    """Name of the key in log lines."""
 
     def __init__(self, api: KubeApi, namespace: str, name: str) -> None:
         self._api = api
@@ -54,11 +54,11 @@ class LiveKey(Generic[Key]):
 
     @abstractmethod
     def fresh(self) -> dict[str, bytes]:
-        """The fields of a Secret with a new random key."""
+        """Returns the fields of a Secret with a new random key."""
 
     @abstractmethod
     def read(self, fields: Mapping[str, bytes]) -> Key:
-        """The key in the fields of a Secret.
+        """Reads the key from the fields of a Secret.
 
         Raises:
             UnusableKeyError: there is no valid key.
@@ -112,7 +112,7 @@ class LiveKey(Generic[Key]):
 
 
 def long_enough(key: bytes) -> bytes:
-    """The key, unchanged.
+    """Returns the key unchanged.
 
     Raises:
         UnusableKeyError: it is too short.
@@ -136,7 +136,7 @@ class AdminKey:
     epoch: str
 
     def token(self, service_uid: str) -> str:
-        """The admin token of a service."""
+        """Returns the admin token of a service."""
         return derived(self.key, f"{service_uid}/{self.epoch}")
 
 
@@ -164,7 +164,7 @@ class GatewayKey:
     key: bytes = field(repr=False)
 
     def tenant_key(self, service: ServiceKey, uid: str) -> str:
-        """Of the service with this uid."""
+        """Returns the tenant key of the service with this uid."""
         return tenant_key(self.key, service, uid)
 
 
@@ -175,7 +175,7 @@ class LiveGatewayKey(LiveKey[GatewayKey]):
     what = "the gateway's key"
 
     def fresh(self) -> dict[str, bytes]:
-        """Printable: random bytes may begin or end with white space."""
+        """Returns the fields of a Secret with a new printable key: random bytes may begin or end with white space."""
         return {"key": secrets.token_urlsafe(KEY_BYTES).encode()}
 
     def read(self, fields: Mapping[str, bytes]) -> GatewayKey:

@@ -33,7 +33,7 @@ RETRY_SECONDS = 2.0
 """client-go's defaults for its own leader election."""
 
 CALL_SECONDS = 4.0
-"""One attempt; well below the renew deadline, so that a call that hangs is tried again."""
+"""Timeout of one attempt; well below the renew deadline, so that a call that hangs is tried again."""
 
 
 class LeaseLostError(Exception):
@@ -45,9 +45,9 @@ class Leadership:
 
     Args:
         api: not guarded by `leads`: a standby writes the Lease too.
-        namespace: of the Lease.
-        identity: of this process, unique among the operator's pods.
-        name: of the Lease; operators that look after different services in one cluster need different ones.
+        namespace: namespace of the Lease.
+        identity: name of this process, unique among the operator's pods.
+        name: name of the Lease; operators that look after different services in one cluster need different ones.
     """
 
     def __init__(self, api: KubeApi, namespace: str, identity: str, name: str = LEASE_NAME) -> None:
@@ -60,7 +60,7 @@ class Leadership:
         self._seen_at = 0.0
 
     def leads(self) -> bool:
-        """Whether this process may act now."""
+        """Returns True while this process may act."""
         return self._renewed is not None and _now() < self._renewed + RENEW_DEADLINE_SECONDS
 
     async def lead(self, act: Callable[[], Awaitable[None]]) -> None:
@@ -96,7 +96,11 @@ class Leadership:
             await asyncio.sleep(RETRY_SECONDS)
 
     async def _renew(self) -> None:
-        """Ends only with LeaseLostError."""
+        """Renews the Lease until that fails.
+
+        Raises:
+            LeaseLostError: the Lease was not renewed in time, or another process holds it.
+        """
         assert self._renewed is not None
         lease = f"Lease {self._namespace}/{self._name}"
         while True:
@@ -139,14 +143,14 @@ class Leadership:
         return True
 
     def _has_run_out(self, spec: Manifest) -> bool:
-        """Counted from the time when this process first saw the current Lease: clocks of two machines are not
-        compared."""
+        """Returns True if the Lease has expired, counted from the time when this process first saw its current state:
+        clocks of two machines are not compared."""
         if spec != self._seen:
             self._seen, self._seen_at = spec, _now()
         return _now() >= self._seen_at + float(spec.get("leaseDurationSeconds", LEASE_SECONDS))
 
     async def _release(self) -> None:
-        """A failure is only logged: the Lease then expires."""
+        """Releases the Lease. A failure is only logged: the Lease then expires."""
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 live = await self._api.get("Lease", self._namespace, self._name)

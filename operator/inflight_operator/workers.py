@@ -17,7 +17,7 @@ from inflight_operator.telemetry.metrics import OperatorMetrics
 logger = logging.getLogger(__name__)
 
 TICKS = 20
-"""Parts of an interval; the services of a part have their rounds together."""
+"""Number of parts of an interval; the services of a part have their rounds together."""
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -42,7 +42,7 @@ class WorkQueue(Generic[Key]):
             self._order.put_nowait(key)
 
     async def take(self) -> Key:
-        """The key that has waited longest; `done` must follow."""
+        """Returns the key that has waited longest; `done` must follow."""
         key = await self._order.get()
         self._waiting.discard(key)
         self._working.add(key)
@@ -69,28 +69,28 @@ class Workers:
     """Gives each service its rounds. Run it while this process is the leader.
 
     Args:
-        round_for: runs one round for one service, and returns whether all its writes were accepted; an exception
+        reconcile: runs one round for one service, and returns whether all its writes were accepted; an exception
             affects that service alone.
-        services: those that need a round in each interval.
+        services: services that need a round in each interval.
         round_done: called after each round, including failed ones.
     """
 
     def __init__(
         self,
-        round_for: Callable[[ServiceKey], Awaitable[bool]],
+        reconcile: Callable[[ServiceKey], Awaitable[bool]],
         services: Callable[[], Collection[ServiceKey]],
         round_done: Callable[[], None],
         metrics: OperatorMetrics,
         settings: WorkerSettings,
     ) -> None:
-        self._round_for = round_for
+        self._reconcile = reconcile
         self._services = services
         self._round_done = round_done
         self._metrics = metrics
         self._settings = settings
         self._queue: WorkQueue[ServiceKey] = WorkQueue()
 
-    def look_at(self, key: ServiceKey) -> None:
+    def enqueue(self, key: ServiceKey) -> None:
         """Requests a round for this service soon, after a change."""
         self._queue.add(key)
 
@@ -102,7 +102,7 @@ class Workers:
                 tasks.create_task(self._work())
 
     async def _resync(self) -> None:
-        """All services at once, then each at its own offset in the interval, to spread the rounds."""
+        """Enqueues all services at once, then each at its own offset in the interval, to spread the rounds."""
         for key in self._services():
             self._queue.add(key)
         tick, began = 0, monotonic()
@@ -121,7 +121,7 @@ class Workers:
             started = monotonic()
             try:
                 with logs.about(key):
-                    done = await self._round_for(key)
+                    done = await self._reconcile(key)
                 self._metrics.reconciles.labels("done" if done else "failed").inc()
             except Exception:  # an error in one service must not stop the others; its next round is scheduled
                 self._metrics.reconciles.labels("failed").inc()

@@ -1,4 +1,4 @@
-"""Where the chart lets the operator's pods run, and whom they may talk to."""
+"""Placement of the operator's pods by the chart, and their permitted connections."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""From the chart of the last release to this one, on a real API server: nothing is lost, nothing is refused."""
+"""Upgrade from the chart of the last release to this one on a real API server: nothing is lost, nothing is refused."""
 
 from pathlib import Path
 

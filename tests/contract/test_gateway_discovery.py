@@ -29,7 +29,7 @@ CLUSTER_RULES = [
     {"apiGroups": ["inflight.dev"], "resources": ["inferenceservices"], "verbs": ["list", "watch"]},
     {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": ["list", "watch"]},
 ]
-"""All that the gateway may do in every namespace."""
+"""Rights of the gateway in every namespace."""
 
 
 def secret_rules(*names):

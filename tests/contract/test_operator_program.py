@@ -233,7 +233,7 @@ def test_a_signal_ends_it_also_while_it_waits_for_the_api_server(namespace, tmp_
 
 
 def test_health_and_metrics_are_served_while_it_leads(kubectl, namespace, start, unused_tcp_port):
-    """The same program with a port that is known."""
+    """Starts the program with a known port."""
     arguments = ["--kubeconfig", str(kubectl.kubeconfig), "--namespace", namespace, "--no-leader-elect"]
     process = subprocess.Popen([*PROGRAM, *arguments, "--metrics-port", str(unused_tcp_port)])
     address = f"http://127.0.0.1:{unused_tcp_port}"

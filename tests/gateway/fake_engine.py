@@ -54,7 +54,7 @@ class FakeEngine:
 
     @property
     def requests(self) -> list[Seen]:
-        """Without the gateway's scrapes."""
+        """Requests without the gateway's scrapes."""
         return [one for one in self.seen if one.path != "/metrics"]
 
     async def respond(self, request: Request, to: Connection) -> None:

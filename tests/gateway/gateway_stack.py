@@ -45,7 +45,7 @@ async def until(condition: Any, what: str, within: float = START_S) -> Any:
 
 
 class GatewayStack:
-    """Attributes: url: for clients. state_url: of the picker's HTTP port."""
+    """A started gateway. Attributes: url: for clients. state_url: of the picker's HTTP port."""
 
     def __init__(self, folder: Path, relays: int = 0) -> None:
         self.folder, self.relays = folder, relays

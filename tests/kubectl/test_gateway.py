@@ -139,7 +139,7 @@ class TestAsked:
 
     @pytest.fixture(autouse=True)
     def pods(self, monkeypatch):
-        """What the pods answer, by path; the same from each."""
+        """Answers of the pods, by path; the same from each."""
         self.answers = {
             "/v1/state": {
                 "services": [

@@ -87,7 +87,7 @@ async def test_each_client_sends_its_next_request_when_the_last_one_is_answered(
 
 
 async def test_at_a_rate_latencies_count_from_when_a_request_was_due():
-    """One client for ten requests a second that take 0.3 s each: each waits longer than the one before."""
+    """A single client for ten requests a second that take 0.3 s each: each waits longer than the one before."""
     asked = shape(rate=10.0, arrivals="constant", requests=4, concurrency=1, output=(1, 1))
     load = await sent(StandInEngine(wait=0.3), asked)
     waits = [one.ttft for one in load.results]

@@ -37,8 +37,8 @@ class LeaseStore:
 
 
 class Line:
-    """One process's line to the store. Each fault is (begin, end, kind): calls hang, or are answered with 500, before
-    or after the store has taken them."""
+    """A process's connection to the store. Each fault is (begin, end, kind): calls hang, or are answered with 500,
+    before or after the store has taken them."""
 
     def __init__(self, store, faults=()):
         self.store = store

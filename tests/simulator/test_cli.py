@@ -19,7 +19,7 @@ KEYS = (
 
 
 def status(*arguments):
-    """Also where argparse ends the program."""
+    """Runs the command; returns its exit code, also where argparse ends the program."""
     try:
         return main(list(arguments))
     except SystemExit as end:

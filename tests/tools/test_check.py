@@ -141,7 +141,7 @@ def test_what_runs_in_the_background_may_end_in_order_after_a_failure(prepared, 
 
 @pytest.mark.parametrize("inherited", [signal.SIG_DFL, signal.SIG_IGN])
 def test_sigterm_lets_the_running_check_end_in_order(tmp_path, inherited):
-    """Also in the background job of a script, which a shell starts with SIGINT ignored."""
+    """This holds also in the background job of a script, which a shell starts with SIGINT ignored."""
     careful = (
         "import time\n"
         "try:\n    print('running', flush=True); time.sleep(60)\n"

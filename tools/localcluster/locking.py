@@ -44,8 +44,7 @@ def in_use(path: Path) -> Iterator[None]:
 
 @contextmanager
 def unless_in_use(path: Path) -> Iterator[bool]:
-    """Yields whether no process holds `path` by `in_use`; a process that begins to hold it meanwhile waits until the
-    block ends."""
+    """Yields whether no process holds `path` by `in_use`; one that begins to waits until the block ends."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         try:

@@ -84,8 +84,7 @@ class Processes:
         return record if observe(record.pid) in (record, replace(record, argv=("",))) else None
 
     def started_at(self, name: str) -> datetime.datetime:
-        """Returns when the running process `name` started, to the second, rounded down. Raises ClusterError if it has
-        ended."""
+        """Returns when the running process `name` started, in whole seconds. Raises ClusterError if it has ended."""
         record = self.running(name)
         if not record:
             raise ClusterError(f"{name} ended; its log {self.log(name)} ends with:\n{tail(self.log(name))}")

@@ -16,7 +16,9 @@ from prometheus_client import CollectorRegistry, generate_latest
 from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
+from inflight_engine.server.admission.demand import Demand, Load
+from inflight_engine.server.requests.counts import Counts
+from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
 from inflight_settings.limits import Limits
 from inflight_settings.scheduling import ServiceClass
 
@@ -30,12 +32,11 @@ PROMPT_TOKENS = 200
 PROFILE_REQUESTS = 1000
 
 COST = CostModel(0.02, 0.001, 1e-5, 1e-9, 0.0)
-"""Cost model with which an engine carries twice the requests that it gets: scaling computes that nothing has to
-change."""
+"""Cost model with which an engine carries twice the requests that it gets, so that scaling changes nothing."""
 
 _TTFT = ((0.08, 300), (0.15, 400), (0.25, 200), (0.45, 100))
 _ITL = ((0.042, 40_000), (0.045, 40_000), (0.048, 20_000))
-"""Just under the services' target of 50 ms, so that tuning finds nothing to change."""
+"""Times between tokens, just under the services' target of 50 ms, so that tuning changes nothing."""
 
 
 @dataclass(slots=True)
@@ -129,8 +130,7 @@ class Pages:
         self._by_query: dict[str, Page] = {}
 
     def page(self, query: str) -> Page:
-        """Returns the page for a query: with `name[]`, as prometheus_client understands it, only samples of these names
-        or families."""
+        """Returns the page for a query: `name[]`, as in prometheus_client, selects samples by name or family."""
         found = self._by_query.get(query)
         if found is None:
             names = set(parse_qs(query).get("name[]", ()))
@@ -185,25 +185,26 @@ def profile_page() -> str:
             load_seconds=1.0,
         ),
     )
-    gauges = Gauges(stats, CAPACITY, ready, waiting=0, queued_by_class={"default": 0}, queued_tokens=0, draining=False)
-    metrics = EngineMetrics("fake", [ServiceClass("default")], lambda: gauges)
+    gauges = Gauges(Load(stats, CAPACITY, ready, num_requests=RUNNING, queued_tokens=0), {"default": 0}, draining=False)
+    counts, demand = Counts([ServiceClass("default")]), Demand()
     for _ in range(tokens // RUNNING):
-        metrics.step(stats)
-    metrics.prompt_tokens, metrics.generation_tokens = PROFILE_REQUESTS * PROMPT_TOKENS, tokens
-    metrics.step_cost = StepCost(COST, error=0.03, steps=1000.0)
-    metrics.arrived_requests = PROFILE_REQUESTS
-    metrics.arrived_prompt_tokens = PROFILE_REQUESTS * PROMPT_TOKENS
-    metrics.arrived_prompt_tokens_squared = PROFILE_REQUESTS * PROMPT_TOKENS**2
+        counts.step(stats, None)
+        demand.step(stats)
+    counts.prompt_tokens, counts.generation_tokens = PROFILE_REQUESTS * PROMPT_TOKENS, tokens
+    demand.step_cost = StepCost(COST, error=0.03, steps=1000.0)
+    demand.arrived_requests = PROFILE_REQUESTS
+    demand.arrived_prompt_tokens = PROFILE_REQUESTS * PROMPT_TOKENS
+    demand.arrived_prompt_tokens_squared = PROFILE_REQUESTS * PROMPT_TOKENS**2
     for _ in range(PROFILE_REQUESTS):
-        metrics.output_lengths.generated(0, TOKENS_PER_REQUEST)
-        metrics.output_lengths.ended(TOKENS_PER_REQUEST)
+        demand.output_lengths.generated(0, TOKENS_PER_REQUEST)
+        demand.output_lengths.ended(TOKENS_PER_REQUEST)
     for seconds, count in _TTFT:
-        metrics.time_to_first_token.observe(seconds, count)
-        metrics.queue_time.observe(seconds / 10, count)
-        metrics.end_to_end.observe(seconds + 0.045 * TOKENS_PER_REQUEST, count)
+        counts.time_to_first_token.observe(seconds, count)
+        counts.queue_time.observe(seconds / 10, count)
+        counts.end_to_end.observe(seconds + 0.045 * TOKENS_PER_REQUEST, count)
     for seconds, count in _ITL:
-        metrics.inter_token_latency.observe(seconds, count)
-        metrics.time_per_output_token.observe(seconds, count // TOKENS_PER_REQUEST)
+        counts.inter_token_latency.observe(seconds, count)
+        counts.time_per_output_token.observe(seconds, count // TOKENS_PER_REQUEST)
     registry = CollectorRegistry()
-    registry.register(metrics)
+    registry.register(EngineMetrics("fake", counts, demand, lambda: gauges))
     return generate_latest(registry).decode()

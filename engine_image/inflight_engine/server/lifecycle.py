@@ -14,7 +14,7 @@ from inflight_engine.messages import EngineReady
 from inflight_engine.server.engine.limits_file import initial_limits
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.engine.process import EngineProcess, describe_exit
-from inflight_engine.server.engine.restarts import MOST_RESTARTS, WINDOW_SECONDS
+from inflight_engine.server.engine.session import MOST_RESTARTS, WINDOW_SECONDS
 from inflight_engine.server.engine.supervisor import Supervisor
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.http.middleware import OpenResponses
@@ -42,7 +42,7 @@ class Lifecycle:
 
     def __init__(self, service: Service, process: EngineProcess, responses: OpenResponses) -> None:
         self._service = service
-        self._supervisor = Supervisor(service, process)
+        self._supervisor = Supervisor(service.session, service.config.engine, process)
         self._responses = responses
         self._stop = asyncio.Event()
         self._stop_now = asyncio.Event()
@@ -64,10 +64,10 @@ class Lifecycle:
         tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._supervisor.run())]
         try:
             await self._first(self._stop.wait())
-            if not self._service.failure.done():
+            if not self._service.session.failure.done():
                 await self._drain()
-            if self._service.failure.done():
-                return await self._fail(self._service.failure.result())
+            if self._service.session.failure.done():
+                return await self._fail(self._service.session.failure.result())
             if self._stop_now.is_set():
                 return await self._end_now()
             return None
@@ -80,15 +80,15 @@ class Lifecycle:
         service = self._service
         try:
             tokenizer = await _in_daemon_thread(service.config)
-            ready = await service.engine_ready
-            if service.failure.done():  # The engine died while the tokenizer was still loading.
+            ready = await service.session.first_ready
+            if service.session.failure.done():  # The engine died while the tokenizer was still loading.
                 return
             await service.open(tokenizer, initial_limits(service.config.limits_file, ready.capacity))
         except (ValueError, OSError) as error:
-            service.fail(str(error))
+            service.session.fail(str(error))
         except Exception as error:
             log.exception("start-up failed")
-            service.fail(f"start-up failed: {error}")
+            service.session.fail(f"start-up failed: {error}")
         else:
             self._supervisor.start_seconds = time.monotonic() - self._supervisor.process.started
             gc.freeze()  # Imported objects stay; scanning them for garbage would delay all streams.
@@ -102,7 +102,7 @@ class Lifecycle:
 
     def _log_facts(self, ready: EngineReady, seconds: float) -> None:
         service, runner = self._service, ready.runner
-        limits = service.runtime.limits
+        limits = service.session.runtime.limits
         assert limits is not None
         log.info(
             "ready after %.1f s (the model's loading took %.1f s): model %s as %s, %s on %s (%s attention), at most %d "
@@ -124,22 +124,22 @@ class Lifecycle:
             ready.capacity.max_num_seqs,
             limits.max_num_batched_tokens,
             ready.capacity.max_num_batched_tokens,
-            service.runtime.revision,
+            service.session.runtime.revision,
         )
 
     async def _drain(self) -> None:
         service, config = self._service, self._service.config
-        if service.phase in (Phase.READY, Phase.RESTARTING):
+        if service.session.phase in (Phase.READY, Phase.RESTARTING):
             log.info("draining: requests are taken for another %g s", config.drain_delay)
             await self._first(self._stop_now.wait(), seconds=config.drain_delay)
-        service.admitting = False
-        if service.failure.done() or self._stop_now.is_set():
+        service.registry.admitting = False
+        if service.session.failure.done() or self._stop_now.is_set():
             return
         log.info("draining: running requests have %g s to finish", config.drain_timeout)
         await self._first(self._stop_now.wait(), self._responses.none_left(), seconds=config.drain_timeout)
-        if service.failure.done() or self._stop_now.is_set():
+        if service.session.failure.done() or self._stop_now.is_set():
             return
-        ended = service.end_all(
+        ended = service.registry.end_all(
             ApiError(
                 503,
                 "this replica shut down before the request was complete: it still ran at the end of the drain, after "
@@ -153,9 +153,9 @@ class Lifecycle:
         log.info("drained")
 
     async def _end_now(self) -> str | None:
-        self._service.admitting = False
+        self._service.registry.admitting = False
         error = ApiError(503, "this replica was told to end at once", code="shutdown")
-        ended = self._service.end_all(error)
+        ended = self._service.registry.end_all(error)
         if not ended:
             return None
         await self._last_words()
@@ -163,28 +163,30 @@ class Lifecycle:
 
     async def _fail(self, why: str) -> str:
         service = self._service
-        service.admitting = False
-        service.end_lost()
+        service.registry.admitting = False
+        service.registry.end_lost()
         await self._last_words()
         if why:
             return why
         status = await asyncio.to_thread(self._supervisor.process.wait, ENGINE_EXIT_SECONDS)
-        return f"the engine process {describe_exit(status)}{_WHEN[service.failed_while]}"
+        return f"the engine process {describe_exit(status)}{_WHEN[service.session.failed_while]}"
 
     async def _last_words(self) -> None:
         await asyncio.wait([asyncio.ensure_future(self._responses.none_left())], timeout=LAST_WORDS_SECONDS)
 
     async def _end_engine(self) -> None:
         process = self._supervisor.process
-        if self._service.link.open and not self._stop_now.is_set():
-            self._service.shut_down_engine()
+        if self._service.session.link.open and not self._stop_now.is_set():
+            self._service.session.shut_down()
             await asyncio.to_thread(process.wait, ENGINE_EXIT_SECONDS)
         process.kill()
 
     async def _first(self, *waits: Coroutine[Any, Any, object], seconds: float | None = None) -> None:
         """Waits until one of `waits` is done, the engine failed, or `seconds` passed."""
         tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(wait) for wait in waits]
-        await asyncio.wait([*tasks, self._service.failure], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(
+            [*tasks, self._service.session.failure], timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+        )
         for task in tasks:
             task.cancel()
 

@@ -79,7 +79,7 @@ async def _serve(
     servers = [_start(create_app(service, responses, lifecycle.drain, admin_port), listener)]
     if admin_listener is not None:
         servers.append(_start(create_admin_app(service, responses, lifecycle.drain), admin_listener))
-    await service.link.connect(process.socket)
+    await service.session.link.connect(process.socket)
     failure = await lifecycle.run()
     await close(servers)
     return failure

@@ -55,8 +55,7 @@ MAX_STEP_SECONDS = 3600.0
 """Largest accepted coefficient of a cost model: slower engines cannot serve requests."""
 
 _LARGEST = {STEP_COST: MAX_STEP_SECONDS, STEP_COST_CURVE: MAX_STEP_SECONDS, ARRIVED_SQUARES: 2.0**80}
-"""Largest number of some names. For a sum of squared prompt lengths only the mean is used, which needs no exact
-integer."""
+"""Largest number of some names: of a sum of squared lengths only the mean is used, which needs no exact integer."""
 
 _KEYED = frozenset((STEP_COST, STEP_COST_CURVE, REJECTIONS))
 """Names whose series differ by one label that matters: `term`, `tokens` or `reason`."""
@@ -92,8 +91,7 @@ def _line(names: Collection[str]) -> re.Pattern[str]:
     not well formed matches too; its value is then no number, or something follows it that is no time stamp."""
 
     def one_of(prefix: str) -> str:
-        """Returns a pattern of the names with this prefix: few branches are tried, as they begin with different
-        letters."""
+        """Returns a pattern of the names with this prefix. They begin with different letters, so few are tried."""
         return prefix + "(?:" + "|".join(name.removeprefix(prefix) for name in names if name.startswith(prefix)) + ")"
 
     # `re` finds the line feed with memchr, and all repetitions are possessive: no backtracking, so the time is linear

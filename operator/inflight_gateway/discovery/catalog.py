@@ -214,8 +214,7 @@ def _take_out(index: dict[str, set[ServiceKey]], entry: str, key: ServiceKey) ->
 
 
 def _hostname(host: str) -> str:
-    """Returns the host without its port and the root's dot. A bracketed IPv6 address names no service and stays as it
-    is."""
+    """Returns the host without its port and the root's dot. A bracketed IPv6 address, which names no service, stays."""
     name, _, port = host.strip().lower().rpartition(":")
     return (name if name and port.isdigit() else host.strip().lower()).removesuffix(".")
 
@@ -230,8 +229,7 @@ def _outside(key: ServiceKey) -> Refusal:
 
 
 def _unresolved(hostname: str, model: str | None, candidates: int) -> Refusal:
-    """Returns the refusal of a request whose service is not found. It names no namespaces: the client may not be
-    permitted to see them."""
+    """Returns the refusal. It names no other namespaces: the client may not be permitted to see them."""
     way_out = "send the request to http://NAME.NAMESPACE.svc with the name of an InferenceService behind this gateway"
     if candidates:
         names = f"host {hostname!r} and model {model!r}" if model else f"host {hostname!r}"

@@ -56,8 +56,7 @@ def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[
 
 
 def _api_keys_secret(gateway: Part) -> str | None:
-    """Returns the Secret of the API keys; None: no keys are required. An empty `auth` is ambiguous, so it is an error
-    and does not mean that."""
+    """Returns the Secret of the API keys; None: none are required. An empty `auth` is ambiguous, so it is an error."""
     if not gateway.has("auth"):
         return None
     name = gateway.part("auth").text("apiKeysSecret", None)

@@ -60,8 +60,7 @@ class StaticDiscovery:
         self._take(read_file(path))
 
     async def run(self) -> None:
-        """Reads the file after each change, until cancelled. While it has errors, its previous content stays in
-        force."""
+        """Reads the file after each change, until cancelled. Errors in it leave its previous content in force."""
         while True:
             await asyncio.sleep(POLL_SECONDS)
             seen = _version(self._path)
@@ -219,8 +218,7 @@ def _list(value: Any, where: str) -> list[Any]:
 
 
 def _version(path: Path) -> tuple[int, ...]:
-    """Returns a value that changes with the file, also if it is replaced, as in a mounted ConfigMap; empty without a
-    file."""
+    """Returns a value that changes with the file, also when a mounted ConfigMap replaces it; empty without a file."""
     try:
         stat = path.stat()
     except OSError:

@@ -78,8 +78,7 @@ class Account:
         return len(self.sent)
 
     def take(self, sample: EngineSample) -> None:
-        """Applies a new sample: it includes requests sent before its scrape began, unless their prompts were
-        computed."""
+        """Applies a new sample: it includes requests sent before its scrape, unless their prompts were computed."""
         self.sample = sample
         self.drop_before(sample.at)
         self.rate = prefill_tokens_per_second(sample)
@@ -118,8 +117,7 @@ class Account:
         self.since_tokens += tokens
 
     def take_back(self, at: float, tokens: int, now: float) -> None:
-        """Removes a request that was sent at `at` and refused, unless it was sent before the last scrape: then it is in
-        no figure."""
+        """Removes a refused request that was sent at `at`; no figure includes it if a scrape came since."""
         if (at, tokens) in self.since:
             self.since.remove((at, tokens))
             self.since_tokens -= tokens

@@ -102,8 +102,7 @@ class Ledger:
         self._last[entry.service] = now
 
     def move(self, request_id: str, address: str, now: float) -> None:
-        """Moves a request that Envoy sent to another endpoint, because the endpoints before it in the pick refused
-        it."""
+        """Moves a request that Envoy sent to another endpoint, because endpoints before it in the pick refused it."""
         entry = self._sent.get(request_id)
         if entry is None or entry.address == address or address not in self._accounts:
             return
@@ -130,8 +129,7 @@ class Ledger:
         self._last[service] = now
 
     def service(self, service: ServiceKey, now: float) -> tuple[int, float | None]:
-        """Returns the requests in flight, and the seconds since the last one arrived or ended; None: no request since
-        this gateway started."""
+        """Returns the requests in flight, and seconds since the last arrival or end; None: none since the start."""
         last = self._last.get(service)
         return self._in_flight.get(service, 0), None if last is None else now - last
 

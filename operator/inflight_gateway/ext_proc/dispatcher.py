@@ -75,8 +75,7 @@ class Dispatcher:
     def place(
         self, request: RequestView, config: ServiceConfig, allowed: Collection[str] = ()
     ) -> Refusal | asyncio.Future[Start | Refusal]:
-        """Queues a request. The future is already done if a replica can start it now. `end` must follow in all
-        cases."""
+        """Queues a request. The future is done already if a replica can start it now. `end` must follow in any case."""
         now = self._clock()
         self._ledger.touch(request.service, now)
         if allowed and not self._allowed(request.service, allowed):

@@ -35,8 +35,7 @@ from inflight_gateway.types import Refusal
 _log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 62_000
-"""Bytes of a part of a body that is sent back: less than the 64 KiB that an HTTP/2 stream takes before its receiver
-reads."""
+"""Bytes of a part of a returned body: less than the 64 KiB that an HTTP/2 stream takes before its receiver reads."""
 
 MAX_BODIES_BYTES = 256 * 2**20
 """Most bytes kept of all bodies that come in parts and are not complete yet, or not sent back."""
@@ -166,8 +165,7 @@ class _Stream:
                 yield answer
 
     async def _whole(self, *, ends: bool) -> AsyncIterator[Any]:
-        """Yields the response to the head, then the unchanged body, which is complete. Args: ends: no trailers
-        follow."""
+        """Yields the response to the head, then the complete, unchanged body. Args: ends: no trailers follow."""
         assert self._exchange is not None
         self._answered = True
         body = bytes(self._body)

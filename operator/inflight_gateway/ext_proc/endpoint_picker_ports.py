@@ -91,8 +91,7 @@ class EndpointPickerPorts:
                 self._in_use.discard(port)
 
     async def _listen(self, port: int, pool: Callable[[], ServiceKey | None]) -> None:
-        """Opens a port. Args: pool: returns the service whose pool has the port now; None: it depends on the
-        request."""
+        """Opens a port. Args: pool: returns the service whose pool has it now; None: the request decides."""
         self._servers[port] = await serve_endpoint_picker(
             port, EndpointPickerProcessor(self._parts, self._bodies, pool), self._certificate
         )

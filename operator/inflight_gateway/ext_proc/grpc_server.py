@@ -23,8 +23,7 @@ from inflight_gateway.proxy.ads import Ads
 from inflight_gateway.settings import MAX_BODY_BYTES, any_address
 
 VALID_DAYS = 3650
-"""Validity of the certificate in days, the same as the reference endpoint picker's. Each start of the picker makes a
-new certificate."""
+"""Validity of the certificate, equal to the reference endpoint picker's. Each start makes a new one."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.types import RequestView, ServiceConfig
 
 ACTIVE_S = 60.0
-"""Seconds for which slots are kept free for a tenant after its last request: about the time between two requests of a
-person."""
+"""Seconds for which slots are kept free for a tenant after its last request: until a person's next request."""
 
 ENOUGH = 0.95
 """Share of the requests of tenants not above their share for which a slot should be free on arrival."""
@@ -85,8 +84,7 @@ class _Service:
         self.needed = needed + (ENOUGH if self.within + 1 > needed else ENOUGH - 1)
 
     def needed_at(self, now: float) -> float:
-        """Returns `needed`, without what only older arrivals found: steps down from a burst could take hours at a low
-        rate."""
+        """Returns `needed`, without what only older arrivals found: steps down from a burst may take hours."""
         return min(self.needed, max(self.within + 1, *self._most_at(now)))
 
     def _most_at(self, now: float) -> tuple[int, int]:
@@ -140,8 +138,7 @@ class TenantShares:
         return service is not None and tenant is not None and service.is_above(tenant)
 
     def below(self, request: RequestView, now: float) -> bool:
-        """Returns whether the request's tenant has less than its share of the requests in flight, so another has
-        more."""
+        """Returns whether the request's tenant has less than its share of the requests in flight; another has more."""
         service, tenant = self._active(request, now)
         return service is not None and tenant is not None and service.is_below(tenant)
 

@@ -83,6 +83,5 @@ def prefill_tokens_per_second(sample: EngineSample) -> float:
 
 
 def answer_tokens_per_second(sample: EngineSample) -> float:
-    """Returns the output tokens a second of each running request, without prefill beside them. The default cost is the
-    same."""
+    """Returns the output tokens a second of each running request, without prefill; the default cost is the same."""
     return 1.0 / (sample.cost or DEFAULT_COST).seconds(decode_work(sample, max(1, sample.running)))

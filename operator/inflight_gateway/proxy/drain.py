@@ -17,8 +17,7 @@ _TIMEOUT = aiohttp.ClientTimeout(total=2)
 
 
 class Admin:
-    """Client of Envoy's admin interface. Use it in `async with`. All methods raise OSError if Envoy does not
-    respond."""
+    """Client of Envoy's admin interface, for `async with`. All methods raise OSError if Envoy does not respond."""
 
     def __init__(self, socket: Path) -> None:
         self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket)), timeout=_TIMEOUT)

@@ -8,8 +8,7 @@ from inflight_gateway.request.openai_error import error_body
 
 
 def outer_replies() -> Json:
-    """Returns the format of Envoy's local replies to clients; responses of the picker and the relay come from the inner
-    listener."""
+    """Returns the format of Envoy's local replies to clients; replies of picker and relay come from the inner side."""
     return {
         "mappers": [
             # Envoy's status for an unknown transfer coding: a client error.

@@ -139,8 +139,7 @@ def _http(**specific: Any) -> Json:
 
 
 def _outer_routes() -> Json:
-    """Returns routes that retry only if a relay did not accept the request or died before a response: the relay itself
-    retries engines."""
+    """Returns routes that retry only if a relay did not accept the request or died: it retries engines itself."""
     retry = {
         "retry_on": "connect-failure,refused-stream,reset-before-request,reset",
         "num_retries": 2,

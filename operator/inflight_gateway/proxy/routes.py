@@ -68,8 +68,7 @@ def _virtual_host(config: ServiceConfig, hosts: list[str]) -> Json:
 
 
 def _picked() -> Json:
-    """Returns the route of picked requests. Only the picker can have set its header: the outer listener removes it from
-    clients' requests."""
+    """Returns the route of picked requests. The outer listener removes its header from requests of clients."""
     return {
         "name": PICKED,
         "match": {"prefix": "/", "headers": [{"name": DESTINATION, "present_match": True}]},

@@ -78,8 +78,7 @@ def snapshot(
     hosts: Mapping[ServiceKey, Iterable[str]],
     engines: Mapping[ServiceKey, Sequence[Endpoint]],
 ) -> Snapshot:
-    """Builds the configuration. Args: hosts: names of each service, without ports. engines: endpoints of each service
-    that has some."""
+    """Builds the configuration. Args: hosts: names of each service, without ports. engines: endpoints by service."""
     return MappingProxyType(
         {
             CLUSTERS: resources(

@@ -41,8 +41,7 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True)
 class Choice:
-    """State of a choice. Attributes: tokens: `ID,ID,...`. seed: decimal number that the engine drew. finish_reason:
-    None: not complete."""
+    """State of a choice. Attributes: tokens: `ID,ID,...`. seed: decimal. finish_reason: None: not complete."""
 
     tokens: bytearray = field(default_factory=bytearray)
     seed: bytes | None = None
@@ -150,8 +149,7 @@ def _continued(choice: Choice) -> bytes:
 
 
 class _Choices(msgspec.Struct):
-    """Fields of a request that decide how many choices it has. All other fields, which may have megabytes, are
-    skipped."""
+    """Fields of a request that decide how many choices it has; others, possibly of megabytes, are skipped."""
 
     n: int | None = None
     prompt: msgspec.Raw = msgspec.Raw()
@@ -162,8 +160,7 @@ _SEVERAL = re.compile(rb'\[\s*["\[]')
 
 
 def num_choices(body: bytes) -> int:
-    """Returns the number of choices that a request asks for: `n` for each of its prompts. An engine has accepted the
-    request."""
+    """Returns the choices that a request asks for, which an engine accepted: `n` for each of its prompts."""
     fields = _choices.decode(body)
     several = _SEVERAL.match(fields.prompt)
     return (fields.n or 1) * (len(msgspec.json.decode(fields.prompt, type=list[msgspec.Raw])) if several else 1)

@@ -252,8 +252,7 @@ def attempt_head(request: Request, request_id: str, length: int, fields: Body | 
 
 
 def with_readable_id(headers: Headers) -> Headers:
-    """Returns the headers, with a new X-Request-Id if picker and engine, which sign and verify it, could read the
-    client's differently."""
+    """Returns headers whose X-Request-Id, which picker and engine sign and verify, is readable: else a new one."""
     if _READABLE.fullmatch(find(headers, _REQUEST_ID) or b""):
         return headers
     return [*without(headers, _REQUEST_ID), (_REQUEST_ID, uuid.uuid4().hex.encode())]

@@ -25,8 +25,7 @@ _KEY_SHARE = 0.5
 
 
 def bodies_bytes_of_one(processes: int) -> int:
-    """Returns the bytes of one process, which cannot know what the others keep: at least one body of the maximum
-    size."""
+    """Returns the bytes of one process, which does not know those of others: at least one body of the maximum size."""
     return max(MAX_BODY_BYTES, MAX_BODIES_BYTES // processes)
 
 

@@ -26,8 +26,7 @@ BACKLOG = 4096
 
 
 class Worker:
-    """Serves one socket. Create it in the event loop. Args: inner: socket of the inner listener. reports: socket of the
-    picker for reports."""
+    """Serves a socket. Create it in the event loop. Args: inner, reports: sockets of inner listener and picker."""
 
     def __init__(self, inner: Path, reports: Path, tuning: Tuning) -> None:
         self._reports = Reports(str(reports))

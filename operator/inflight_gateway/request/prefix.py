@@ -32,8 +32,7 @@ _TOKEN_BYTES = 4
 
 
 def text_blocks(text: str, salt: str) -> bytes:
-    """Returns the hashes, of `HASH_BYTES` each, of a prompt's canonical text. `salt`: engines share no blocks between
-    different salts."""
+    """Returns the hashes of a prompt's canonical text. `salt`: engines share no blocks between different salts."""
     return _chain(text.encode("utf-8", "surrogatepass"), BLOCK_TOKENS * BYTES_PER_TOKEN, f"text\0{salt}")
 
 
@@ -49,8 +48,7 @@ def json_blocks(text: bytes, bytes_per_token: int, salt: str) -> bytes:
 
 
 def of_tenant(blocks: bytes, tenant: str) -> tuple[int, ...]:
-    """Returns the hashes as numbers: equal hashes of one tenant stay equal, and different tenants have none in
-    common."""
+    """Returns the hashes as numbers: equal ones of one tenant stay equal, different tenants share none."""
     key = int.from_bytes(blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest(), "little")
     return tuple(map(key.__xor__, struct.unpack(f"<{len(blocks) // HASH_BYTES}Q", blocks)))
 
@@ -61,8 +59,7 @@ def estimated_tokens(text: str) -> int:
 
 
 def _chain(data: bytes, block_bytes: int, seed: str) -> bytes:
-    """Returns the hashes of whole blocks. Each hash covers all text before it, so that equal hashes mean equal
-    prefixes."""
+    """Returns hashes of whole blocks; each covers all text before it, so that equal hashes mean equal prefixes."""
     digest = blake2b(seed.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest()
     hashes = []
     for start in range(0, min(len(data) // block_bytes, MAX_BLOCKS) * block_bytes, block_bytes):

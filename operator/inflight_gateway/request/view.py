@@ -117,7 +117,6 @@ def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant:
 
 
 def _service_class(name: str | None, config: ServiceConfig) -> ServiceClass:
-    """Returns the request's class. The engine rejects an unknown class; until then the request counts in the first
-    one."""
+    """Returns the request's class. The engine rejects an unknown class; until then it counts as the first."""
     first = config.classes[0] if config.classes else ServiceClass("default")
     return next((one for one in config.classes if one.name == name), first)

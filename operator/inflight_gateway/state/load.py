@@ -63,8 +63,7 @@ class GatewayLoads:
         return {key: self._load(key, now) for key in self._catalog.services}
 
     def sent_loads(self) -> Mapping[str, SentLoad]:
-        """Returns the load sent to each address. `sent_tokens` are totals since this gateway started: `Ledger.peer`
-        counts differences."""
+        """Returns the load of each address. `sent_tokens` are totals: `Ledger.peer` computes differences."""
         return {address: SentLoad(*sent) for address, sent in self._ledger.sent().items()}
 
     def _load(self, key: ServiceKey, now: float) -> ServiceLoad:
@@ -85,8 +84,7 @@ class Loads:
         return cls(dict(source.service_loads()), dict(source.sent_loads()))
 
     def since(self, before: Loads) -> Loads:
-        """Returns the differences from `before`. Time alone makes no difference. Removed entries are listed with
-        zeros."""
+        """Returns the differences from `before`, but those of time alone. Removed entries are listed with zeros."""
         return Loads(
             {key: load for key, load in self.services.items() if _differs(load, before.services.get(key))},
             {

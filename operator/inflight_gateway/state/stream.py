@@ -15,8 +15,7 @@ FULL_SECONDS = 5.0
 """Seconds between two full lines."""
 
 MAX_BEHIND = 128
-"""Most lines that wait for a watcher: a watcher that reads nothing for about six seconds of constant change is cut
-off."""
+"""Most lines that wait for a watcher; one that reads nothing for about six seconds of constant change is cut off."""
 
 
 class TooSlowError(Exception):

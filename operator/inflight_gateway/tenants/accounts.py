@@ -31,8 +31,7 @@ class Admission:
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """The real usage of an admitted request. Attributes: charged, slot: the charge at admission, in tokens, and its
-    slot."""
+    """The real usage of an admitted request. Attributes: charged, slot: tokens charged at admission, and their slot."""
 
     key: TenantKey
     charged: int

@@ -60,7 +60,7 @@ class Residual:
 
     def _beyond(self, generated: float) -> float:
         """Returns the mean tokens that follow for an answer longer than all that have ended: as many tokens again,
-        times the share of answers that went on after half of its length."""
+        times the share that went on of the answers that reached half of its length."""
         return generated * self._go_on[bisect_right(self._ended, generated / 2)]
 
 
@@ -122,8 +122,7 @@ class Lengths:
 
 @dataclass(slots=True, eq=False)
 class Answer:
-    """An answer under way. Attributes: most: output tokens that its request allows. generated: estimated output tokens
-    so far."""
+    """An answer under way. Attributes: most: output tokens that its request allows. generated: estimated so far."""
 
     lengths: Lengths
     most: float

@@ -20,8 +20,7 @@ class Estimates:
         self._lengths: dict[TenantKey, Lengths] = {}
 
     def tokens(self, request: RequestView) -> int:
-        """Returns the tokens of prompt and answer: for the answer `max_tokens`, its upper bound, else the tenant's
-        mean."""
+        """Returns the tokens of prompt and answer: `max_tokens`, its upper bound, else the tenant's mean."""
         if request.path not in GENERATING:
             return 0
         output = request.max_tokens if request.max_tokens is not None else round(self._of(request).mean())

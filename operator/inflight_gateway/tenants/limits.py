@@ -194,8 +194,7 @@ def charge_for(tokens: int, limits: RateLimits) -> int:
 
 
 def share(limits: RateLimits, among: int) -> RateLimits:
-    """Returns the share of one gateway among `among` gateways that cannot reach each other; at least 1 of each
-    limit."""
+    """Returns the share of one of `among` gateways that cannot reach each other; at least 1 of each limit."""
 
     def part(limit: int | None) -> int | None:
         return None if limit is None else max(1, limit // among)

@@ -23,8 +23,7 @@ from inflight_gateway.tenants.link import Link, OwnerAwayError
 from inflight_gateway.types import RateLimits
 
 REPORT_S = 3.0
-"""Seconds between two reports of requests in flight to owners: well under `accounts.PEER_SILENCE_S`, so that long
-requests still count."""
+"""Seconds between two reports to owners: well under `accounts.PEER_SILENCE_S`, so that long requests still count."""
 
 NO_LIMITS = RateLimits()
 

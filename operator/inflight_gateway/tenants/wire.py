@@ -15,8 +15,7 @@ PATH = "/v1/limits/take"
 SIGNATURE = "x-inflight-peer-signature"
 
 MAX_AGE_S = 30.0
-"""Age in seconds beyond which messages are refused, as a replayed one would charge a tenant again. Nodes' clocks differ
-by less."""
+"""Largest age of an accepted message: a replayed one would charge a tenant again. Nodes' clocks differ by less."""
 
 MAX_BYTES = 2**20
 

@@ -1,1 +1,1 @@
-"""One module for each command; its command is `COMMAND`."""
+"""Modules of the commands, one for each; the command is `COMMAND`."""

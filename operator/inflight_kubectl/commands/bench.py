@@ -28,7 +28,7 @@ GATEWAY_PROBE = "/ready"
 """A path that the gateway refuses itself: it wakes no service and is charged to no tenant."""
 
 MOST_CLIENTS = 256
-"""Requests in flight: each has a websocket to the API server and a thread."""
+"""Maximum number of requests in flight: each has a websocket to the API server and a thread."""
 
 
 @click.command(
@@ -165,7 +165,7 @@ def _headers(service: Service, tenant: str | None, api_key: str | None) -> dict[
 
 
 def targets_of(service: Service, service_class: str | None) -> Targets:
-    """Of the service; a class may have a TTFT target of its own."""
+    """Returns the latency targets of the service; a class may have its own TTFT target."""
     spec = Part(service.spec, "spec", [])
     classes = spec.part("engine").part("scheduling").parts("classes")
     targets = {one.text("name", None): one.part("slo").seconds("ttftP95", None) for one in classes}
@@ -191,7 +191,7 @@ async def _run(
 
 
 def _progress(load: Load) -> None:
-    """One line that is rewritten in place."""
+    """Shows the progress on a line that is rewritten in place."""
     whole = [one for one in load.results if not one.error]
     recent = [one.ttft for one in whole if one.ttft is not None and one.ended > load.seconds - 5]
     ttft = latency(sorted(recent)[len(recent) // 2]) if recent else "-"
@@ -247,7 +247,7 @@ def _cells(spread: Spread) -> list[str]:
 
 
 def _fine(value: float) -> str:
-    """Three digits: `0.71ms`, `71.2ms`, `2.41s`."""
+    """Returns a duration with three digits: `0.71ms`, `71.2ms`, `2.41s`."""
     return f"{value:.3g}s" if value >= 0.9995 else f"{value * 1000:.3g}ms"
 
 

@@ -104,7 +104,8 @@ COMMAND = chat
 
 
 def _timeout() -> httpx.Timeout:
-    """A question may wait in the queue of a busy engine; the port-forward itself is on this machine."""
+    """Returns the timeouts: a question may wait in the queue of a busy engine; the port-forward itself is on this
+    machine."""
     import httpx
 
     return httpx.Timeout(600.0, connect=10.0)
@@ -190,7 +191,7 @@ def _show(piece: str) -> None:
 
 
 def _figures(answer: Answer) -> str:
-    """`TTFT 71ms, 20.3 tokens/s, 12 + 40 tokens, length`."""
+    """Returns the figures of an answer: `TTFT 71ms, 20.3 tokens/s, 12 + 40 tokens, length`."""
     rate = f"{answer.tokens_per_s:.1f} tokens/s" if answer.tokens_per_s is not None else "- tokens/s"
     tokens = f"{answer.prompt_tokens} + {answer.completion_tokens} tokens"
     return f"[TTFT {latency(answer.ttft)}, {rate}, {tokens}, finish reason {answer.finish_reason}]"

@@ -52,7 +52,7 @@ _STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
 
 def _line(result: Result) -> Text:
-    """`ok    cluster: ...`; a remedy is on a separate line, so that it can be copied."""
+    """Returns the text of a result, `ok    cluster: ...`; a remedy is on a separate line, so that it can be copied."""
     from rich.text import Text
 
     text = Text(f"{result.level:5}", style=_STYLES[result.level])

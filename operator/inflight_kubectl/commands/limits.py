@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from inflight_kubectl.cluster import Cluster
 
 WAIT_SECONDS = 30.0
-"""For the operator and the engines to take a change; both usually need one interval of the operator, 3 seconds."""
+"""Seconds that the operator and the engines have to apply a change; both usually need one interval of the operator, 3
+seconds."""
 
 DAY = 86_400.0
 

@@ -26,7 +26,7 @@ OPERATOR_CONTAINER = "operator"
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """Attributes:
-    rounds: of the service; None for an engine's recording.
+    rounds: number of rounds of the service; None for an engine's recording.
     left_out: files of another operator version, which one program cannot replay together.
     """
 
@@ -145,7 +145,7 @@ def _write_rounds(path: Path, files: list[Iterator[tuple[str, bytes]]], service:
 
 
 def _leader(cluster: Cluster, deployment: Json) -> str:
-    """The leader, which records: the holder of the Lease."""
+    """Returns the name of the leader's pod, which records: the holder of the Lease."""
     from inflight_kubectl.operators import OPERATOR_SELECTOR, lease_path
 
     namespace, path = deployment["metadata"]["namespace"], lease_path(deployment)
@@ -199,7 +199,7 @@ def _from_engine(cluster: Cluster, service: Service, path: Path) -> Fetched:
 
 
 def _flag(arguments: list[str], name: str) -> str | None:
-    """The value of a flag, given as one word or as two."""
+    """Returns the value of a flag, given as one word or as two."""
     for number, one in enumerate(arguments):
         if one.startswith(f"{name}="):
             return one.partition("=")[2]

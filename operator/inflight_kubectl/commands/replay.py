@@ -56,7 +56,7 @@ COMMAND = replay
 
 
 def _found(program: str, extra: str) -> str:
-    """Path of a program: beside this one, or in $PATH.
+    """Returns the path of a program: beside this one, or in $PATH.
 
     Raises:
         Problem: it is not installed.

@@ -14,7 +14,7 @@ from inflight_kubectl.resources import Service
 
 
 def check_gateway(cluster: Cluster) -> Iterator[Result]:
-    """No results if no service is behind the gateway."""
+    """Checks the gateway; no results if no service is behind it."""
     services = [one for one in cluster.services() if behind_gateway(one)]
     if not services:
         return

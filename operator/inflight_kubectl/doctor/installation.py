@@ -17,7 +17,7 @@ from inflight_kubectl.operators import OPERATOR_SELECTOR, lease_path, operators,
 from inflight_kubectl.pods import moment
 
 LEAST_MINOR = 30
-"""Kubernetes 1.30: the resource's validation needs optionalOldSelf."""
+"""Minimum minor version of Kubernetes: the resource's validation needs optionalOldSelf."""
 
 INSTALL = "helm install inflight helm/inflight -n inflight-system --create-namespace"
 
@@ -40,7 +40,7 @@ def check_cluster(cluster: Cluster) -> Iterator[Result]:
 
 
 def check_crd(cluster: Cluster) -> Iterator[Result]:
-    """The resource is served, and has the fields that the commands read."""
+    """Checks that the resource is served and has the fields that the commands read."""
     try:
         crd = cluster.get(f"/apis/apiextensions.k8s.io/v1/customresourcedefinitions/{PLURAL}.{GROUP}")
     except ApiProblem as problem:
@@ -68,7 +68,7 @@ def check_crd(cluster: Cluster) -> Iterator[Result]:
 
 
 def check_operator(cluster: Cluster) -> Iterator[Result]:
-    """A Deployment with ready pods that do not restart, a version like this program's, and a leader."""
+    """Checks for a Deployment with ready pods that do not restart, a version like this program's, and a leader."""
     found = operators(cluster)
     if not found:
         yield fail("operator", "the operator is not installed", INSTALL)
@@ -117,7 +117,7 @@ def _pods(cluster: Cluster, deployment: Json) -> Iterator[Result]:
 
 
 def _same_version(deployment: Json, installed: str, mine: str) -> str:
-    """The command that upgrades the older one of operator and program."""
+    """Returns the command that upgrades the older one of operator and program."""
     if _numbers(mine) < _numbers(installed):
         return f"git checkout v{installed} && pip install '.[kubectl]'"
     return upgrade_command(deployment)

@@ -16,7 +16,7 @@ _STACK = "helm install monitoring prometheus-community/kube-prometheus-stack -n 
 
 
 def check_monitoring(cluster: Cluster) -> Iterator[Result]:
-    """Dashboards and alerts need it; scaling and tuning do not."""
+    """Checks that a Prometheus selects the monitors. Dashboards and alerts need it; scaling and tuning do not."""
     yield ok("metrics-server", "not needed: the operator reads the engines' own metrics")
     if not _served(cluster):
         yield warn("prometheus", "no Prometheus operator: there are no alerts and dashboards without one", _STACK)
@@ -45,7 +45,7 @@ def check_monitoring(cluster: Cluster) -> Iterator[Result]:
 
 
 def selects(server: Json, kind: str, monitor: Json, spaces: Mapping[str, Mapping[str, str]]) -> bool:
-    """Whether a Prometheus selects a monitor.
+    """Returns True if a Prometheus selects a monitor.
 
     Args:
         kind: `podmonitors` or `servicemonitors`.
@@ -61,7 +61,7 @@ def selects(server: Json, kind: str, monitor: Json, spaces: Mapping[str, Mapping
 
 
 def matches(selector: Mapping[str, Any] | None, labels: Mapping[str, str]) -> bool:
-    """Whether a LabelSelector matches; an empty one matches everything, None matches nothing."""
+    """Returns True if a LabelSelector matches; an empty one matches everything, None matches nothing."""
     if selector is None:
         return False
     wanted = selector.get("matchLabels") or {}

@@ -22,16 +22,16 @@ READING: tuple[Access, ...] = (
     ("list", "", "pods"),
     ("list", "", "events"),
 )
-"""For `top` and `why`; the cluster's role `view` has them."""
+"""Permissions for `top` and `why`; the cluster's role `view` has them."""
 
 REACHING: tuple[Access, ...] = (("get", "", "pods/portforward"), ("create", "", "pods/portforward"))
-"""For figures of pods, and for all that talks to engines; the role `edit` has them."""
+"""Permissions for figures of pods, and for all commands that talk to engines; the role `edit` has them."""
 
 CHANGING: tuple[Access, ...] = (("patch", GROUP, "inferenceservices"),)
-"""For limits by hand; the role `edit` has it."""
+"""Permissions for limits set by hand; the role `edit` has them."""
 
 KEEPING: tuple[Access, ...] = (("get", "", "secrets"), ("create", "", "secrets"), ("patch", "", "secrets"))
-"""For API keys; the role `edit` has them."""
+"""Permissions for API keys; the role `edit` has them."""
 
 OPERATING: tuple[Access, ...] = (
     ("list", GROUP, "inferenceservices"),
@@ -56,7 +56,7 @@ OPERATING: tuple[Access, ...] = (
 
 
 def check_caller(cluster: Cluster) -> Iterator[Result]:
-    """Permissions that the commands need, in the checked namespace."""
+    """Checks the permissions that the commands need, in the checked namespace."""
     where = f"namespace {cluster.scope}" if cluster.scope is not None else "all namespaces"
     for name, needed, role, worse in (
         ("your reading rights", READING, "view", fail),
@@ -72,8 +72,8 @@ def check_caller(cluster: Cluster) -> Iterator[Result]:
 
 
 def _keyed(cluster: Cluster) -> bool:
-    """Whether a service names a Secret with API keys; False if listing services is forbidden, which is a finding of its
-    own."""
+    """Returns True if a service names a Secret with API keys; False if listing services is forbidden, which is a
+    finding of its own."""
     try:
         return any(keys_secret(service) for service in cluster.services())
     except ApiProblem:
@@ -81,7 +81,7 @@ def _keyed(cluster: Cluster) -> bool:
 
 
 def check_operator_rights(cluster: Cluster) -> Iterator[Result]:
-    """Permissions that the operator needs in its namespaces."""
+    """Checks the permissions that the operator needs in its namespaces."""
     for deployment in operators(cluster):
         given = arguments(deployment)
         named: list[str | None] = [one.partition("=")[2] for one in given if one.startswith("--namespace=")]
@@ -123,7 +123,7 @@ def _ask(
 
 
 def _groups(user: str) -> list[str]:
-    """Groups that the API server assigns to a service account."""
+    """Returns the groups that the API server assigns to a service account."""
     namespace = user.split(":")[2]
     return ["system:serviceaccounts", f"system:serviceaccounts:{namespace}", "system:authenticated"]
 
@@ -133,7 +133,7 @@ def _words(refused: list[Access]) -> str:
 
 
 def _grant(cluster: Cluster, role: str) -> str:
-    """The command with which an administrator grants the missing permissions to the caller."""
+    """Returns the command with which an administrator grants the missing permissions to the caller."""
     body = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
     answer = cluster.create("/apis/authentication.k8s.io/v1/selfsubjectreviews", body)
     user = answer["status"]["userInfo"].get("username", "USER")

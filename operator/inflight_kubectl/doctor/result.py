@@ -24,15 +24,15 @@ class Result:
 
 
 def ok(check: str, found: str) -> Result:
-    """A passed check."""
+    """Returns the result of a passed check."""
     return Result(check, "ok", found)
 
 
 def warn(check: str, found: str, remedy: str = "") -> Result:
-    """An optional part is missing."""
+    """Returns the result of a check that found an optional part missing."""
     return Result(check, "warn", found, remedy)
 
 
 def fail(check: str, found: str, remedy: str) -> Result:
-    """A failure that stops services from working."""
+    """Returns the result of a check that found a failure that stops services from working."""
     return Result(check, "fail", found, remedy)

@@ -20,7 +20,7 @@ _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 
 
 def check_accelerators(cluster: Cluster) -> Iterator[Result]:
-    """For each resource that services request, whether a node has it."""
+    """Checks that a node has each resource that services request."""
     services = cluster.services()
     nodes = cluster.list("/api/v1/nodes")["items"]
     needed: dict[str, list[Service]] = {}
@@ -47,7 +47,7 @@ def check_accelerators(cluster: Cluster) -> Iterator[Result]:
 
 
 def check_images(cluster: Cluster) -> Iterator[Result]:
-    """Pods of engines and operator whose image cannot be pulled, now or within the last hour."""
+    """Checks for pods of engines and operator whose image cannot be pulled, now or within the last hour."""
     path = "/api/v1" if cluster.scope is None else f"/api/v1/namespaces/{cluster.scope}"
     pods = {one["metadata"]["name"]: one for one in cluster.list(f"{path}/pods", labelSelector=PART)["items"]}
     bad = [(name, problem) for name, pod in pods.items() if (problem := _pull_problem(pod))]
@@ -72,7 +72,7 @@ def check_images(cluster: Cluster) -> Iterator[Result]:
 
 
 def check_storage(cluster: Cluster) -> Iterator[Result]:
-    """The claims that services name, and a default StorageClass for those that need one."""
+    """Checks the claims that services name, and for a default StorageClass if a claim needs one."""
     claims = sorted(
         {
             (service.namespace, service.model.removeprefix("pvc://").partition("/")[0])

@@ -21,7 +21,8 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 CONNECT_SECONDS = 10.0
 
 KEPT_SECONDS = 60.0
-"""How long a connection without a request stays open: making one through a port-forward takes several round trips."""
+"""Seconds for which a connection without a request stays open: making one through a port-forward takes several round
+trips."""
 
 
 class DisconnectedError(AnswerError):
@@ -30,7 +31,7 @@ class DisconnectedError(AnswerError):
 
 class _Connector(aiohttp.TCPConnector):
     """Attributes:
-    port: of this side of the connection that was used last; None before.
+    port: TCP port of this side of the last used connection; None before.
     """
 
     port: int | None = None
@@ -47,8 +48,8 @@ class Client:
 
     Args:
         url: base of the server's API.
-        headers: of each request.
-        keep: whether connections are reused, else each request has its own.
+        headers: headers of each request.
+        keep: True if connections are reused, else each request has its own.
         read_seconds: longest wait for the next byte of an answer.
         connect_seconds: longest wait for a connection.
 

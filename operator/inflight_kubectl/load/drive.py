@@ -20,19 +20,19 @@ WARM, WARM_AT_RATE = 64, 16
 """Maximum connections opened before the load starts; at a rate most of the clients may never be needed."""
 
 PAUSE_SECONDS = 0.2
-"""Of a client whose request failed, so that a service that refuses all is not flooded."""
+"""Pause in seconds of a client whose request failed, so that a service that refuses all is not flooded."""
 
 _TICK = 0.05
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One request that ended. Times are seconds after the start of the load.
+    """A request that has ended. Times are seconds after the start of the load.
 
     Attributes:
-        due: when it should have been sent: latencies count from here, so that waiting for a free client shows.
-        sent: when it was sent.
-        ended: when the last byte arrived, or when it failed.
+        due: time when it should have been sent: latencies count from here, so that waiting for a free client shows.
+        sent: time when it was sent.
+        ended: time when the last byte arrived, or when it failed.
         ttft, tpot: seconds; None for a failed request, and TPOT for an output of one token.
         error: short description; empty for a complete response.
     """
@@ -49,7 +49,7 @@ class Result:
 
     @property
     def latency(self) -> float:
-        """End to end."""
+        """Seconds from due to ended."""
         return self.ended - self.due
 
 
@@ -58,10 +58,10 @@ class Load:
     """A load while it runs, and after.
 
     Attributes:
-        seconds: since its start; of the whole load once it has ended.
+        seconds: seconds since its start; the length of the whole load once it has ended.
         cpu: processor seconds that this program used.
-        lags: how late the event loop woke up, seconds.
-        stopped: whether it was stopped early.
+        lags: delays of the event loop's wake-ups, in seconds.
+        stopped: True if it was stopped early.
     """
 
     results: list[Result] = field(default_factory=list)
@@ -85,7 +85,7 @@ async def drive(
 
     Args:
         options: fields of each request, such as `model`.
-        headers: of each request.
+        headers: headers of each request.
         stop: set from outside, it ends the load early.
         progress: called a few times a second.
         probe: path; any response to it shows that a connection was established.

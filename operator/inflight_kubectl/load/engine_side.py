@@ -22,7 +22,7 @@ _READER = PageReader((reader.RUNNING,), (reader.TTFT,))
 
 @dataclass(frozen=True, slots=True)
 class TtftTotals:
-    """Of all pods since their start.
+    """Times to first token of all pods since their start.
 
     Attributes:
         pods: uids of the read pods.
@@ -35,7 +35,7 @@ class TtftTotals:
 
 
 def read_totals(cluster: Cluster, pods: Sequence[Pod]) -> TtftTotals | None:
-    """Totals of the serving pods; None if one of them cannot be read."""
+    """Reads the totals of the serving pods; None if one of them cannot be read."""
     import httpx
 
     from inflight_kubectl.engine_access import forward_to_pod
@@ -55,8 +55,8 @@ def read_totals(cluster: Cluster, pods: Sequence[Pod]) -> TtftTotals | None:
 
 
 def between(before: TtftTotals | None, after: TtftTotals | None, requests: int) -> EngineSide | None:
-    """Engine-side measurements of `requests` requests; None if pods were added or removed, or other clients sent
-    requests too."""
+    """Returns the engine-side measurements of `requests` requests; None if pods were added or removed, or other clients
+    sent requests too."""
     if before is None or after is None or before.pods != after.pods or not requests:
         return None
     if after.requests - before.requests != requests:

@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from inflight_kubectl.load.drive import Load, Result
 
 BUSY_SHARE = 0.85
-"""Of one processor core: Python uses one at a time, so above this the client limits the results."""
+"""Share of one processor core above which the client limits the results: Python uses one core at a time."""
 
 LATE_SECONDS = 0.02
-"""Lag of the client's event loop, or what the tunnel adds to TTFT, from which it is told."""
+"""Seconds of event loop lag, or of TTFT added by the tunnel, from which the report warns."""
 
 ADDED_SHARE = 0.2
-"""Of the mean TTFT that the client saw: what the tunnel and the client may add to it without being told."""
+"""Share of the mean TTFT of the client that the tunnel and the client may add to it without a warning."""
 
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """Of the service, in seconds.
+    """Latency targets of the service, in seconds.
 
     Attributes:
-        per_token: that each token of a prompt adds to its TTFT target.
-        own: whether the service sets them, else they are the operator's defaults.
+        per_token: seconds that each token of a prompt adds to its TTFT target.
+        own: True if the service sets them, else they are the operator's defaults.
     """
 
     ttft: float
@@ -36,7 +36,7 @@ class Targets:
     own: bool
 
     def ttft_of(self, prompt_tokens: int) -> float:
-        """The TTFT target of a prompt."""
+        """Returns the TTFT target of a prompt."""
         return self.ttft + self.per_token * prompt_tokens
 
 
@@ -53,7 +53,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread | None:
-        """None without values."""
+        """Returns the distribution of values; None without any."""
         if not values:
             return None
         ordered = sorted(values)
@@ -84,15 +84,15 @@ class EngineSide:
 
 @dataclass(frozen=True, slots=True)
 class ClientSide:
-    """Whether the results are limited by the service or by this program.
+    """Measurements that show whether the service or this program limits the results.
 
     Attributes:
-        cpu_share: of one core.
+        cpu_share: share of one core that this program used.
         loop_lag_p95: seconds of event loop lag.
         late_p95: seconds between due time and sending of requests, at a rate.
         added_ttft: seconds that the tunnel and the client added to the mean TTFT; None if unknown.
-        limited: whether the service may have been faster than reported.
-        said: why, as text; empty if not limited.
+        limited: True if the service may have been faster than reported.
+        said: the reason as text; empty if not limited.
     """
 
     cpu_share: float
@@ -106,8 +106,8 @@ class ClientSide:
 @dataclass(frozen=True, slots=True)
 class Report:
     """Attributes:
-    seconds: of the load, until its last answer.
-    stopped: whether it was stopped early.
+    seconds: length of the load, until its last answer.
+    stopped: True if it was stopped early.
     errors: descriptions and counts.
     """
 
@@ -128,7 +128,7 @@ class Report:
 
 
 def report(load: Load, targets: Targets, engine: EngineSide | None) -> Report:
-    """The report of a load that has ended."""
+    """Returns the report of a load that has ended."""
     whole = [one for one in load.results if not one.error]
     prompts, outputs = sum(one.prompt_tokens for one in whole), sum(one.output_tokens for one in whole)
     per_s = 1 / load.seconds if load.seconds > 0 else 0.0
@@ -151,7 +151,7 @@ def report(load: Load, targets: Targets, engine: EngineSide | None) -> Report:
 
 
 def percentile(ordered: Sequence[float], share: float) -> float:
-    """The value below or at which `share` of the values lie (nearest rank); `ordered` is not empty."""
+    """Returns the value below or at which `share` of the values lie (nearest rank); `ordered` is not empty."""
     return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
 
 

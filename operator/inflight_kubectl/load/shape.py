@@ -39,11 +39,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """One request.
+    """A request of the load.
 
     Attributes:
-        due: seconds after the start of the load; 0 without a rate.
-        prompt: token ids.
+        due: time in seconds after the start of the load; 0 without a rate.
+        prompt: token ids of the prompt.
         output: tokens to generate.
     """
 
@@ -52,7 +52,7 @@ class Draw:
     output: int
 
     def body(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Of a POST to /v1/completions, which generates exactly `output` tokens."""
+        """Returns the body of a POST to /v1/completions that generates exactly `output` tokens."""
         return {
             **options,
             "prompt": self.prompt,
@@ -65,7 +65,7 @@ class Draw:
 
 
 def draws(shape: Shape) -> Iterator[Draw]:
-    """The requests of a load in the order of their times; without `requests` and `seconds` they have no end."""
+    """Yields the requests of a load in the order of their times; without `requests` and `seconds` they have no end."""
     times, contents = random.Random(f"{shape.seed} times"), random.Random(f"{shape.seed} contents")
     common = [contents.randrange(LOWEST_ID, HIGHEST_ID) for _ in range(round(shape.prompt[1] * shape.shared))]
     due, number = 0.0, 0

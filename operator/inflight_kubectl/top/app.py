@@ -45,7 +45,7 @@ class TopApp(App[None]):
     ]
 
     class Changed(Message):
-        """The services or the reachability of the API server changed."""
+        """Message: the services or the reachability of the API server changed."""
 
         def __init__(self, view: View) -> None:
             self.view = view

@@ -13,10 +13,10 @@ from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Decision, Service
 
 Tone = Literal["", "good", "warn", "bad", "dim"]
-"""How a cell is coloured. Each colour is also expressed by a word or a sign in the cell."""
+"""Colour of a cell. Each colour is also expressed by a word or a sign in the cell."""
 
 WIDE = 110
-"""From this width on, latencies stand beside their targets and decisions have their reason."""
+"""Width in characters from which latencies stand beside their targets and decisions have their reason."""
 
 
 LEAST_NAME = 12
@@ -33,8 +33,8 @@ class Cell:
 @dataclass(frozen=True, slots=True)
 class Column:
     """Attributes:
-    width: in characters; 0 takes the remaining width.
-    right: aligned to the right, for numbers.
+    width: width in characters; 0 takes the remaining width.
+    right: True if aligned to the right, for numbers.
     """
 
     name: str
@@ -65,15 +65,15 @@ _STATE_TONES: dict[str, Tone] = {
 
 
 def is_wide(width: int, *, namespaces: bool) -> bool:
-    """Whether there is room for targets and reasons."""
+    """Returns True if there is room for targets and reasons."""
     return width - 13 * namespaces >= WIDE
 
 
 def columns(width: int, *, namespaces: bool) -> list[Column]:
-    """The columns that fit into `width` characters, one space between two.
+    """Returns the columns that fit into `width` characters, one space between two.
 
     Args:
-        namespaces: whether services of several namespaces are shown.
+        namespaces: True if services of several namespaces are shown.
     """
     wide = is_wide(width, namespaces=namespaces)
     found = [
@@ -94,8 +94,8 @@ def columns(width: int, *, namespaces: bool) -> list[Column]:
 
 
 def fitted(found: list[Column], width: int) -> list[Column]:
-    """The columns with the room that is left in the one without a width; if that is too little for a name, columns are
-    dropped in the order of `_DISPENSABLE`."""
+    """Returns the columns with the room that is left in the one without a width; if that is too little for a name,
+    columns are dropped in the order of `_DISPENSABLE`."""
     for name in _DISPENSABLE:
         if _rest(found, width) >= LEAST_NAME:
             break
@@ -109,7 +109,7 @@ def _rest(found: list[Column], width: int) -> int:
 
 
 def service_cells(service: Service, shown: Sequence[Column], now: datetime, *, wide: bool) -> list[Cell]:
-    """The cells of one service, cut to their columns."""
+    """Returns the cells of one service, cut to their columns."""
     observed, limits = service.observed, service.limits
     last = service.decisions[-1] if service.decisions else None
     cells = {
@@ -132,7 +132,7 @@ def service_cells(service: Service, shown: Sequence[Column], now: datetime, *, w
 
 
 def pod_columns(width: int) -> list[Column]:
-    """The columns of a service's pods."""
+    """Returns the columns of a service's pods."""
     found = [
         Column("POD", 0),
         Column("STATE", 12),
@@ -152,7 +152,7 @@ def pod_columns(width: int) -> list[Column]:
 def pod_cells(
     service: Service, pod: Pod, figures: Figures | None, shown: Sequence[Column], now: datetime
 ) -> list[Cell]:
-    """The cells of one pod. Values of an unresponsive pod are dimmed: they are from its last response."""
+    """Returns the cells of one pod. Values of an unresponsive pod are dimmed: they are from its last response."""
     one = figures or Figures()
     tone: Tone = "good" if pod.serves else "bad" if _broken(pod) else "warn"
     bounds = (
@@ -186,7 +186,7 @@ def pod_cells(
 
 
 def arranged(services: Iterable[Service], sort: str, *, reverse: bool, text: str) -> list[Service]:
-    """The services whose name, namespace, state or model contains all words of `text`, in order."""
+    """Returns the services whose name, namespace, state or model contains all words of `text`, in order."""
     words = text.lower().split()
     kept = [
         one
@@ -197,7 +197,7 @@ def arranged(services: Iterable[Service], sort: str, *, reverse: bool, text: str
 
 
 def replicas(service: Service) -> Cell:
-    """`2/3` ready of ordered, with `!1` for those that are blocked."""
+    """Returns `2/3` for ready of ordered, with `!1` for those that are blocked."""
     ordered = service.replicas if service.ordered is None else service.ordered
     text = f"{service.ready}/{ordered}"
     if service.blocked:
@@ -206,7 +206,7 @@ def replicas(service: Service) -> Cell:
 
 
 def against(seconds: float | None, target: float, *, wide: bool) -> Cell:
-    """A latency, marked `!` where it is over its target."""
+    """Returns a latency, marked `!` where it is over its target."""
     if seconds is None:
         return Cell(f"-/{latency(target)}" if wide else "-", "dim")
     over = seconds > target
@@ -215,26 +215,26 @@ def against(seconds: float | None, target: float, *, wide: bool) -> Cell:
 
 
 def queue(service: Service) -> Cell:
-    """Requests that wait: at the engines, and at the gateway."""
+    """Returns the number of requests that wait at the engines and at the gateway."""
     known = _waiting(service)
     return Cell("-", "dim") if known is None else Cell(short(known), "warn" if known else "")
 
 
 def share(value: float | None) -> Cell:
-    """A share of the KV cache in percent."""
+    """Returns a share of the KV cache in percent."""
     if value is None:
         return Cell("-", "dim")
     return Cell(f"{value:.0%}", "bad" if value >= 0.95 else "warn" if value >= 0.8 else "")
 
 
 def pair(max_num_seqs: int, max_num_batched_tokens: int) -> str:
-    """Both limits, such as `256/8192`; in thousands where they are long."""
+    """Returns both limits, such as `256/8192`; in thousands where they are long."""
     text = f"{max_num_seqs}/{max_num_batched_tokens}"
     return text if len(text) <= 9 else f"{short(max_num_seqs)}/{short(max_num_batched_tokens)}"
 
 
 def short(number: int) -> str:
-    """A count in at most four characters: `999`, `1.2k`, `12k`, `3M`."""
+    """Returns a count in at most four characters: `999`, `1.2k`, `12k`, `3M`."""
     for unit, size in (("M", 1_000_000), ("k", 1_000)):
         if number >= size:
             return f"{number / size:.1f}{unit}" if number < 9.95 * size and number % size else f"{number // size}{unit}"
@@ -242,13 +242,13 @@ def short(number: int) -> str:
 
 
 def decision_text(decision: Decision) -> str:
-    """The change and its reason in one line."""
+    """Returns the change and its reason in one line."""
     advice = "" if decision.applied else "advice: "
     return f"{advice}{decision.change}: {decision.reason}"
 
 
 def cut(cell: Cell, width: int) -> Cell:
-    """The cell with at most `width` characters."""
+    """Returns the cell with at most `width` characters."""
     return cell if len(cell.text) <= width else Cell(f"{cell.text[: width - 1]}…", cell.tone)
 
 
@@ -257,7 +257,7 @@ def _count(number: int | None) -> Cell:
 
 
 def _waiting(service: Service) -> int | None:
-    """None: no report from engines or gateway."""
+    """Returns the number of waiting requests; None without a report from engines or gateway."""
     found = [
         *([service.observed.queue] if service.observed is not None else []),
         *([service.waiting.held] if service.waiting is not None else []),

@@ -144,8 +144,8 @@ class ServiceScreen(LiveScreen):
 
 
 def head(service: Service, figures: Mapping[str, Figures], now: datetime) -> Text:
-    """State, measurements against targets, and limits. Queue, running requests and KV cache are those of the engines
-    once they were read; latencies are the service's, from its status."""
+    """Returns state, measurements against targets, and limits. Queue, running requests and KV cache are those of the
+    engines once they were read; latencies are the service's, from its status."""
     lines = Text()
     ready, scaling = service.condition("Ready"), service.condition("ScalingActive")
     lines.append(f"{service.state}", style="bold")
@@ -173,7 +173,7 @@ def head(service: Service, figures: Mapping[str, Figures], now: datetime) -> Tex
 
 
 def history(service: Service, now: datetime) -> Group:
-    """All decisions of the status, newest first."""
+    """Returns all decisions of the status, newest first."""
     table = Table.grid(padding=(0, 1))
     table.add_column(justify="right", width=4)
     table.add_column(ratio=1)
@@ -186,7 +186,8 @@ def history(service: Service, now: datetime) -> Group:
 
 
 def _now(figures: Mapping[str, Figures]) -> tuple[int, int, float] | None:
-    """Waiting and running requests of all engines, and the mean use of their caches; None unless all were read."""
+    """Returns waiting and running requests of all engines, and the mean use of their caches; None unless all were
+    read."""
     read = [one for one in figures.values() if one.problem is None and one.kv is not None]
     if not read or len(read) < len(figures):
         return None

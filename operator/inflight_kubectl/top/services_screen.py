@@ -166,7 +166,7 @@ class ServicesScreen(LiveScreen):
 
 
 def detail_lines(service: Service, now: datetime) -> Text:
-    """The state of a service with its reason, its targets, and the last decision."""
+    """Returns the state of a service with its reason, its targets, and the last decision."""
     ready = service.condition("Ready")
     lines = Text()
     lines.append(f"{service.namespace}/{service.name}", style="bold")

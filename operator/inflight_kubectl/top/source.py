@@ -17,7 +17,7 @@ class Source:
     """The data of a cluster.
 
     Attributes:
-        context: its name; empty inside a pod.
+        context: name of the context; empty inside a pod.
         scope: the namespace that is shown; None for all.
     """
 
@@ -27,11 +27,11 @@ class Source:
         self.scope = cluster.scope
 
     def follow(self, changed: Callable[[View], None]) -> ServiceFeed:
-        """A feed of the services, not started yet."""
+        """Returns a feed of the services, not started yet."""
         return ServiceFeed(self._cluster, changed)
 
     def pods(self, service: Service) -> list[Pod]:
-        """The pods of a service.
+        """Returns the pods of a service.
 
         Raises:
             Problem: forbidden, or no answer.
@@ -39,15 +39,15 @@ class Source:
         return self._cluster.pods(service)
 
     def gateway(self, service: Service) -> GatewayView | None:
-        """The gateway's reports on a service; None if it is not behind the gateway."""
+        """Returns the gateway's reports on a service; None if it is not behind the gateway."""
         return gateway_view(self._cluster, service)
 
     def reader(self) -> EngineReader:
-        """A reader of engines; close it."""
+        """Returns a reader of engines, which the caller closes."""
         return EngineReader(self._cluster)
 
     def events(self, service: Service, pods: Sequence[Pod]) -> list[Event]:
-        """The events of a service's pods.
+        """Returns the events of a service's pods.
 
         Raises:
             Problem: forbidden, or no answer.

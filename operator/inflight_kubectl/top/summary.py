@@ -16,7 +16,7 @@ STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "
 
 
 def table(services: Sequence[Service], now: datetime, width: int, *, namespaces: bool) -> Any:
-    """A Rich table of the columns that fit into `width`."""
+    """Returns a Rich table of the columns that fit into `width`."""
     from rich.text import Text
 
     # Rich puts two spaces between columns where the live view has one.
@@ -30,7 +30,7 @@ def table(services: Sequence[Service], now: datetime, width: int, *, namespaces:
 
 
 def counts(services: Sequence[Service]) -> str:
-    """`3 services: 2 ready, 1 failing`."""
+    """Returns `3 services: 2 ready, 1 failing`."""
     states = Counter(one.state for one in services)
     number = f"{len(services)} service{'s' * (len(services) != 1)}"
     parts = ", ".join(f"{count} {state.lower()}" for state, count in states.most_common())
@@ -38,7 +38,7 @@ def counts(services: Sequence[Service]) -> str:
 
 
 def as_json(service: Service) -> dict[str, Any]:
-    """A service as `--json` prints it; durations in seconds, shares from 0 to 1."""
+    """Returns a service as `--json` prints it; durations in seconds, shares from 0 to 1."""
     observed, limits = service.observed, service.limits
     last = service.decisions[-1] if service.decisions else None
     return {

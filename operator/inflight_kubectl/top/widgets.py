@@ -1,4 +1,4 @@
-"""Parts that both screens use: what draws them, title line, banner, and a table that keeps its cursor."""
+"""Parts that both screens use: their base class, title line, banner, and a table that keeps its cursor."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Grid(DataTable[Text]):
 
 
 def _text(cell: Cell, column: Column, index: int) -> Text:
-    """A cell of fixed width, with a space before it unless it is the first."""
+    """Returns a cell of fixed width, with a space before it unless it is the first."""
     padded = cell.text.rjust(column.width) if column.right else cell.text.ljust(column.width)
     return Text((" " if index else "") + padded, style=STYLES[cell.tone], no_wrap=True)
 
@@ -131,7 +131,7 @@ class Banner(Static):
 
 
 def away(view: View, now: datetime) -> str | None:
-    """Text of the banner while the API server does not respond."""
+    """Returns the text of the banner while the API server does not respond."""
     if view.problem is None:
         return None
     if view.at is None:
@@ -140,12 +140,12 @@ def away(view: View, now: datetime) -> str | None:
 
 
 def clock(moment: datetime) -> str:
-    """Local time of day."""
+    """Returns the local time of day."""
     return moment.astimezone().strftime("%H:%M:%S")
 
 
 def title_line(parts: Sequence[str], right: str, width: int) -> Text:
-    """One line: parts from the left, cut where they do not fit, and `right` at the right."""
+    """Returns a line: parts from the left, cut where they do not fit, and `right` at the right."""
     left = " " + "  ".join(parts)
     room = width - len(right) - 2
     if len(left) > room:

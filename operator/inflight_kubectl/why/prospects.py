@@ -13,7 +13,7 @@ from inflight_kubectl.resources import Decision, Service
 
 
 def prospects(service: Service, now: datetime) -> tuple[str, ...]:
-    """One sentence each: scaling signals, conditions that add or remove a replica, limits on scaling, and tuning."""
+    """Returns sentences on scaling signals, conditions that add or remove a replica, limits on scaling, and tuning."""
     if service.observed_generation is None:
         return ()
     return (*_scaling(service, now), *_tuning(service))
@@ -30,7 +30,7 @@ def _scaling(service: Service, now: datetime) -> list[str]:
 
 
 def _demand(service: Service) -> list[str]:
-    """Demand against capacity, from the status."""
+    """Returns demand against capacity, from the status."""
     demand = service.status.get("demand")
     if not demand:
         return []
@@ -45,7 +45,7 @@ def _demand(service: Service) -> list[str]:
 
 
 def _targets(service: Service) -> list[str]:
-    """Thresholds for each replica, and the current values."""
+    """Returns the thresholds for each replica, and the current values."""
     targets, seen = (service.spec.get("scaling") or {}).get("targets") or {}, service.observed
     # An operator that writes no blockedReplicas writes no demand either: the targets in effect are unknown then.
     sized = bool(service.status.get("demand")) or service.blocked is None

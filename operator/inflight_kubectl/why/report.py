@@ -40,7 +40,7 @@ class Statement:
     """A condition as text.
 
     Attributes:
-        good: whether it has its normal value; None without a normal value.
+        good: True if it has its normal value; None without a normal value.
     """
 
     type: str
@@ -55,11 +55,11 @@ class Statement:
 @dataclass(frozen=True, slots=True)
 class Report:
     """Attributes:
-    conditions: in the operator's order.
-    decisions: the last ones, newest first.
+    conditions: conditions in the operator's order.
+    decisions: last decisions, newest first.
     waits_for: reasons why the service has not reached its desired state.
     would_act: conditions under which the operator would change replicas or limits, and limits on them.
-    gateway: None for a service that is not behind the gateway, or without a query.
+    gateway: reports of the gateway; None for a service that is not behind the gateway, or without a query.
     """
 
     namespace: str
@@ -80,11 +80,11 @@ def explain(
     now: datetime,
     gateway: GatewayView | None = None,
 ) -> Report:
-    """The explanation of `service`.
+    """Returns the explanation of `service`.
 
     Args:
-        pods: all of its pods.
-        events: about them, newest last.
+        pods: all pods of the service.
+        events: events about them, newest last.
         gateway: the gateway's reports on it.
     """
     return Report(

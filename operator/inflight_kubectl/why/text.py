@@ -17,7 +17,7 @@ _STATE_STYLES = {"Ready": "bold green", "Updating": "bold green", "Idle": "bold 
 
 
 def rendered(report: Report) -> RenderableType:
-    """State, conditions, pending work, conditions for action, decisions, and the gateway's last picks."""
+    """Returns state, conditions, pending work, conditions for action, decisions, and the gateway's last picks."""
     title = Text(f"{report.namespace}/{report.name} is ").append(
         report.state, style=_STATE_STYLES.get(report.state, "bold yellow")
     )
@@ -89,7 +89,7 @@ def _picks(view: GatewayView, now: datetime) -> RenderableType:
 
 
 def _pick(one: PickedRequest) -> Text:
-    """Destination of a request with the reason, its outcome, and its metrics."""
+    """Returns the destination of a request with the reason, its outcome, and its metrics."""
     text = Text(" -> ".join(one.pods) or "no pod", style="bold").append(f" ({one.reason})", style="dim not bold")
     text.append(f": {_ending(one)}", style="not bold")
     whose = ", ".join(word for word in (one.tenant and f"tenant {one.tenant}", f"class {one.service_class}") if word)

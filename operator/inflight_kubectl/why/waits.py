@@ -1,4 +1,4 @@
-"""What a service waits for: its operator, its pods, and why each of them is not ready."""
+"""Causes that a service waits for: its operator, its pods, and the reason why each of them is not ready."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Service
 
 MAX_PODS = 8
-"""Maximum pods listed individually."""
+"""Maximum number of pods listed individually."""
 
 _START_UP_PROBE = "startup probe failed"
 
 
 def waits(service: Service, pods: Sequence[Pod], events: Sequence[Event], now: datetime) -> tuple[str, ...]:
-    """One sentence for each cause; none if all replicas are ready."""
+    """Returns a sentence for each cause; none if all replicas are ready."""
     found = [*_operator(service), *_held(service), *_missing(service, pods)]
     pending = [pod for pod in pods if not pod.ready and not pod.deleting]
     limit = (service.spec.get("rollout") or {}).get("startupTimeout", "30m")
@@ -42,13 +42,13 @@ def _operator(service: Service) -> list[str]:
 
 
 def _held(service: Service) -> list[str]:
-    """Requests that no replica can start."""
+    """Returns a sentence on requests that no replica can start."""
     count = service.waiting.held if service.waiting is not None else 0
     return [f"{count} request{'s wait' if count > 1 else ' waits'} at the gateway for a replica"] if count else []
 
 
 def _missing(service: Service, pods: Sequence[Pod]) -> list[str]:
-    """Ordered replicas without a pod."""
+    """Returns a sentence on ordered replicas without a pod."""
     staying = sum(not pod.deleting for pod in pods)
     progressing = service.condition("Progressing")
     if not pods or service.ordered is None or staying >= service.ordered:
@@ -59,7 +59,7 @@ def _missing(service: Service, pods: Sequence[Pod]) -> list[str]:
 
 
 def _pod(pod: Pod, events: Sequence[Event], limit: str, now: datetime) -> str:
-    """Why one pod is not ready, from its state and its newest event."""
+    """Returns the reason why a pod is not ready, from its state and its newest event."""
     warnings = [one for one in events if one.warning and _START_UP_PROBE not in one.message.lower()]
     if not pod.node:
         said = pod.detail or (warnings[-1].message if warnings else "the scheduler has not looked at it yet")

@@ -21,30 +21,13 @@ Duration = Annotated[str, AfterValidator(_readable)]
 """A duration as text, such as `1m30s`."""
 
 
-def duration_field(field: str, description: str, default: str, bounds: tuple[str, str] | None = None) -> str:
-    """Declares a field that holds a positive duration.
+def duration_field(field: str, description: str, default: str | None, bounds: tuple[str, str] | None = None) -> Any:
+    """Declares a field that holds a duration: a positive one, unless the minimum is `0s`.
 
     Args:
         field: name of the field in the error message.
         bounds: minimum and maximum, if the consumer has such bounds.
     """
-    declared: str = _declared(field, description, default, bounds)
-    return declared
-
-
-def duration_or_zero_field(field: str, description: str, most: str) -> str:
-    """Declares a field that holds a duration, 0 by default."""
-    declared: str = _declared(field, description, "0ms", ("0s", most))
-    return declared
-
-
-def optional_duration_field(field: str, description: str, bounds: tuple[str, str]) -> str | None:
-    """Declares a field like `duration_field`; None if unset."""
-    declared: str | None = _declared(field, description, None, bounds)
-    return declared
-
-
-def _declared(field: str, description: str, default: str | None, bounds: tuple[str, str] | None) -> Any:
     is_duration = f"self.matches('{_DURATION_PATTERN}')"
     may_be_zero = bounds is not None and bounds[0] == "0s"
     rules = [

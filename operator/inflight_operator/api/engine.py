@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field
 
 from inflight_operator.api.base import SpecModel, rule, validation, validations
-from inflight_operator.api.duration import Duration, duration_field
+from inflight_operator.api.duration import Duration
 from inflight_operator.api.observability import Logs, Tracing
-from inflight_operator.api.scheduling import Scheduling
+from inflight_operator.api.scheduling import BOUNDS, MOST_QUEUED, Scheduling
+from inflight_operator.api.setting import setting_duration, setting_field, settings_in
 from inflight_operator.api.template import INT_OR_STRING, readable_quantity
-from inflight_settings.limits import DEFAULT_LIMITS, HIGHEST_LIMITS
-
-OWN_FLAGS = (
-    "host",
-    "port",
-    "admin-port",
-    "no-serving-metrics",
-    "revision",
-    "served-model-name",
-    "device",
-    "dtype",
-    "quantization",
-    "tensor-parallel-size",
-    "kv-cache-dtype",
-    "gpu-memory-utilization",
-    "max-model-len",
-    "max-num-seqs",
-    "max-num-batched-tokens",
-    "kv-cache-memory",
-    "kv-headroom",
-    "swap-space",
-    "no-prefix-caching",
-    "scheduling-policy",
-    "priority-aging",
-    "ttft-target",
-    "ttft-per-1k-tokens",
-    "shed-after",
-    "preemption",
-    "preemption-victim",
-    "service-class",
-    "max-queued-requests",
-    "queue-timeout",
-    "request-timeout",
-    "drain-delay",
-    "drain-timeout",
-    "limits-file",
-    "tenant-key-file",
-    "otlp-traces-endpoint",
-    "traces-sampling-ratio",
-    "log-format",
-    "enable-access-log",
-)
-"""Engine flags that the operator sets; extraArgs must not repeat them."""
+from inflight_settings.engine import DType, EngineConfig, KVCacheDType, Quantization
+from inflight_settings.limits import HIGHEST_LIMITS
+from inflight_settings.server import ServerSettings
 
 
 class Model(SpecModel):
@@ -98,8 +59,8 @@ class Model(SpecModel):
             ),
         ),
     )
-    revision: str = Field(
-        default="main", min_length=1, max_length=255, description="Branch, tag or commit of an hf:// model."
+    revision: str = setting_field(
+        EngineConfig, "revision", "Branch, tag or commit of an hf:// model.", min_length=1, max_length=255
     )
     storage: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] | None = (
         Field(
@@ -124,40 +85,42 @@ class KVCache(SpecModel):
     """Memory for keys and values of requests."""
 
     memory: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] | None = (
-        Field(
-            default=None,
-            description="Size of the KV cache, such as 4Gi. Default: a share of what the device has left after"
-            " the weights.",
+        setting_field(
+            EngineConfig,
+            "kv_cache_memory",
+            "Size of the KV cache, such as 4Gi. Default: a share of what the device has left after the weights.",
+            ge=None,
             json_schema_extra=validation(
                 "type(self) == int ? self > 0 : (isQuantity(self) && quantity(self).isGreaterThan(quantity('0')))",
                 "engine.kvCache.memory must be a quantity above zero, such as 4Gi",
             ),
         )
     )
-    memory_fraction: float = Field(
-        default=0.9,
-        ge=0.05,
-        le=1,
-        description="Share of an accelerator's memory, 0.05 to 1, for weights, activations and KV cache together. The"
+    memory_fraction: float = setting_field(
+        EngineConfig,
+        "gpu_memory_utilization",
+        "Share of an accelerator's memory, 0.05 to 1, for weights, activations and KV cache together. The"
         " KV cache takes the part that weights and activations leave, unless memory sets its size.",
     )
-    dtype: Literal["auto", "fp8"] = Field(
-        default="auto",
-        description="Number type of keys and values; auto is engine.dtype. fp8 halves the cache on accelerators that"
+    dtype: KVCacheDType = setting_field(
+        EngineConfig,
+        "kv_cache_dtype",
+        "Number type of keys and values; auto is engine.dtype. fp8 halves the cache on accelerators that"
         " support it; on others the engine does not start and logs the reason.",
     )
-    headroom: float = Field(
-        default=0.03,
-        ge=0,
-        le=0.9,
-        description="Share of the KV cache, 0 to 0.9, that new requests leave free for running ones to grow into. A"
+    headroom: float = setting_field(
+        EngineConfig,
+        "kv_headroom",
+        "Share of the KV cache, 0 to 0.9, that new requests leave free for running ones to grow into. A"
         " larger share means fewer preemptions and fewer concurrent requests.",
     )
-    swap: Annotated[str | int, AfterValidator(readable_quantity)] = Field(
-        default="0",
-        description="Host memory in each pod for the KV cache of preempted requests, such as 4Gi; with 0 they are"
+    swap: Annotated[str | int, AfterValidator(readable_quantity)] = setting_field(
+        EngineConfig,
+        "swap_space",
+        "Host memory in each pod for the KV cache of preempted requests, such as 4Gi; with 0 they are"
         " computed again. The operator adds it to its own memory request, and on CPU to its memory limit; where"
         " template.resources sets memory, leave room for it there.",
+        ge=None,
         json_schema_extra={
             **INT_OR_STRING,
             **validation(
@@ -167,14 +130,95 @@ class KVCache(SpecModel):
             ),
         },
     )
-    prefix_caching: bool = Field(
-        default=True,
-        description="Keep the KV cache of finished requests while memory lasts, so that the common beginning of prompts"
+    prefix_caching: bool = setting_field(
+        EngineConfig,
+        "prefix_caching",
+        "Keep the KV cache of finished requests while memory lasts, so that the common beginning of prompts"
         " of one tenant is computed once.",
     )
 
 
-class Engine(SpecModel):
+class StartOptions(SpecModel):
+    """Start options of the engine's own command."""
+
+    dtype: DType = setting_field(
+        EngineConfig,
+        "dtype",
+        "Number type of weights and KV cache; auto takes bfloat16 where the device is faster in it, else float32.",
+    )
+    quantization: Quantization = setting_field(
+        EngineConfig,
+        "quantization",
+        "Quantization of weights to 8 or 4 bits, on CPU: several times as fast, slightly less accurate.",
+    )
+    max_model_len: int | None = setting_field(
+        EngineConfig,
+        "max_model_len",
+        "Longest prompt plus output, in tokens. Default: the maximum of the model.",
+        le=16777216,
+    )
+    max_num_seqs: int = setting_field(
+        EngineConfig,
+        "max_num_seqs",
+        "Capacity: requests that an engine runs at once. Tuning sets the limit in force, up to this value.",
+        le=HIGHEST_LIMITS.max_num_seqs,
+    )
+    max_num_batched_tokens: int = setting_field(
+        EngineConfig,
+        "max_num_batched_tokens",
+        "Capacity: tokens that an engine computes in one step. Tuning sets the limit in force, up to this value.",
+        le=HIGHEST_LIMITS.max_num_batched_tokens,
+    )
+    kv_cache: KVCache = Field(default_factory=KVCache, description="Memory for keys and values of requests.")
+    scheduling: Scheduling = Field(
+        default_factory=Scheduling,
+        description="Scheduling and preemption.",
+    )
+    max_queued_requests: int = setting_field(
+        ServerSettings,
+        "max_queued_requests",
+        "Maximum number of requests that wait in an engine; further requests are answered 503 with Retry-After.",
+        le=MOST_QUEUED,
+    )
+    queue_timeout: Duration = setting_duration(
+        ServerSettings,
+        "queue_timeout",
+        "engine.queueTimeout",
+        "Time that a request may wait before it is answered 504.",
+        BOUNDS,
+    )
+    request_timeout: Duration = setting_duration(
+        ServerSettings,
+        "request_timeout",
+        "engine.requestTimeout",
+        "Time that a request may be without progress, from its arrival to its first token and from each token to the"
+        " next, before it is ended with 504.",
+        BOUNDS,
+    )
+    serving_metrics: bool = setting_field(
+        ServerSettings,
+        "serving_metrics",
+        "Serve /metrics on the serving port, which gateways and dashboards read, as well as on the admin"
+        " port. With false, the PodMonitor scrapes the admin port: allow Prometheus in the chart's value"
+        " engine.adminPeers.",
+    )
+    tracing: Tracing = Field(default_factory=Tracing, description="OpenTelemetry traces of requests.")
+    logs: Logs = Field(default_factory=Logs, description="Logs of engines.")
+
+
+OWN_FLAGS = (
+    *"host port admin-port served-model-name device tensor-parallel-size ttft-target ttft-per-1k-tokens".split(),
+    *"service-class drain-delay drain-timeout limits-file tenant-key-file".split(),
+    *(
+        setting.flag
+        for part in (Model, StartOptions, KVCache, Scheduling, Tracing, Logs)
+        for _, setting in settings_in(part)
+    ),
+)
+"""Engine flags that the operator sets; extraArgs may not repeat them."""
+
+
+class Engine(StartOptions):
     """Start options of each engine. A change here rolls out new pods."""
 
     model_config = ConfigDict(
@@ -185,64 +229,6 @@ class Engine(SpecModel):
         )
     )
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
-        default="auto",
-        description="Number type of weights and KV cache; auto takes bfloat16 where the device is faster in it,"
-        " else float32.",
-    )
-    quantization: Literal["none", "int8", "int4"] = Field(
-        default="none",
-        description="Quantization of weights to 8 or 4 bits, on CPU: several times as fast, slightly less accurate.",
-    )
-    max_model_len: int | None = Field(
-        default=None,
-        ge=1,
-        le=16777216,
-        description="Longest prompt plus output, in tokens. Default: the maximum of the model.",
-    )
-    max_num_seqs: int = Field(
-        default=DEFAULT_LIMITS.max_num_seqs,
-        ge=1,
-        le=HIGHEST_LIMITS.max_num_seqs,
-        description="Capacity: requests that an engine runs at once. Tuning sets the limit in force, up to this value.",
-    )
-    max_num_batched_tokens: int = Field(
-        default=DEFAULT_LIMITS.max_num_batched_tokens,
-        ge=1,
-        le=HIGHEST_LIMITS.max_num_batched_tokens,
-        description="Capacity: tokens that an engine computes in one step. Tuning sets the limit in force, up to this"
-        " value.",
-    )
-    kv_cache: KVCache = Field(default_factory=KVCache, description="Memory for keys and values of requests.")
-    scheduling: Scheduling = Field(
-        default_factory=Scheduling,
-        description="Scheduling and preemption.",
-    )
-    max_queued_requests: int = Field(
-        default=512,
-        ge=1,
-        le=1000000,
-        description="Maximum number of requests that wait in an engine; further requests are answered 503 with"
-        " Retry-After.",
-    )
-    queue_timeout: Duration = duration_field(
-        "engine.queueTimeout", "Time that a request may wait before it is answered 504.", "60s", ("1ms", "240h")
-    )
-    request_timeout: Duration = duration_field(
-        "engine.requestTimeout",
-        "Time that a request may be without progress, from its arrival to its first token and from each token to the"
-        " next, before it is ended with 504.",
-        "600s",
-        ("1ms", "240h"),
-    )
-    serving_metrics: bool = Field(
-        default=True,
-        description="Serve /metrics on the serving port, which gateways and dashboards read, as well as on the admin"
-        " port. With false, the PodMonitor scrapes the admin port: allow Prometheus in the chart's value"
-        " engine.adminPeers.",
-    )
-    tracing: Tracing = Field(default_factory=Tracing, description="OpenTelemetry traces of requests.")
-    logs: Logs = Field(default_factory=Logs, description="Logs of engines.")
     image: str | None = Field(
         default=None,
         min_length=1,

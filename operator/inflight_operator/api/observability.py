@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import Field
-
 from inflight_operator.api.base import SpecModel, validation
+from inflight_operator.api.setting import setting_field
+from inflight_settings.engine import EngineConfig, LogFormat
+from inflight_settings.server import ServerSettings
 
 _GROUP = "[0-9a-fA-F]{1,4}"
 _GROUPS = f"({_GROUP}(:{_GROUP}){{0,6}})?"
@@ -21,23 +20,23 @@ _IS_ENDPOINT = "self.matches('{}')".format(ENDPOINT_PATTERN.replace("\\", r"\\")
 class Tracing(SpecModel):
     """OpenTelemetry traces of requests."""
 
-    endpoint: str | None = Field(
-        default=None,
-        min_length=1,
-        max_length=512,
-        description="URL of an OpenTelemetry collector that accepts OTLP over HTTP, such as"
+    endpoint: str | None = setting_field(
+        ServerSettings,
+        "otlp_traces_endpoint",
+        "URL of an OpenTelemetry collector that accepts OTLP over HTTP, such as"
         " http://collector.observability.svc:4318; a URL without a path gets /v1/traces. Default: the chart's value"
         " engine.tracing.endpoint; if that is empty too, engines send no traces.",
+        min_length=1,
+        max_length=512,
         json_schema_extra=validation(
             _IS_ENDPOINT,
             "engine.tracing.endpoint must be a URL such as http://collector.observability.svc:4318",
         ),
     )
-    sampling_ratio: float | None = Field(
-        default=None,
-        ge=0,
-        le=1,
-        description="Share of requests that are traced, 0 to 1. A request whose caller sends a W3C trace context"
+    sampling_ratio: float | None = setting_field(
+        ServerSettings,
+        "traces_sampling_ratio",
+        "Share of requests that are traced, 0 to 1. A request whose caller sends a W3C trace context"
         " follows the caller's decision instead. Default: the chart's value engine.tracing.samplingRatio.",
     )
 
@@ -45,13 +44,16 @@ class Tracing(SpecModel):
 class Logs(SpecModel):
     """Logs of engines."""
 
-    format: Literal["text", "json"] | None = Field(
+    format: LogFormat | None = setting_field(
+        EngineConfig,
+        "log_format",
+        "Format of log lines; json is one JSON object a line. Default: the chart's value engine.logs.format.",
         default=None,
-        description="Format of log lines; json is one JSON object a line. Default: the chart's value"
-        " engine.logs.format.",
     )
-    access_log: bool | None = Field(
+    access_log: bool | None = setting_field(
+        ServerSettings,
+        "enable_access_log",
+        "Log one line for each request when it ends: status, ids, class, tenant, tokens and times, no prompts and no"
+        " outputs. Default: the chart's value engine.logs.accessLog.",
         default=None,
-        description="Log one line for each request when it ends: status, ids, class, tenant, tokens and times, no"
-        " prompts and no outputs. Default: the chart's value engine.logs.accessLog.",
     )

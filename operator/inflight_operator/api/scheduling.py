@@ -2,27 +2,44 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
 from pydantic import Field
+from pydantic.alias_generators import to_camel
 
 from inflight_operator.api.base import SpecModel, validation
-from inflight_operator.api.duration import Duration, duration_field, optional_duration_field
+from inflight_operator.api.duration import Duration
+from inflight_operator.api.setting import setting_duration, setting_field
+from inflight_settings import scheduling
+from inflight_settings.scheduling import PolicyName, PreemptionMode, SchedulingSettings, VictimName
+from inflight_settings.server import ServerSettings
 
 BOUNDS = ("1ms", "240h")
 """Minimum and maximum of the durations here; the engine's flags accept no longer and hardly shorter ones."""
+
+MOST_QUEUED = 1_000_000
+"""Highest bounds of waiting requests."""
+
+if TYPE_CHECKING:
+    Victim = str
+else:
+    Victim = Literal[tuple(map(to_camel, get_args(VictimName)))]
 
 
 class ClassSLO(SpecModel):
     """Latency targets of one class of requests."""
 
-    ttft_p95: Duration | None = optional_duration_field(
+    ttft_p95: Duration | None = setting_duration(
+        scheduling.ServiceClass,
+        "ttft_target",
         "engine.scheduling.classes.slo.ttftP95",
         "Time to first token that 95% of this class's requests should stay under, such as 500ms; engines count how many"
         " do, and policy deadline orders by it. Default: slo.ttftP95 of the service for the order, and no count.",
         BOUNDS,
     )
-    tpot_p95: Duration | None = optional_duration_field(
+    tpot_p95: Duration | None = setting_duration(
+        scheduling.ServiceClass,
+        "tpot_target",
         "engine.scheduling.classes.slo.tpotP95",
         "Time per output token after the first that 95% of this class's requests should stay under, such as 50ms;"
         " engines count how many do. Default: no target.",
@@ -42,37 +59,40 @@ class ServiceClass(SpecModel):
             " a letter or digit, such as interactive",
         ),
     )
-    weight: float = Field(
-        default=1.0,
-        le=1000000,
-        description="The class's share of prompt and output tokens while several classes have requests waiting,"
+    weight: float = setting_field(
+        scheduling.ServiceClass,
+        "weight",
+        "The class's share of prompt and output tokens while several classes have requests waiting,"
         " relative to the weights of the others: with 4 and 1, four tokens to one. Above 0.",
         json_schema_extra=validation(
             "self > 0.0", "engine.scheduling.classes.weight must be above 0, such as 4: a class of 0 would starve"
         ),
     )
-    priority: int = Field(
-        default=0,
-        ge=-100,
-        le=100,
-        description="Priority of this class's requests that bring none, from -100 to 100; policy priority uses it. A"
+    priority: int = setting_field(
+        scheduling.ServiceClass,
+        "priority",
+        "Priority of this class's requests that bring none, from -100 to 100; policy priority uses it. A"
         " request with a smaller number is served earlier within the class; between classes the weights decide.",
     )
     slo: ClassSLO = Field(default_factory=ClassSLO, description="Latency targets of this class.")
-    max_queued_requests: int | None = Field(
-        default=None,
-        ge=1,
-        le=1000000,
-        description="Requests of this class that may wait in an engine; more are answered 503 with Retry-After."
-        " Default: only engine.maxQueuedRequests bounds them, over all classes.",
+    max_queued_requests: int | None = setting_field(
+        scheduling.ServiceClass,
+        "max_queued_requests",
+        "Requests of this class that may wait in an engine; more are answered 503 with Retry-After. Default: only"
+        " engine.maxQueuedRequests bounds them, over all classes.",
+        le=MOST_QUEUED,
     )
-    shed_after: Duration | None = optional_duration_field(
+    shed_after: Duration | None = setting_duration(
+        scheduling.ServiceClass,
+        "shed_after",
         "engine.scheduling.classes.shedAfter",
         "Predicted wait of this class's requests above which they are answered 503 at once. Default:"
         " engine.scheduling.shedAfter.",
         BOUNDS,
     )
-    request_timeout: Duration | None = optional_duration_field(
+    request_timeout: Duration | None = setting_duration(
+        scheduling.ServiceClass,
+        "request_timeout",
         "engine.scheduling.classes.requestTimeout",
         "Maximum time without progress of this class's requests, as in engine.requestTimeout, which is the default.",
         BOUNDS,
@@ -82,9 +102,10 @@ class ServiceClass(SpecModel):
 class Scheduling(SpecModel):
     """Scheduling and preemption in an engine."""
 
-    policy: Literal["fcfs", "sjf", "priority", "fair", "deadline"] | None = Field(
-        default=None,
-        description="Order of waiting requests within a class. fcfs: in order of arrival. sjf: by the expected number"
+    policy: PolicyName | None = setting_field(
+        SchedulingSettings,
+        "policy",
+        "Order of waiting requests within a class. fcfs: in order of arrival. sjf: by the expected number"
         " of output tokens, fewest first (expected_output_tokens of the request, else its max_tokens). priority: by"
         " priority number, smallest first. fair: by tenant, least served first; the tenant is that of the API key with"
         " gateway.enabled, else the header X-Inflight-Tenant, which needs --trust-tenant-header in engine.extraArgs."
@@ -92,28 +113,33 @@ class Scheduling(SpecModel):
         " of the service) go first; one turn in twenty goes to requests that cannot, so that none starves. Default:"
         " deadline if there is such a target, else fcfs.",
     )
-    shed_after: Duration | None = optional_duration_field(
+    shed_after: Duration | None = setting_duration(
+        ServerSettings,
+        "shed_after",
         "engine.scheduling.shedAfter",
         "Predicted wait in an engine's queue above which a request is answered 503 with Retry-After at once. A request"
         " that is predicted to wait longer does not enter the queue. Default: no request is rejected for its wait.",
         BOUNDS,
     )
-    priority_aging: Duration = duration_field(
+    priority_aging: Duration = setting_duration(
+        SchedulingSettings,
+        "priority_aging",
         "engine.scheduling.priorityAging",
         "Waiting time after which a request counts as one step of priority more urgent, so that no request starves. It"
         " applies to policy priority, and to requests that wait at the gateway.",
-        "10s",
         BOUNDS,
     )
-    preemption: Literal["auto", "recompute", "swap"] = Field(
-        default="auto",
-        description="How a preempted request gets its KV cache back. recompute: its tokens are computed again. swap:"
+    preemption: PreemptionMode = setting_field(
+        SchedulingSettings,
+        "preemption",
+        "How a preempted request gets its KV cache back. recompute: its tokens are computed again. swap:"
         " its cache is copied to host memory and back (needs kvCache.swap; recompute while that is full). auto: the"
         " cheaper of both by measurement; without kvCache.swap, recompute.",
     )
-    preemption_victim: Literal["lastArrived", "longestFirst", "mostPreemptedLast"] = Field(
-        default="lastArrived",
-        description="Running request that is preempted when the KV cache is full. lastArrived: the newest."
+    preemption_victim: Victim = setting_field(
+        SchedulingSettings,
+        "preemption_victim",
+        "Running request that is preempted when the KV cache is full. lastArrived: the newest."
         " longestFirst: the request with the most tokens. mostPreemptedLast: the request with the fewest preemptions so"
         " far.",
     )

@@ -9,13 +9,17 @@ from pydantic import ConfigDict, Field
 from inflight_base.manifest import defaults
 from inflight_operator.api.base import SpecModel, Timestamp, rule, validation, validations
 from inflight_operator.api.cost import Cost
-from inflight_operator.api.duration import Duration, duration_field, duration_or_zero_field
+from inflight_operator.api.duration import Duration, duration_field
 from inflight_operator.api.engine import Accelerator, Engine, Model
 from inflight_operator.api.gateway import Gateway
 from inflight_operator.api.scaling import Scaling
 from inflight_operator.api.scheduling import BOUNDS
+from inflight_operator.api.setting import setting_duration
 from inflight_operator.api.template import PodTemplate
 from inflight_settings.limits import HIGHEST_LIMITS
+from inflight_settings.scheduling import SchedulingSettings
+from inflight_settings.server import ServerSettings
+from inflight_settings.setting import settings_of
 
 
 class SLO(SpecModel):
@@ -28,12 +32,13 @@ class SLO(SpecModel):
         defaults.TTFT_P95,
         BOUNDS,
     )
-    ttft_per_thousand_tokens: Duration = duration_or_zero_field(
+    ttft_per_thousand_tokens: Duration = duration_field(
         "slo.ttftPerThousandTokens",
         "Time that each 1,000 tokens of a prompt add to its TTFT target, which is that of its class or ttftP95: with"
         " ttftP95 500ms and 60ms here, the first token of a prompt of 100,000 tokens is due after 6.5s. A change rolls"
         " out new pods if engines order requests by a target or count those that keep the target of their class.",
-        "60s",
+        "0ms",
+        ("0s", f"{settings_of(SchedulingSettings)['ttft_per_1k_tokens'].le:g}s"),
     )
     tpot_p95: Duration = duration_field(
         "slo.tpotP95",
@@ -133,8 +138,11 @@ class Rollout(SpecModel):
         description="SurgeFirst: a new pod is Ready before an old pod is removed. ReleaseFirst: old pods are removed"
         " first, one at a time, for clusters without a free accelerator for an additional pod.",
     )
-    drain_timeout: Duration = duration_field(
-        "rollout.drainTimeout", "Time in which a pod that is being removed may finish its requests in flight.", "120s"
+    drain_timeout: Duration = setting_duration(
+        ServerSettings,
+        "drain_timeout",
+        "rollout.drainTimeout",
+        "Time in which a pod that is being removed may finish its requests in flight.",
     )
     startup_timeout: Duration = duration_field(
         "rollout.startupTimeout",

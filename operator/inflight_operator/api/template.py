@@ -71,7 +71,7 @@ class Resources(SpecModel):
 
 
 class KeySelector(SpecModel):
-    """One key of a Secret or ConfigMap in the same namespace."""
+    """Key of a Secret or ConfigMap in the same namespace."""
 
     name: Name = Field(description="Name of the Secret or ConfigMap.")
     key: Name = Field(description="Key in the Secret or ConfigMap.")

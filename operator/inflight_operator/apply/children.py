@@ -21,8 +21,8 @@ UNREAD_KINDS = ("Secret",)
 """Kinds that the operator may write but not read."""
 
 _NEEDS = {"Deployment": ("Secret", "ConfigMap"), "EndpointSlice": ("Service",)}
-"""Dependencies of a kind: pods do not start before the objects that they mount exist, and endpoints would become those
-of another owner's Service of the same name."""
+"""Kinds that a kind depends on: pods do not start before the objects that they mount exist, and endpoints would become
+those of another owner's Service of the same name."""
 
 
 class ChildConflictError(Exception):
@@ -69,7 +69,7 @@ class ChildrenState:
         return {key: one.message for key, one in self.refused.items()}
 
     def rests(self, key: Key, wanted: Manifest | None, now: float) -> bool:
-        """Whether the same write was refused and is still backing off."""
+        """Returns True while the same write, which was refused, still backs off."""
         refused = self.refused.get(key)
         return refused is not None and refused.wanted == wanted and now < refused.until
 
@@ -131,7 +131,7 @@ async def sync_children(
 
 @dataclass(frozen=True, slots=True)
 class _Sync:
-    """One round of a service's children."""
+    """Applies and deletes a service's children in one round."""
 
     api: KubeApi
     owner: str | None
@@ -175,7 +175,7 @@ class _Sync:
         return known is not None and known[0] is child and known[1] is live
 
     def _lacks(self, child: Manifest, live: Manifest | None) -> bool:
-        """Whether the child does not exist yet and one of its dependencies is refused."""
+        """Returns True if the child does not exist yet and one of its dependencies is refused."""
         needs = _NEEDS.get(child["kind"], ())
         return live is None and any(kind in needs for kind, _ in self.state.refused)
 
@@ -184,7 +184,7 @@ class _Sync:
         self.changes.failed[key] = error
 
     async def _apply(self, key: Key, child: Manifest, live: Manifest | None) -> Manifest | None:
-        """The live object if it was written."""
+        """Applies the child; returns the live object, or None if it was not written."""
         kind, name = key
         if kind in UNREAD_KINDS:
             # Fields of other managers are not visible, so the object is not taken over.
@@ -212,7 +212,7 @@ class _Sync:
 
 
 def _is_left_over(wanted: Manifest, existing: Manifest) -> bool:
-    """Whether the object belonged to a deleted InferenceService of the same name."""
+    """Returns True if the object belonged to a deleted InferenceService of the same name."""
     ours, theirs = _controller(wanted), _controller(existing)
     return bool(ours and theirs and (ours["kind"], ours["name"]) == (theirs["kind"], theirs["name"]))
 
@@ -226,13 +226,13 @@ def _conflict(wanted: Manifest) -> str:
 
 
 def owner_uid(child: Manifest) -> str | None:
-    """The uid of the object that controls this one; None without a controller."""
+    """Returns the uid of the object's controller; None without one."""
     controller = _controller(child)
     return controller["uid"] if controller else None
 
 
 def _controller(child: Manifest) -> dict[str, str] | None:
-    """The owner reference of the object that controls this one."""
+    """Returns the owner reference of the object's controller; None without one."""
     return next((owner for owner in child["metadata"].get("ownerReferences", ()) if owner.get("controller")), None)
 
 

@@ -1,4 +1,4 @@
-"""Calls of the operator to the API server: those of the base, and its writes about a service."""
+"""Calls of the operator to the API server: the calls of the base, and writes about a service."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class OperatorApi(KubeApi):
 
 
 def _shortened(text: str, most_bytes: int) -> str:
-    """The text, cut with an ellipsis where its UTF-8 form is longer than `most_bytes`."""
+    """Returns the text, shortened with an ellipsis if its UTF-8 form is longer than `most_bytes`."""
     encoded = text.encode()
     if len(encoded) <= most_bytes:
         return text
@@ -92,7 +92,7 @@ def _shortened(text: str, most_bytes: int) -> str:
 
 
 def status_patch(live: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any] | None:
-    """The JSON merge patch (RFC 7386) that turns `live` into `wanted`; None when they are equal already.
+    """Returns the JSON merge patch (RFC 7386) that turns `live` into `wanted`; None if they are equal.
 
     Lists are replaced whole, as merge patch has it.
     """

@@ -25,24 +25,24 @@ from inflight_cost.limits import best_limits
 from inflight_cost.staffing import Staffing, replicas_needed
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.demand import DemandPoint, DemandView
-from inflight_operator.decide.scaling import Ask
+from inflight_operator.decide.scaling import Recommendation
 from inflight_settings.limits import LimitsBounds
 
 SLOT = 300.0
-"""Seconds of the week that one peak stands for."""
+"""Length of a slot of the week in seconds; each slot has one peak."""
 
 _DAY, _WEEK = 288, 2016
-"""Slots."""
+"""Slots in a day and in a week."""
 
 _PEAK = Struct("<f")
 
 SPELL = 15.0
-"""Seconds that one entry of the recent past stands for."""
+"""Length of an entry of the recent past in seconds."""
 
 
 @dataclass(frozen=True, slots=True)
 class AutopilotPolicy:
-    """The parameters, the same for all services; durations in seconds.
+    """Parameters of the autopilot, the same for all services; durations in seconds.
 
     Attributes:
         margins: distance of the means to the targets, beside the one that staffing keeps to the TTFT target.
@@ -93,7 +93,7 @@ class Spell:
         begin: steady clock.
         load: replicas that the demand would have kept busy, the mean.
         need: replicas that were needed for it, the mean.
-        rounds: that both are the mean of.
+        rounds: number of rounds that both are the mean of.
     """
 
     begin: float
@@ -164,7 +164,8 @@ class DemandMemory:
 
 
 def _jump(spells: Sequence[Spell], start_up: float) -> float:
-    """The largest load over the smallest one just before the latest time to order a replica for it; at least 1."""
+    """Returns the ratio of the largest load to the smallest just before the latest time to order a replica for it; at
+    least 1."""
     most = 1.0
     for index, spell in enumerate(spells):
         latest = spell.begin - start_up
@@ -175,10 +176,10 @@ def _jump(spells: Sequence[Spell], start_up: float) -> float:
 
 
 _SMALLEST_LOAD = 0.3
-"""Replicas: growth from below this is no jump to keep replicas ready for."""
+"""Load in replicas: growth from below this does not count as a jump."""
 
 _JUMPY = 1.3
-"""Jumps that replicas stand ready for, from which the last peak is not taken for the highest there can be."""
+"""Factor of a jump above which the last peaks get `AutopilotPolicy.headroom`: they may not be the highest ones."""
 
 
 def decide_replicas(
@@ -188,11 +189,12 @@ def decide_replicas(
     memory: DemandMemory,
     policy: AutopilotPolicy | None = None,
 ) -> tuple[int, Reason, DemandMemory, Sizing]:
-    """Replicas that hold the targets, counting those ordered and on their way, with the numbers that say why.
+    """Returns the replicas that hold the targets, counting those ordered and on their way, with the numbers that say
+    why.
 
     Args:
         view: with `replica` and `workload`.
-        limits_bounds: that tuning may move the limits in.
+        limits_bounds: bounds in which tuning may move the limits.
     """
     assert view.replica is not None
     assert view.workload is not None
@@ -237,13 +239,13 @@ def decide_replicas(
     return replicas, Reason("Demand", numbers, held), memory, sizing
 
 
-def unsized_demand(view: DemandView, policy: AutopilotPolicy | None = None) -> Ask:
+def unsized_demand(view: DemandView, policy: AutopilotPolicy | None = None) -> Recommendation:
     """The recommendation before the size of requests is known: 1 replica if no request arrived for a while, else no
     change."""
     level = (policy or AutopilotPolicy()).level
     if view.rate(level) > 0 or view.waiting or view.running or view.seconds(level) < level - 1:
-        return Ask(view.credited, Reason("DemandNotKnown"))
-    return Ask(1, Reason("NoDemand"))
+        return Recommendation(view.credited, Reason("DemandNotKnown"))
+    return Recommendation(1, Reason("NoDemand"))
 
 
 class Sizing(NamedTuple):
@@ -261,12 +263,12 @@ class Sizing(NamedTuple):
 
 
 class Capacity(NamedTuple):
-    """The capacity of one replica.
+    """Capacity of one replica.
 
     Attributes:
         rate: requests a second.
         met: within its targets; else the rate without targets, which the replica could not meet.
-        prefill_load: of what full steps could compute of prompts at that rate, the share that they do.
+        prefill_load: prompt tokens at that rate, as a share of those that full steps could compute.
         running: requests that decode at that rate.
     """
 
@@ -279,7 +281,7 @@ class Capacity(NamedTuple):
 def capacity_within(
     replica: Replica, workload: Workload, targets: Targets, bounds: LimitsBounds, margins: Margins
 ) -> Capacity:
-    """With the limits that are best within `bounds`."""
+    """Returns the capacity of a replica with the limits that are best within `bounds`."""
     free, _ = _capacity(replica, workload, Targets(), bounds, margins)
     for aim in (targets, replace(targets, tpot=None), Targets()):
         rate, at_rate = _capacity(replica, workload, aim, bounds, margins)
@@ -298,7 +300,7 @@ def _capacity(
 
 
 def _rate(view: DemandView, dispersion: float, policy: AutopilotPolicy) -> float:
-    """Requests a second that arrive now.
+    """Returns the requests per second that arrive now.
 
     Args:
         dispersion: variance of counts over their mean.
@@ -313,14 +315,14 @@ def _rate(view: DemandView, dispersion: float, policy: AutopilotPolicy) -> float
 
 
 def _surely(rate: float, seconds: float, dispersion: float, sureness: float) -> float:
-    """`rate` seen over `seconds`, less `sureness` times its standard error."""
+    """Returns `rate`, measured over `seconds`, less `sureness` times its standard error."""
     return rate - sureness * math.sqrt(dispersion * rate / max(1.0, seconds))
 
 
 def _staffed(view: DemandView, targets: Targets, rate: float, capacity: Capacity, policy: AutopilotPolicy) -> int:
-    """Replicas for `rate` requests a second. Prompts are computed one after another, each in the share of the time that
-    full steps leave them; then requests decode side by side, as many as a replica's rate comes to. Both must begin in
-    time."""
+    """Returns the replicas for `rate` requests per second. Prompts are computed one after another, each in the share of
+    the time that full steps leave them; then requests decode side by side, as many as a replica's rate comes to. Both
+    must begin in time."""
     assert view.replica is not None
     assert view.workload is not None
     cost, workload = view.replica.cost, view.workload
@@ -354,8 +356,9 @@ beyond many only their mean load matters."""
 
 
 _WITHIN_REACH = 0.2
-"""Of what a replica carries without targets: where they leave less, steps are so close to the target that a small error
-of the model would order many times the replicas, and requests are not served better for it."""
+"""Share of a replica's rate without targets that targets must leave. If they leave less, steps are so close to the
+target that a small error of the model would order many times the replicas, and requests are not served better for
+it."""
 
 _LEAST_PATIENCE = 0.4
 """Share of the TTFT target that a mean prompt may wait at least: prompts whose own prefill takes longer cannot keep
@@ -363,13 +366,14 @@ it."""
 
 
 def _waiting(view: DemandView) -> float:
-    """The backlog as a number of mean requests."""
+    """Returns the backlog as a number of mean requests."""
     assert view.workload is not None
     return view.waiting_tokens / max(1.0, view.workload.prompt) if view.waiting_tokens else float(view.waiting)
 
 
 def _rise(view: DemandView, rate: float, dispersion: float, ahead: float, policy: AutopilotPolicy) -> float:
-    """Requests a second added to `rate` in `ahead` seconds if demand continues to rise at its current slope."""
+    """Returns the requests per second that are added to `rate` in `ahead` seconds if demand continues to rise at its
+    current slope."""
     points = [point for point in view.points if point.time > view.time - policy.trend]
     span = points[-1].time - points[0].time if points else 0.0
     if span < policy.trend / 2 or rate <= 0:
@@ -383,7 +387,7 @@ def _rise(view: DemandView, rate: float, dispersion: float, ahead: float, policy
 
 
 def _slope(points: list[DemandPoint]) -> float:
-    """Least squares: requests a second, per second."""
+    """Returns the slope by least squares, in requests per second per second."""
     middle = sum(point.time for point in points) / len(points)
     mean = sum(point.requests for point in points) / len(points)
     across = sum((point.time - middle) * (point.requests - mean) for point in points)

@@ -18,8 +18,8 @@ Recommendations = tuple[tuple[float, int], ...]
 """(time, replicas), oldest first."""
 
 EVENTS_PER_PERIOD = 100
-"""Of changes closer together than this part of the longest period, two are kept apart: the others count at the time of
-the later one."""
+"""Resolution of changes: number of parts of the longest period. Of changes closer together than a part, two are kept
+apart; the others count at the time of the later one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class ScalingRules:
     Attributes:
         stabilization_window: seconds; the most conservative recommendation within it applies.
         policies: rate limits; none means no limit.
-        select_policy: which policy applies: the one that allows the most change, the least, or no change at all.
+        select_policy: policy that applies: that with the largest change, that with the smallest, or no change at all.
     """
 
     stabilization_window: float

@@ -14,7 +14,7 @@ Status = Literal["True", "False", "Unknown"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One condition, before it gets its generation and transition time."""
+    """Condition without its generation and transition time."""
 
     type: str
     status: Status
@@ -45,7 +45,7 @@ class DeploymentView:
 
     @property
     def rolled_out(self) -> bool:
-        """Whether every pod is of the newest template."""
+        """True if every pod is of the newest template."""
         return self.current and self.updated >= self.replicas and self.total <= self.updated
 
 
@@ -89,7 +89,7 @@ def find_conditions(
     scaling: Finding,
     tuning: Finding,
 ) -> tuple[Finding, ...]:
-    """All conditions of a service, in the order they are shown.
+    """Returns all conditions of a service, in the order of the status.
 
     Args:
         source: `spec.model.source`.
@@ -119,8 +119,8 @@ def _main_problem(pods: Iterable[ClassifiedPod]) -> tuple[Problem, int] | None:
 
 
 def stuck(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Finding, ...]:
-    """The findings of a service whose children cannot be applied: no progress, and the reason of Ready=False while it
-    waits for its first pod."""
+    """Returns the findings of a service whose children cannot be applied: no progress, and the reason of Ready=False
+    while it waits for its first pod."""
     stopped = {"Progressing": Finding("Progressing", "False", reason, message)}
     if any(one.type == "Ready" and one.reason in ("Starting", "Waking") for one in findings):
         stopped["Ready"] = Finding("Ready", "False", reason, message)
@@ -128,18 +128,19 @@ def stuck(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Fin
 
 
 def pool_refused(findings: tuple[Finding, ...], reason: str, message: str) -> tuple[Finding, ...]:
-    """The findings of a service whose InferencePool, or its picker's Service or endpoints, cannot be applied."""
+    """Returns the findings of a service whose InferencePool, or its picker's Service or endpoints, cannot be
+    applied."""
     refused = Finding("InferencePool", "False", reason, message)
     return tuple(refused if one.type == refused.type else one for one in findings)
 
 
-def held(findings: tuple[Finding, ...], reason: str, message: str, *, news: bool) -> tuple[Finding, ...]:
-    """The findings of a service whose pod template is left unchanged.
+def held(findings: tuple[Finding, ...], reason: str, message: str, *, replaces: bool) -> tuple[Finding, ...]:
+    """Returns the findings of a service whose pod template is left unchanged.
 
     Args:
-        news: whether this replaces the message of Progressing rather than being appended to it.
+        replaces: True if this replaces the message of Progressing rather than being appended to it.
     """
-    if news:
+    if replaces:
         return stuck(findings, reason, message)
     old = next(one for one in findings if one.type == "Progressing")
     new = replace(old, message=f"{old.message}; {message}")
@@ -147,11 +148,11 @@ def held(findings: tuple[Finding, ...], reason: str, message: str, *, news: bool
 
 
 def unreadable(ready: int, problem: str) -> tuple[Finding, ...]:
-    """All conditions of a service whose stored spec cannot be read: nothing is changed until it is corrected.
+    """Returns all conditions of a service whose stored spec cannot be read: nothing is changed until it is corrected.
 
     Args:
         ready: pods that take requests, as an earlier spec made them.
-        problem: what is wrong with the spec, naming the field.
+        problem: error in the spec, with the name of the field.
     """
     reason = "SpecInvalid"
     message = f"{problem}: correct the spec, or upgrade the operator if it is older than the CustomResourceDefinition"

@@ -31,7 +31,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """One change of one knob.
+    """Change of the number of replicas or of one limit.
 
     Attributes:
         applied: False for advice (`tuning.mode: Recommend`).

@@ -56,7 +56,7 @@ class DemandPoint(NamedTuple):
     Attributes:
         time: steady clock, at its end.
         requests, tokens: arrived requests, and their prompt tokens.
-        squares: of prompt lengths.
+        squares: sum of the squares of prompt lengths.
         queries, hits: prompt tokens looked up in the prefix cache, and found there.
         generated: output tokens.
         first_tokens: requests that got their first token.
@@ -77,7 +77,7 @@ class PodSeen:
     """State of a pod when its counters were last read.
 
     Attributes:
-        time: of the sample.
+        time: time of the sample.
         counters: cumulative, as `_counters` has them.
         waiting: requests in its queue.
         rates: a second, as in `DemandPoint`; rejected requests count as accepted.
@@ -92,11 +92,11 @@ class PodSeen:
 _IDLE = (0.0,) * (len(DemandPoint._fields) - 1)
 _NOTHING = (0.0,) * (len(_IDLE) + 5)
 _UNSEEN = PodSeen(-math.inf, (), 0, _IDLE)
-"""A pod that was there when the operator began and has shown nothing yet."""
+"""A pod that was there when the operator began and has reported nothing yet."""
 _GENERATED, _REFUSED, _STEPS, _GAPS, _STEP_TOKENS, _GAP_SECONDS = 5, 7, 8, 9, 10, 11
-"""Places in `PodSeen.counters`."""
+"""Indices into `PodSeen.counters`."""
 _EXACT = slice(0, _STEP_TOKENS)
-"""Those that never fall; sums of histograms, over several label sets, may by rounding."""
+"""Counters that never fall. Sums of histograms over several label sets may fall by rounding."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class DemandHistory:
     """Remembered demand of a service. Bounded: about 120 points, and a few numbers for each pod.
 
     Attributes:
-        pods: by uid, as last seen.
+        pods: last state of each pod, by uid.
         series: points, each packed, oldest first.
         workload: recent requests; None before the first request.
         replica: compute and KV cache of one pod; None before a pod reported them.
@@ -282,7 +282,8 @@ def _seen(before: PodSeen | None, sample: Sample, ready_for: float | None) -> tu
 
 
 def _counters(sample: Sample) -> tuple[float, ...]:
-    """In the order of `DemandPoint`, then refused requests, steps, inter-token latencies, and the sums of both."""
+    """Returns the counters in the order of `DemandPoint`, then refused requests, steps, inter-token latencies, and the
+    sums of both."""
     return (
         sample.arrived,
         sample.arrived_tokens if sample.arrived else sample.prompt_tokens,
@@ -309,12 +310,12 @@ def _workload(
     widths = [0.0, *(min(now - was, LONGEST_STEP) for was, now in pairwise(times))]
     sums = [sum(map(mul, widths, column)) for column in columns]
     requests, tokens, squares, queries, hits, generated, first_tokens = sums
-    told = any(sample.arrived for sample in samples)
-    counted = requests if told else first_tokens
+    reported = any(sample.arrived for sample in samples)
+    counted = requests if reported else first_tokens
     if counted <= 0 or tokens <= 0 or (before is not None and counted < MIN_REQUESTS):
         return before
     prompt = tokens / counted
-    output = _outputs(samples, pods) if told else (generated / counted, 0.0)
+    output = _outputs(samples, pods) if reported else (generated / counted, 0.0)
     if output is None or output[0] <= 0:
         return before
     # Lengths of which only the mean is known are taken as exponentially distributed: twice its square.

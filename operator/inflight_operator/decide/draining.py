@@ -17,7 +17,7 @@ REQUEST_TOKENS = 1000
 """Tokens counted for a request in a pod that does not report its tokens."""
 
 TOKENS_APART = 100
-"""Pods whose requests hold about as many tokens are told apart by the warmth of their prefix caches, then by age."""
+"""Pods whose requests hold about as many tokens are distinguished by the warmth of their prefix caches, then by age."""
 
 RANKS = 1000
 """Any difference in tokens outweighs all ranks of warmth and age."""
@@ -32,7 +32,7 @@ def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, Sample]) -> dict
 
     Args:
         pods: all pods of the service.
-        loads: by pod uid.
+        loads: load of each pod, by uid.
     """
     serving = [pod for pod in pods if pod.ready and not pod.deleting]
     coldest_first = sorted(serving, key=lambda pod: (_warmth(loads.get(pod.uid)), -pod.created))
@@ -42,7 +42,8 @@ def deletion_costs(pods: Sequence[PodView], loads: Mapping[str, Sample]) -> dict
 
 
 def _warmth(load: Sample | None) -> float:
-    """In steps of a tenth: smaller differences are noise, and an older pod's cache is the warmer one."""
+    """Returns the warmth in steps of a tenth: smaller differences are noise, and an older pod's cache is the warmer
+    one."""
     return 0.0 if load is None else round(load.warmth, 1)
 
 

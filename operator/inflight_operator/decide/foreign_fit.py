@@ -44,8 +44,8 @@ class ForeignFit:
     Attributes:
         weight: intervals, the forgotten ones in part.
         moments: weighted sums of d, p, d^2, p^2 and d p, with d decodes and p prompt tokens a step.
-        products: of the rows (1, d, p) / seconds with each other: 11, 1d, 1p, dd, dp, pp.
-        targets: sums of the rows.
+        products: weighted sums of the products of the rows (1, d, p) / seconds: 11, 1d, 1p, dd, dp, pp.
+        targets: weighted sums of the rows.
     """
 
     weight: float = 0.0
@@ -59,7 +59,7 @@ class ForeignFit:
         """This fit with the work of one pod between two samples.
 
         Args:
-            steps, tokens: of the engine, and tokens they computed.
+            steps, tokens: steps of the engine, and the tokens that they computed.
             generated: output tokens among them.
             gaps, gap_seconds: inter-token latencies, and their sum.
         """
@@ -77,7 +77,7 @@ class ForeignFit:
         )
 
     def cost(self) -> CostModel | None:
-        """None if the fit is not reliable."""
+        """Returns the cost model; None if the fit is not reliable."""
         if self.weight < MIN_INTERVALS or not self._spread():
             return None
         solved = ((self._unexplained(found), found) for found in map(self._solved, _SUBSETS) if found is not None)

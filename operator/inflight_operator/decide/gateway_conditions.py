@@ -87,7 +87,7 @@ def _sleep(facts: GatewayFacts) -> tuple[Finding, ...]:
 
 
 def pool_condition(*, gateway: bool, picker: bool, api: bool, parents: Sequence[PoolParent]) -> Finding:
-    """For a service that enables gateway.inferencePool.
+    """Returns the condition InferencePool of a service that enables gateway.inferencePool.
 
     Args:
         gateway: the operator runs with a gateway. picker: that gateway serves other gateways.

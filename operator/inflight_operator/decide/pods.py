@@ -12,7 +12,7 @@ from inflight_operator.decide.pod_problems import Problem, ServiceFacts, pod_pro
 from inflight_operator.observe.pods import PodView
 
 SEEN = 32
-"""Remembered start-up times per service."""
+"""Maximum number of remembered start-up times of a service."""
 
 SHORTEST_CREDIT = 30.0
 """Seconds that every pod may take to start, however fast the others were."""
@@ -63,7 +63,7 @@ class StartUps:
     counted: frozenset[str] = frozenset()
 
     def with_pods(self, pods: Sequence[PodView]) -> StartUps:
-        """With pods that have become ready, each counted once while it exists."""
+        """Returns these durations with those of pods that have become ready; each pod counts once while it exists."""
         new = [pod for pod in pods if pod.uid not in self.counted and pod.ready_since and pod.running_since]
         there = {pod.uid for pod in pods}
         counted = frozenset(uid for uid in self.counted if uid in there) | {pod.uid for pod in new}
@@ -98,7 +98,7 @@ class Replicas:
     """Ordered replicas by class.
 
     Attributes:
-        ready: that take requests.
+        ready: replicas that take requests.
         blocked: replicas that will not become ready without intervention, including pods that the API server refuses to
             create.
         late: replicas that take longer than usual to start.
@@ -134,7 +134,7 @@ class Pods:
 def classify(
     pods: Sequence[PodView], facts: ServiceFacts, startups: StartUps, startup_limit: float, now: float
 ) -> Pods:
-    """Each pod with its class.
+    """Returns each pod with its class.
 
     Args:
         startup_limit: seconds a pod may take to start by its probe; used before the first observed start-up.
@@ -163,7 +163,8 @@ def _classified(pod: PodView, facts: ServiceFacts, usual: float, limit: float, n
 
 
 def _has_another_try(pod: PodView) -> bool:
-    """Whether a container that ended once runs again: only one that ends again and again is blocked."""
+    """Returns True if the container, which has ended once, is started again: only a container that ends again and again
+    is blocked."""
     long_run = pod.last_run is not None and pod.last_run >= LONG_RUN
     return pod.running_since is not None and (pod.restarts <= 1 or long_run)
 

@@ -43,7 +43,7 @@ class SleepView:
         gateway: state that its pods report.
         idle_timeout: seconds without a request after which the service sleeps.
         max_replicas: bound of the spec.
-        busy: see there.
+        busy: reasons besides requests that keep the service awake.
     """
 
     time: float
@@ -64,9 +64,9 @@ class HeldWork:
     """Inputs that size the replicas for held requests.
 
     Attributes:
-        replica, workload: as in `DemandView`; None while unknown.
+        replica, workload: inputs of the cost model, as in `DemandView`; None while unknown.
         targets: latencies to keep.
-        limits: that tuning may move the limits in.
+        limits: bounds in which tuning may move the limits.
     """
 
     replica: Replica | None
@@ -78,7 +78,8 @@ class HeldWork:
 def decide_sleep(
     view: SleepView, work: HeldWork, behavior: Behavior, history: ScalingHistory
 ) -> tuple[ScalingDecision | None, Reason]:
-    """The decision of scale to zero or from zero, or None if demand decides; and why the service is idle or not."""
+    """Returns the decision to scale to zero or from zero, None if demand decides; and why the service is idle or
+    not."""
     why = _why(view)
     if view.replicas == 0 or (view.ready == 0 and view.gateway.held and not view.troubled):
         return _waking(view, work, behavior, history, why)
@@ -129,7 +130,7 @@ def _decision(frm: int, to: int, reason: Reason, history: ScalingHistory) -> Sca
 
 
 def _why(view: SleepView) -> Reason:
-    """Why the service is idle (code Idle), or not."""
+    """Returns the reason why the service is idle (code Idle), or why it is not."""
     gateway = view.gateway
     if view.replicas == 0:
         return Reason("Idle", {"timeout": view.idle_timeout})

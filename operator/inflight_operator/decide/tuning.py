@@ -41,12 +41,12 @@ def decide_tuning(
     state: TuningState,
     policy: TuningPolicy,
 ) -> TuningDecision:
-    """The limits to be in force now, with the reason; pass the returned state to the next call.
+    """Returns the limits to be in force now, with the reason; pass the returned state to the next call.
 
     In mode Off the limits are the upper bound, which the caller sets to the engines' capacity.
 
     Args:
-        model: a reliable one; None: rules decide.
+        model: reliable cost model; None: rules decide.
     """
     if mode is TuningMode.OFF:
         return TuningDecision(bounds.high, (), Reason("Off"), TuningState(window_start=view.time))

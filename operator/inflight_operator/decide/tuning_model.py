@@ -35,7 +35,7 @@ SAME_LOAD = 1.15
 """Load that grew by more than this ratio explains why fewer requests keep their targets."""
 
 TIGHTEST, LEAST_MEMORY = 0.5, 0.4
-"""How far measurements may correct the model."""
+"""Smallest factors by which measurements correct the TPOT target and the KV cache of the model."""
 
 
 def move_by_model(
@@ -49,7 +49,7 @@ def move_by_model(
     *,
     advise: bool,
 ) -> TuningDecision:
-    """The next limits if no move is being measured."""
+    """Returns the next limits if no move is being measured."""
     state = replace(_corrected(view, limits, slo, model, state, policy), window_start=view.time)
     targets, margins = _targets(slo, state), _margins(state)
     wanted = modelled_limits(bounds, slo, model, state)
@@ -96,7 +96,7 @@ def modelled_limits(bounds: LimitsBounds, slo: Slo, model: TuningModel, state: T
 
 
 def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -> bool:
-    """Whether full steps with these limits miss the TPOT target, and with the wanted limits do not."""
+    """Returns True if full steps miss the TPOT target with these limits, and hold it with the wanted limits."""
 
     def full(pair: Limits) -> float:
         return full_step_seconds(model.replica, model.workload, pair)
@@ -149,7 +149,7 @@ def end_canary(limits: Limits, state: TuningState, now: float) -> TuningDecision
 
 
 def lost(before: Quality, after: Quality, policy: TuningPolicy, *, together: bool) -> Reason | None:
-    """Why service quality dropped after a change; None if it did not.
+    """Returns the reason why service quality counts as worse after a change; None if it does not.
 
     Fewer requests met their targets, by more than chance and load explain, or throughput dropped while requests waited
     and no more of them met their targets.
@@ -202,7 +202,8 @@ def _margins(state: TuningState) -> Margins:
 
 
 def _canary(view: TuningView, goal: Limits, policy: TuningPolicy) -> Canary | None:
-    """The pod with the most data, if there are others to compare it with and most requests meet their targets."""
+    """Returns the pod with the most data as the canary, if there are others to compare it with and most requests meet
+    their targets."""
     seen = [pod for pod in view.by_pod if pod.quality.first_tokens]
     clogged = view.waiting >= 1 and not view.quality.first_tokens
     if len(seen) < 2 or clogged or view.quality.good < policy.missed:
@@ -212,7 +213,8 @@ def _canary(view: TuningView, goal: Limits, policy: TuningPolicy) -> Canary | No
 
 
 def _compared(view: TuningView, move: Move) -> tuple[Quality | None, Quality]:
-    """After and before; the canary and the mean of the others. None: the canary no longer exists, or has no peers."""
+    """Returns the quality after and before a move; with a canary, its own and the mean of the other pods. None: the
+    canary no longer exists, or has no peers."""
     if move.canary is None:
         return view.quality, move.before
     uid = move.canary.uid
@@ -222,7 +224,7 @@ def _compared(view: TuningView, move: Move) -> tuple[Quality | None, Quality]:
 
 
 def _mean(qualities: Sequence[Quality]) -> Quality:
-    """Mean of several pods, as one pod."""
+    """Returns the mean quality of several pods, as that of one pod."""
     first, finished = sum(one.first_tokens for one in qualities), sum(one.finished for one in qualities)
     number = len(qualities)
     return Quality(
@@ -237,7 +239,7 @@ def _mean(qualities: Sequence[Quality]) -> Quality:
 
 
 def _settling(view: TuningView, model: TuningModel, policy: TuningPolicy) -> float:
-    """Approximate decode time of a request."""
+    """Returns the approximate decode time of a request, in seconds."""
     return min(policy.settle, model.workload.output * (view.pace or 0.0))
 
 
@@ -280,10 +282,10 @@ def _differs(one: Limits, other: Limits) -> bool:
 
 
 def _halfway(frm: Limits, to: Limits) -> Limits:
-    """The middle, or `to` if that is near."""
+    """Returns the middle of both, or `to` if that is near."""
     return _middle(frm, to) if _differs(frm, to) else to
 
 
 def _middle(one: Limits, other: Limits) -> Limits:
-    """The geometric middle, knob by knob."""
+    """Returns the geometric middle, knob by knob."""
     return Limits(*(round(math.sqrt(one.get(knob) * other.get(knob))) for knob in KNOBS))

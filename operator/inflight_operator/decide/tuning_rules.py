@@ -53,7 +53,7 @@ def step_by_rules(
     *,
     advise: bool,
 ) -> TuningDecision:
-    """The next step, after the last one is judged."""
+    """Returns the next step, after the last one is judged."""
     trial = state.trial
     if trial is not None and trial.before.pods == view.pods:
         verdict = judge(trial, view, slo, policy)
@@ -77,7 +77,7 @@ def step_by_rules(
 def propose(
     view: TuningView, limits: Limits, bounds: LimitsBounds, slo: Slo, policy: TuningPolicy, state: TuningState
 ) -> Step | None:
-    """The next step, or None if no rule proposes one."""
+    """Returns the next step, or None if no rule proposes one."""
     for rule in _RULES:
         step = rule(view, limits, bounds, slo, policy)
         step = _before_fences(step, state) if step is not None else None
@@ -210,7 +210,7 @@ def _before_fences(step: Step, state: TuningState) -> Step | None:
 
 
 def _fenced(state: TuningState, fence: Fence) -> TuningState:
-    """With `fence` in the place of the one on that side of the knob."""
+    """Returns the fences with `fence` in place of that on the same side of the knob."""
     others = [one for one in state.fences if (one.knob, one.up) != (fence.knob, fence.up)]
     return replace(state, fences=(*others, fence))
 
@@ -239,8 +239,8 @@ def _worse_down(trial: Trial, view: TuningView, policy: TuningPolicy) -> Reason 
 
 
 def _out_of_reach(trial: Trial, view: TuningView, slo: Slo, policy: TuningPolicy) -> bool:
-    """Whether a step down showed that even a request alone would miss the target. Time per token against running
-    requests is close to a line; two limits determine it, and thus the time of a single request."""
+    """Returns True if a step down showed that even a request alone would miss the target. Time per token against
+    running requests is close to a line; two limits determine it, and thus the time of a single request."""
     before, target = trial.before, slo.tpot_p95
     if trial.step.up or trial.step.reason.code != "TpotOverTarget" or trial.step.knob != "max_num_seqs":
         return False
@@ -292,7 +292,7 @@ def _step(knob: Knob, limits: Limits, to: int, why: Reason) -> Step | None:
 
 
 def _over_target(view: TuningView, slo: Slo, policy: TuningPolicy) -> float | None:
-    """TPOT over its target as a ratio; None within the dead band or without measurements."""
+    """Returns TPOT over its target as a ratio; None within the dead band or without measurements."""
     if slo.tpot_p95 is None or view.tpot is None:
         return None
     if view.running_now < view.running / 2:
@@ -302,8 +302,8 @@ def _over_target(view: TuningView, slo: Slo, policy: TuningPolicy) -> float | No
 
 
 def _room(view: TuningView, slo: Slo, policy: TuningPolicy) -> float | None:
-    """TPOT as a share of its target if well below it, else None. Without a target there is always room, and memory is
-    the only bound."""
+    """Returns TPOT as a share of its target if well below it, else None. Without a target there is always room, and
+    memory is the only bound."""
     if slo.tpot_p95 is None:
         return policy.room
     if view.tpot is None:
@@ -331,7 +331,7 @@ def _cut(knob: Knob, view: TuningView, slo: Slo) -> float:
 
 
 def _even(tokens: int) -> int:
-    """Whole KV blocks of 16 tokens, from 32 on."""
+    """Returns the value rounded to whole KV blocks of 16 tokens, from 32 on."""
     return tokens if tokens < 32 else tokens // 16 * 16
 
 

@@ -18,10 +18,10 @@ MIN_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Slo:
-    """Targets in seconds; None: no target.
+    """Latency targets in seconds; None: no target.
 
     Attributes:
-        ttft_per_token: that each token of a prompt adds to its TTFT target.
+        ttft_per_token: seconds that each token of a prompt adds to its TTFT target.
     """
 
     ttft_p95: float | None = None
@@ -30,12 +30,12 @@ class Slo:
 
     @property
     def targets(self) -> Targets:
-        """In the terms of the cost model."""
+        """The targets in the form that the cost model takes."""
         return Targets(self.ttft_p95, self.tpot_p95, self.ttft_per_token)
 
     def of_mean(self, prompt_tokens: float) -> Slo:
-        """One TTFT target for all prompts, that of a mean one: latency histograms contain no prompt lengths, so only
-        this target is comparable with them."""
+        """Returns the targets with one TTFT target for all prompts, that of a mean prompt: latency histograms contain
+        no prompt lengths, so only this target is comparable with them."""
         return Slo(self.targets.ttft_of(prompt_tokens), self.tpot_p95)
 
 
@@ -47,7 +47,7 @@ class TuningPolicy:
         window: seconds measured before a decision.
         dead_band: a latency within target * (1 +/- this) causes no step.
         room: TPOT below this share of the target allows a step up.
-        preemptions_per_min: of one pod; a higher rate lowers the slots.
+        preemptions_per_min: preemptions per minute of one pod; a higher rate lowers the slots.
         kv_full: KV utilization that additional slots must not reach.
         throughput_loss: share of throughput that a change may cost while requests wait before it is reverted.
         fence: seconds for which reverted limits and corrections of the cost model are remembered.
@@ -94,8 +94,8 @@ class Quality:
 
     Attributes:
         first_tokens, finished: requests that got their first token, and that ended.
-        ttft_within, tpot_within: shares of them within the targets; 1 without a target or without any.
-        tokens_per_s: generated, per pod.
+        ttft_within, tpot_within: shares of these requests within the targets; 1 without a target or without any.
+        tokens_per_s: generated tokens per second, per pod.
         load: arrived requests a second, per pod; first tokens a second if arrivals are not reported.
         waiting: requests per pod, mean.
     """
@@ -120,7 +120,7 @@ class Quality:
 
 @dataclass(frozen=True, slots=True)
 class PodQuality:
-    """One pod that accepts limits."""
+    """Service quality of a pod that accepts limits."""
 
     uid: str
     name: str
@@ -132,7 +132,7 @@ class TuningModel:
     """A reliable cost model, and the requests that it is used for.
 
     Attributes:
-        error: median relative error.
+        error: median relative error of the cost model.
     """
 
     replica: Replica
@@ -159,9 +159,9 @@ class TuningView:
         running_now: requests that run in the fullest pod at the end of the window.
         waiting_prompt_tokens: uncomputed prompt tokens per pod, mean; None if the engine does not report them.
         kv_usage: the largest share of KV blocks in use in any pod, 0 to 1.
-        preemptions_per_min: per pod.
-        quality: of all pods.
-        by_pod: of each pod that accepts limits.
+        preemptions_per_min: preemptions per minute, per pod.
+        quality: service quality of all pods.
+        by_pod: service quality of each pod that accepts limits.
     """
 
     time: float
@@ -206,7 +206,7 @@ class TuningView:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step of one limit, and why."""
+    """Step of one limit, with its reason."""
 
     knob: Knob
     frm: int
@@ -257,7 +257,7 @@ class Move:
         pods: measured at that time.
         started: seconds on the steady clock.
         canary: the one pod that has them; None: all have.
-        reason: of the move.
+        reason: reason of the move.
     """
 
     frm: Limits
@@ -344,9 +344,9 @@ class TuningState:
 @dataclass(frozen=True, slots=True)
 class TuningDecision:
     """Attributes:
-    limits: of the service from now on; `state.canary` may have others on one pod.
-    changes: those made (Auto) or advised (Recommend).
-    reason: of the changes, or why nothing changes; its code is the reason of a condition.
+    limits: limits of the service from now on; `state.canary` may have others on one pod.
+    changes: changes made (Auto) or advised (Recommend).
+    reason: reason of the changes, or why nothing changes; its code is the reason of a condition.
     state: passed to the next decision.
     """
 

@@ -9,10 +9,10 @@ from inflight_cost.capacity import Workload
 from inflight_operator.decide.demand import LONGEST_STEP, DemandHistory
 
 SECONDS, REQUESTS = 120.0, 200.0
-"""At least so much of the newest demand is looked at, if there is so much."""
+"""Minimum seconds and requests of the newest demand that are used, as far as there are."""
 
 FEWEST = 20.0
-"""Requests from which their sizes are believed."""
+"""Minimum number of requests from which their mean sizes are used."""
 
 
 def recent_workload(demand: DemandHistory) -> Workload | None:

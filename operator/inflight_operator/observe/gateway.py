@@ -27,10 +27,10 @@ from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, c
 logger = logging.getLogger(__name__)
 
 LOOKUP_SECONDS = 2.0
-"""Between two lists of the gateway's pods."""
+"""Seconds between two lists of the gateway's pods."""
 
 SILENCE_SECONDS = 15.0
-"""After which a stream counts as broken: a gateway writes at least every 5 s."""
+"""Seconds without data after which a stream counts as broken: a gateway writes at least every 5 s."""
 
 CONNECT_SECONDS = 3.0
 
@@ -38,17 +38,17 @@ LONGEST_PAUSE = 5.0
 """Maximum seconds between two connection attempts to a pod: while it is not connected, no service scales to zero."""
 
 SETTLE_SECONDS = 3.0
-"""Wait for connections to the gateway's pods before the first rounds: else each service would briefly report its
-gateway as unavailable."""
+"""Seconds to wait for connections to the gateway's pods before the first rounds: else each service would briefly report
+its gateway as unavailable."""
 
 _NO_TIMEOUT = aiohttp.ClientTimeout()
-"""A stream has no end; its silence is limited here."""
+"""Timeouts of a stream, which has no end; only its silence is limited."""
 
 MAX_LINE = 16 * 2**20
-"""Bytes of a line: some 200 for each service, some 80 for each endpoint."""
+"""Maximum bytes of a line: some 200 for each service, some 80 for each endpoint."""
 
 MAX_ERROR = 200
-"""Characters of an error that are shown; a pod may have written them."""
+"""Maximum characters of an error in messages; a pod may have written them."""
 
 
 class GatewayStreamError(Exception):
@@ -75,7 +75,7 @@ class _Stream:
 
     Attributes:
         since: when the connection began, on the steady clock.
-        reports: of the connection; None before its first full line and while disconnected.
+        reports: reports of the connection; None before its first full line and while disconnected.
         error: why there is no connection.
     """
 
@@ -91,12 +91,12 @@ class GatewayReader:
     """Follows the gateway's pods. Single-threaded: everything happens in the event loop.
 
     Args:
-        http: for the streams.
+        http: client for the streams.
         slices: lists the EndpointSlices of the gateway's Service.
         held: called with a service when requests of it begin to wait at a gateway pod.
 
     Attributes:
-        addresses: of the pods at the last list; None before the first one.
+        addresses: addresses of the pods at the last list; None before the first one.
     """
 
     http: aiohttp.ClientSession
@@ -132,15 +132,17 @@ class GatewayReader:
                 await self._settled.wait()
 
     def view(self, key: ServiceKey) -> GatewayView:
-        """The current state of a service."""
-        told = [one.reports[key] for one in self._streams.values() if one.reports is not None and key in one.reports]
+        """Returns the current state of a service."""
+        reported = [
+            one.reports[key] for one in self._streams.values() if one.reports is not None and key in one.reports
+        ]
         pods = sum(
             one.pod.takes_requests or (one.reports is not None and key in one.reports) for one in self._streams.values()
         )
         silent = (one for one in self._streams.values() if one.pod.takes_requests)
         unheard = (_silence(one, key) for one in silent if one.reports is None or key not in one.reports)
         # While the list of pods is unknown, there may be one more.
-        return gateway_view(told, pods + bool(self._lookup_error), self.clock(), next(unheard, self._lookup_error))
+        return gateway_view(reported, pods + bool(self._lookup_error), self.clock(), next(unheard, self._lookup_error))
 
     @property
     def pods(self) -> tuple[int, int]:
@@ -208,15 +210,15 @@ class GatewayReader:
 
     def _take(self, stream: _Stream, line: bytes) -> list[ServiceKey]:
         """Processes a line; returns the services whose requests this pod started to hold."""
-        full, told = read_line(line, self.clock(), stream.since)
+        full, reported = read_line(line, self.clock(), stream.since)
         before = stream.reports or {}
-        begun = [key for key, one in told.items() if one.held and not (key in before and before[key].held)]
+        begun = [key for key, one in reported.items() if one.held and not (key in before and before[key].held)]
         if full:
-            stream.reports = told
+            stream.reports = reported
         elif stream.reports is None:
             raise GatewayStreamError("the first line is not a full one")
         else:
-            stream.reports.update(told)
+            stream.reports.update(reported)
         stream.error = ""
         self._settle()
         return begun
@@ -238,7 +240,7 @@ def gateway_addresses(slices: Sequence[Manifest]) -> tuple[GatewayAddress, ...]:
 
 
 async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Lines of a stream.
+    """Yields the lines of a stream.
 
     Raises:
         GatewayStreamError: one is too long.
@@ -259,10 +261,10 @@ async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
 
 
 def read_line(line: bytes, now: float, since: float) -> tuple[bool, dict[ServiceKey, GatewayReport]]:
-    """Whether a line is a full one, and its reports of services.
+    """Returns True if a line is a full one, and its reports of services.
 
     Args:
-        now: on the steady clock.
+        now: time on the steady clock.
         since: when the stream began.
 
     Raises:

@@ -30,7 +30,7 @@ class GatewayReport:
     idle_s: float | None = None
 
     def idle_at(self, now: float) -> float:
-        """Seconds without a request until `now`, as far as reported."""
+        """Returns the seconds without a request until `now`, as far as reported."""
         if self.held or self.in_flight:
             return 0.0
         return now - self.since if self.idle_s is None else self.idle_s + now - self.at
@@ -42,7 +42,7 @@ class GatewayView:
 
     Attributes:
         pods: number of gateway pods that may have requests of the service.
-        heard: those of them with a recent report on the service.
+        heard: number of these pods with a recent report on the service.
         held: requests that wait at the gateway for a replica. held_prompt_tokens: estimated tokens of their prompts.
         oldest_held_s: seconds that the oldest of them has waited.
         in_flight: unfinished requests that were sent to engines.
@@ -61,12 +61,12 @@ class GatewayView:
 
     @property
     def known(self) -> bool:
-        """Whether all gateway pods are connected: only then no request is missed."""
+        """True if all gateway pods are connected: only then no request is missed."""
         return 0 < self.pods <= self.heard
 
 
 def gateway_view(reports: Sequence[GatewayReport], pods: int, now: float, silence: str = "") -> GatewayView:
-    """The view from the recent reports of the connected pods.
+    """Returns the view from the recent reports of the connected pods.
 
     Args:
         pods: number of all pods, connected or not.
@@ -85,7 +85,7 @@ def gateway_view(reports: Sequence[GatewayReport], pods: int, now: float, silenc
 
 
 def count(value: object) -> int:
-    """A count that a gateway pod sent.
+    """Returns a count that a gateway pod sent.
 
     Raises:
         ValueError: the value is no count.
@@ -96,7 +96,7 @@ def count(value: object) -> int:
 
 
 def seconds(value: object) -> float:
-    """Seconds that a gateway pod sent.
+    """Returns seconds that a gateway pod sent.
 
     Raises:
         ValueError: the value is no time span.

@@ -19,20 +19,20 @@ from inflight_base.page.histogram import Histogram
 from inflight_operator.observe.metrics import Counters, Sample
 
 NEWEST = 6
-"""Newest samples that are all kept."""
+"""Number of newest samples that are all kept."""
 
 SPARSEST = 8
-"""Of the oldest snapshots every eighth is kept."""
+"""Largest distance between kept snapshots: of the oldest, every eighth is kept."""
 
 MAX_SNAPSHOTS = 14
-"""Most snapshots beside the newest sample."""
+"""Maximum number of snapshots beside the newest sample."""
 
 SPACING = 1 / 20
-"""Least time between two snapshots, as a share of the window's span: with it the snapshots reach back for the whole
+"""Minimum time between two snapshots, as a share of the window's span: with it the snapshots reach back for the whole
 span, however frequent the scrapes are."""
 
 _WORD = 2**32
-"""Bucket counts of snapshots are kept modulo this: a difference is exact while fewer observations lie between."""
+"""Modulus of the bucket counts of snapshots: a difference is exact while fewer observations lie between."""
 
 Numbers = Sequence[float]
 
@@ -54,7 +54,7 @@ class PodSpan(Counters):
     Attributes:
         samples: number of samples, both ends included; with one sample all growth is 0.
         seconds: between both ends.
-        mean, peak: of gauges, without the first sample unless it is the only one.
+        mean, peak: mean and peak of gauges, without the first sample unless it is the only one.
         newest: the sample at the end.
     """
 
@@ -91,9 +91,9 @@ class History:
     Attributes:
         newest: the last sample.
         older: snapshots of earlier samples, oldest first.
-        number: of the next snapshot.
-        sums: of gauges over all samples, the newest included.
-        peaks: of gauges over the samples after the last snapshot.
+        number: number of the next snapshot.
+        sums: sums of gauges over all samples, including the newest.
+        peaks: peaks of gauges over the samples after the last snapshot.
     """
 
     newest: Sample
@@ -104,7 +104,7 @@ class History:
 
     @classmethod
     def of(cls, sample: Sample) -> History:
-        """A history of one sample."""
+        """Returns a history of one sample."""
         return cls(sample, (), 0, _SUMS_PACKED.pack(*_summands(sample)), _PEAKS_PACKED.pack(*_numbers(sample)))
 
     def with_sample(self, sample: Sample, span: float) -> History:
@@ -171,7 +171,7 @@ class History:
         return PodSpan(samples=1, seconds=0.0, mean=gauges, peak=gauges, newest=self.newest)
 
     def _snapshot(self) -> bytes:
-        """The newest sample, packed."""
+        """Returns the newest sample, packed."""
         counts = [int(count) for count in _counts(self.newest)]
         if max(counts, default=0) >= _WORD:
             counts = [count % _WORD for count in counts]
@@ -192,7 +192,7 @@ def _totals(sample: Sample) -> Numbers:
 
 
 def _summands(sample: Sample) -> Numbers:
-    """One sample, its gauges, and whether it reported its prompt tokens."""
+    """Returns the summands of a sample: 1, its gauges, and 1 if it reported its prompt tokens."""
     return 1, *_numbers(sample), sample.waiting_prompt_tokens is not None
 
 
@@ -201,7 +201,8 @@ def _numbers(sample: Sample) -> Numbers:
 
 
 def _restarted(was: Sample, now: Sample) -> bool:
-    """Totals of histograms are left out: sums of fractions over several label sets may fall by rounding."""
+    """Returns True if the engine process restarted. Totals of histograms are left out: sums of fractions over several
+    label sets may fall by rounding."""
     if any(map(lt, _counters(now), _counters(was))):
         return True
     return any(map(lt, _counts(now), _counts(was)))
@@ -217,7 +218,7 @@ def _unpacked(snapshot: bytes) -> tuple[float, ...]:
 
 
 def _rebased(snapshot: bytes, was: Sample) -> bytes:
-    """A snapshot rebased onto a restarted process, where `was` is the last sample of the previous process."""
+    """Returns a snapshot rebased onto a restarted process, where `was` is the last sample of the previous process."""
     numbers = _unpacked(snapshot)
     totals = map(sub, numbers[_TOTALS], _totals(was))
     counts = [(then - int(count)) % _WORD for then, count in zip(numbers[_COUNTS], _counts(was), strict=True)]
@@ -225,8 +226,8 @@ def _rebased(snapshot: bytes, was: Sample) -> bytes:
 
 
 def _thinned(snapshots: tuple[bytes, ...], newest: int) -> tuple[bytes, ...]:
-    """Without those that are too old for their number. Number 8 n is kept longest, then 4 n, 2 n, and odd ones.
-    Peaks of a dropped snapshot are merged into the next one."""
+    """Returns the snapshots without those that are too old for their number. Number 8 n is kept longest, then 4 n, 2 n,
+    and odd ones. Peaks of a dropped snapshot are merged into the next one."""
     kept: list[bytes] = []
     gone: list[tuple[float, ...]] = []
     for snapshot in snapshots:

@@ -21,7 +21,7 @@ class LiveGateway(GatewayReader):
     """Run it while this process is the leader.
 
     Args:
-        http: for state streams.
+        http: client for state streams.
         service: full DNS name of the gateway's Service.
         held: called with a service when a gateway pod starts to hold requests of it.
     """
@@ -38,7 +38,7 @@ class LiveGateway(GatewayReader):
         self._key = LiveGatewayKey(api, namespace, GATEWAY_KEY_SECRET_NAME)
 
     def tenant_key(self, key: ServiceKey, uid: str) -> str:
-        """Of the service with this uid; `read_key` must have succeeded once."""
+        """Returns the tenant key of the service with this uid; `read_key` must have succeeded once."""
         return self._key.current.tenant_key(key, uid)
 
     async def read_key(self) -> None:

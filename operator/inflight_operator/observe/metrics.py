@@ -1,4 +1,5 @@
-"""One engine's /metrics page as a value. A measurement is one field: its annotation has the names, and how it is read.
+"""An engine's /metrics page as a value. A measurement is one field: its annotation has the names and the reading
+function.
 
 vLLM's own pages lack `limits`, `capacity`, `revision`, `waiting_prompt_tokens`, `cost` and arrivals.
 
@@ -20,11 +21,11 @@ from inflight_settings.limits import HIGHEST_LIMITS, Limits
 
 _CAPACITY = ("inflight_max_num_seqs_capacity", "inflight_max_num_batched_tokens_capacity")
 _FULL = ("queue_full", "class_queue_full", "queue_tokens", "shed")
-"""Labels of requests rejected for lack of capacity; others would be rejected by an idle engine as well, or are retried
+"""Reasons of requests rejected for lack of capacity; others would be rejected by an idle engine as well, or are retried
 at another pod."""
 
 _ROUNDING = 1e-6
-"""A share of KV blocks may be above 1 by this much."""
+"""Tolerance by which a share of KV blocks may be above 1."""
 
 
 def _count_or_none(page: Page, name: str) -> int | None:
@@ -47,7 +48,7 @@ def _limits(page: Page, seqs: str, tokens: str) -> Limits | None:
 
 @lru_cache(maxsize=1024)
 def _shared_limits(max_num_seqs: int, max_num_batched_tokens: int) -> Limits | None:
-    """One object for all engines with these limits; None when they are out of range."""
+    """Returns the limits, the same object for all engines; None if they are out of range."""
     limits = Limits(max_num_seqs, max_num_batched_tokens)
     return limits if limits.at_most(HIGHEST_LIMITS) == limits else None
 
@@ -102,13 +103,13 @@ class Sample(Counters):
         running, waiting: requests with a slot, requests in the queue.
         kv_usage: share of KV blocks in use, 0 to 1.
         waiting_prompt_tokens: prompt tokens not computed yet.
-        limits: in force.
+        limits: limits in force.
         capacity: largest limits that the engine accepts, set at its start.
-        revision: of the limits in force.
+        revision: revision of the limits in force.
         refused: counter of requests rejected for lack of capacity.
         output_mean, output_square: mean output tokens of a request, and mean of their squares, including running
             requests.
-        kv_tokens: that the KV cache holds.
+        kv_tokens: tokens that the KV cache holds.
         cost: cost model of a step, as fitted by the engine.
         cost_error: median relative error of `cost`.
         cost_steps: steps that `cost` was fitted to.
@@ -153,7 +154,7 @@ _READINGS = [
     for field, annotation in get_type_hints(Sample, include_extras=True).items()
     if get_origin(annotation) is Annotated
 ]
-"""Each field, the function that reads it of a page, and the names of its samples."""
+"""Fields, the function that reads each of a page, and the names of its samples."""
 
 READER = PageReader(
     [name for _, how, names in _READINGS if how is not Page.histogram for name in names],
@@ -162,7 +163,7 @@ READER = PageReader(
 
 
 def parse_metrics(text: str, time: float) -> Sample:
-    """The sample in Prometheus text format `text`, taken at `time`.
+    """Returns the sample in Prometheus text format `text`, taken at `time`.
 
     Values of several label sets (engines of one vLLM server) are summed; utilizations and limits take the largest.
     A gauge or counter that is not a finite number counts as missing, a histogram with such a bucket or sum as empty.

@@ -32,17 +32,17 @@ class LimitsPush:
 
 @dataclass(frozen=True, slots=True)
 class PodView:
-    """One pod of a service.
+    """A pod of a service.
 
     Attributes:
-        uid: of the pod; a replacement under the same name has another one.
-        ip: empty until the pod has one.
+        uid: uid of the pod; a replacement under the same name has another one.
+        ip: IP address; empty until the pod has one.
         phase: Pending, Running, Succeeded, Failed or Unknown.
         deleting: a deletion is under way; it is no longer capacity.
-        restarts: of the engine container.
-        image: of the engine container.
+        restarts: restarts of the engine container.
+        image: image of the engine container.
         waiting_reason, waiting_message: why its container is not running (`ImagePullBackOff`, `CrashLoopBackOff`).
-        last_reason, last_message, exit_code: of the container's last termination, if any.
+        last_reason, last_message, exit_code: details of the container's last termination, if any.
         unschedulable: the scheduler's message while no node fits, else empty.
         failure: why a pod in phase Failed failed (evicted, for example), else empty.
         unready_since: when it was last found not ready, seconds since the epoch; None while it is ready.
@@ -52,7 +52,7 @@ class PodView:
         metrics_port: port of /metrics.
         admin_port: port that accepts limits; None for an engine without one.
         deletion_cost: `controller.kubernetes.io/pod-deletion-cost`; 0 if unset, as in Kubernetes.
-        created: seconds since the epoch.
+        created: time of creation, seconds since the epoch.
     """
 
     name: str
@@ -82,16 +82,16 @@ class PodView:
 
     @property
     def serves(self) -> bool:
-        """Whether it is ready and not terminating."""
+        """True if the pod is ready and not terminating."""
         return self.ready and not self.deleting and bool(self.ip)
 
     def url(self, port: int) -> str:
-        """`http://IP:PORT`, with brackets around an IPv6 address."""
+        """Returns `http://IP:PORT`, with brackets around an IPv6 address."""
         return f"http://{address_of(self.ip, port)}"
 
 
 def pod_view(pod: Mapping[str, Any]) -> PodView:
-    """The view of `pod`, a v1 Pod as the API returns it in JSON."""
+    """Returns the view of `pod`, a v1 Pod as the API returns it in JSON."""
     metadata, spec, status = pod.get("metadata", {}), pod.get("spec", {}), pod.get("status", {})
     container = engine_container(status.get("containerStatuses", []))
     declared = engine_container(spec.get("containers", []))
@@ -135,7 +135,7 @@ def _unschedulable(status: Mapping[str, Any]) -> str:
 
 
 def _number(text: str) -> int:
-    """Kubernetes rejects other values; one stored by an older version counts as unset."""
+    """Returns the number; 0 for a value that Kubernetes rejects, which an older version may have stored."""
     try:
         return int(text)
     except ValueError:
@@ -143,7 +143,7 @@ def _number(text: str) -> int:
 
 
 def _moment(timestamp: str | None) -> float | None:
-    """Seconds since the epoch."""
+    """Returns the time as seconds since the epoch."""
     return None if not timestamp else datetime.fromisoformat(timestamp).timestamp()
 
 

@@ -1,4 +1,4 @@
-"""The gateways in front of a service, as they report themselves in the status of its InferencePool."""
+"""Gateways in front of a service, as they report themselves in the status of its InferencePool."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 MAX_COMPLAINT = 200
-"""Characters of a message that are shown."""
+"""Maximum characters of a message in the status."""
 
 _USED = ("Accepted", "ResolvedRefs")
 """Conditions of a parent that, if False, mean that it does not use the pool (inference.networking.k8s.io/v1,
@@ -28,7 +28,8 @@ class PoolParent:
 
 
 def pool_parents(pool: Mapping[str, Any] | None) -> tuple[PoolParent, ...]:
-    """The parents in the status of an InferencePool (inference.networking.k8s.io/v1), in its order; None has none."""
+    """Returns the parents in the status of an InferencePool (inference.networking.k8s.io/v1), in its order; None has
+    none."""
     if pool is None:
         return ()
     parents = (pool.get("status") or {}).get("parents") or ()

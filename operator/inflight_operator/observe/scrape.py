@@ -15,12 +15,12 @@ from inflight_operator.observe.metrics import READER, parse_metrics
 from inflight_operator.observe.window import Window
 
 MAX_BACK_OFF = 4
-"""Most scrape intervals between two scrapes of a pod that fails."""
+"""Maximum scrape intervals between two scrapes of a pod that fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One pod to scrape.
+    """A pod to scrape.
 
     Attributes:
         url: `http://IP:PORT/metrics`, an IPv6 address in brackets.
@@ -99,13 +99,13 @@ class ScrapePool(Scraper[_Pod]):
             self.forget(key)
 
     def window(self, key: ServiceKey) -> Window:
-        """Samples of the service's pods, without pods that had no sample for `span` seconds."""
+        """Returns the samples of the service's pods, without pods that had no sample for `span` seconds."""
         pods, oldest = self._services.get(key, {}), monotonic() - self._span
         known = {uid: pod.history for uid, pod in pods.items() if pod.history is not None}
         return Window(self._span, {uid: history for uid, history in known.items() if history.newest.time >= oldest})
 
     def errors(self, key: ServiceKey) -> Mapping[str, str]:
-        """By uid, why the last scrape of a pod failed."""
+        """Returns the errors of pods whose last scrape failed, by uid."""
         return {uid: pod.error for uid, pod in self._services.get(key, {}).items() if pod.error}
 
     def scraped(self, engine: _Pod, body: bytes, began: float) -> None:

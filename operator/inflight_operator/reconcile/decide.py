@@ -35,14 +35,14 @@ from inflight_operator.render import ChildPlan, render
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API
 
 ROUTING_SECONDS = 1.0
-"""From an address in an EndpointSlice to rules on every node: kube-proxy writes them at most once a second."""
+"""Seconds from an address in an EndpointSlice to rules on every node: kube-proxy writes them at most once a second."""
 
 SAME_ADVICE = 1.2
-"""Advised limits within this ratio of each other are one advice."""
+"""Ratio of advised limits within which they count as the same advice."""
 
 
 def decide(snapshot: Snapshot, memory: Memory) -> Plan:
-    """The plan for one service; `Plan.memory` is an input of its next round."""
+    """Returns the plan for one service; `Plan.memory` is an input of its next round."""
     memory = _brought_up_to(snapshot, memory)
     pods = classify(
         snapshot.pods,
@@ -51,9 +51,9 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         snapshot.policy.startup_limit,
         snapshot.at.timestamp(),
     )
-    shown = measured(snapshot)
+    measurements = measured(snapshot)
     by_hand = limits_by_hand(snapshot, memory)
-    scaled = scale(snapshot, by_hand.memory, pods, shown)
+    scaled = scale(snapshot, by_hand.memory, pods, measurements)
     scaling = scaled.decision
     tuned = tuned_limits(snapshot, scaled.memory)
     memory, rendered = _children(snapshot, tuned.memory)
@@ -72,10 +72,10 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         hold_template=template.hold,
         findings=_findings(snapshot, memory, pods, scaled, template, {pod.uid for pod, _ in behind}),
         memory=memory,
-        measured=shown,
+        measured=measurements,
         blocked=scaled.blocked,
         sizing=scaled.sizing,
-        tell=behind,
+        push=behind,
         deletion_costs=_deletion_costs(snapshot, memory),
         decisions=_decisions(snapshot, memory, scaling, (*by_hand.changes, *tuned.changes)),
         modelled=best_limits(snapshot, memory),
@@ -84,7 +84,7 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
 
 
 def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
-    """The memory that still applies to this service, updated from the snapshot."""
+    """Returns the memory that still applies to this service, updated from the snapshot."""
     engine = f"{snapshot.policy.engine}/{snapshot.image}"
     if memory.engine != engine:
         # Measurements of another model, image or accelerator do not apply to this one.
@@ -113,8 +113,8 @@ def _children(snapshot: Snapshot, memory: Memory) -> tuple[Memory, Rendered]:
 
 
 def _rolled_out(snapshot: Snapshot, memory: Memory, pods: Pods) -> bool:
-    """Whether all pods are of the newest template, and as many are ready as before the upgrade: an upgrade does not
-    have to fix pods that were blocked before."""
+    """Returns True if all pods are of the newest template, and as many are ready as before the upgrade: an upgrade does
+    not have to fix pods that were blocked before."""
     deployment = deployment_view(snapshot.deployment, memory.replicas)
     needed = min(memory.moving or 0, memory.replicas)
     return deployment is not None and deployment.rolled_out and len(pods.ready) >= needed
@@ -129,7 +129,7 @@ def _deletion_costs(snapshot: Snapshot, memory: Memory) -> dict[str, int]:
 def _decisions(
     snapshot: Snapshot, memory: Memory, scaling: ScalingDecision, tuned: tuple[Decision, ...]
 ) -> tuple[Decision, ...]:
-    """The decisions to record. The same advice is recorded once, not for each window."""
+    """Returns the decisions to record. The same advice is recorded once, not for each window."""
     made = []
     if scaling.change is not None and scaling.replicas == memory.replicas and not snapshot.policy.external:
         made.append(scaling.change)
@@ -139,7 +139,7 @@ def _decisions(
 
 
 def _advised_already(recorded: list[RecordedDecision], decision: Decision) -> bool:
-    """Whether the last advice on this limit was nearly the same: advice varies with the traffic."""
+    """Returns True if the last advice on this limit was nearly the same: advice varies with the traffic."""
     if decision.applied:
         return False
     same_knob = (one for one in reversed(recorded) if (one.kind, one.knob) == (decision.kind, decision.knob))
@@ -173,11 +173,11 @@ def _findings(
         findings = (*findings, _pool_condition(snapshot))
     if template.why is None:
         return findings
-    return held(findings, template.why.code, sentence(template.why), news=template.state is None)
+    return held(findings, template.why.code, sentence(template.why), replaces=template.state is None)
 
 
 def _routed(snapshot: Snapshot, memory: Memory) -> bool:
-    """Whether a ready pod gets requests."""
+    """Returns True if the Service has listed a ready pod for `ROUTING_SECONDS`."""
     return memory.routed_since is not None and snapshot.now - memory.routed_since >= ROUTING_SECONDS
 
 
@@ -215,8 +215,9 @@ def _scaling_finding(snapshot: Snapshot, decision: ScalingDecision) -> Finding:
 
 
 def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[str]) -> Finding:
-    """Errors of pods that do not run with their limits take precedence over every other reason."""
-    error = next((one.error for uid, one in snapshot.told.items() if one.error and uid in behind), "")
+    """Returns the condition TuningActive. Errors of pods that do not run with their limits take precedence over every
+    other reason."""
+    error = next((one.error for uid, one in snapshot.pushes.items() if one.error and uid in behind), "")
     status: Status = "False"
     override, held = snapshot.policy.override, memory.before_override is not None
     if snapshot.policy.tuning is TuningMode.OFF and not held:

@@ -17,7 +17,7 @@ from inflight_operator.reconcile.views import bounds_of_tuning, limits_bounds, m
 from inflight_settings.limits import Limits, LimitsInForce
 
 _TUNING = ("spec.tuning", "spec.slo")
-"""Fields that, if unreadable, make the operator act conservatively."""
+"""Fields that make tuning only recommend while they are unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Tuned:
 
 
 def limits_by_hand(snapshot: Snapshot, memory: Memory) -> Tuned:
-    """Limits by hand as they begin, change and end, before all that depends on the limits in force. An override ends a
+    """Begins, changes and ends limits set by hand, before all that depends on the limits in force. An override ends a
     canary."""
     limits, before = memory.limits.limits, memory.before_override
     decision = decide_override(snapshot.policy.override, snapshot.at, limits, before, snapshot.policy.capacity)
@@ -43,7 +43,8 @@ def limits_by_hand(snapshot: Snapshot, memory: Memory) -> Tuned:
 
 
 def best_limits(snapshot: Snapshot, memory: Memory) -> Limits | None:
-    """The best limits by the cost model: from tuning's last use of it, or computed now if tuning does not use it."""
+    """Returns the best limits by the cost model: from tuning's last use of it, or computed now if tuning does not use
+    it."""
     policy = snapshot.policy
     if policy.tuning is not TuningMode.OFF and memory.before_override is None:
         return memory.tuning.modelled
@@ -54,8 +55,8 @@ def best_limits(snapshot: Snapshot, memory: Memory) -> Limits | None:
 
 
 def tuned_limits(snapshot: Snapshot, memory: Memory) -> Tuned:
-    """Limits by tuning. Unchanged under an override and while no ready engine reports its limits, except that a canary
-    ends then."""
+    """Returns the limits by tuning. They are unchanged under an override and while no ready engine reports its limits,
+    except that a canary ends then."""
     if memory.before_override is not None:
         return Tuned(memory)
     tunable = {pod.uid: pod.name for pod in tunable_pods(snapshot)}
@@ -85,7 +86,7 @@ def tuned_limits(snapshot: Snapshot, memory: Memory) -> Tuned:
 
 
 def _with_revisions(memory: Memory, wanted: Limits, state: TuningState) -> Memory:
-    """The memory with new limits and their revisions. Changed limits of the service or its canary get the next
+    """Returns the memory with new limits and their revisions. Changed limits of the service or its canary get the next
     revision; so do the limits of all pods when a canary ends, as it would reject an older revision."""
     limits, revision, was, now = memory.limits, memory.revision, memory.canary, state.canary
     begun = now is not None and (was is None or (was.uid, was.in_force.limits) != (now.uid, now.limits))
@@ -99,7 +100,7 @@ def _with_revisions(memory: Memory, wanted: Limits, state: TuningState) -> Memor
 
 
 def tunable_pods(snapshot: Snapshot) -> list[PodView]:
-    """Ready pods that report their limits and accept changes."""
+    """Returns the ready pods that report their limits and accept changes."""
     fresh = snapshot.fresh
     return [
         pod
@@ -109,7 +110,7 @@ def tunable_pods(snapshot: Snapshot) -> list[PodView]:
 
 
 def limit_targets(snapshot: Snapshot, memory: Memory) -> tuple[tuple[PodView, LimitsInForce], ...]:
-    """The tunable pods, each with the limits that it should run with: at most its own capacity."""
+    """Returns the tunable pods, each with the limits that it should run with: at most its own capacity."""
     canary = memory.canary
     return tuple(
         (pod, _bounded(canary.in_force if canary and canary.uid == pod.uid else memory.limits, snapshot.fresh[pod.uid]))
@@ -122,8 +123,8 @@ def _bounded(limits: LimitsInForce, sample: Sample) -> LimitsInForce:
 
 
 def is_in_force(snapshot: Snapshot, uid: str, limits: LimitsInForce) -> bool:
-    """Whether this engine runs with its limits: it reports them, or accepted them after its last sample."""
-    sample, told = snapshot.fresh[uid], snapshot.told.get(uid)
-    if told is not None and told.accepted == limits and told.at >= sample.time:
+    """Returns True if this engine runs with its limits: it reports them, or accepted them after its last sample."""
+    sample, push = snapshot.fresh[uid], snapshot.pushes.get(uid)
+    if push is not None and push.accepted == limits and push.at >= sample.time:
         return True
     return (sample.limits, sample.revision) == (limits.limits, limits.revision)

@@ -20,7 +20,7 @@ from inflight_settings.limits import Limits, LimitsInForce
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """Children as last rendered: the same objects are returned until their inputs change."""
+    """Children of the last rendering: the same objects are returned until their inputs change."""
 
     service: InferenceService
     settings: Settings
@@ -46,18 +46,20 @@ class CanaryInForce:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """All of it except the peaks of the last week can be rebuilt from the status, the children and the engines; apart
+    """State of the decisions for one service.
+
+    All of it except the peaks of the last week can be rebuilt from the status, the children and the engines; apart
     from them, a restart of the operator only means that windows fill again.
 
     Attributes:
-        uid: of the service; another uid means another service of the same name.
+        uid: uid of the service; another uid means another service of the same name.
         engine: `Policy.engine` that the tuning state belongs to.
         replicas: ordered from the Deployment.
-        limits: in force on the engines.
+        limits: limits in force on the engines.
         before_override: the limits that return at the end of an override; None while none is in force.
         canary: the pod with trial limits, and these limits with their own revision; None without a canary.
-        first_revision: what the revision is raised to, once, when engines are found to have a newer one: seconds of
-            the calendar at the start, which are above any revision of an earlier operator process.
+        first_revision: revision to continue with, once, when engines are found to have a newer one: calendar seconds
+            at the start, which are above any revision of an earlier operator process.
         scaling, tuning: state of earlier decisions.
         demand: recent demand of the service.
         needed: replicas needed, recently and in the last week.
@@ -95,12 +97,12 @@ class Memory:
 
 
 def first_memory(service: InferenceService, policy: Policy, ordered: int | None, now: float, at: datetime) -> Memory:
-    """The memory of a new operator process: from the service's status and its Deployment.
+    """Returns the memory of a new operator process, from the service's status and its Deployment.
 
     Args:
         service: with its status.
         ordered: replicas of the live Deployment; None without one.
-        now: steady clock.
+        now: time on the steady clock.
         at: the same moment by the calendar.
     """
     status = service.status

@@ -16,30 +16,31 @@ from inflight_operator.reconcile.views import Measured
 from inflight_settings.limits import Limits, LimitsInForce
 
 Child = tuple[str, str]
-"""Kind and name."""
+"""Kind and name of a child."""
 
 UpgradeState = Literal["Pending", "Moving"]
-"""Of a service for which there is a newer engine release: it waits for its turn, or its pods are being replaced."""
+"""State of a service for which there is a newer engine release: it waits for its turn, or its pods are being
+replaced."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """Attributes:
-    replicas: of the Deployment.
+    replicas: replicas of the Deployment.
     desired: the operator's recommendation; not applied in `scaling.mode: External`.
-    limits: in force.
+    limits: limits in force.
     canary: the pod with trial limits; None without a canary.
     modelled: limits that the cost model finds best; None without a model.
     in_force: ready pods that run with them.
     children: desired state, without the Deployment if `hold_template`.
     hold_template: keep the live Deployment's pod template, and set only its replicas.
-    tell: ready pods to send limits to.
-    deletion_costs: to be set before a scale-down, by pod name.
-    decisions: made in this round.
+    push: ready pods to push limits to.
+    deletion_costs: pod deletion costs to set before a scale-down, by pod name.
+    decisions: decisions of this round.
     findings: all conditions.
     upgrade: state of the upgrade to a newer engine release; None without one.
-    memory: for the next round.
-    measured: over the window, for the status.
+    memory: input of the next round.
+    measured: measurements over the window, for the status.
     blocked: replicas that will not become ready without intervention.
     sizing: demand against the capacity of a replica; None without a cost model.
     """
@@ -57,7 +58,7 @@ class Plan:
     sizing: Sizing | None = None
     canary: CanaryInForce | None = None
     modelled: Limits | None = None
-    tell: tuple[tuple[PodView, LimitsInForce], ...] = ()
+    push: tuple[tuple[PodView, LimitsInForce], ...] = ()
     deletion_costs: Mapping[str, int] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
     upgrade: UpgradeState | None = None

@@ -1,4 +1,4 @@
-"""The spec converted for the decisions: units and defaults resolved, once for each version of the object."""
+"""Conversion of the spec for the decisions: units and defaults resolved, once for each version of the object."""
 
 from __future__ import annotations
 
@@ -41,20 +41,20 @@ class Policy:
         inference_pool: whether there is an InferencePool for other gateways.
         idle_timeout: seconds without a request after which the service scales to zero; None if it never does.
         replicas: `spec.replicas`.
-        targets, behavior, bounds: of scaling.
+        targets, behavior, bounds: settings of scaling.
         fallback_targets: used while there is no capacity model; the TTFT target without the part per prompt token.
-        price: of a pod for an hour; None if unknown.
-        currency: of the price, empty if unknown.
-        slo: latencies to keep, seconds.
+        price: price of a pod for an hour; None if unknown.
+        currency: currency of the price; empty if unknown.
+        slo: latency targets in seconds.
         ordered: engines serve first what can still keep its TTFT target.
-        tuning: its mode.
+        tuning: mode of tuning.
         override: limits set by hand; None without any. May have expired.
-        tuning_bounds: of the limits.
+        tuning_bounds: bounds of the limits.
         capacity: limits that engines are started with.
         facts: names used in sentences about pods.
         startup_limit: seconds that a pod may take to start.
         engine: identity of the measured engine: a change invalidates earlier measurements.
-        template_inputs: identity of all in the spec that the pod template depends on.
+        template_inputs: identity of the parts of the spec that the pod template depends on.
     """
 
     external: bool
@@ -81,7 +81,7 @@ class Policy:
 
 
 def policy_of(service: InferenceService, settings: Settings) -> Policy:
-    """The policy of a service's spec."""
+    """Returns the policy of a service's spec."""
     spec = service.spec
     external, gateway = spec.scaling.mode == "External", behind_gateway(service, settings)
     sleeps = gateway and not external and spec.scaling.min_replicas == 0
@@ -120,13 +120,13 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
 
 
 def _override(tuning: Tuning) -> Override | None:
-    asked = tuning.override
-    return None if asked is None else Override(asked.max_num_seqs, asked.max_num_batched_tokens, until=asked.until)
+    spec = tuning.override
+    return None if spec is None else Override(spec.max_num_seqs, spec.max_num_batched_tokens, until=spec.until)
 
 
 def _engine(spec: InferenceServiceSpec) -> list[Any]:
-    """The inputs that determine the duration of a step. Scheduling, queueing and limits are excluded: tuned limits,
-    cost models and fences stay valid when those change."""
+    """Returns the inputs that determine the duration of a step. Scheduling, queueing and limits are excluded: tuned
+    limits, cost models and fences stay valid when those change."""
     model, engine = spec.model, spec.engine
     return [
         model.source,
@@ -141,8 +141,8 @@ def _engine(spec: InferenceServiceSpec) -> list[Any]:
 
 
 def _behavior(spec: InferenceServiceSpec, *, external: bool) -> Behavior:
-    """In mode External the external scaler has its own rules; the operator then reports the recommendation of the
-    targets."""
+    """Returns the rules for the rate of scaling. In mode External there are none: the external scaler has its own
+    rules, and the operator reports the recommendation of the targets."""
     if external:
         return Behavior(ScalingRules(0.0), ScalingRules(0.0))
     return Behavior(_rules(spec.scaling.behavior.scale_up), _rules(spec.scaling.behavior.scale_down))

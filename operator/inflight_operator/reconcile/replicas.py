@@ -8,7 +8,7 @@ from inflight_operator.decide.autopilot import Sizing, decide_replicas, unsized_
 from inflight_operator.decide.conditions import DeploymentView
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.pods import Pods, count_replicas
-from inflight_operator.decide.scaling import Ask, ScalingDecision, ScalingObservation, decide_scaling
+from inflight_operator.decide.scaling import Recommendation, ScalingDecision, ScalingObservation, decide_scaling
 from inflight_operator.decide.sleeping import Busy, HeldWork, SleepView, decide_sleep
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.reconcile.memory import Memory
@@ -24,7 +24,7 @@ from inflight_operator.reconcile.views import (
 from inflight_settings.limits import LimitsBounds
 
 _SCALING = ("spec.scaling", "spec.replicas", "spec.gateway")
-"""Fields that, if unreadable, block removal of replicas."""
+"""Fields that block the removal of replicas while they are unreadable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Scaled:
     """Replicas to be ordered, and the inputs of the decision.
 
     Attributes:
-        decision: of the operator; only a recommendation in mode External.
-        memory: with `replicas` to be ordered.
+        decision: decision of the operator; only a recommendation in mode External.
+        memory: memory with `replicas` to be ordered.
         blocked: replicas that will not become ready without intervention.
         sizing: demand against the capacity of a replica; None without a cost model.
-        sleep: why the service is idle or not; None for one that never scales to zero.
+        sleep: reason why the service is idle or not; None for one that never scales to zero.
     """
 
     decision: ScalingDecision
@@ -46,8 +46,8 @@ class Scaled:
     sleep: Reason | None
 
 
-def scale(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> Scaled:
-    """The replicas of this round."""
+def scale(snapshot: Snapshot, memory: Memory, pods: Pods, measurements: Measured) -> Scaled:
+    """Returns the replicas of this round."""
     policy = snapshot.policy
     ordered = memory.replicas
     if policy.external and policy.replicas is not None:
@@ -55,7 +55,7 @@ def scale(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> Sc
     deployment = deployment_view(snapshot.deployment, ordered)
     replicas = count_replicas(pods, ordered, deployment.refused if deployment is not None else "")
     observation = scaling_observation(
-        snapshot, replicas, ordered, shown, memory.limits.limits, fixed=memory.before_override is not None
+        snapshot, replicas, ordered, measurements, memory.limits.limits, fixed=memory.before_override is not None
     )
     memory = replace(memory, demand=with_demand(snapshot, memory.demand))
     decision, sleep = _sleep(snapshot, memory, pods, observation, deployment)
@@ -82,7 +82,7 @@ def _sleep(
     observation: ScalingObservation,
     deployment: DeploymentView | None,
 ) -> tuple[ScalingDecision | None, Reason | None]:
-    """The decision to scale to zero, stay at zero or wake; None if demand decides."""
+    """Returns the decision to scale to zero, stay at zero or wake; None if demand decides."""
     policy = snapshot.policy
     if policy.idle_timeout is None or snapshot.gateway is None:
         return None, None
@@ -119,7 +119,7 @@ def _unread(snapshot: Snapshot) -> bool:
 
 
 def _by_demand(
-    snapshot: Snapshot, memory: Memory, observation: ScalingObservation, capacity: Ask | None
+    snapshot: Snapshot, memory: Memory, observation: ScalingObservation, capacity: Recommendation | None
 ) -> ScalingDecision:
     policy = snapshot.policy
     by_model = capacity is not None and memory.demand.workload is not None
@@ -131,9 +131,9 @@ def _by_demand(
 
 def _capacity(
     snapshot: Snapshot, memory: Memory, pods: Pods, observation: ScalingObservation
-) -> tuple[Ask | None, Sizing | None, Memory]:
-    """The recommendation of the capacity model, None before engines report their step costs, and its numbers, None
-    before the size of requests is known too."""
+) -> tuple[Recommendation | None, Sizing | None, Memory]:
+    """Returns the recommendation of the capacity model, None before engines report their step costs, and its numbers,
+    None before the size of requests is known too."""
     view = demand_view(snapshot, memory.demand, pods, memory.startups, observation)
     if not snapshot.fresh or view.replica is None:
         return None, None, memory
@@ -142,11 +142,11 @@ def _capacity(
     replicas, reason, needed, sizing = decide_replicas(
         view, snapshot.policy.slo.targets, _tunable(snapshot, memory), memory.needed
     )
-    return Ask(replicas, reason), sizing, replace(memory, needed=needed)
+    return Recommendation(replicas, reason), sizing, replace(memory, needed=needed)
 
 
 def _tunable(snapshot: Snapshot, memory: Memory) -> LimitsBounds:
-    """The bounds of tuning now."""
+    """Returns the bounds of tuning now."""
     bounds = limits_bounds(snapshot.policy)
     if memory.before_override is not None:
         return LimitsBounds(memory.limits.limits, memory.limits.limits)

@@ -57,7 +57,7 @@ class Event:
 
 
 def recorded(decision: decided.Decision, at: datetime) -> Decision:
-    """A decision in the form of the status: its numbers, and its sentence."""
+    """Returns a decision in the form of the status: its numbers, and its sentence."""
     reason = decision.reason
     return Decision(
         time=at,
@@ -74,7 +74,7 @@ def recorded(decision: decided.Decision, at: datetime) -> Decision:
 
 
 def findings_after(name: str, plan: Plan, outcome: Outcome) -> tuple[Finding, ...]:
-    """All conditions of the service called `name`, after execution of the plan."""
+    """Returns all conditions of the service called `name`, after execution of the plan."""
     if not outcome.failures:
         return plan.findings
     findings = stuck(plan.findings, "ApplyFailed", _messages(outcome.failures.values()))
@@ -92,10 +92,10 @@ def _messages(failures: Iterable[str]) -> str:
 def build_status(
     snapshot: Snapshot, plan: Plan, outcome: Outcome, unreported: Sequence[Decision]
 ) -> InferenceServiceStatus:
-    """The status to be written; the snapshot has the previous one.
+    """Returns the status to write; the snapshot has the previous one.
 
     Args:
-        unreported: decisions that are in no status yet, including those of this plan.
+        unreported: decisions that no status contains yet, including those of this plan.
     """
     service, before = snapshot.service, snapshot.service.status
     replicas = snapshot.replicas
@@ -124,7 +124,8 @@ def build_status(
 def unreadable_status(
     record: ServiceRecord, findings: tuple[Finding, ...], pods: Sequence[PodView], now: datetime
 ) -> InferenceServiceStatus:
-    """The status of a service whose spec cannot be read: `record.status`, with findings and the observed state."""
+    """Returns the status of a service whose spec cannot be read: `record.status`, with findings and the observed
+    state."""
     alive = [pod for pod in pods if not pod.deleting]
     return record.status.model_copy(
         update={
@@ -141,8 +142,8 @@ def unreadable_status(
 
 
 def spec_problem(error: ValidationError) -> str:
-    """The first invalid field, the reason, and the number of further errors: `spec.engine.dtype: Input should be
-    ...`."""
+    """Returns the first invalid field, the reason, and the number of further errors: `spec.engine.dtype: Input should
+    be ...`."""
     first, *more = error.errors(include_url=False, include_context=False, include_input=False)
     field = ".".join(str(part) for part in first["loc"])
     return f"{field}: {first['msg']}" + (f" (and {len(more)} more)" if more else "")
@@ -151,8 +152,8 @@ def spec_problem(error: ValidationError) -> str:
 def events_of(
     before: InferenceServiceStatus, after: InferenceServiceStatus, decisions: Sequence[Decision]
 ) -> list[Event]:
-    """One event for a transition of Ready, one for each decision. A ready pod that the Service does not route to yet
-    lasts seconds, and causes no event."""
+    """Returns an event for a transition of Ready, and one for each decision. A ready pod that the Service does not
+    route to yet lasts seconds, and causes no event."""
     events = []
     was, now = _ready(before), _ready(after)
     changed = now is not None and (was is None or (was.status, was.reason) != (now.status, now.reason))
@@ -182,7 +183,7 @@ def _cut(text: str, most: int) -> str:
 
 
 def _engine(snapshot: Snapshot, plan: Plan) -> EngineStatus | None:
-    """Of the template for new pods."""
+    """Returns the engine release of the template for new pods."""
     rendered = next((child for child in plan.children if child["kind"] == "Deployment"), snapshot.deployment)
     if rendered is None:
         return None
@@ -190,7 +191,8 @@ def _engine(snapshot: Snapshot, plan: Plan) -> EngineStatus | None:
 
 
 def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:
-    """None without `spec.cost`. Starting and pending pods cost the same as serving pods."""
+    """Returns the cost of the service; None without `spec.cost`. Starting and pending pods cost the same as serving
+    pods."""
     policy = snapshot.policy
     if policy.price is None:
         return None
@@ -206,7 +208,7 @@ def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:
 
 
 def _demand(plan: Plan) -> DemandStatus | None:
-    """With three digits; None without a cost model for the service."""
+    """Returns the demand with three digits; None without a cost model for the service."""
     if plan.sizing is None:
         return None
     rate, each, need = (float(f"{number:.3g}") for number in plan.sizing)
@@ -214,7 +216,7 @@ def _demand(plan: Plan) -> DemandStatus | None:
 
 
 def _gateway(snapshot: Snapshot) -> GatewayStatus | None:
-    """None for a service that is not behind the gateway."""
+    """Returns the reports of the gateway; None for a service that is not behind it."""
     view = snapshot.gateway
     if view is None:
         return None
@@ -222,7 +224,7 @@ def _gateway(snapshot: Snapshot) -> GatewayStatus | None:
 
 
 def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
-    """Combined reports of the engines; None without a fresh sample."""
+    """Returns the combined reports of the engines; None without a fresh sample."""
     fresh, measured = snapshot.fresh.values(), plan.measured
     if not fresh:
         return None
@@ -238,10 +240,10 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
 
 
 def _limits(snapshot: Snapshot, plan: Plan) -> LimitsStatus:
-    limits, before, asked = plan.limits.limits, plan.memory.before_override, snapshot.policy.override
+    limits, before, wanted = plan.limits.limits, plan.memory.before_override, snapshot.policy.override
     override, canary = None, plan.canary
-    if before is not None and asked is not None:
-        override = OverrideStatus(until=asked.until, before=LimitsPair(**asdict(before)))
+    if before is not None and wanted is not None:
+        override = OverrideStatus(until=wanted.until, before=LimitsPair(**asdict(before)))
     untuned: Literal["Capacity", "Tuning"] = "Capacity" if limits == snapshot.policy.capacity else "Tuning"
     return LimitsStatus(
         **asdict(limits),
@@ -255,7 +257,7 @@ def _limits(snapshot: Snapshot, plan: Plan) -> LimitsStatus:
 
 
 def _unless_same(observed: ObservedStatus | None, before: ObservedStatus | None) -> ObservedStatus | None:
-    """The old measurement if the new one is equal: a changed timestamp alone does not cause a write."""
+    """Returns the old measurement if the new one is equal: a changed timestamp alone does not cause a write."""
     if observed is None or before is None or observed.model_copy(update={"at": before.at}) != before:
         return observed
     return before

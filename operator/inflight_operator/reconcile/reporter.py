@@ -22,7 +22,7 @@ from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.report import Event, build_status, events_of, recorded
 from inflight_operator.reconcile.snapshot import Snapshot
 from inflight_operator.reconcile.views import mean_slo
-from inflight_operator.telemetry.service_metrics import Shown
+from inflight_operator.telemetry.service_metrics import ServiceValues
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +30,16 @@ NUMBERS_SECONDS = 60.0
 """Seconds between two writes of a status in which only measurements and wording changed; they belong to metrics."""
 
 MOVED_SHARE = 0.25
-"""A measurement within this share of the one last written has not moved."""
+"""Share of the last written value within which a measurement counts as unchanged."""
 
 
 @dataclass(slots=True)
-class Reported:
+class ReporterState:
     """State of the reporter for one service.
 
     Attributes:
-        at: when its status was last written.
-        decisions: that are in no status yet.
+        at: time of the last status write.
+        decisions: decisions that no status contains yet.
         failures: consecutive failed writes.
         again: time of the next attempt.
     """
@@ -57,39 +57,39 @@ class Reporter:
         self._cache = cache
 
     async def report(
-        self, key: ServiceKey, snapshot: Snapshot, plan: Plan, outcome: Outcome, reported: Reported
+        self, key: ServiceKey, snapshot: Snapshot, plan: Plan, outcome: Outcome, state: ReporterState
     ) -> bool:
-        """Whether all due writes succeeded."""
+        """Writes what is due; returns True if all writes succeeded."""
         made = (recorded(decision, snapshot.at) for decision in plan.decisions)
-        reported.decisions = (*reported.decisions, *made)[-MAX_DECISIONS:]
-        status = build_status(snapshot, plan, outcome, reported.decisions)
-        if not is_due(snapshot.service.status, status, self._clock.steady() - reported.at):
+        state.decisions = (*state.decisions, *made)[-MAX_DECISIONS:]
+        status = build_status(snapshot, plan, outcome, state.decisions)
+        if not is_due(snapshot.service.status, status, self._clock.steady() - state.at):
             return True
-        return await self.write(key, snapshot.service, status, reported)
+        return await self.write(key, snapshot.service, status, state)
 
     async def write(
-        self, key: ServiceKey, service: ServiceRecord, status: InferenceServiceStatus, reported: Reported
+        self, key: ServiceKey, service: ServiceRecord, status: InferenceServiceStatus, state: ReporterState
     ) -> bool:
         """Writes a status and the events of its changes; returns whether the status was accepted."""
-        if self._clock.steady() < reported.again:
+        if self._clock.steady() < state.again:
             return False
         try:
             live = await self._api.patch_status(service, status.to_dict())
         except KubeApiError as error:
-            reported.failures += 1
-            reported.again = self._clock.steady() + pause(reported.failures)
+            state.failures += 1
+            state.again = self._clock.steady() + pause(state.failures)
             logger.warning("%s: the status was not taken: %s", key, error)
             return False
         if live is not None:
             self._cache.put(service.kind, live)
-        decisions, reported.decisions = reported.decisions, ()
-        reported.at, reported.failures = self._clock.steady(), 0
+        decisions, state.decisions = state.decisions, ()
+        state.at, state.failures = self._clock.steady(), 0
         for event in events_of(service.status, status, decisions):
             await self._event(key, service, event)
         return True
 
     async def _event(self, key: ServiceKey, service: ServiceRecord, event: Event) -> None:
-        """The status already contains the change, so a rejected event does not fail the round."""
+        """Writes an event. The status already contains the change, so a rejected event does not fail the round."""
         try:
             await self._api.event(service, event.type, event.reason, event.message)
         except KubeApiError as error:
@@ -97,20 +97,20 @@ class Reporter:
 
 
 def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_written: float) -> bool:
-    """Whether `after` should be written now: state changes at once, changed numbers and wording periodically.
+    """Returns True if `after` should be written now: state changes at once, changed numbers and wording periodically.
 
     Args:
         since_written: seconds since the status was last written.
     """
-    if _news(before) != _news(after) or _new_reasons(before, after):
+    if _state_parts(before) != _state_parts(after) or _new_reasons(before, after):
         return True
     return since_written >= NUMBERS_SECONDS and (
         _wording(before) != _wording(after) or _moved(_measurements(before), _measurements(after))
     )
 
 
-def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
-    """The parts that are written at once: no numbers, no wording and no reasons that follow the traffic."""
+def _state_parts(status: InferenceServiceStatus) -> tuple[Any, ...]:
+    """Returns the parts that are written at once: no numbers, no wording and no reasons that follow the traffic."""
     limits, engine = status.limits, status.engine
     external = any(one.reason in ("External", "ReplicasUnset") for one in status.conditions)
     return (
@@ -134,19 +134,19 @@ def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
 
 
 def _new_reasons(before: InferenceServiceStatus, after: InferenceServiceStatus) -> bool:
-    """Whether a condition has a new reason that is written at once. Reasons that follow the traffic are not: if one
-    replaces MaxReplicas, for example, and MaxReplicas returns soon after, the status is not written."""
+    """Returns True if a condition has a new reason that is written at once. Reasons that follow the traffic are not: if
+    one replaces MaxReplicas, for example, and MaxReplicas returns soon after, the status is not written."""
     was = {one.type: one.reason for one in before.conditions}
     return any(one.reason not in FOLLOW_TRAFFIC and one.reason != was.get(one.type) for one in after.conditions)
 
 
 def _wording(status: InferenceServiceStatus) -> list[str]:
-    """Messages except those that follow the traffic."""
+    """Returns the messages except those that follow the traffic."""
     return [one.message for one in status.conditions if one.reason not in FOLLOW_TRAFFIC]
 
 
 def _measurements(status: InferenceServiceStatus) -> dict[str, tuple[float, float]]:
-    """The measurements by name; with each the difference up to which it is steady."""
+    """Returns the measurements by name, each with the difference up to which it counts as steady."""
     cost = status.cost.per_million_tokens if status.cost is not None else None
     found = {"cost": (float(cost or 0), 0.0)}
     if (observed := status.observed) is not None:
@@ -169,7 +169,7 @@ def _measurements(status: InferenceServiceStatus) -> dict[str, tuple[float, floa
 
 
 def _moved(before: dict[str, tuple[float, float]], after: dict[str, tuple[float, float]]) -> bool:
-    """Whether a measurement differs from the one last written by more than steady traffic varies."""
+    """Returns True if a measurement differs from the last written one by more than steady traffic varies."""
     if before.keys() != after.keys():
         return True
     pairs = ((was, *after[name]) for name, (was, _) in before.items())
@@ -180,14 +180,15 @@ def _seconds(duration: str | None) -> float:
     return 0.0 if duration is None else parse_duration(duration)
 
 
-def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
-    """Live values, over the pods with fresh samples; latency targets are for a prompt of mean length."""
+def service_values(snapshot: Snapshot, plan: Plan) -> ServiceValues:
+    """Returns the exported values, over the pods with fresh samples; latency targets are for a prompt of mean
+    length."""
     policy, fresh = snapshot.policy, snapshot.fresh.values()
     targets = mean_slo(policy, plan.memory.demand)
     ready = sum(pod.serves for pod in snapshot.pods)
     assert targets.ttft_p95 is not None
     assert targets.tpot_p95 is not None
-    return Shown(
+    return ServiceValues(
         desired=plan.desired,
         replicas=plan.replicas,
         ready=ready,

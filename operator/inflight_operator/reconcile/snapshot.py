@@ -1,4 +1,4 @@
-"""All inputs of one round, as one value with one time."""
+"""Inputs of a round, as one value with one time."""
 
 from __future__ import annotations
 
@@ -24,30 +24,30 @@ from inflight_operator.render import Settings
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """One service at one moment.
+    """State of a service at one moment.
 
     Attributes:
-        service: with its status.
-        unread: one sentence for each field of the spec that this operator cannot parse.
+        service: the service with its status.
+        unread: a sentence for each field of the spec that this operator cannot parse.
         policy: the spec converted for the decisions.
-        settings: of the installation.
+        settings: settings of the installation.
         tuning: parameters of tuning.
-        now: steady clock.
+        now: time on the steady clock.
         at: the same moment by the calendar.
-        pods: all of the service, including terminating ones.
-        deployment: the live one; None without one.
+        pods: all pods of the service, including terminating ones.
+        deployment: the live Deployment; None without one.
         listed: uids of pods that the Service routes to.
-        window: samples of the engines.
+        window: recent samples of the engines.
         fresh: the newest sample of each ready pod that is not stale, by uid.
-        scrape_errors: why a pod gave no sample, by uid.
-        told: results of sending limits to engines, by uid.
-        admin_token: of the service.
+        scrape_errors: errors of scrapes that gave no sample, by uid.
+        pushes: results of pushing limits to engines, by uid.
+        admin_token: admin token of the service.
         pooled: whether requests go to the pod with the least work, as the gateway sends them; a Service sends them to
             any.
         may_move: whether the service may upgrade to a newer engine release now.
         mover: a service that is upgrading and that others wait for; empty without one.
         gateway: reports of the gateway's pods on the service; None for one that is not behind the gateway.
-        tenant_key: of the service; empty for one that is not behind the gateway.
+        tenant_key: tenant key of the service; empty for one that is not behind the gateway.
         gateway_pods: endpoints of the picker of its InferencePool, empty for a service without; None: not known yet.
         pool_parents: gateways that report on its InferencePool.
     """
@@ -66,7 +66,7 @@ class Snapshot:
     window: Window = field(default_factory=Window)
     fresh: Mapping[str, Sample] = field(default_factory=dict)
     scrape_errors: Mapping[str, str] = field(default_factory=dict)
-    told: Mapping[str, LimitsPush] = field(default_factory=dict)
+    pushes: Mapping[str, LimitsPush] = field(default_factory=dict)
     pooled: bool = False
     may_move: bool = True
     mover: str = ""
@@ -92,18 +92,19 @@ class Snapshot:
 
 
 def engine_image(deployment: Manifest) -> str:
-    """The engine's image in a Deployment's pod template."""
+    """Returns the engine's image in a Deployment's pod template."""
     return str(engine_container(deployment["spec"]["template"]["spec"]["containers"])["image"])
 
 
 def fresh_samples(window: Window, pods: tuple[PodView, ...], now: float, max_age: float) -> dict[str, Sample]:
-    """The newest sample of each ready pod, if at most `max_age` seconds old."""
+    """Returns the newest sample of each ready pod, if at most `max_age` seconds old."""
     ready = {pod.uid for pod in pods if pod.serves}
     return {uid: sample for uid, sample in window.latest(now, max_age).items() if uid in ready}
 
 
 def deployment_view(deployment: Mapping[str, Any] | None, replicas: int) -> DeploymentView | None:
-    """The Deployment as last seen; `replicas` is the number ordered now, which the watch may not have delivered yet."""
+    """Returns the Deployment as last seen; `replicas` is the number ordered now, which the watch may not have delivered
+    yet."""
     if deployment is None:
         return None
     status = deployment.get("status", {})

@@ -20,8 +20,8 @@ from inflight_operator.render.deployment import SPEC_DIGEST, TEMPLATE_DIGEST
 class Template:
     """Attributes:
     hold: keep the live pod template.
-    state: of the upgrade to a newer engine release.
-    why: the reason to report; None without one.
+    state: state of the upgrade to a newer engine release.
+    why: reason to report; None without one.
     """
 
     hold: bool = False
@@ -30,11 +30,11 @@ class Template:
 
 
 def decide_template(snapshot: Snapshot, memory: Memory, children: Sequence[Manifest], *, rolled_out: bool) -> Template:
-    """The decision on the pod template in this round.
+    """Returns the decision on the pod template in this round.
 
     Args:
-        children: as rendered now.
-        rolled_out: whether all replicas are of the live template and ready.
+        children: children as rendered now.
+        rolled_out: True if all replicas are of the live template and ready.
     """
     wanted = next(child for child in children if child["kind"] == "Deployment")
     live = _annotations(snapshot.deployment)
@@ -59,7 +59,8 @@ def decide_template(snapshot: Snapshot, memory: Memory, children: Sequence[Manif
 
 
 def _same_spec(snapshot: Snapshot, live: Manifest) -> bool:
-    """Whether the live pods were made from the spec as it is: then only the operator or its engine image changed."""
+    """Returns True if the live pods were made from the spec as it is: then only the operator or its engine image
+    changed."""
     made_from = live.get(SPEC_DIGEST)
     if made_from is not None:
         return bool(made_from == snapshot.policy.template_inputs)
@@ -76,7 +77,7 @@ UpgradeMode = Literal["Paced", "AtOnce", "Held"]
 
 
 class UpgradePace:
-    """The upgrade turns of all services of one operator. State comes from their rounds and is not stored: a new process
+    """Upgrade turns of all services of one operator. State comes from their rounds and is not stored: a new process
     gives no turn before every service had a round.
 
     Args:
@@ -90,7 +91,7 @@ class UpgradePace:
         self._moving: set[ServiceKey] = set()
 
     def may_move(self, services: int) -> bool:
-        """Whether one more service may start to upgrade now.
+        """Returns True if one more service may start to upgrade now.
 
         Args:
             services: number of services.
@@ -101,7 +102,7 @@ class UpgradePace:
 
     @property
     def holder(self) -> str:
-        """A service that is upgrading, to report to waiting ones; empty if none is."""
+        """Returns a service that is upgrading, to report to waiting ones; empty if none is."""
         return str(min(self._moving)) if self._moving else ""
 
     def note(self, key: ServiceKey, state: UpgradeState | None) -> None:

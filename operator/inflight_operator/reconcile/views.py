@@ -24,7 +24,7 @@ class Measured:
 
     Attributes:
         ttft_p95, tpot_p95: seconds; None without observations.
-        preemptions_per_min: over all pods.
+        preemptions_per_min: preemptions per minute, over all pods.
     """
 
     ttft_p95: float | None
@@ -33,7 +33,7 @@ class Measured:
 
 
 def measured(snapshot: Snapshot) -> Measured:
-    """Over the whole window."""
+    """Returns the measurements over the whole window."""
     span = snapshot.window.since(snapshot.now - snapshot.window.span)
     return Measured(
         span.histogram(lambda sample: sample.ttft).percentile(0.95),
@@ -45,12 +45,12 @@ def measured(snapshot: Snapshot) -> Measured:
 def scaling_observation(
     snapshot: Snapshot, replicas: Replicas, ordered: int, measured: Measured, limits: Limits, *, fixed: bool
 ) -> ScalingObservation:
-    """Inputs of the scaling decision.
+    """Returns the inputs of the scaling decision.
 
     Args:
         ordered: replicas ordered from the child now.
-        limits: in force.
-        fixed: whether an override holds them.
+        limits: limits in force.
+        fixed: True while an override holds them.
     """
     low = snapshot.policy.tuning_bounds.low
     return ScalingObservation(
@@ -71,11 +71,11 @@ def scaling_observation(
 
 
 USUAL_START_UP = 60.0
-"""Seconds that a replica is expected to take before the first was seen."""
+"""Start-up time in seconds that is expected before the first replica was seen to start."""
 
 
 def with_demand(snapshot: Snapshot, demand: DemandHistory) -> DemandHistory:
-    """With the fresh samples of this round."""
+    """Returns the demand with the fresh samples of this round."""
     moment = snapshot.at.timestamp()
     ready_for = {pod.uid: moment - pod.ready_since for pod in snapshot.pods if pod.ready_since is not None}
     return demand.with_samples(snapshot.fresh, ready_for, snapshot.now, {pod.uid for pod in snapshot.pods})
@@ -84,7 +84,7 @@ def with_demand(snapshot: Snapshot, demand: DemandHistory) -> DemandHistory:
 def demand_view(
     snapshot: Snapshot, demand: DemandHistory, pods: Pods, startups: StartUps, observation: ScalingObservation
 ) -> DemandView:
-    """Inputs of the decision on the number of replicas."""
+    """Returns the inputs of the decision on the number of replicas."""
     moment, fresh = snapshot.at.timestamp(), snapshot.fresh.values()
     start_up = USUAL_START_UP if startups.usual is None else startups.usual
     under_way = [
@@ -115,7 +115,7 @@ def demand_view(
 
 
 def _held_tokens(snapshot: Snapshot, prompt: float) -> float:
-    """Prompt tokens that wait at the gateway.
+    """Returns the prompt tokens that wait at the gateway.
 
     Args:
         prompt: mean tokens of a prompt, for a gateway that does not report them.
@@ -125,26 +125,26 @@ def _held_tokens(snapshot: Snapshot, prompt: float) -> float:
 
 
 def limits_bounds(policy: Policy) -> LimitsBounds:
-    """The bounds of `spec.tuning`; in mode Off the limits that engines are started with. Each engine gets at most its
-    own capacity, so a smaller engine does not limit the others."""
+    """Returns the bounds of `spec.tuning`; in mode Off the limits that engines are started with. Each engine gets at
+    most its own capacity, so a smaller engine does not limit the others."""
     if policy.tuning is TuningMode.OFF:
         return LimitsBounds(policy.tuning_bounds.low.at_most(policy.capacity), policy.capacity)
     return bounds_of_tuning(policy)
 
 
 def bounds_of_tuning(policy: Policy) -> LimitsBounds:
-    """The bounds of `spec.tuning` in any mode, within the capacity."""
+    """Returns the bounds of `spec.tuning` in any mode, within the capacity."""
     high = policy.tuning_bounds.high.at_most(policy.capacity)
     return LimitsBounds(policy.tuning_bounds.low.at_most(high), high)
 
 
 def mean_slo(policy: Policy, demand: DemandHistory) -> Slo:
-    """Latency targets for comparison with measurements."""
+    """Returns the latency targets for comparison with measurements."""
     return policy.slo.of_mean(demand.workload.prompt if demand.workload is not None else 0.0)
 
 
 def tuning_model(snapshot: Snapshot, demand: DemandHistory) -> TuningModel | None:
-    """The cost model for limits; None without a reliable one."""
+    """Returns the cost model for limits; None without a reliable one."""
     workload = recent_workload(demand)
     if demand.replica is None or workload is None:
         return None
@@ -153,10 +153,10 @@ def tuning_model(snapshot: Snapshot, demand: DemandHistory) -> TuningModel | Non
 
 
 def tuning_view(window: Window, start: float, now: float, slo: Slo, names: Mapping[str, str]) -> TuningView:
-    """Inputs of the tuning decision: measurements from `start` on.
+    """Returns the inputs of the tuning decision: measurements from `start` on.
 
     Args:
-        names: of the pods that accept limits, by uid.
+        names: names of the pods that accept limits, by uid.
     """
     span = window.since(start)
     tpot = span.histogram(lambda sample: sample.tpot)
@@ -207,6 +207,6 @@ def _quality(pods: Sequence[PodSpan], slo: Slo) -> Quality:
 
 
 def _per_pod(pods: Sequence[PodSpan], of: Callable[[PodSpan], float]) -> float:
-    """Growth a second, the mean over measured pods."""
+    """Returns the growth per second, as the mean over measured pods."""
     rates = [of(pod) / pod.seconds for pod in pods if pod.seconds > 0]
     return sum(rates) / len(rates) if rates else 0.0

@@ -37,7 +37,7 @@ class RoundCodec:
     here.
 
     Attributes:
-        types: names of the fields of each dataclass and named tuple, by its full name: what a reader must agree on.
+        types: names of the fields of each dataclass and named tuple, by its full name; a reader must have the same.
 
     Raises:
         CodecError: a part of the type cannot be recorded; the message names it.

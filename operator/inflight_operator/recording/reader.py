@@ -16,7 +16,7 @@ from inflight_operator.reconcile.snapshot import Snapshot
 from inflight_operator.recording.codec import KIND, VERSION, CodecError, RoundCodec
 
 _GZIP_MAGIC = b"\x1f\x8b"
-"""Of recordings in the earlier format: lines of JSON, with gzip."""
+"""First bytes of recordings in the earlier format: lines of JSON, with gzip."""
 
 
 class RecordingError(ValueError):
@@ -26,10 +26,10 @@ class RecordingError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """One round of one service, as it was recorded.
+    """A recorded round of one service.
 
     Attributes:
-        number: in the file, from 1.
+        number: number in the file, from 1.
         service: `NAMESPACE/NAME`.
     """
 
@@ -41,12 +41,12 @@ class Round:
 
 
 class Recording:
-    """One file. It may be growing still, or have been cut short when its operator was killed: the readable part is
-    used.
+    """A recording in one file. The file may still grow, or may have been cut short when its operator was killed: the
+    readable part is used.
 
     Attributes:
-        started: when the file was begun, ISO 8601.
-        cut_short: whether the file stops before its end; known once `rounds` was read through.
+        started: time of the beginning of the file, ISO 8601.
+        cut_short: True if the file stops before its end; known once `rounds` was read through.
     """
 
     def __init__(self, path: Path) -> None:
@@ -64,10 +64,10 @@ class Recording:
         self.started = self._header(first[1])
 
     def rounds(self, services: Collection[str] = ()) -> Iterator[Round]:
-        """All rounds in the order in which they were decided.
+        """Yields all rounds in the order in which they were decided.
 
         Args:
-            services: those to read; empty reads all.
+            services: services to read; empty reads all.
 
         Raises:
             OSError: the file cannot be read.
@@ -100,7 +100,7 @@ class Recording:
         return started
 
     def _parts(self) -> Iterator[tuple[str, bytes]]:
-        """The header, and the rounds that are whole."""
+        """Yields the header, then the rounds that are whole."""
         self.cut_short = False
         with self._path.open("rb") as file:
             if file.read(len(_GZIP_MAGIC)) == _GZIP_MAGIC:
@@ -117,7 +117,7 @@ class Recording:
 
 
 def _first_difference(theirs: dict[str, list[str]], ours: dict[str, list[str]]) -> tuple[str, str]:
-    """The name of a type, and its difference."""
+    """Returns the name of the first type that differs, and its difference."""
     for name in sorted({*theirs, *ours}):
         short, there, here = name.rpartition(".")[2], theirs.get(name, []), ours.get(name, [])
         if there != here:
@@ -128,7 +128,7 @@ def _first_difference(theirs: dict[str, list[str]], ours: dict[str, list[str]]) 
 
 
 MAX_TEXT = 160
-"""Characters of a value that are shown."""
+"""Maximum characters of a value in a difference."""
 
 
 class _Missing:
@@ -155,7 +155,7 @@ class Difference:
 
 
 def differences(was: Any, now: Any, where: str = "") -> Iterator[Difference]:
-    """The innermost values that differ. NaN equals itself."""
+    """Yields the innermost values that differ. NaN equals itself."""
     if was is now or was == now or (was != was and now != now):
         return
     if is_dataclass(was) and type(was) is type(now):

@@ -24,19 +24,19 @@ logger = logging.getLogger(__name__)
 
 MEBIBYTE = 2**20
 DEFAULT_MEBIBYTES = 64
-"""Of all files together."""
+"""Default size of all files together, in MiB."""
 
 PLACEHOLDER = b"token-not-recorded-"
-"""In the place of a service's admin token and tenant key, repeated to their length, also where it is replayed."""
+"""Text that replaces a service's admin token and tenant key, repeated to their length, also in a replay."""
 
 FILES = 4
-"""That share the size of the recording: at most a quarter of it is lost when the oldest goes."""
+"""Number of files that share the size of the recording: at most a quarter of it is lost with the oldest file."""
 
 FLUSH_BYTES = 256 * 1024
-"""Of rounds, before compression, that are written at once."""
+"""Bytes of rounds, before compression, that are written at once."""
 
 FLUSH_SECONDS = 10.0
-"""Of rounds: maximum loss when the process is killed."""
+"""Seconds between two flushes: at most so many seconds of rounds are lost when the process is killed."""
 
 
 class RotatedFiles:
@@ -44,7 +44,7 @@ class RotatedFiles:
 
     Args:
         header: makes the beginning of each file.
-        max_bytes: of all files in the folder together.
+        max_bytes: maximum size of all files in the folder together.
     """
 
     def __init__(self, folder: Path, header: Callable[[], bytes], max_bytes: int) -> None:
@@ -62,7 +62,7 @@ class RotatedFiles:
         """Adds to the file; begins another one where the last is full.
 
         Args:
-            now: steady clock.
+            now: time on the steady clock.
 
         Raises:
             OSError: it cannot be written.
@@ -118,13 +118,13 @@ def _number(path: Path) -> int:
 
 
 class DecisionRecorder:
-    """A recording never affects a round: if it cannot continue (a full disk), it ends with one warning in the log, and
-    its files stay readable. Admin tokens and tenant keys are not written.
+    """Records decisions. A recording never affects a round: if it cannot continue (a full disk), it ends with one
+    warning in the log, and its files stay readable. Admin tokens and tenant keys are not written.
 
     Args:
         folder: made when it is missing.
-        services: those to record; empty records all.
-        max_bytes: of all files in the folder together; passed by less than one flush.
+        services: services to record; empty records all.
+        max_bytes: maximum size of all files in the folder together; exceeded by less than one flush.
 
     Raises:
         OSError: the folder cannot be made.
@@ -140,7 +140,7 @@ class DecisionRecorder:
         self._ended = False
 
     def decided(self, key: ServiceKey, snapshot: Snapshot, memory: Memory, plan: Plan) -> None:
-        """To be called after each decision of a service."""
+        """Records a decision of a service; to be called after each."""
         if self._ended or (self._services and str(key) not in self._services):
             return
         try:
@@ -173,8 +173,8 @@ class DecisionRecorder:
 
 
 def tokens_in(snapshot: Snapshot, memory: Memory) -> set[str]:
-    """All admin tokens and tenant keys that a round may have seen: the children may have been rendered with earlier
-    ones."""
+    """Returns all admin tokens and tenant keys that a round may have seen: the children may have been rendered with
+    earlier ones."""
     seen, rendered = {snapshot.admin_token, snapshot.tenant_key}, memory.rendered
     if rendered is not None:
         seen |= {rendered.plan.admin_token, rendered.plan.tenant_key}
@@ -182,8 +182,8 @@ def tokens_in(snapshot: Snapshot, memory: Memory) -> set[str]:
 
 
 def without(message: bytes, tokens: Collection[str]) -> bytes:
-    """The message with a placeholder of the same length for each token, wherever it is, and for its base64, as Secrets
-    have it."""
+    """Returns the message with a placeholder of the same length for each token, wherever it is, and for its base64, as
+    Secrets have it."""
     for token in map(str.encode, tokens):
         placeholder = (PLACEHOLDER * len(token))[: len(token)]
         message = message.replace(token, placeholder).replace(b64encode(token), b64encode(placeholder))

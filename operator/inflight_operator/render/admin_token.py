@@ -23,8 +23,8 @@ def admin_token_secret(service: InferenceService, token: str, tenant_key: str) -
     """The Secret; engines read it from files, so that it appears in no environment variable and no process list.
 
     Args:
-        token: for admin calls.
-        tenant_key: of `ChildPlan`; empty renders none.
+        token: token for admin calls.
+        tenant_key: `ChildPlan.tenant_key`; empty renders none.
     """
     values = {TOKEN_KEY: token, **({TENANT_KEY: tenant_key} if tenant_key else {})}
     return {

@@ -6,46 +6,78 @@ upgrade adds a flag.
 
 from __future__ import annotations
 
+from typing import Any
+
 from pydantic.alias_generators import to_snake
 
 from inflight_base.manifest.units import parse_duration, parse_quantity
+from inflight_operator.api.base import SpecModel
 from inflight_operator.api.engine import Engine
 from inflight_operator.api.scheduling import ServiceClass
+from inflight_operator.api.setting import settings_in
 from inflight_operator.api.spec import InferenceServiceSpec
+from inflight_settings.scheduling import ServiceClass as EngineServiceClass
+from inflight_settings.setting import Setting, settings_of
 
 
 def number(value: float) -> str:
-    """Without a fraction where there is none: `60`, `0.5`."""
+    """Returns the number without a fraction if it has none: `60`, `0.5`."""
     return str(int(value)) if value.is_integer() else str(value)
 
 
 def seconds(duration: str) -> str:
-    """A duration such as `1m30s` in seconds."""
+    """Returns a duration such as `1m30s` in seconds."""
     return number(parse_duration(duration))
 
 
+_ALWAYS = "dtype max-num-seqs max-num-batched-tokens max-queued-requests queue-timeout request-timeout".split()
+"""Flags that are written with their defaults too, in this order."""
+
+_FIRST = (
+    "max-model-len kv-cache-memory tensor-parallel-size quantization kv-cache-dtype gpu-memory-utilization kv-headroom "
+    "scheduling-policy priority-aging shed-after preemption preemption-victim swap-space ttft-target no-prefix-caching "
+    "no-serving-metrics"
+).split()
+"""Flags whose order is fixed: another order would replace running pods. Other flags follow."""
+
+
+def constant_flags(engine: Engine) -> dict[str, str | None]:
+    """Values of the flags that every engine gets."""
+    values = _values(engine)
+    return {flag: values[flag] for flag in _ALWAYS}
+
+
 def engine_flags(spec: InferenceServiceSpec) -> list[str]:
-    """Arguments of `inflight-engine serve`, in a fixed order; none if all values are defaults."""
-    engine = spec.engine
-    values, defaults = _values(engine), _values(Engine())
+    """Other arguments of `inflight-engine serve`; none if all values are defaults."""
+    engine, default = spec.engine, Engine()
+    given, defaults = (_values(each, each.kv_cache, each.scheduling) for each in (engine, default))
+    if engine.scheduling.policy == "fcfs" and not _has_target(engine):
+        # The engine takes fcfs unless it has a TTFT target, and with policy fcfs only classes bring one.
+        given["scheduling-policy"] = None
+    arguments = {
+        flag: [f"--{flag}={value}" if value else f"--{flag}"]
+        for flag, value in given.items()
+        if value is not None and value != defaults[flag] and flag not in _ALWAYS
+    }
+    if spec.accelerator.count > 1:
+        arguments["tensor-parallel-size"] = [f"--tensor-parallel-size={spec.accelerator.count}"]
+    arguments["ttft-target"] = ttft_flags(spec)
+    ordered = sorted(arguments, key=lambda flag: _FIRST.index(flag) if flag in _FIRST else len(_FIRST))
     return [
-        *(f"--{flag}={value}" for flag, value in values.items() if value != defaults[flag]),
-        *ttft_flags(spec),
-        *([] if engine.kv_cache.prefix_caching else ["--no-prefix-caching"]),
-        *([] if engine.serving_metrics else ["--no-serving-metrics"]),
+        *(argument for flag in ordered for argument in arguments[flag]),
         *(f"--service-class={_class(each)}" for each in engine.scheduling.classes),
     ]
 
 
 def ttft_target(spec: InferenceServiceSpec) -> str | None:
-    """TTFT target in seconds by which engines order waiting requests of classes without their own; None: no ordering by
-    target."""
+    """Returns the TTFT target in seconds by which engines order waiting requests of classes without their own; None: no
+    ordering by target."""
     ordered = spec.engine.scheduling.policy in (None, "deadline")
     return seconds(spec.slo.ttft_p95) if ordered and spec.slo is not None else None
 
 
 def ttft_flags(spec: InferenceServiceSpec) -> list[str]:
-    """The parts of `spec.slo` passed to engines."""
+    """Returns the flags for the parts of `spec.slo` that engines take."""
     target, slo = ttft_target(spec), spec.slo
     flags = [] if target is None else [f"--ttft-target={target}"]
     if slo is not None and parse_duration(slo.ttft_per_thousand_tokens) and (flags or _has_target(spec.engine)):
@@ -54,49 +86,33 @@ def ttft_flags(spec: InferenceServiceSpec) -> list[str]:
 
 
 def _has_target(engine: Engine) -> bool:
-    """Whether a class has its own target."""
+    """Returns True if a class has its own target."""
     return any(each.slo.ttft_p95 is not None for each in engine.scheduling.classes)
 
 
-def _values(engine: Engine) -> dict[str, str | None]:
-    cache, scheduling = engine.kv_cache, engine.scheduling
-    return {
-        "quantization": engine.quantization,
-        "kv-cache-dtype": cache.dtype,
-        "gpu-memory-utilization": number(cache.memory_fraction),
-        "kv-headroom": number(cache.headroom),
-        "scheduling-policy": _policy(engine),
-        "priority-aging": seconds(scheduling.priority_aging),
-        "shed-after": None if scheduling.shed_after is None else seconds(scheduling.shed_after),
-        "preemption": scheduling.preemption,
-        "preemption-victim": to_snake(scheduling.preemption_victim),
-        "swap-space": str(int(parse_quantity(cache.swap))),
-    }
-
-
-def _policy(engine: Engine) -> str | None:
-    """None: the engine's own choice is the same. It takes fcfs unless it has a TTFT target, and with policy fcfs only
-    classes bring one."""
-    policy = engine.scheduling.policy
-    return None if policy == "fcfs" and not _has_target(engine) else policy
-
-
 def _class(service_class: ServiceClass) -> str:
-    """`NAME:weight=4,priority=1,ttft=0.5,tpot=0.05,max_queued=100,shed_after=5,request_timeout=600`, or `NAME`
-    alone."""
-    values, defaults = _class_values(service_class), _class_values(ServiceClass(name=service_class.name))
-    given = ",".join(f"{key}={value}" for key, value in values.items() if value != defaults[key])
-    return f"{service_class.name}:{given}" if given else service_class.name
+    """`NAME:weight=4,priority=1,ttft=0.5`, or `NAME` alone."""
+    default = ServiceClass(name=service_class.name)
+    given, defaults = (_values(each, each.slo) for each in (service_class, default))
+    flags = [each.flag for each in settings_of(EngineServiceClass).values() if given[each.flag] != defaults[each.flag]]
+    values = ",".join(f"{flag.replace('-', '_')}={given[flag]}" for flag in flags)
+    return f"{service_class.name}:{values}" if values else service_class.name
 
 
-def _class_values(service_class: ServiceClass) -> dict[str, str | None]:
-    slo, most = service_class.slo, service_class.max_queued_requests
-    return {
-        "weight": number(service_class.weight),
-        "priority": str(service_class.priority),
-        "ttft": None if slo.ttft_p95 is None else seconds(slo.ttft_p95),
-        "tpot": None if slo.tpot_p95 is None else seconds(slo.tpot_p95),
-        "max_queued": None if most is None else str(most),
-        "shed_after": None if service_class.shed_after is None else seconds(service_class.shed_after),
-        "request_timeout": None if service_class.request_timeout is None else seconds(service_class.request_timeout),
-    }
+def _values(*parts: SpecModel) -> dict[str, str | None]:
+    """Values of the settings in parts of the spec, by flag. None: unset; empty: a switch that is not as by default."""
+    return {each.flag: _value(each, getattr(part, name)) for part in parts for name, each in settings_in(type(part))}
+
+
+def _value(setting: Setting, value: Any) -> str | None:
+    if value is None:
+        return None
+    if setting.kind is bool:
+        return None if value == setting.default else ""
+    if setting.unit == "bytes":
+        return str(int(parse_quantity(value)))
+    if setting.unit == "seconds":
+        return seconds(value)
+    if setting.choices:
+        return value if value in setting.choices else to_snake(value)
+    return number(value) if isinstance(value, float) else str(value)

@@ -25,18 +25,20 @@ if TYPE_CHECKING:
 INFERENCE_POOL_API = "inference.networking.k8s.io/v1/InferencePool"
 
 PICKER_PORT = 9002
-"""Of the picker's Service: the port that gateways take for an endpoint picker by default."""
+"""Port of the picker's Service: the default port of endpoint pickers."""
 
 PICKER_PORT_NAME = "grpc-ext-proc"
 
 SLICE_MANAGER = "inflight-operator"
-"""On our EndpointSlices: with the name of a controller of Kubernetes, that one would delete them."""
+"""Value of the label managed-by of the operator's EndpointSlices: a controller of Kubernetes with that name would
+delete them."""
 
 _FAMILIES = ("IPv4", "IPv6")
 
 
 def has_inference_pool(service: InferenceService, settings: Settings) -> bool:
-    """Whether other gateways may use the service: it enables that, its gateway serves them, and the API exists."""
+    """Returns True if other gateways may use the service: it enables that, its gateway serves them, and the API
+    exists."""
     return (
         service.spec.gateway.inference_pool.enabled
         and behind_gateway(service, settings)

@@ -15,7 +15,7 @@ def child(api_version: str, kind: str, service: InferenceService, name: str | No
     """Kind and metadata of a child: labels, and the service as its owner so that deleting it deletes the child.
 
     Args:
-        name: None: that of the service's main children.
+        name: name of the child; None takes that of the service's main children.
     """
     metadata = service.metadata
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": metadata.name, "uid": metadata.uid}

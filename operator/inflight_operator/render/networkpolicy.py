@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def downloads_model(service: InferenceService) -> bool:
-    """Whether the service's pods fetch their model over the network."""
+    """Returns True if the service's pods fetch their model over the network."""
     return service.spec.model.source.startswith("hf://")
 
 

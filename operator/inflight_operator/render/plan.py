@@ -14,9 +14,9 @@ class ChildPlan:
     """Decisions for the children of one service.
 
     Attributes:
-        replicas: of the Deployment.
-        limits: in force, which new pods start with.
-        admin_token: for the engines' admin calls.
+        replicas: replicas of the Deployment.
+        limits: limits in force, with which new pods start.
+        admin_token: token for the engines' admin calls.
         tenant_key: for engines to verify the tenant of a request that the gateway signs; empty for a service that is
             not behind the gateway.
         gateway_pods: endpoints of the picker of the service's InferencePool; empty for one without.
@@ -54,7 +54,7 @@ class Settings:
         engine_image: default image of engines.
         engine_pull_policy: when the kubelet pulls the engines' images; empty takes the default of Kubernetes.
         available_apis: optional APIs the cluster has, as `GROUP/VERSION/KIND`.
-        operator_namespace: of the operator's pods, which may reach the engines' admin port; None when the
+        operator_namespace: namespace of the operator's pods, which may reach the engines' admin port; None when the
             operator does not run in a pod.
         admin_peers: NetworkPolicyPeers that may reach the admin port as well.
         observability: traces and logs of engines whose service does not set them.
@@ -73,5 +73,5 @@ class Settings:
 
     @property
     def gateway_namespace(self) -> str:
-        """Of the gateway's Service and pods: the second label of its DNS name."""
+        """Namespace of the gateway's Service and pods: the second label of its DNS name."""
         return self.gateway_service.split(".")[1] if self.gateway_service else ""

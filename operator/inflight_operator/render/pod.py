@@ -19,7 +19,7 @@ from inflight_base.manifest.names import (
 from inflight_base.manifest.units import parse_duration, parse_quantity
 from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder, model_argument, served_name
 from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY, TOKEN_KEY
-from inflight_operator.render.engine_flags import engine_flags, seconds
+from inflight_operator.render.engine_flags import constant_flags, engine_flags, seconds
 from inflight_operator.render.limits import LIMITS_FILE
 from inflight_operator.render.networkpolicy import downloads_model
 from inflight_operator.render.observability import observability_flags, observability_of, trace_environment
@@ -46,13 +46,13 @@ PROPAGATION_SECONDS = 5
 """Time for routers to learn that a pod is terminating; it keeps serving for that time."""
 
 MARGIN_SECONDS = 20
-"""For the engine to notice, close its sockets and exit, on a machine that is busy."""
+"""Seconds for the engine to notice, close its sockets and exit, on a busy machine."""
 
 STARTUP_PERIOD_SECONDS = 2
 
 KILL_GRACE_SECONDS = 2
-"""From SIGTERM to SIGKILL after a failed liveness or start-up probe. The pod's own grace period is for requests that
-still run to their end, of which a container that hangs has none. The kubelet waits two seconds at least."""
+"""Seconds from SIGTERM to SIGKILL after a failed liveness or start-up probe. The pod's own grace period is for requests
+that still run to their end, of which a container that hangs has none. The kubelet waits two seconds at least."""
 
 
 def startup_limit_seconds(service: InferenceService) -> int:
@@ -175,30 +175,19 @@ def engine_command(
         tenant_key_file: path of the file with the tenant key; None for a service that is not behind the gateway.
     """
     spec = service.spec
-    flags: dict[str, str | int] = {
+    flags: dict[str, str | int | None] = {
         "host": "0.0.0.0",
         "port": ENGINE_PORT,
         "admin-port": ADMIN_PORT,
         "served-model-name": served_name(service),
         "device": "cuda" if spec.accelerator.count else "cpu",
-        "dtype": spec.engine.dtype,
-        "max-num-seqs": spec.engine.max_num_seqs,
-        "max-num-batched-tokens": spec.engine.max_num_batched_tokens,
-        "max-queued-requests": spec.engine.max_queued_requests,
-        "queue-timeout": seconds(spec.engine.queue_timeout),
-        "request-timeout": seconds(spec.engine.request_timeout),
+        **constant_flags(spec.engine),
         "drain-delay": PROPAGATION_SECONDS,
         "drain-timeout": seconds(spec.rollout.drain_timeout),
         "limits-file": limits_file,
     }
     if spec.model.source.startswith("hf://"):
         flags["revision"] = spec.model.revision
-    if spec.engine.max_model_len is not None:
-        flags["max-model-len"] = spec.engine.max_model_len
-    if spec.engine.kv_cache.memory is not None:
-        flags["kv-cache-memory"] = int(parse_quantity(spec.engine.kv_cache.memory))
-    if spec.accelerator.count > 1:
-        flags["tensor-parallel-size"] = spec.accelerator.count
     return [
         "inflight-engine",
         "serve",

@@ -41,7 +41,8 @@ def service_port() -> Manifest:
 
 
 def behind_gateway(service: InferenceService, settings: Settings) -> bool:
-    """Whether requests to the service go through the gateway: the service enables it, and a gateway is installed."""
+    """Returns True if requests to the service go through the gateway: the service enables it, and a gateway is
+    installed."""
     return service.spec.gateway.enabled and bool(settings.gateway_service)
 
 

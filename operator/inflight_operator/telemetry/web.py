@@ -15,28 +15,30 @@ from prometheus_client.exposition import make_wsgi_app
 
 STUCK_AFTER_SECONDS = 30.0
 ROUNDS_MISSING_AFTER_SECONDS = 120.0
-"""Well above the longest pause between two rounds of a service whose rounds fail."""
+"""Seconds without a round after which the process is unhealthy; well above the longest pause between two rounds of a
+service whose rounds fail."""
 
 
 class Heartbeat:
-    """Heartbeat: set from the event loop, read from the server's thread."""
+    """Signs of life of the event loop, read from the server's thread."""
 
     def __init__(self) -> None:
         self._last = self._round = monotonic()
 
     def beat(self, *, rounds_due: bool) -> None:
-        """Heartbeat of the event loop. `rounds_due`: this process leads and has services, so rounds must complete."""
+        """Notes that the event loop runs. `rounds_due`: this process leads and has services, so rounds must
+        complete."""
         self._last = monotonic()
         if not rounds_due:
             self._round = self._last
 
     def round_done(self) -> None:
-        """A round of a service has ended, successfully or not."""
+        """Notes that a round of a service has ended, successfully or not."""
         self._round = monotonic()
 
     @property
     def problem(self) -> str:
-        """Why this process is unhealthy; empty if healthy."""
+        """Returns the reason why this process is unhealthy; empty if healthy."""
         now = monotonic()
         if now - self._last >= STUCK_AFTER_SECONDS:
             return f"the event loop has not turned for {now - self._last:.0f} s"
@@ -51,14 +53,14 @@ class _Server(ThreadingMixIn, WSGIServer):
 
 class _QuietHandler(WSGIRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
-        """Probes and scrapes are not logged."""
+        """Logs nothing: probes and scrapes are frequent."""
 
 
 class WebServer:
     """Serves until closed.
 
     Args:
-        port: to listen on, all addresses; 0 picks a free one.
+        port: port to listen on, on all addresses; 0 picks a free one.
 
     Raises:
         OSError: the port is taken; the message names it.

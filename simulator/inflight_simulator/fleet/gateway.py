@@ -18,15 +18,13 @@ from inflight_simulator.fleet.request_states import RequestStates
 SCRAPE_S = 1.0
 _SERVICE = ServiceKey("simulated", "fleet")
 _UNBOUNDED = HoldBounds(max_requests=2**62, max_bytes=2**62, max_wait_s=math.inf)
-"""Bounds of the hold queue: none, as the queues of pods have none here, so that all routings serve the same
-requests."""
+"""Bounds of the hold queue: none, as of the queues of pods, so that all routings serve the same requests."""
 _SPREAD = 0x9E37_79B9_7F4A_7C15
 """Factor that makes hashes of consecutive ids: 2^64 / the golden ratio, Knuth 1998, 6.4."""
 
 
 class Gateway:
-    """The gateway. It picks from samples that are up to a second old and from requests sent since, as in the
-    cluster."""
+    """The gateway: it picks from samples up to a second old and from requests sent since, as in the cluster."""
 
     def __init__(self, config: FleetConfig, states: RequestStates) -> None:
         targets = config.service_targets

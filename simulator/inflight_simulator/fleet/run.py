@@ -52,8 +52,7 @@ def simulate_fleet(
 def run_fleet(
     requests: Requests, config: FleetConfig, controllers: list[Controller], progress: Progress | None = None
 ) -> FleetRun:
-    """Does what `simulate_fleet` does, with any controllers; of two controllers due at the same time, the first in the
-    list runs first."""
+    """Does the same with any controllers; of two that are due at the same time, the first in the list runs first."""
     arrival_s = requests.arrival_s.tolist()
     begin, last = arrival_s[0], arrival_s[-1]
     fleet = Fleet(config, requests, begin, metered=bool(controllers))
@@ -149,8 +148,8 @@ def _outcome(requests: Requests, fleet: Fleet, begin: float, last: float) -> Fle
         tpot_target=np.full(len(requests), config.targets.tpot),
         replicas=tuple(row for row in fleet.counts if row.time_s <= last),
         replica_hours=seconds / 3600,
-        preemptions=sum(pod.replica.scheduler.num_preemptions for pod in fleet.pods),
+        preemptions=sum(pod.replica.scheduler.preemptor.num_preemptions for pod in fleet.pods),
         refused=sum(len(pod.replica.refused) for pod in fleet.pods),
-        prefix_queries=sum(pod.replica.scheduler.prefix_queries for pod in fleet.pods),
-        prefix_hits=sum(pod.replica.scheduler.prefix_hits for pod in fleet.pods),
+        prefix_queries=sum(pod.replica.scheduler.admission.prefix_queries for pod in fleet.pods),
+        prefix_hits=sum(pod.replica.scheduler.admission.prefix_hits for pod in fleet.pods),
     )

@@ -11,10 +11,12 @@ from inflight_base.kube.client import KubeApi
 
 
 class FakeApi:
-    """Attributes:
-    requests: (path, query) of each call, in order.
-    refuse: HTTP status for all calls; None: answer them.
-    ends_watches: at once, after the events that there are.
+    """A fake API server.
+
+    Attributes:
+        requests: (path, query) of each call, in order.
+        refuse: HTTP status for all calls; None: answer them.
+        ends_watches: at once, after the events that there are.
     """
 
     def __init__(self):
@@ -37,7 +39,7 @@ class FakeApi:
             self.changed.notify_all()
 
     def forget_events(self):
-        """From now on no watch continues from an earlier version: 410 Gone."""
+        """Makes all watches from earlier versions fail: 410 Gone."""
         self.events.clear()
         self.version += 1
         self.oldest = self.version

@@ -7,13 +7,15 @@ from inflight_base.kube.client import Page
 from inflight_base.kube.errors import KubeApiError
 
 SECONDS = 0.01
-"""From one page to the next: other changes come between them."""
+"""Seconds from one page to the next: other changes come between them."""
 
 
 class Store:
-    """Attributes:
-    refused: HTTP status of all calls for a kind, 0 for no response.
-    listed: kind and namespace of each list.
+    """A fake API server with a store of objects.
+
+    Attributes:
+        refused: HTTP status of all calls for a kind, 0 for no response.
+        listed: kind and namespace of each list.
     """
 
     def __init__(self, page=2):
@@ -43,7 +45,7 @@ class Store:
         self._wake()
 
     def expire(self):
-        """No watch resumes from an earlier version: 410 Gone."""
+        """Makes all watches from earlier versions fail: 410 Gone."""
         self.version += 1
         self.oldest = self.version
         self.events.clear()

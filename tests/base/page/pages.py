@@ -8,7 +8,9 @@ from inflight_base.page.histogram import Histogram
 from inflight_cost.model import CostModel
 from inflight_engine.messages import EngineReady, StepCost, StepStats
 from inflight_engine.runner_info import RunnerInfo
-from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
+from inflight_engine.server.admission.demand import Demand, Load
+from inflight_engine.server.requests.counts import Counts
+from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
 from inflight_settings.limits import Limits
 from inflight_settings.scheduling import ServiceClass
 
@@ -31,29 +33,23 @@ def engine_page(names=None, observations=1, seed=0):
         schedule_seconds=0.001,
     )
     ready = EngineReady(Limits(64, 2048), RunnerInfo(10, 16, 1024, 1, 100, "cpu", "float32", "eager", 1.0))
-    gauges = Gauges(
-        stats=stats,
-        limits=Limits(48, 1024),
-        ready=ready,
-        waiting=2,
-        queued_by_class={"interactive": 2, "batch": 0},
-        queued_tokens=300,
-        draining=False,
-        revision=7,
-    )
-    metrics = EngineMetrics("m", [ServiceClass("interactive"), ServiceClass("batch")], lambda: gauges)
+    load = Load(stats, Limits(48, 1024), ready, num_requests=7, queued_tokens=300)
+    gauges = Gauges(load, {"interactive": 2, "batch": 0}, draining=False, revision=7)
+    counts, demand = Counts([ServiceClass("interactive"), ServiceClass("batch")]), Demand()
+    metrics = EngineMetrics("m", counts, demand, lambda: gauges)
     numbers = random.Random(seed)
     for _ in range(observations):
-        metrics.time_to_first_token.observe(numbers.expovariate(2))
-        metrics.inter_token_latency.observe(numbers.expovariate(20))
-        metrics.time_per_output_token.observe(numbers.expovariate(20))
-        metrics.step(stats)
-        metrics.generation_tokens += 7
-    metrics.step_cost = StepCost(
+        counts.time_to_first_token.observe(numbers.expovariate(2))
+        counts.inter_token_latency.observe(numbers.expovariate(20))
+        counts.time_per_output_token.observe(numbers.expovariate(20))
+        counts.step(stats, None)
+        demand.step(stats)
+        counts.generation_tokens += 7
+    demand.step_cost = StepCost(
         CostModel(0.005, 1e-5, 3e-5, 4e-8, 1e-9, curve=((1.0, 0.001), (512.0, 0.01))), 0.05, 900
     )
-    metrics.output_lengths.generated(0, 7)
-    metrics.output_lengths.ended(7)
+    demand.output_lengths.generated(0, 7)
+    demand.output_lengths.ended(7)
     registry = CollectorRegistry(auto_describe=True)
     registry.register(metrics)
     return generate_latest(registry if names is None else registry.restricted_registry(names)).decode()

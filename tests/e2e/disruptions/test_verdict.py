@@ -1,4 +1,4 @@
-"""Which lost requests a kill excuses, and which none does."""
+"""Lost requests that a kill excuses, and others that none does."""
 
 import json
 from dataclasses import asdict

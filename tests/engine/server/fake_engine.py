@@ -190,7 +190,7 @@ async def connect_engine(service):
     engine.weights = {each.name: each.weight for each in service.config.engine.classes}
     ours, theirs = socket.socketpair()
     await asyncio.get_running_loop().create_connection(lambda: engine, sock=theirs)
-    await service.link.connect(ours)
+    await service.session.link.connect(ours)
     return engine
 
 
@@ -200,7 +200,7 @@ async def connected(config, *, load=True, tokenizer=None):
     engine = await connect_engine(service)
     if load:
         engine.send(READY)
-        await service.engine_ready
+        await service.session.first_ready
         await service.open(tokenizer or ByteTokenizer(), LimitsInForce(CAPACITY))
     drains = []
     app = create_app(service, responses, lambda: drains.append(True), config.admin_port)

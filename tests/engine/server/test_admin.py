@@ -101,7 +101,7 @@ async def test_refused_change_changes_nothing(make_fake, change, status, param):
 async def test_change_after_the_engine_died_is_503_at_once(make_fake):
     fake = await make_fake()
     fake.engine.die()
-    await until(lambda: fake.service.phase is Phase.RESTARTING)
+    await until(lambda: fake.service.session.phase is Phase.RESTARTING)
     answer = await asyncio.wait_for(patch(fake, max_num_seqs=2), 5)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")
 
@@ -155,7 +155,7 @@ async def test_change_that_the_engine_does_not_answer_is_504_and_once_it_does_al
     assert (await fake.http.get("/v1/runtime_config")).json() == before
     ((limits, _),) = fake.engine.configurations
     fake.engine.send(Configured(0, limits, fake.engine.weights))
-    await until(lambda: fake.service.runtime.limits == limits.limits)
+    await until(lambda: fake.service.session.runtime.limits == limits.limits)
     after = await fake.http.get("/v1/runtime_config")
     assert (after.json()["max_num_seqs"], weights(after)) == (2, {"a": 2.0, "b": 1.0, "c": 1.0})
 
@@ -254,7 +254,7 @@ async def test_while_draining_connections_close_and_ready_fails(make_fake):
     ready = await fake.http.get("/ready")
     assert (ready.status_code, ready.headers["connection"], ready.json()["status"]) == (503, "close", "draining")
     assert (await fake.http.get("/health")).status_code == 200
-    fake.service.admitting = False
+    fake.service.registry.admitting = False
     answer = await fake.post("/v1/completions", prompt="a")
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "draining")
     assert answer.headers["retry-after"] == "1"

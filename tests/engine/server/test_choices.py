@@ -130,7 +130,7 @@ async def test_one_failed_choice_fails_the_answer_and_ends_the_others(make_fake,
     call = start(fake, n=3, stream=stream)
     await arrived(fake, 3)
     fake.engine.report(admitted=[(0, 0), (1, 1)], tokens={0: ord("a")})
-    await until(lambda: fake.service.metrics.generation_tokens == 1)
+    await until(lambda: fake.service.counts.generation_tokens == 1)
     await asyncio.sleep(0.02)
     fake.engine.report(finished=[(1, FinishReason.ERROR)])
     answer = await call
@@ -138,7 +138,7 @@ async def test_one_failed_choice_fails_the_answer_and_ends_the_others(make_fake,
         assert json.loads(events(answer.text)[-1])["error"]["code"] == "engine_error"
     else:
         assert (answer.status_code, answer.json()["error"]["code"]) == (500, "engine_error")
-    await until(lambda: not fake.service.has_work)
+    await until(lambda: not len(fake.service.registry))
     assert sorted(c.request_id for c in fake.engine.cancels) == [0, 2]
 
 
@@ -161,10 +161,10 @@ async def test_client_that_leaves_ends_all_its_choices(make_fake, stream):
     serving = asyncio.create_task(fake.app(dict(SCOPE), receive, send))
     await arrived(fake, 3)
     fake.engine.report(admitted=[(0, 0)], tokens={0: ord("a")})
-    await until(lambda: fake.service.metrics.generation_tokens == 1)
+    await until(lambda: fake.service.counts.generation_tokens == 1)
     left.set()
     await asyncio.wait_for(serving, 5)
-    await until(lambda: not fake.service.has_work)
+    await until(lambda: not len(fake.service.registry))
     assert {(c.request_id, c.reason) for c in fake.engine.cancels} == {(i, FinishReason.ABORT) for i in range(3)}
     assert not any(b"[DONE]" in message.get("body", b"") for message in sent)
     assert (await metrics(fake))["inflight_requests_cancelled_total"] == 3
@@ -243,7 +243,7 @@ async def test_what_ends_while_the_first_send_waits_loses_and_repeats_nothing(ma
     fake.engine.report(admitted=[(0, 0), (1, 1)], tokens={0: ord("a")})
     await until(lambda: sent)
     fake.engine.report(tokens={0: ord("b"), 1: ord("x")}, finished=[(0, FinishReason.STOP), (1, FinishReason.LENGTH)])
-    await until(lambda: not fake.service.has_work)
+    await until(lambda: not len(fake.service.registry))
     taken.set()
     await asyncio.wait_for(serving, 5)
     *chunks, done = events(b"".join(message.get("body", b"") for message in sent).decode())

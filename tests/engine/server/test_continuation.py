@@ -101,8 +101,8 @@ async def check_cuts(body, path, scripts, pauses, cuts):
                 kept.data.append("[DONE]")  # the usage was read: nothing else follows
             assert ended(kept) == expected, f"cut behind frame {cut} of {found}"
             assert {**kept.usage, "cached_tokens": 0} == {**usage, "cached_tokens": 0}
-        await until(lambda: not fake.service.has_work)
-        assert not fake.service._queue.requests
+        await until(lambda: not len(fake.service.registry))
+        assert not fake.service.admission.waiting.num_requests
         return model.given
     finally:
         await model.close()

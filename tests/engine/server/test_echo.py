@@ -9,7 +9,7 @@ import pytest
 from inflight_engine.messages import EngineFailed
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason
-from inflight_engine.server.answers import event_stream
+from inflight_engine.server.answers import writer
 from inflight_engine.server.answers.logprobs import with_prompt
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.requests.prompt_scores import PromptScores
@@ -268,7 +268,7 @@ async def test_a_request_whose_engine_is_lost_goes_on_at_the_next(make_fake):
     await engine_has(fake)
     first = {"prompt_logprobs": [scores(0, 1, [-1.0, -2.0], top=())], "logprobs": [TokenLogprobs(0, -3.0, [], [])]}
     fake.engine.report(admitted=[(0, 0)], tokens={0: Z}, **first)
-    await until(lambda: fake.service.metrics.generation_tokens)
+    await until(lambda: fake.service.counts.generation_tokens)
     await die(fake)
     await restart(fake)
     await engine_has(fake)
@@ -285,7 +285,7 @@ async def test_a_stream_whose_engine_is_lost_behind_its_first_token_goes_on_at_t
     first = {"prompt_logprobs": [scores(0, 1, [-1.0, -2.0], top=())], "logprobs": [TokenLogprobs(0, -3.0, [], [])]}
     fake.engine.report(admitted=[(0, 0)], tokens={0: Z}, **first)
     fake.engine.send(EngineFailed("in the same read as the token"))
-    await until(lambda: fake.service.phase is Phase.RESTARTING)
+    await until(lambda: fake.service.session.phase is Phase.RESTARTING)
     await asyncio.sleep(0.01)
     await restart(fake)
     await engine_has(fake)
@@ -310,7 +310,7 @@ async def test_many_log_probabilities_of_a_stream_are_formatted_in_a_thread_and_
         return done
 
     monkeypatch.setattr(asyncio, "to_thread", slowly)
-    monkeypatch.setattr(event_stream, "MANY_SCORED_TOKENS", 20)
+    monkeypatch.setattr(writer, "MANY_SCORED_TOKENS", 20)
     call = post(fake, prompt=prompt, echo=True, logprobs=0, stream=True)
     await engine_has(fake)
     formatted.clear()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from inflight_engine.channel import encode
 from inflight_engine.messages import Configured, EngineFailed, StepReport, StepStats
 from inflight_engine.output import TokenLogprobs
-from inflight_engine.server.engine.client import EngineClient
+from inflight_engine.server.engine.link import EngineClient
 from inflight_settings.limits import Limits, LimitsInForce
 
 NUMBERS = st.integers(0, 2**31)

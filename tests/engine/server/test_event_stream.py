@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.answers.event_stream import EventStream
+from inflight_engine.server.answers.writer import AnswerWriter
 from inflight_engine.server.requests.generation import Piece
 from tests.engine.server.fake_engine import until
 
@@ -15,7 +15,7 @@ from tests.engine.server.fake_engine import until
 class Choice:
     """A stand-in for a generation: `text` is what it has to send."""
 
-    error = None
+    error, request = None, SimpleNamespace(num_reported=0)
 
     def __init__(self):
         self.text, self.done = "", False
@@ -61,9 +61,9 @@ def make():
     choice, client = Choice(), Client()
 
     class Call(SimpleNamespace):
-        error, abandoned, choices = None, False, [choice]
+        error, abandoned, relayed, streaming, choices = None, False, False, True, [choice]
 
-    return choice, client, EventStream(Call(), Plain(), client.send, client.send)
+    return choice, client, AnswerWriter(Call(), Plain(), client.send, client.send)
 
 
 def say(stream, choice, text, *, done=False):
@@ -131,7 +131,7 @@ async def test_tokens_whose_reports_are_read_together_are_one_event(make_fake):
     fake.engine.report(admitted=[(request_id, 0)])
     for token in b"abc":
         fake.engine.report(tokens={0: token})
-    await until(lambda: fake.service.metrics.generation_tokens == 3)
+    await until(lambda: fake.service.counts.generation_tokens == 3)
     await asyncio.sleep(0.01)
     fake.engine.report(tokens={0: ord("d")}, finished=[(request_id, FinishReason.LENGTH)])
     events = [json.loads(line[6:]) for line in (await asking).text.splitlines() if line.startswith("data: {")]

@@ -19,7 +19,7 @@ from inflight_engine.messages import StepCost
 from inflight_engine.request import FinishReason
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.http.health import health_status
-from inflight_engine.server.telemetry.histogram import Histogram
+from inflight_engine.server.requests.histogram import Histogram
 from tests.engine.server.fake_engine import until
 from tools import localcluster as cluster
 
@@ -172,7 +172,7 @@ async def test_wasted_slots_are_empty_ones_while_requests_wait(make_fake):
     fake = await make_fake()
     for waiting, running, expected in ((2, 3, 0.25), (0, 3, 0.0), (2, 4, 0.0)):
         fake.engine.report(num_waiting=waiting, num_running=running)
-        await until(lambda wanted=(running, waiting): astuple(fake.service.stats)[:2] == wanted)
+        await until(lambda wanted=(running, waiting): astuple(fake.service.session.stats)[:2] == wanted)
         assert (await samples(fake))["inflight_slots_wasted_ratio"] == expected
 
 
@@ -185,10 +185,10 @@ async def test_predicted_queue_is_what_steps_full_of_waiting_tokens_cost(make_fa
     await until(lambda: fake.engine.requests)
     fake.engine.report(num_decode_tokens=4, decode_kv_tokens=2000, num_prefill_tokens=60, waiting_prompt_tokens=150)
     fake.engine.report(waiting_prompt_tokens=150)  # outside a step: what decodes has not changed
-    await until(lambda: fake.service.stats.num_decode_tokens == 0)
+    await until(lambda: fake.service.session.stats.num_decode_tokens == 0)
     assert (await samples(fake))["inflight_predicted_queue_seconds"] == 0
     fake.engine.send(StepCost(COST, 0.03, 100.0))
-    await until(lambda: fake.service.metrics.step_cost)
+    await until(lambda: fake.service.admission.demand.step_cost)
     # 64 tokens in a step, 4 of them decodes; a prompt's tokens attend to 25 each.
     expected = 2 * COST.seconds(StepWork(4, 60, 2000, 60 * 25)) + COST.seconds(StepWork(4, 30, 2000, 30 * 25))
     assert (await samples(fake))["inflight_predicted_queue_seconds"] == pytest.approx(expected)
@@ -211,8 +211,8 @@ async def test_predicted_queue_counts_the_steps_until_running_requests_have_ende
         fake.engine.report(tokens={0: 65}, num_decode_tokens=1, step_seconds=0.02)
     fake.engine.report(finished=[(0, FinishReason.LENGTH)])
     fake.engine.report(admitted=[(slot + 1, slot) for slot in range(4)], num_running=4, num_waiting=2)
-    await until(lambda: fake.service.stats.num_waiting == 2)
-    fake.service.metrics._estimate_at = 0.0
+    await until(lambda: fake.service.session.stats.num_waiting == 2)
+    fake.service.admission.demand.estimate_at = 0.0
     # Two of four outputs of 8 tokens have to end, and one step computes the two prompts.
     predicted = (await samples(fake))["inflight_predicted_queue_seconds"]
     assert predicted == pytest.approx((2 * 8 / 4 + fitted) * 0.02, rel=0.1)
@@ -225,7 +225,7 @@ async def test_cost_of_steps_is_shown_once_it_is_measured(make_fake):
     fake = await make_fake()
     assert "inflight_step_cost" not in await page(fake)
     fake.engine.send(StepCost(replace(COST, curve=((1.0, 0.02), (64.0, 0.25))), 0.03, 100.5))
-    await until(lambda: fake.service.metrics.step_cost)
+    await until(lambda: fake.service.admission.demand.step_cost)
     text = await page(fake)
     for term, seconds in (
         *(("step", 0.01), ("decode_sequence", 0.001), ("prefill_token", 0.002), ("decode_kv_token", 1e-6)),
@@ -261,14 +261,14 @@ async def test_output_lengths_count_what_still_runs_and_what_was_cancelled(make_
     fake.engine.report(admitted=[(0, 0), (1, 1), (2, 2)], tokens={0: 97, 1: 97, 2: 97}, num_running=3)
     for _ in range(9):
         fake.engine.report(tokens={0: 97, 1: 97, 2: 97}, num_decode_tokens=3, num_running=3)
-    await until(lambda: fake.service.metrics.generation_tokens == 30)
+    await until(lambda: fake.service.counts.generation_tokens == 30)
     assert "inflight_output_tokens_mean" not in await page(fake)
     fake.engine.report(finished=[(0, "length")], num_running=2)
     await calls[0]
     calls[1].cancel()
     for _ in range(10):
         fake.engine.report(tokens={2: 97}, num_decode_tokens=1, num_running=1)
-    await until(lambda: fake.service.metrics.generation_tokens == 40)
+    await until(lambda: fake.service.counts.generation_tokens == 40)
     # One of three ended at 10; of the others one was cut there, and one has 20 and runs.
     shown = await samples(fake)
     assert shown["inflight_output_tokens_mean"] == pytest.approx((10 + 20 + 20) / 3, rel=0.05)

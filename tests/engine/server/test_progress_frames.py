@@ -9,7 +9,7 @@ import pytest
 
 from inflight_engine.messages import Starting
 from inflight_engine.request import FinishReason
-from inflight_engine.server.answers import progress_frames
+from inflight_engine.server.answers import writer
 from inflight_engine.server.answers.heartbeats import _ROUNDS as ROUNDS
 from inflight_engine.server.answers.heartbeats import Heartbeats
 from inflight_engine.server.engine.progress import Progress
@@ -65,7 +65,7 @@ async def test_the_head_comes_when_the_request_is_in_the_queue(make_fake, stream
     fake = await make_fake()
     client = relayed(fake, stream=stream, temperature=0)
     await until(lambda: client.text)
-    assert fake.service.num_waiting == 1
+    assert fake.service.registry.load().waiting == 1
     headers = dict(client.head["headers"])
     assert client.head["status"] == 200
     assert headers[b"content-type"].startswith(b"text/event-stream")
@@ -169,7 +169,7 @@ async def test_a_heartbeat_comes_where_nothing_else_does_and_stops_with_the_engi
         fake.engine.report(tokens={0: ord("a")})
         await asyncio.sleep(0.02)
     assert sum(comments == ["h"] for comments, _ in client.frames[-18:]) <= 1
-    fake.service.progress = Progress(-100.0)
+    fake.service.session.progress = Progress(-100.0)
     count = len(client.frames)
     await asyncio.sleep(0.6)
     assert len(client.frames) - count <= 1
@@ -217,10 +217,10 @@ async def test_a_client_that_does_not_read_gets_no_heartbeats_and_joined_tokens_
         request, done, error, holds_back, written, token_ids = Request(), False, None, False, False, [1]
 
         def take(self):
-            return progress_frames.NO_PIECE._replace(text="x", num_tokens=len(self.token_ids))
+            return writer.NO_PIECE._replace(text="x", num_tokens=len(self.token_ids))
 
     class Call:
-        error, abandoned = None, False
+        error, abandoned, relayed, streaming = None, False, True, True
 
     class Answer:
         names_tokens = False
@@ -233,7 +233,7 @@ async def test_a_client_that_does_not_read_gets_no_heartbeats_and_joined_tokens_
 
     call, choice = Call(), Generation()
     call.choices = [choice]
-    stream = progress_frames.ProgressStream(call, Answer(), send, send)
+    stream = writer.AnswerWriter(call, Answer(), send, send)
     stream.begin()
     for _ in range(5):
         stream.beat()
@@ -264,7 +264,7 @@ async def test_a_lost_engine_process_asks_for_another_replica_at_once(make_fake)
         assert json.loads(data)["error"]["code"] == code
     await restart(fake)
     assert not fake.engine.requests
-    assert not fake.service.has_work
+    assert not len(fake.service.registry)
 
 
 async def test_what_another_replica_would_fail_with_too_is_final(make_fake):
@@ -277,7 +277,7 @@ async def test_what_another_replica_would_fail_with_too_is_final(make_fake):
     assert frames((await call).text)[-1][0] == ["e 500 final"]
     call = post(fake)
     await until(lambda: len(fake.engine.requests) == 4)
-    fake.service.end_all(ApiError(503, "drained", code="drain_timeout"))
+    fake.service.registry.end_all(ApiError(503, "drained", code="drain_timeout"))
     assert frames((await call).text)[-1][0] == ["e 503 retry"]
 
 
@@ -304,7 +304,7 @@ async def test_a_wrong_continuation_is_refused_by_name(make_fake, change, says):
     error = answer.json()["error"]
     assert says in error["message"]
     assert "inflight_continuation" in error["param"]
-    assert not fake.service.has_work
+    assert not len(fake.service.registry)
 
 
 async def test_a_continuation_without_the_header_is_refused(make_fake):

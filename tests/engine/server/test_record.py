@@ -66,6 +66,6 @@ async def test_while_loading_or_after_the_engine_died_it_is_503(make_fake, tmp_p
     assert (await fake.http.get("/admin/record", headers=TOKEN)).status_code == 503
     fake = await make_fake(engine=EngineConfig("fake", record=str(tmp_path / "r")))
     fake.engine.die()
-    await until(lambda: fake.service.phase is Phase.RESTARTING)
+    await until(lambda: fake.service.session.phase is Phase.RESTARTING)
     answer = await fake.http.get("/admin/record", headers=TOKEN)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "engine_failed")

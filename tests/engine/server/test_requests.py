@@ -90,12 +90,12 @@ async def test_top_k_of_the_vocabulary_or_more_keeps_all_whatever_its_size(make_
 
 async def test_request_that_cannot_be_sent_to_the_engine_keeps_no_place(make_fake, monkeypatch):
     fake = await make_fake(max_queued_requests=1)
-    send = fake.service.link.send
-    monkeypatch.setattr(fake.service.link, "send", lambda message: 1 / 0)
+    send = fake.service.session.link.send
+    monkeypatch.setattr(fake.service.session.link, "send", lambda message: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         await start(fake)
-    assert not fake.service.has_work
-    monkeypatch.setattr(fake.service.link, "send", send)
+    assert not len(fake.service.registry)
+    monkeypatch.setattr(fake.service.session.link, "send", send)
     call = start(fake)
     await until(lambda: fake.engine.requests)
     fake.engine.answer(*fake.engine.requests, "x")
@@ -169,7 +169,7 @@ async def test_queue_bound_is_exact_and_says_when_to_try_again(make_fake):
     # An admission makes room for exactly one more.
     first = next(iter(fake.engine.requests))
     fake.engine.report(admitted=[(first, 0)], num_running=1)
-    await until(lambda: fake.service.stats.num_running == 1)
+    await until(lambda: fake.service.session.stats.num_running == 1)
     more = [start(fake), start(fake)]
     done, _ = await asyncio.wait(more, timeout=0.2)
     assert [task.result().status_code for task in done] == [503]
@@ -206,7 +206,7 @@ async def test_queue_timeout_is_504_and_frees_the_place(make_fake, stream):
     assert (answer.status_code, answer.json()["error"]["code"]) == (504, "queue_timeout")
     await until(lambda: fake.engine.cancels)
     assert fake.engine.cancels[0].reason is FinishReason.TIMEOUT
-    await until(lambda: not fake.service.has_work)
+    await until(lambda: not len(fake.service.registry))
     again = await start(fake)
     assert again.status_code == 504
 
@@ -282,9 +282,9 @@ async def test_engine_that_dies_before_the_tokenizer_is_loaded_leaves_a_failed_s
 
     async def slow(config):
         fake.engine.send(READY)
-        await fake.service.engine_ready
+        await fake.service.session.first_ready
         fake.engine.die()
-        await asyncio.wait_for(fake.service.failure, 5)
+        await asyncio.wait_for(fake.service.session.failure, 5)
         return ByteTokenizer()
 
     monkeypatch.setattr(lifecycle, "_in_daemon_thread", slow)

@@ -18,9 +18,10 @@ from inflight_engine.server import run
 from inflight_engine.server.engine import supervisor as supervising
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.engine.progress import KILL_GRACE_SECONDS, Progress
-from inflight_engine.server.engine.restarts import MOST_RESTARTS, WINDOW_SECONDS, Restarts
+from inflight_engine.server.engine.session import MOST_RESTARTS, WINDOW_SECONDS, Restarts
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.lifecycle import Lifecycle
+from inflight_engine.server.requests.phases import RequestPhase
 from inflight_engine.server.telemetry.request_phases import request_phases
 from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import Limits, LimitsInForce
@@ -33,15 +34,15 @@ TOKEN = {"authorization": "Bearer secret"}
 
 async def die(fake, how=lambda engine: engine.die()):
     how(fake.engine)
-    await until(lambda: fake.service.phase is not Phase.READY)
+    await until(lambda: fake.service.session.phase is not Phase.READY)
 
 
 async def restart(fake):
     """Restarts like the supervisor, but with another fake engine."""
-    fake.service.engine_lost.clear()
+    fake.service.session.lost.clear()
     fake.engine = await connect_engine(fake.service)
     fake.engine.send(READY)
-    await until(lambda: fake.service.phase is Phase.READY)
+    await until(lambda: fake.service.session.phase is Phase.READY)
 
 
 def error_of(answer):
@@ -55,7 +56,7 @@ async def test_requests_without_a_token_are_answered_by_the_next_engine_process_
         calls.append(start(fake, prompt=f"prompt {number}", stream=stream))
         await until(lambda: len(fake.engine.requests) == len(calls))
     fake.engine.report(admitted=[(0, 0)], num_running=1)
-    await until(lambda: fake.service.stats.num_running == 1)
+    await until(lambda: fake.service.session.stats.num_running == 1)
     sent = [msgspec.structs.replace(each, announce_start=True) for each in fake.engine.requests.values()]
     await die(fake)
     await restart(fake)
@@ -76,7 +77,7 @@ async def test_whole_answer_goes_on_with_the_tokens_that_it_has(make_fake):
     call = start(fake, logprobs=None, stop=["zz"])
     await until(lambda: fake.engine.requests)
     fake.engine.report(admitted=[(0, 2)], tokens={2: ord("x")}, num_running=1)
-    await until(lambda: fake.service.metrics.generation_tokens)
+    await until(lambda: fake.service.counts.generation_tokens)
     await die(fake)
     await restart(fake)
     await until(lambda: fake.engine.requests)
@@ -96,18 +97,18 @@ async def test_stream_that_has_begun_goes_on_without_a_gap_or_a_repeat(make_fake
     for token in b"abx":
         scores = [TokenLogprobs(0, -token / 10, [], [])]
         fake.engine.report(admitted=[(0, 0)] if token == ord("a") else (), tokens={0: token}, logprobs=scores)
-    await until(lambda: fake.service.metrics.generation_tokens == 3)
+    await until(lambda: fake.service.counts.generation_tokens == 3)
     for slot, text in ((2, "zcx"), (1, "y")):
         await die(fake)
-        for generation in fake.service._dispatcher.unfinished():
+        for generation in fake.service.registry.unfinished():
             generation.tries = 0  # it was in one crash, and not in both
         await restart(fake)
         await until(lambda: fake.engine.requests)
-        count = fake.service.metrics.generation_tokens + len(text)
+        count = fake.service.counts.generation_tokens + len(text)
         fake.engine.report(admitted=[(0, slot)])
         for token in text.encode():
             fake.engine.report(tokens={slot: token}, logprobs=[TokenLogprobs(slot, -token / 10, [], [])])
-        await until(lambda count=count: fake.service.metrics.generation_tokens == count)
+        await until(lambda count=count: fake.service.counts.generation_tokens == count)
     answer = await asyncio.wait_for(call, 5)
     *chunks, usage_chunk, done = events(answer.text)
     choices = [json.loads(each)["choices"][0] for each in chunks]
@@ -117,7 +118,7 @@ async def test_stream_that_has_begun_goes_on_without_a_gap_or_a_repeat(make_fake
     assert (json.loads(usage_chunk)["usage"]["completion_tokens"], done) == (7, "[DONE]")
     seen = await metrics(fake)
     assert seen["vllm:time_to_first_token_seconds_count"] == seen["vllm:request_queue_time_seconds_count"] == 1
-    assert not fake.service._queue.requests
+    assert not fake.service.admission.waiting.num_requests
 
 
 async def test_request_that_was_in_two_crashes_is_refused_and_one_that_came_between_is_not(make_fake):
@@ -130,7 +131,7 @@ async def test_request_that_was_in_two_crashes_is_refused_and_one_that_came_betw
     await until(lambda: len(fake.engine.requests) == 2)
     assert [each.announce_start for each in fake.engine.requests.values()] == [True, False]
     fake.engine.send(Starting([0]))
-    await until(lambda: any(each.starting for each in fake.service._dispatcher.unfinished()))
+    await until(lambda: any(each.phase is RequestPhase.STARTING for each in fake.service.registry.unfinished()))
     await die(fake)
     answer = await asyncio.wait_for(call, 5)
     assert error_of(answer) == (503, "engine_failed")
@@ -147,7 +148,7 @@ async def test_request_that_waited_for_a_slot_in_every_crash_is_not_refused(make
     await until(lambda: len(fake.engine.requests) == 6)
     for _ in range(2):
         fake.engine.report(admitted=[(0, 0)], num_running=1)
-        await until(lambda: fake.service.stats.num_running == 1)
+        await until(lambda: fake.service.session.stats.num_running == 1)
         await die(fake)
         await restart(fake)
     await until(lambda: len(fake.engine.requests) == 5)
@@ -162,7 +163,7 @@ async def test_while_it_restarts_new_requests_wait_in_the_same_bounded_queue(mak
     first = start(fake)
     await until(lambda: fake.engine.requests)
     fake.engine.report(admitted=[(0, 0)], num_running=1)
-    await until(lambda: fake.service.stats.num_running == 1)
+    await until(lambda: fake.service.session.stats.num_running == 1)
     await die(fake)
     second, third = start(fake), start(fake)
     ((refused,), waiting) = await asyncio.wait([second, third], return_when=asyncio.FIRST_COMPLETED)
@@ -180,7 +181,7 @@ async def test_while_it_restarts_new_requests_wait_in_the_same_bounded_queue(mak
     for request_id in fake.engine.requests:
         fake.engine.answer(request_id, "x")
     assert [(await call).status_code for call in (first, *waiting)] == [200, 200]
-    await until(lambda: not fake.service.has_work)
+    await until(lambda: not len(fake.service.registry))
     assert (await metrics(fake))['inflight_class_requests_waiting{class="default"}'] == 0
 
 
@@ -190,7 +191,7 @@ async def test_client_that_leaves_while_it_restarts_is_not_submitted_again(make_
     await until(lambda: fake.engine.requests)
     await die(fake)
     assert error_of(await call) == (504, "queue_timeout")
-    assert not fake.service.has_work
+    assert not len(fake.service.registry)
     await restart(fake)
     assert not fake.engine.requests
     assert not fake.engine.cancels
@@ -207,15 +208,9 @@ async def test_limits_and_weights_in_force_are_put_in_force_before_any_request(m
     refused = await fake.http.patch("/v1/runtime_config", json={"max_num_seqs": 3}, headers=TOKEN)
     assert error_of(refused) == (503, "engine_failed")
     order = []
-    add_request = supervising.Service._resume
-
-    def resume(service, ready):
-        send = service.link.send
-        service.link.send = lambda *messages: (order.extend(type(each).__name__ for each in messages), send(*messages))
-        add_request(service, ready)
-        del service.link.send
-
-    monkeypatch.setattr(supervising.Service, "_resume", resume)
+    link = fake.service.session.link
+    send = link.send
+    link.send = lambda *messages: (order.extend(type(each).__name__ for each in messages), send(*messages))
     await restart(fake)
     await until(lambda: fake.engine.requests)
     assert order == ["Configure", "AddRequest"]
@@ -237,14 +232,14 @@ async def test_change_under_way_when_the_engine_dies_is_503_and_changes_nothing(
     await die(fake)
     assert error_of(await call) == (503, "engine_failed")
     await restart(fake)
-    assert fake.service.runtime.limits.max_num_seqs == 4
+    assert fake.service.session.runtime.limits.max_num_seqs == 4
 
 
 async def test_counters_of_the_engine_process_go_on(make_fake):
     fake = await make_fake()
     for restarts in range(2):
         fake.engine.report(num_preemptions=3, prefix_queries=100, prefix_hits=40)
-        await until(lambda: fake.service.stats.prefix_hits)
+        await until(lambda: fake.service.session.stats.prefix_hits)
         assert (await metrics(fake))["vllm:prefix_cache_hits_total"] == 40 * (restarts + 1)
         await die(fake)
         seen = await metrics(fake)
@@ -256,8 +251,8 @@ async def test_counters_of_the_engine_process_go_on(make_fake):
 async def test_engine_that_gives_up_with_a_reason_is_restarted_too(make_fake):
     fake = await make_fake()
     await die(fake, lambda engine: engine.send(EngineFailed("a step failed: illegal memory access")))
-    assert fake.service.phase is Phase.RESTARTING
-    assert fake.service.engine_lost.is_set()
+    assert fake.service.session.phase is Phase.RESTARTING
+    assert fake.service.session.lost.is_set()
 
 
 async def test_too_many_restarts_or_a_death_while_loading_again_fail_the_server(make_fake):
@@ -268,7 +263,7 @@ async def test_too_many_restarts_or_a_death_while_loading_again_fail_the_server(
     call = start(fake)
     await until(lambda: fake.engine.requests)
     await die(fake)
-    assert (fake.service.phase, fake.service.failed_while) == (Phase.FAILED, Phase.READY)
+    assert (fake.service.session.phase, fake.service.session.failed_while) == (Phase.FAILED, Phase.READY)
     assert (await fake.http.get("/health")).status_code == 503
     assert (await fake.http.get("/ready")).json()["status"] == "failed"
     refused = await start(fake)
@@ -278,8 +273,8 @@ async def test_too_many_restarts_or_a_death_while_loading_again_fail_the_server(
     fake = await make_fake()
     await die(fake)
     (await connect_engine(fake.service)).die()
-    await until(lambda: fake.service.phase is Phase.FAILED)
-    assert fake.service.failed_while is Phase.RESTARTING
+    await until(lambda: fake.service.session.phase is Phase.FAILED)
+    assert fake.service.session.failed_while is Phase.RESTARTING
 
 
 async def test_what_a_lost_engine_still_says_is_not_heard(make_fake):
@@ -287,11 +282,11 @@ async def test_what_a_lost_engine_still_says_is_not_heard(make_fake):
     call = start(fake)
     await until(lambda: fake.engine.requests)
     lost = fake.engine
-    fake.service.lose_engine("hung")
+    fake.service.session.lose("hung")
     lost.report(admitted=[(0, 0)], tokens={0: 97}, num_running=1)
     await restart(fake)
     await until(lambda: fake.engine.requests)
-    assert fake.service.stats.num_running == 0
+    assert fake.service.session.stats.num_running == 0
     fake.engine.answer(0, "b")
     assert (await call).json()["choices"][0]["text"] == "b"
 
@@ -347,18 +342,18 @@ class TestProgress:
 
 async def test_stalled_engine_is_unready_and_unhealthy_and_requests_in_flight_stay(make_fake):
     fake = await make_fake()
-    fake.service.progress = Progress(time.monotonic() - 100)
+    fake.service.session.progress = Progress(time.monotonic() - 100)
     assert (await fake.http.get("/ready")).status_code == 200  # it has nothing to do
     call = start(fake)
     await until(lambda: fake.engine.requests)
     assert (await fake.http.get("/ready")).status_code == 200  # since just now
-    fake.service.progress = Progress(time.monotonic() - 5.1)
+    fake.service.session.progress = Progress(time.monotonic() - 5.1)
     ready, health = await fake.http.get("/ready"), await fake.http.get("/health")
     assert (ready.status_code, ready.json()["status"]) == (503, "stalled")
     assert (health.status_code, health.json()["status"]) == (503, "stalled")
-    assert not fake.service.hung
-    fake.service.progress = Progress(time.monotonic() - 5.1 - KILL_GRACE_SECONDS)
-    assert fake.service.hung
+    assert not fake.service.session.hung
+    fake.service.session.progress = Progress(time.monotonic() - 5.1 - KILL_GRACE_SECONDS)
+    assert fake.service.session.hung
     fake.engine.answer(0, "x")
     assert (await call).status_code == 200
     assert (await fake.http.get("/ready")).status_code == 200
@@ -370,9 +365,9 @@ async def test_change_that_an_idle_engine_does_not_answer_shows_that_it_hangs(ma
     fake.engine.answering = False
     call = asyncio.create_task(fake.http.patch("/v1/runtime_config", json={"max_num_seqs": 2}, headers=TOKEN))
     await until(lambda: fake.engine.configurations)
-    assert not fake.service.stalled
-    fake.service.progress = Progress(time.monotonic() - 6)
-    assert fake.service.stalled
+    assert not fake.service.session.stalled
+    fake.service.session.progress = Progress(time.monotonic() - 6)
+    assert fake.service.session.stalled
     call.cancel()
 
 
@@ -383,7 +378,7 @@ async def test_admin_call_is_answered_at_once_when_the_engine_was_told_to_leave(
     change = {"json": {"max_num_seqs": 2}, "headers": TOKEN}
     under_way = asyncio.create_task(fake.http.patch("/v1/runtime_config", **change))
     await until(lambda: fake.engine.configurations)
-    fake.service.shut_down_engine()
+    fake.service.session.shut_down()
     assert error_of(await asyncio.wait_for(under_way, 1)) == (503, "draining")
     assert error_of(await asyncio.wait_for(fake.http.patch("/v1/runtime_config", **change), 1)) == (503, "draining")
 
@@ -435,7 +430,7 @@ async def supervised(fake, monkeypatch):
     async def connect(sock):
         log.append("connect")
 
-    monkeypatch.setattr(fake.service.link, "connect", connect)
+    monkeypatch.setattr(fake.service.session.link, "connect", connect)
     process = FakeProcess(log)
     lifecycle = Lifecycle(fake.service, process, OpenResponses())
 
@@ -455,12 +450,12 @@ async def test_hung_engine_is_killed_and_another_started_and_the_recording_goes_
     running = asyncio.create_task(lifecycle._supervisor.run())
     call = start(fake)
     await until(lambda: fake.engine.requests)
-    fake.service.progress = Progress(time.monotonic() - 5.1 - KILL_GRACE_SECONDS)
+    fake.service.session.progress = Progress(time.monotonic() - 5.1 - KILL_GRACE_SECONDS)
     await until(lambda: log)
     await until(lambda: "connect" in log)
     second = str(tmp_path / "run.restart-1.jsonl.gz")
     assert log == ["kill", "start", second, "connect"]
-    assert str(fake.service.record) == second
+    assert str(fake.service.session.record) == second
     assert not call.done()
     running.cancel()
     call.cancel()
@@ -473,7 +468,7 @@ async def test_engine_is_not_taken_for_hung_because_this_process_did_not_run(mak
     await until(lambda: fake.engine.requests)
     running = asyncio.create_task(lifecycle._supervisor.run())
     await asyncio.sleep(0.05)
-    fake.service.progress = Progress(time.monotonic() - 5.0 - KILL_GRACE_SECONDS + 0.5)
+    fake.service.session.progress = Progress(time.monotonic() - 5.0 - KILL_GRACE_SECONDS + 0.5)
     time.sleep(1.0)  # noqa: ASYNC251 (the whole process stands still)
     await asyncio.sleep(0.1)
     assert not log
@@ -502,7 +497,7 @@ async def test_restart_has_its_whole_time_also_where_the_watch_sees_it_before_it
     watching = asyncio.create_task(lifecycle._supervisor._watch())
     await die(fake)
     await asyncio.sleep(0.1)
-    assert fake.service.phase is Phase.RESTARTING
+    assert fake.service.session.phase is Phase.RESTARTING
     watching.cancel()
 
 
@@ -527,7 +522,7 @@ async def test_drain_while_it_restarts_takes_requests_for_the_drain_delay_too(ma
     lifecycle.drain()
     await asyncio.sleep(0.05)
     call = start(fake)
-    await until(lambda: fake.service.has_work)
+    await until(lambda: len(fake.service.registry))
     lifecycle.signal()  # the second one ends at once
     assert error_of(await asyncio.wait_for(call, 5)) == (503, "shutdown")
     await running
@@ -537,7 +532,7 @@ async def test_engine_that_dies_too_often_ends_the_server_with_the_reason(make_f
     fake = await make_fake()
     lifecycle, _ = await supervised(fake, monkeypatch)
     for _ in range(MOST_RESTARTS):
-        fake.service._restarts.begin(time.monotonic())
+        fake.service.session._restarts.begin(time.monotonic())
     running = asyncio.create_task(lifecycle.run())
     fake.engine.die()
     why = await asyncio.wait_for(running, 5)
@@ -552,7 +547,7 @@ async def test_all_choices_of_a_call_are_answered_or_the_call_fails(make_fake, s
     await until(lambda: len(fake.engine.requests) == 2)
     fake.engine.report(admitted=[(0, 0), (1, 1)], tokens={0: ord("a")}, num_running=2)
     fake.engine.report(finished=[(0, FinishReason.LENGTH)], num_running=1)
-    await until(lambda: len(fake.service._dispatcher) == 1)
+    await until(lambda: len(fake.service.registry) == 1)
     if stream:
         await asyncio.sleep(0.05)
     await die(fake)
@@ -572,8 +567,8 @@ async def test_the_wait_for_another_engine_process_is_a_preemption_in_the_trace(
     call = start(fake, stream=True)
     await until(lambda: fake.engine.requests)
     fake.engine.report(admitted=[(0, 0)], tokens={0: ord("a")})
-    await until(lambda: fake.service.metrics.generation_tokens)
-    (generation,) = fake.service._dispatcher.unfinished()
+    await until(lambda: fake.service.counts.generation_tokens)
+    (generation,) = fake.service.registry.unfinished()
     await die(fake)
     await restart(fake)
     await until(lambda: fake.engine.requests)

@@ -10,12 +10,15 @@ from hypothesis import strategies as st
 
 from inflight_engine.messages import AddRequest, Admission, CancelRequest, Configure, Finished, Starting, StepReport
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
-from inflight_engine.server import service as serving
 from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.engine.session import NO_STATS, Restarts
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
-from inflight_engine.server.telemetry.metrics import NO_STATS
+from inflight_engine.server.requests.phases import RequestPhase
+from inflight_engine.server.requests.registry import MAX_TRIES
+from inflight_engine.server.service import Service
+from inflight_settings.limits import LimitsInForce
 from tests.engine.server.fake_engine import CAPACITY, READY, ByteTokenizer, server_config
 
 MAX_QUEUED = 6
@@ -32,7 +35,7 @@ class Engine:
 
     def __init__(self):
         self.open, self.configured = False, False
-        self.waiting, self.running, self.tokens = [], {}, {}
+        self.waiting, self.running, self.tokens, self.cancelled = [], {}, {}, []
 
     def send(self, *messages):
         for message in messages if self.open else ():
@@ -44,6 +47,7 @@ class Engine:
                     self.tokens[message.request_id] = np.frombuffer(message.output_token_ids, np.int32).tolist()
                 case CancelRequest():
                     self.end(message.request_id)
+                    self.cancelled.append(Finished(message.request_id, message.reason))
                 case Configure():
                     assert not self.tokens, "the limits come first"
                     self.configured = True
@@ -58,37 +62,38 @@ class Engine:
 
 class World:
     def __init__(self):
-        self.service = serving.Service(server_config(max_queued_requests=MAX_QUEUED))
-        self.generations, self.deaths = [], 0
+        self.service = Service(server_config(max_queued_requests=MAX_QUEUED))
+        self.tokenizer, self.generations = ByteTokenizer(), []
         self.expected = {}
         self.engine = Engine()
         self.connect()
 
     async def open(self):
-        await self.service.open(ByteTokenizer(), CAPACITY)
+        await self.service.open(self.tokenizer, LimitsInForce(CAPACITY))
 
     def connect(self):
         self.engine = Engine()
-        self.service.link = self.engine
-        self.service._on_message(READY)
+        self.service.session.link = self.engine
+        self.service.session.receive(READY)
 
     def report(self, admitted=(), tokens=None, finished=()):
         tokens = tokens or {}
         slots, ids = (np.array(list(part), np.int32).tobytes() for part in (tokens, tokens.values()))
-        self.service._on_message(
+        self.service.session.receive(
             StepReport(0, [Admission(*each) for each in admitted], slots, ids, [], list(finished), NO_STATS)
         )
 
     def submit(self, stream, relayed):
         request = GenerationRequest(
-            *(self.service.new_request_id(), 0, PROMPT, SamplingParams(max_tokens=99), SCHEDULING, (), stream),
+            *(self.service.registry.new_request_id(), 0, PROMPT, SamplingParams(max_tokens=99), SCHEDULING, (), stream),
             relayed=relayed,
         )
-        if self.service._queue.requests < MAX_QUEUED:
-            self.generations += self.service.submit([request], time.monotonic(), Inbox(self.service.deliveries))
+        arguments = [request], self.tokenizer, time.monotonic(), Inbox(self.service.deliveries)
+        if self.service.admission.waiting.num_requests < MAX_QUEUED:
+            self.generations += self.service.registry.submit(*arguments)
         else:
             with pytest.raises(ApiError, match="queue is full"):
-                self.service.submit([request], time.monotonic(), Inbox(self.service.deliveries))
+                self.service.registry.submit(*arguments)
 
     def admit(self):
         free = [slot for slot in range(CAPACITY.max_num_seqs) if slot not in self.engine.running]
@@ -102,13 +107,15 @@ class World:
         known = {each.request.request_id: each for each in self.generations}
         if self.engine.open:
             announced = [each for each in self.engine.waiting[:2] if known[each].tries or known[each].request.relayed]
-            self.service._on_message(Starting(announced))
+            self.service.session.receive(Starting(announced))
 
     def step(self):
         if self.engine.open:
             for request_id in self.engine.running.values():
                 self.engine.tokens[request_id].append(65 + len(self.engine.tokens[request_id]) % 26)
-            self.report(tokens={slot: self.engine.tokens[each][-1] for slot, each in self.engine.running.items()})
+            ended, self.engine.cancelled = self.engine.cancelled, []
+            tokens = {slot: self.engine.tokens[each][-1] for slot, each in self.engine.running.items()}
+            self.report(tokens=tokens, finished=ended)
 
     def finish(self, pick):
         if self.engine.open and self.engine.running:
@@ -123,20 +130,20 @@ class World:
 
     def leave(self, pick):
         if self.generations:
-            self.service.end(self.generations[pick % len(self.generations)], FinishReason.ABORT)
+            self.service.registry.end(self.generations[pick % len(self.generations)], FinishReason.ABORT)
 
     def die(self):
-        if self.service.phase is not Phase.READY:
+        if self.service.session.phase is not Phase.READY:
             return
-        self.service._restarts = serving.Restarts()  # their number is bounded elsewhere
+        self.service.session._restarts = Restarts()  # their number is bounded elsewhere
         before = [each for each in self.generations if not each.done]
         tried = {each: each.tries for each in before}
-        had_slot = {each: each.starting or not each.waiting for each in before}
-        self.service.lose_engine(None)
+        had_slot = {each: each.had_slot for each in before}
+        self.service.session.lose(None)
         for each in before:
-            lost = each.request.relayed or (had_slot[each] and tried[each] + 1 == serving.MAX_TRIES)
+            lost = each.request.relayed or (had_slot[each] and tried[each] + 1 == MAX_TRIES)
             assert each.done is lost
-            assert each.tries <= serving.MAX_TRIES
+            assert each.tries <= MAX_TRIES
             if not had_slot[each]:
                 assert each.tries == 1
             if lost:
@@ -144,7 +151,7 @@ class World:
                 assert (each.error.status, each.error.code) == (503, code)
 
     def back(self):
-        if self.service.phase is Phase.RESTARTING:
+        if self.service.session.phase is Phase.RESTARTING:
             unfinished = [each.request.request_id for each in self.generations if not each.done]
             self.connect()
             assert self.engine.configured
@@ -154,12 +161,19 @@ class World:
 
     def check(self):
         waiting = [each for each in self.generations if each.waiting]
-        queue = self.service._queue
-        assert (queue.requests, queue.tokens) == (len(waiting), sum(each.num_known_tokens for each in waiting))
+        queue = self.service.admission.waiting
+        expected = len(waiting), sum(each.num_known_tokens for each in waiting)
+        assert (queue.num_requests, queue.num_tokens) == expected
+        # A transition that is not possible raises.
+        assert len(self.service.registry) == sum(each.phase is not RequestPhase.GONE for each in self.generations)
         if not self.engine.open:
-            assert len(self.service._dispatcher) == sum(not each.done for each in self.generations)
-            assert self.service.num_waiting == len(waiting)
+            assert len(self.service.registry) == sum(not each.done for each in self.generations)
+            assert self.service.registry.load().waiting == len(waiting)
         for each in self.generations:
+            assert each.done is (each.phase in (RequestPhase.ENDED, RequestPhase.GONE))
+            if self.engine.open and not each.done:
+                has_slot = each.request.request_id in self.engine.running.values()
+                assert has_slot is (each.phase is RequestPhase.RUNNING)
             if each.finish_reason is FinishReason.LENGTH:
                 assert each.token_ids == self.expected[each.request.request_id]
 
@@ -187,8 +201,10 @@ def test_every_request_ends_once_with_all_of_its_tokens_and_nothing_is_left_behi
             world.step()
             world.finish(0)
             world.check()
-        seen = world.service.metrics
-        assert sum(seen.finished.values()) == len(world.generations)
+        seen = world.service.counts
+        assert sum(seen.finished.values()) == len(world.generations), "each ends once"
+        world.step()
+        assert all(each.phase is RequestPhase.GONE for each in world.generations)
         for each in world.generations:
             assert each.timer.cancelled()
 

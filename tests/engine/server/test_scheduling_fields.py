@@ -128,7 +128,7 @@ async def test_full_class_is_503_with_its_name_while_others_are_taken(make_fake)
     assert seen['inflight_admission_rejections_total{reason="never_fits"}'] == 1
     # Admitted, one makes room for the next.
     fake.engine.report(admitted=[(0, 0)], num_running=1)
-    await until(lambda: fake.service.stats.num_running == 1)
+    await until(lambda: fake.service.session.stats.num_running == 1)
     waiting.append(start(fake, **{"class": "batch"}))
     await until(lambda: len(fake.engine.requests) == 4)
     for request_id in range(4):
@@ -184,7 +184,7 @@ async def test_tpot_counts_answers_of_at_least_two_tokens(make_fake):
 async def test_swapped_blocks_and_prefix_counters_are_the_engines(make_fake):
     fake = await make_fake()
     fake.engine.report(num_swapped_blocks=7, prefix_queries=100, prefix_hits=60)
-    await until(lambda: fake.service.stats.num_swapped_blocks == 7)
+    await until(lambda: fake.service.session.stats.num_swapped_blocks == 7)
     seen = await metrics(fake)
     assert seen["inflight_swapped_blocks"] == 7
     assert (seen["vllm:prefix_cache_queries_total"], seen["vllm:prefix_cache_hits_total"]) == (100, 60)

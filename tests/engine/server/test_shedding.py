@@ -7,8 +7,9 @@ from hypothesis import strategies as st
 from inflight_cost.model import CostModel
 from inflight_engine.messages import StepCost
 from inflight_engine.request import FinishReason
+from inflight_engine.server.admission.demand import Slots
 from inflight_engine.server.admission.shedding import Shedding
-from inflight_engine.server.admission.wait import Slots
+from inflight_engine.server.admission.waiting import WaitingRequests
 from inflight_settings.engine import EngineConfig
 from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import until
@@ -21,8 +22,24 @@ CHAT, BATCH = ServiceClass("chat"), ServiceClass("batch")
 WEIGHTS = {"chat": 3.0, "batch": 1.0}
 
 
-def shedding(bound=2.0, classes=(CHAT, BATCH), targets=None, per_token=0.0):
-    return Shedding(classes, bound, targets or {}, lambda tokens, requests: tokens / RATE, per_token)
+class Queue:
+    """Waiting requests, and shedding where `seconds_for` predicts waits."""
+
+    def __init__(
+        self,
+        bound=2.0,
+        classes=(CHAT, BATCH),
+        targets=None,
+        per_token=0.0,
+        seconds_for=lambda tokens, requests: tokens / RATE,
+    ):
+        self.waiting = WaitingRequests(classes, targets, per_token)
+        self.enter, self.leave = self.waiting.enter, self.waiting.leave
+        self._shedding = Shedding(self.waiting, classes, bound)
+        self._seconds_for = seconds_for
+
+    def refusal(self, service_class, now, uncomputed, weights, num_tokens=None):
+        return self._shedding.refusal(service_class, now, uncomputed, weights, self._seconds_for, num_tokens)
 
 
 def fill(queue, name, tokens, first=0, arrived=0.0):
@@ -33,7 +50,7 @@ def fill(queue, name, tokens, first=0, arrived=0.0):
 
 
 def test_a_request_is_refused_where_what_waits_takes_longer_than_the_bound():
-    queue = shedding()
+    queue = Queue()
     waiting = fill(queue, "chat", [150, 50])
     assert queue.refusal("chat", 0.0, waiting, WEIGHTS) is None
     refusal = queue.refusal("chat", 0.0, waiting + 140, WEIGHTS)
@@ -44,19 +61,19 @@ def test_a_request_is_refused_where_what_waits_takes_longer_than_the_bound():
 
 
 def test_without_a_bound_nothing_is_refused():
-    queue = shedding(bound=None)
+    queue = Queue(bound=None)
     assert queue.refusal("chat", 0.0, fill(queue, "chat", [10**6]), WEIGHTS) is None
 
 
 def test_a_class_has_its_own_bound():
-    queue = shedding(bound=None, classes=(ServiceClass("chat", shed_after=1.0), BATCH))
+    queue = Queue(bound=None, classes=(ServiceClass("chat", shed_after=1.0), BATCH))
     waiting = fill(queue, "chat", [300])
     assert queue.refusal("chat", 0.0, waiting, WEIGHTS) is not None
     assert queue.refusal("batch", 0.0, waiting, WEIGHTS) is None
 
 
 def test_what_waits_in_another_class_slows_a_class_down_by_the_weights_only():
-    queue = shedding()
+    queue = Queue()
     waiting = fill(queue, "batch", [5000])
     assert queue.refusal("chat", 0.0, waiting, WEIGHTS) is None
     waiting += fill(queue, "chat", [140], first=1)
@@ -67,7 +84,7 @@ def test_what_waits_in_another_class_slows_a_class_down_by_the_weights_only():
 
 
 def test_under_deadline_only_requests_in_time_count_while_the_next_one_can_keep_its_target():
-    queue = shedding(bound=3.0, targets={"chat": 2.0})
+    queue = Queue(bound=3.0, targets={"chat": 2.0})
     waiting = fill(queue, "chat", [1000]) + fill(queue, "chat", [150], first=1, arrived=8.5)
     assert queue.refusal("chat", 1.0, waiting, WEIGHTS) is not None, "all of them are in time"
     assert queue.refusal("chat", 9.0, waiting, WEIGHTS) is None, "the first is late, so a new one goes before it"
@@ -76,7 +93,7 @@ def test_under_deadline_only_requests_in_time_count_while_the_next_one_can_keep_
 
 
 def test_a_long_prompt_has_the_time_that_its_tokens_add_to_keep_its_target():
-    queue = shedding(bound=3.0, targets={"chat": 1.0}, per_token=0.01)
+    queue = Queue(bound=3.0, targets={"chat": 1.0}, per_token=0.01)
     # In time until 11 s the one, until 9 s the other that came later.
     waiting = fill(queue, "chat", [1000]) + fill(queue, "chat", [200], first=1, arrived=6.0)
     assert queue.refusal("chat", 8.0, waiting, WEIGHTS, 10_000) is not None, "both are in time, and before it"
@@ -95,7 +112,7 @@ def test_a_long_prompt_has_the_time_that_its_tokens_add_to_keep_its_target():
     per_token=st.sampled_from([0.0, 0.01]),
 )
 def test_an_engine_with_nothing_to_compute_refuses_nothing_whatever_waited_before(sizes, bound, now, per_token):
-    queue = shedding(bound, targets={"chat": 1.0}, per_token=per_token)
+    queue = Queue(bound, targets={"chat": 1.0}, per_token=per_token)
     for number, (name, tokens) in enumerate(sizes):
         queue.enter(name, number, 0.0, tokens)
         queue.refusal(name, now / 2, 10**6, WEIGHTS)
@@ -112,7 +129,7 @@ async def test_a_request_that_would_wait_too_long_is_503_and_counted_and_an_idle
     await until(lambda: fake.engine.requests)
     fake.engine.send(StepCost(CostModel(0.0, 0.0, 1e-3, 0.0, 0.0), 0.0, 100.0))
     fake.engine.report(num_prefill_tokens=100, step_seconds=0.1, num_running=1, waiting_prompt_tokens=500)
-    await until(lambda: fake.service.stats.num_running == 1)
+    await until(lambda: fake.service.session.stats.num_running == 1)
     refused = await start(fake)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "overloaded")
     assert refused.headers["retry-after"] == "1"
@@ -132,7 +149,7 @@ async def test_a_request_that_would_wait_too_long_is_503_and_counted_and_an_idle
 
 def test_slots_that_are_taken_count_with_the_requests_that_take_them_first():
     asked = []
-    queue = Shedding((CHAT, BATCH), 2.0, {}, lambda tokens, requests: asked.append(requests) or requests)
+    queue = Queue(seconds_for=lambda tokens, requests: asked.append(requests) or requests)
     assert queue.refusal("chat", 0.0, 0, WEIGHTS) is None
     waiting = fill(queue, "chat", [1, 1]) + fill(queue, "batch", [1] * 9, first=5)
     assert queue.refusal("chat", 0.0, waiting, WEIGHTS) is not None

@@ -51,7 +51,7 @@ async def test_signed_call_is_taken_and_its_answer_proves_the_pod(make_fake):
     header, proof = sign(BODY)
     answer = await send(fake, BODY, header)
     assert (answer.status_code, answer.headers["inflight-proof"]) == (200, proof)
-    assert fake.service.runtime.revision == 7
+    assert fake.service.session.runtime.revision == 7
     header, proof = sign(b"", method="POST", path="/admin/drain")
     answer = await send(fake, b"", header, "POST", "/admin/drain")
     assert (answer.status_code, answer.headers["inflight-proof"]) == (202, proof)

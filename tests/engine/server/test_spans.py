@@ -137,7 +137,7 @@ async def test_a_preempted_request_has_its_phases_again(make_traced):
     report(admitted=[(0, 1)], num_running=1)
     report(tokens={1: 97}, num_running=1, num_decode_tokens=1)
     report(preempted=[0], num_waiting=1)
-    await until(lambda: fake.service.stats.num_waiting == 1)
+    await until(lambda: fake.service.session.stats.num_waiting == 1)
     await asyncio.sleep(0.02)
     report(admitted=[(0, 2)], num_running=1)
     report(tokens={2: 98}, num_running=1, num_decode_tokens=1)

@@ -78,7 +78,7 @@ class Engine:
             )
         )
         self._sent: list[Sent] = []
-        """By number of the request."""
+        """Requests by number."""
 
     def step(self, now: float) -> None:
         """Starts the next one, unless nothing is left."""

@@ -125,7 +125,7 @@ def test_a_report_that_arrives_during_the_next_attempt_says_nothing_about_its_en
 
 
 async def test_an_open_stream_keeps_neither_the_message_nor_the_hashes():
-    """Up to 22 KiB of each request that is generating."""
+    """They would take up to 22 KiB of each request that is generating."""
     world = World(OPEN)
     fields = {
         ":authority": "chat.ns",

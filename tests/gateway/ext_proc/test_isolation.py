@@ -115,8 +115,9 @@ def test_a_flood_whose_answers_are_long_delays_others_by_seconds_before_any_of_t
     ],
 )
 def test_beside_a_flood_of_twenty_times_its_load_a_tenants_latency_is_within_a_tenth_of_alone(case, most_lost):
-    """At the median and at p95. Its TTFT grows by up to the step that runs when it arrives. The two together have most
-    of the output that the flood has alone: less where answers are long, since room for all of them to grow stays free.
+    """This holds at the median and at p95. Its TTFT grows by up to the step that runs when it arrives. The two together
+    have most of the output that the flood has alone: less where answers are long, since room for all of them to grow
+    stays free.
     """
     alone, _ = beside(replace(case, flood_per_s=0.0))
     both, flood = beside(case)

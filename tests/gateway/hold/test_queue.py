@@ -313,7 +313,7 @@ def test_nothing_is_lost_none_starts_twice_bounds_hold_and_tenants_keep_their_or
     config = replace(CONFIG, hold=bounds, classes=(ServiceClass("x", 2.0), ServiceClass("y")))
     queue, now, offered, left = HoldQueue(), 0.0, {}, Counter()
     waiting = {}
-    """Since when each waits."""
+    """Begin of the wait of each request."""
     for number, operation in enumerate(operations):
         match operation:
             case ("offer", tenant, kind, priority, slack, size):
@@ -381,7 +381,7 @@ def _lane(each):
     st.integers(1, 5000),
 )
 def test_a_waiting_request_starts_whatever_others_send(others, prompt_tokens):
-    """No starvation: with a start for each arrival, a request of a tenant of its own waits for no more than what
+    """Nothing starves: with a start for each arrival, a request of a tenant of its own waits for no more than what
     lifts the others' counters over its own."""
     queue = HoldQueue()
     assert queue.offer(request("mine", tenant="mine", prompt_tokens=prompt_tokens), CONFIG, 0.0) is None

@@ -1,4 +1,4 @@
-"""Which tenants leave slots to others."""
+"""Shares of tenants, and the slots that they leave to others."""
 
 from hypothesis import given
 from hypothesis import strategies as st

@@ -120,7 +120,7 @@ def _numbers(random: Random) -> bytes:
 
 
 def _bytes(random: Random) -> bytes:
-    """In the text of a message, a role, a model or the name of a field: what is no UTF-8, or no Unicode text."""
+    """A body with invalid UTF-8 or Unicode in the text of a message, a role, a model or the name of a field."""
     hostile = random.choice(
         (
             b"\xff",

@@ -12,7 +12,7 @@ CHAT = "/v1/chat/completions"
 PATHS = (CHAT, "/v1/completions", "/v1/generate")
 
 FORGED = "forged"
-"""In the value of each header that no engine may see."""
+"""Mark in the value of each header that no engine may see."""
 
 OPEN, KEYED, ASLEEP, TWICE = "open", "keyed", "asleep", "twice"
 """Services: without API keys, with them, without an engine, and one whose name two namespaces have."""
@@ -23,7 +23,7 @@ Header = tuple[str, str]
 
 
 class Leave(Enum):
-    """How the client ends the connection. Attributes: the values are for people."""
+    """The way in which the client ends the connection. The values are for people."""
 
     ANSWERED = "when all answers are there"
     END = "end of file after the request, then as ANSWERED"
@@ -33,15 +33,17 @@ class Leave(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Attributes:
-    pieces: bytes to write, and seconds to wait between them.
-    answers: responses that are waited for.
-    statuses: that each of them may have; empty: all below 500.
-    patience_s: how long an answer is waited for.
-    certain: an answer must come.
-    head: of a HEAD request, whose answer has no body.
-    http2: answers are HTTP/2 frames.
-    good: a request without fault, which must be answered with 200.
+    """A case.
+
+    Attributes:
+        pieces: bytes to write, and seconds to wait between them.
+        answers: responses that are waited for.
+        statuses: that each of them may have; empty: all below 500.
+        patience_s: how long an answer is waited for.
+        certain: an answer must come.
+        head: of a HEAD request, whose answer has no body.
+        http2: answers are HTTP/2 frames.
+        good: a request without fault, which must be answered with 200.
     """
 
     kind: str
@@ -61,7 +63,7 @@ class Case:
 
 @dataclass(slots=True)
 class Outcome:
-    """Attributes: answers: status and body of each response that came whole."""
+    """Answers to a case. Attributes: answers: status and body of each response that came whole."""
 
     answers: list[tuple[int, bytes]] = field(default_factory=list)
 
@@ -87,7 +89,7 @@ def post(
     content_type: str = "application/json",
     length: int | None = None,
 ) -> bytes:
-    """Args: length: as the header says it; None: the body's."""
+    """Builds a request. Args: length: as the header says it; None: the body's."""
     given = [
         ("Host", host),
         ("Content-Type", content_type),

@@ -36,7 +36,7 @@ _STREAM = _FRAME * 3 + b":f 0 stop\ndata: {}\n\ndata: [DONE]\n\n"
 
 
 class CheckingEngine(FakeEngine):
-    """Attributes: faults: what reached it and must not."""
+    """An engine that checks its requests. Attributes: faults: what reached it and must not."""
 
     def __init__(self) -> None:
         super().__init__("checking")

@@ -32,7 +32,7 @@ _CRASH = re.compile(r'Traceback|"exception"|"level": "(ERROR|CRITICAL)"|without 
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """By a program, all its processes together. Attributes: memory_mib: resident. files: open descriptors."""
+    """Resources of a program, all its processes together. Attributes: memory_mib: resident. files: open descriptors."""
 
     memory_mib: float
     files: int
@@ -40,7 +40,8 @@ class Used:
 
 @dataclass
 class Report:
-    """Attributes: faults: by what is wrong, with the first case of each. used: at the end of each part."""
+    """Report of a run. Attributes: faults: by what is wrong, with the first case of each. used: at the end of each
+    part."""
 
     counts: Counter[str] = field(default_factory=Counter)
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
@@ -54,7 +55,7 @@ class Report:
         self.faults.setdefault(what, "" if case is None else shown(case))
 
     def growth(self, program: str) -> Used:
-        """From the second part's end to the last one's."""
+        """Returns the growth from the end of the second part to the end of the last one."""
         first, last = self.used[1][program], self.used[-1][program]
         return Used(last.memory_mib - first.memory_mib, last.files - first.files)
 
@@ -74,7 +75,7 @@ def draw(seed: int, number: int) -> Case:
 
 
 class Hostile:
-    """Attributes: stack: started. engines: of all services."""
+    """A run against a gateway. Attributes: stack: started. engines: of all services."""
 
     def __init__(self, stack: GatewayStack, engines: list[CheckingEngine], decoy: str, touched: list[str]) -> None:
         self.stack, self.engines = stack, engines

@@ -28,7 +28,7 @@ def _string(text: str) -> bytes:
 
 
 def _integer(value: int) -> bytes:
-    """With a prefix of 7 bits."""
+    """Encodes an integer with a prefix of 7 bits."""
     if value < 127:
         return bytes((value,))
     out, value = [127], value - 127

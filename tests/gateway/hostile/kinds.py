@@ -181,7 +181,7 @@ def disguised(random: Random) -> Case:
 
 
 def keys(random: Random) -> Case:
-    """Without a valid key nothing else is said."""
+    """A request without a valid key, whose answer must say nothing else."""
     wrong = random.choice(
         (
             *(

@@ -15,7 +15,7 @@ def _pairs(method: str = "POST", path: str = CHAT, authority: str = OPEN) -> _Pa
 
 
 def _request(pairs: _Pairs, body: bytes | None = b"") -> bytes:
-    """Args: body: None: none."""
+    """Builds the frames of a request. Args: body: None: none."""
     flags = http2.END_HEADERS | (http2.END_STREAM if body is None else 0)
     block, out = http2.fields(pairs), b""
     first, rest = block[:16_000], block[16_000:]

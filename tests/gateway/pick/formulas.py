@@ -12,16 +12,18 @@ from inflight_gateway.types import EngineSample, RequestView, ServiceConfig
 
 
 class ReplicaState(NamedTuple):
-    """Attributes:
-    load: input of the state.
-    cost: of its steps. measured: `cost` is the engine's own, or that of another replica of the service.
-    pending_tokens: prompt tokens computed before those of the request.
-    uncached_tokens: tokens of the request's prompt that the replica would compute.
-    attended_tokens: mean context of a pending prompt token.
-    decoding: work of each step besides prefill.
-    outstanding: unfinished requests sent there.
-    backlog_s: seconds until the pending tokens are computed.
-    own_prefill_s: seconds that the request's own prompt adds there.
+    """State of a replica.
+
+    Attributes:
+        load: input of the state.
+        cost: of its steps. measured: `cost` is the engine's own, or that of another replica of the service.
+        pending_tokens: prompt tokens computed before those of the request.
+        uncached_tokens: tokens of the request's prompt that the replica would compute.
+        attended_tokens: mean context of a pending prompt token.
+        decoding: work of each step besides prefill.
+        outstanding: unfinished requests sent there.
+        backlog_s: seconds until the pending tokens are computed.
+        own_prefill_s: seconds that the request's own prompt adds there.
     """
 
     load: EndpointLoad

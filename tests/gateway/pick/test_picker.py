@@ -1,4 +1,4 @@
-"""Which replica a request goes to, in which order others are tried, and when it should wait instead."""
+"""The replica of a request, the order of the others, and when the request should wait instead."""
 
 from collections import Counter
 from dataclasses import replace

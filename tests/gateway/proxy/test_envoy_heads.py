@@ -10,13 +10,13 @@ import aiohttp
 import pytest
 
 from inflight_gateway.request.headers import BODY
-from tests.gateway.asking import ask, service
+from tests.gateway.client import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import GatewayStack, until
 
 LARGE = json.dumps({"model": "m", "prompt": "x" * (8 << 20)}).encode()
 LONG_PROMPT = "all " * 60_000
-"""Its header is longer than the 8,190 bytes that an engine takes in one field."""
+"""Prompt whose header is longer than the 8,190 bytes that an engine takes in one field."""
 
 
 @pytest.fixture

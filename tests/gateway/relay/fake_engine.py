@@ -144,7 +144,7 @@ def frames_for(asked: dict, attempt: int = 0, drawn: tuple[int, ...] = (11, 22, 
 
 
 class FakeEngine:
-    """Attributes: seen: requests in order. script: what to do to request N, counted from 0."""
+    """A scripted engine. Attributes: seen: requests in order. script: what to do to request N, counted from 0."""
 
     def __init__(self, script: Callable[[int, Seen], Do] | None = None) -> None:
         self.script = script or (lambda _number, _seen: Do())

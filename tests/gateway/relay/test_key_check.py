@@ -21,7 +21,7 @@ LARGE = {**STREAM, "messages": "x" * 300_000}
     "check", [Do(status=200), Do(status=400), Do(status=401), Do(status=503), Do(no_head=True), Do(status=404)]
 )
 async def test_whatever_is_no_401_lets_the_body_follow(relay, check):
-    """Without a picker, an engine answers."""
+    """An engine answers where no picker runs."""
     relay.script(check, Do())
     status, _, body = await relay.post(LARGE)
     assert status == 200

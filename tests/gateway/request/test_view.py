@@ -1,4 +1,4 @@
-"""From head and body to what is picked for."""
+"""Conversion of head and body to the input of the picker."""
 
 from __future__ import annotations
 

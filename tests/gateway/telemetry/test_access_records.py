@@ -1,4 +1,4 @@
-"""From picks, refusals and reports to metrics and the access log."""
+"""Picks, refusals and reports appear in metrics and the access log."""
 
 from __future__ import annotations
 

@@ -49,5 +49,5 @@ def alone(secrets=None, **options):
 
 
 def alone_with(keys, **options):
-    """The same. Args: keys: data of the Secret that `config` names."""
+    """A gate with one Secret. Args: keys: data of the Secret that `config` names."""
     return alone({"keys": keys}, **options)

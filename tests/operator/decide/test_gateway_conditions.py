@@ -1,4 +1,4 @@
-"""What the conditions of a service behind the gateway say."""
+"""Conditions of a service behind the gateway."""
 
 import pytest
 

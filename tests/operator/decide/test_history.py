@@ -16,7 +16,7 @@ from inflight_operator.decide.scaling import ScalingBounds, ScalingObservation, 
 from tests.operator.observe.samples import loaded
 
 ROUNDS = 20_000
-"""Of 3 s each: what is kept for an hour, the longest time, is dropped 16 times over."""
+"""Number of rounds of 3 s each: entries that are kept for an hour, the longest time, are dropped 16 times over."""
 TARGETS = ScalingTargets(waiting_requests=4)
 POLICIES = (ScalingPolicy("Pods", 4, 1800.0), ScalingPolicy("Percent", 100, 15.0))
 LONG = Behavior(ScalingRules(3600.0, POLICIES), ScalingRules(3600.0, POLICIES))

@@ -1,4 +1,4 @@
-"""What a pod counts for: classes, start-up times that are learned, and credit that ends."""
+"""Capacity that a pod counts for: classes, start-up times that are learned, and credit that ends."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What the condition InferencePool says."""
+"""The condition InferencePool."""
 
 import pytest
 

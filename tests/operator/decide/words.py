@@ -1,4 +1,4 @@
-"""What a decision says, as the status has it."""
+"""Sentences of decisions, as the status has them."""
 
 from inflight_operator.decide.behavior import Behavior, ScalingRules
 from inflight_operator.decide.sentences import change_text, sentence

@@ -33,15 +33,15 @@ COST = CostModel(0.008, 0.0004, 0.00005, 1e-8, 1e-10)
 
 @dataclass(frozen=True)
 class Tick:
-    """What happens until the next round.
+    """Events until the next round.
 
     Attributes:
-        seconds: that pass.
-        rate: requests a second, over all ready pods.
-        prompt: tokens of each.
+        seconds: time that passes.
+        rate: requests per second, over all ready pods.
+        prompt: prompt tokens of each request.
         silent: numbers of the pods that cannot be scraped.
-        event: that befalls one pod, or the cluster.
-        pod: number of the pod that it befalls.
+        event: event of one pod, or of the cluster.
+        pod: number of the pod of the event.
     """
 
     seconds: float = 3.0
@@ -239,7 +239,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Round:
-    """One decision: what it got, and what it gave."""
+    """A decision: its inputs and its result."""
 
     snapshot: Snapshot
     memory: Memory
@@ -259,7 +259,7 @@ class Round:
 
 
 class RandomFleet:
-    """One service, whose Deployment does what plans order.
+    """A service whose Deployment does what plans order.
 
     Args:
         start_up: seconds from a pod's creation until it is ready.
@@ -280,7 +280,7 @@ class RandomFleet:
         self.deployment = None
         self.refused = False
         self.small = small
-        self.told = {}
+        self.pushes = {}
         self.made = 0
         self.pods = []
         self.rounds = []
@@ -318,7 +318,7 @@ class RandomFleet:
             listed=frozenset(pod.uid for pod in pods if pod.serves),
             window=self.window,
             fresh=fresh_samples(self.window, pods, self.now, STALE_AFTER),
-            told=dict(self.told),
+            pushes=dict(self.pushes),
         )
 
     def decide(self):
@@ -339,13 +339,13 @@ class RandomFleet:
             "spec": {**deployment["spec"], "replicas": plan.replicas},
             "status": {"observedGeneration": 1, "conditions": [failure] if self.refused else []},
         }
-        for pod, limits in plan.tell:
+        for pod, limits in plan.push:
             engine = next(one.engine for one in self.pods if f"uid-chat-{one.number}" == pod.uid)
             engine.limits, engine.revision = limits.limits, limits.revision
-            self.told[pod.uid] = LimitsPush(accepted=limits, at=self.now)
+            self.pushes[pod.uid] = LimitsPush(accepted=limits, at=self.now)
 
     def _follow(self, replicas):
-        """What the ReplicaSet does: as many pods as are ordered, those that are not ready go first."""
+        """Acts as the ReplicaSet: keeps as many pods as are ordered, and removes those that are not ready first."""
         self.replicas = replicas
         alive = [pod for pod in self.pods if pod.leaves_at is None and pod.trouble != "evicted"]
         while len(alive) < replicas and not self.refused:

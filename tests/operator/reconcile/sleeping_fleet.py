@@ -16,7 +16,7 @@ HOLD = 60.0
 
 @dataclass(frozen=True)
 class Moment:
-    """What happens until the next round: a tick of the fleet, and how many gateway pods are heard."""
+    """Events until the next round: a tick of the fleet, and the number of gateway pods that are connected."""
 
     tick: Tick
     heard: int = 2

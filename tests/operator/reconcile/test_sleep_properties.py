@@ -1,4 +1,4 @@
-"""What holds of every service that may scale to zero, whatever befalls its fleet and its gateway."""
+"""Properties of every service that may scale to zero, whatever happens to its fleet and its gateway."""
 
 import tempfile
 from dataclasses import replace

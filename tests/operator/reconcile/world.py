@@ -1,16 +1,16 @@
-"""One service with its pods, for rounds against a recording API server and model engines (see fakes.py)."""
+"""A service with its pods, for rounds against a recording API server and model engines (see fakes.py)."""
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.apply.engines import EngineTeller
+from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.clock import Clock
 from inflight_operator.decide.tuning_types import TuningPolicy
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.gateway_view import GatewayView
-from inflight_operator.reconcile.rounds import Rounds, RoundSettings
+from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSettings
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render import Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
@@ -26,7 +26,7 @@ GATEWAY = "inflight-gateway.inflight-system.svc.cluster.local"
 
 
 class FakeGateway:
-    """What two gateway pods say, of every service the same."""
+    """Reports of two gateway pods, the same for every service."""
 
     def __init__(self):
         self.seen = GatewayView(pods=2, heard=2, idle_s=3600.0)
@@ -43,7 +43,7 @@ class FakeGateway:
 
 
 class World:
-    """One service, its pods, and a clock that only moves when told to."""
+    """A service, its pods, and a clock that moves only when a test moves it."""
 
     def __init__(self):
         self.now = 1000.0
@@ -53,7 +53,7 @@ class World:
         self.engines = {}
         self.metrics = OperatorMetrics()
         self.settings = Settings(engine_image="engine:dev")
-        self.every = RoundSettings(tuning=TuningPolicy(window=15.0))
+        self.every = ReconcilerSettings(tuning=TuningPolicy(window=15.0))
         self.pace = UpgradePace()
         self.listed = {}
         self.recorder = None
@@ -69,12 +69,12 @@ class World:
     def restart(self):
         """A new operator process: nothing is remembered but what is in the cluster."""
         self.pool = FakePool(self.engines, self.every.span)
-        self.teller = EngineTeller(FakeEngines(self.engines), self.clock, lambda: True)
-        self.rounds = Rounds(
+        self.pusher = LimitsPusher(FakeEngines(self.engines), self.clock, lambda: True)
+        self.reconciler = Reconciler(
             self.api,
             self.cache,
             self.pool,
-            self.teller,
+            self.pusher,
             self.metrics,
             lambda: self.settings,
             lambda uid: f"token of {uid}",
@@ -99,7 +99,7 @@ class World:
         return self.engines[ip]
 
     def route(self):
-        """What Kubernetes makes of the ready pods."""
+        """Puts the EndpointSlice that Kubernetes makes of the ready pods into the cache."""
         self.cache.put("EndpointSlice", endpoints_body([body for body in self.listed.values() if body]))
 
     async def round(self, seconds=3.0):
@@ -108,8 +108,8 @@ class World:
             engine.model.run_until(self.now)
         self.api.calls.clear()
         self.pool.tick()
-        done = await self.rounds.reconcile(KEY)
-        await self.teller.idle()
+        done = await self.reconciler.reconcile(KEY)
+        await self.pusher.idle()
         return done
 
     @property
@@ -126,7 +126,7 @@ class World:
         return self.cache.child(KEY, "Deployment", "chat")["spec"]["template"]["spec"]["containers"][0]
 
     def rolled_out(self):
-        """What its controller says of the Deployment once all pods are of the newest template."""
+        """Gives the Deployment the status of its controller once all pods are of the newest template."""
         live = self.cache.child(KEY, "Deployment", "chat")
         count = live["spec"]["replicas"]
         self.cache.put("Deployment", {**live, "status": {"updatedReplicas": count, "replicas": count}})

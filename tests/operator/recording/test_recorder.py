@@ -23,7 +23,7 @@ SPEC = {**SMALL, "slo": {"ttftP95": "2s", "tpotP95": "50ms"}}
 
 @pytest.fixture(scope="module")
 def rounds():
-    """Of one service, through a burst and after it."""
+    """Returns the rounds of one service, through a burst and after it."""
     fleet = RandomFleet(SPEC)
     for number in range(60):
         fleet.tick(Tick(rate=40.0 if 10 < number < 30 else 1.0))

@@ -1,4 +1,4 @@
-"""What changes in the children of a service that is behind the gateway, and what does not."""
+"""Changes in the children of a service that is behind the gateway, and parts that stay."""
 
 import base64
 from dataclasses import replace

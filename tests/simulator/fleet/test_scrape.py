@@ -27,7 +27,7 @@ class Scrapes:
         self.samples += [(pod.name, scraped(pod, fleet.config, now)) for pod in fleet.live]
 
     def last(self):
-        """After everything has ended."""
+        """Samples after everything has ended."""
         return [scraped(pod, self.fleet.config, 1e6) for pod in self.fleet.pods]
 
 

@@ -18,8 +18,8 @@ CLASSES = (ServiceClass("a", weight=3.0), ServiceClass("b"))
 
 
 def config(**fields):
-    small = {"capacity": Limits(6, 24), "num_blocks": 24, "block_size": 4, "max_model_len": 90, "ttft_target": 20.0}
-    return SchedulerConfig(**{**small, **fields})
+    small = {"capacity": Limits(6, 24), "num_blocks": 24, "block_size": 4, "max_model_len": 90}
+    return SchedulerConfig(**{**small, "kv_headroom": 0.0, "policy": "fcfs", "ttft_target": 20.0, **fields})
 
 
 def request(number, prompt, output, classes=("default",)):
@@ -42,7 +42,7 @@ def single_step(scheduler):
 
 
 def many_steps(scheduler, count):
-    """The same through `advance_many` where that is possible; returns the plans that were made, and who ended."""
+    """Advances through `advance_many` where that is possible; returns the plans, and the requests that ended."""
     plans, ended = [], []
     while count:
         steady = min(count, scheduler.steady_steps())
@@ -81,25 +81,26 @@ def without_ids(plan):
 
 
 def numbers(scheduler, *, ids):
-    table, decodes = scheduler._running.table, scheduler._running.decodes
+    table, decodes = scheduler.running.table, scheduler.running.decodes
+    decodes.settle()
     requests = [each and (each.request_id, each.output_token_ids.tolist()) for each in table.requests]
     tables = [table.table(slot).tolist() if ids else int(table.num_blocks[slot]) for slot in range(table.num_slots)]
     return (
         scheduler.num_running,
         scheduler.num_waiting,
         scheduler.num_uncomputed_tokens,
-        scheduler.num_preemptions,
+        scheduler.preemptor.num_preemptions,
         scheduler.kv_usage,
         decodes.clock,
-        scheduler.num_decoding,
+        len(decodes.slots),
         scheduler.num_attended_tokens,
         decodes.slots.tolist(),
         table.order.tolist(),
         requests,
         [one if requests[slot] else None for slot, one in enumerate(tables)],
-        scheduler._num_steps,
-        scheduler._changed,
-        list(scheduler._running.releases),
+        scheduler.num_steps,
+        scheduler.changed,
+        list(scheduler.running.releases),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which Go is good enough, and the environment it builds in."""
+"""Choice of Go, and the environment in which it builds."""
 
 from __future__ import annotations
 

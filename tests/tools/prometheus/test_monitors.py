@@ -1,4 +1,4 @@
-"""How Prometheus reaches a cluster, by its kubeconfig; and what is scraped there."""
+"""Access of Prometheus to a cluster, by its kubeconfig, and its targets there."""
 
 import base64
 from pathlib import Path

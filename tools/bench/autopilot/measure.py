@@ -56,7 +56,7 @@ class Bench:
 
 
 async def measure(bench: Bench) -> Report:
-    """All of it.
+    """Runs all parts.
 
     Raises:
         RuntimeError: an engine did not start, or does not answer.
@@ -80,8 +80,7 @@ async def measure(bench: Bench) -> Report:
 
 
 async def _sized(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> Slice:
-    """Returns a slice of the trace whose rate is the wanted share of the rate at which the engine serves requests that
-    come all at once."""
+    """Returns a slice whose rate is the wanted share of the rate at which the engine serves requests all at once."""
     probe = trace_slice(shape, _PROBE_REQUESTS, 1.0, MOST_PROMPT)
     await admin.set_limits(_PROBE)
     took = []
@@ -97,7 +96,7 @@ async def _sized(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> Sl
 
 
 async def _fixed(bench: Bench, admin: Admin, sender: Sender, traffic: Slice, limits: Limits) -> float:
-    """Goodput of one setting over one slice, after the end of another one."""
+    """Measures the goodput of a setting over a slice, after the end of another one."""
     lead_time, window = bench.options.lead_time, traffic.seconds
     await admin.idle()
     await admin.set_limits(limits)
@@ -109,8 +108,7 @@ async def _fixed(bench: Bench, admin: Admin, sender: Sender, traffic: Slice, lim
 async def _again(
     bench: Bench, admin: Admin, sender: Sender, slices: Sequence[Slice], fixed: Sequence[Fixed]
 ) -> list[Fixed]:
-    """Measures the best settings of each traffic again, and returns all settings with means: the largest of many
-    figures is partly luck."""
+    """Measures the best settings of each traffic again, for their means: the largest of many figures is partly luck."""
     found = list(fixed)
     for number, traffic in enumerate(slices):
         best = sorted(range(len(found)), key=lambda index: found[index].goodputs[number])[-bench.options.finalists :]

@@ -110,8 +110,7 @@ class Products:
         self._matrix: Matrix = fp8_matrix(self._weight) if bits == 8 else int4_matrix(self._weight)
 
     def largest_error(self) -> float:
-        """Returns the largest error of a row's result, relative to its length, against float64 with the same
-        factors."""
+        """Returns the largest error of a row's result, relative to its length, against float64."""
         layer = self._maker.make([self._matrix], None)
         if isinstance(layer, PlainLinear):
             raise AssertionError("the weights were dequantized")

@@ -11,26 +11,26 @@ from starlette.responses import StreamingResponse
 
 from inflight_engine.messages import FlushRecord
 from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.engine.session import EngineSession
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.service import Service
 
 _CHUNK_BYTES = 1 << 18
 
 
-async def flushed_record(service: Service) -> tuple[BinaryIO, str]:
+async def flushed_record(session: EngineSession) -> tuple[BinaryIO, str]:
     """The record up to now, open for reading, and its name.
 
     Raises:
         ApiError: 404 recording is off, 500 the file cannot be read, 503 or 504 no engine to flush it.
     """
-    if service.record is None:
+    if session.record is None:
         raise ApiError(
             404, "nothing is recorded: start the engine with --record FILE to have a record", code="not_recording"
         )
-    if service.phase is not Phase.READY:
-        raise service.not_ready()
-    await service.calls.ask(FlushRecord)
-    path = service.record
+    if session.phase is not Phase.READY:
+        raise session.not_ready()
+    await session.calls.ask(FlushRecord)
+    path = session.record
     try:
         return await asyncio.to_thread(path.open, "rb"), path.name
     except OSError as error:

@@ -40,18 +40,20 @@ class RuntimeConfigChange(BaseModel):
 async def runtime_config(service: ServiceOf) -> Response:
     """Capacities, live limits and their revision, the shape of the KV cache, and how requests are
     scheduled and sampled by default."""
-    if service.runtime.limits is None or service.engine is None:
-        raise service.not_ready()
-    return JSONResponse(_describe(service, service.runtime.limits, service.engine))
+    session = service.session
+    if session.runtime.limits is None or session.ready is None:
+        raise session.not_ready()
+    return JSONResponse(_describe(service, session.runtime.limits, session.ready))
 
 
 @admin_router.patch("/v1/runtime_config")
 async def change_runtime_config(change: RuntimeConfigChange, service: ServiceOf) -> Response:
     """Answers with what is in force after the engine applied it."""
-    if service.engine is None or service.phase is not Phase.READY:
-        raise service.not_ready()
+    session = service.session
+    if session.ready is None or session.phase is not Phase.READY:
+        raise session.not_ready()
     limits = PartialLimits(change.max_num_seqs, change.max_num_batched_tokens)
-    await service.runtime.change(limits, change.revision, change.class_weights or {}, service.engine.capacity)
+    await session.runtime.change(limits, change.revision, change.class_weights or {}, session.ready.capacity)
     return await runtime_config(service)
 
 
@@ -59,13 +61,13 @@ async def change_runtime_config(change: RuntimeConfigChange, service: ServiceOf)
 async def drain(request: Request, service: ServiceOf) -> Response:
     """Begin to drain, as SIGTERM does; answers at once."""
     request.app.state.drain()
-    return JSONResponse({"status": "draining", "running": service.stats.num_running}, status_code=202)
+    return JSONResponse({"status": "draining", "running": service.session.stats.num_running}, status_code=202)
 
 
 @admin_router.get("/admin/record")
 async def record(service: ServiceOf) -> Response:
     """What was recorded up to now, for `inflight-engine replay`."""
-    return RecordResponse(*await flushed_record(service))
+    return RecordResponse(*await flushed_record(service.session))
 
 
 def _describe(service: Service, limits: Limits, engine: EngineReady) -> dict[str, Any]:
@@ -74,7 +76,7 @@ def _describe(service: Service, limits: Limits, engine: EngineReady) -> dict[str
     return {
         "max_num_seqs": limits.max_num_seqs,
         "max_num_batched_tokens": limits.max_num_batched_tokens,
-        "revision": service.runtime.revision,
+        "revision": service.session.runtime.revision,
         "capacity": {
             "max_num_seqs": engine.capacity.max_num_seqs,
             "max_num_batched_tokens": engine.capacity.max_num_batched_tokens,
@@ -104,7 +106,7 @@ def _describe_scheduling(service: Service) -> dict[str, Any]:
         "classes": [
             {
                 "name": service_class.name,
-                "weight": service.runtime.class_weights[service_class.name],
+                "weight": service.session.runtime.class_weights[service_class.name],
                 "priority": service_class.priority,
                 "ttft_target": service_class.ttft_target,
                 "tpot_target": service_class.tpot_target,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from inflight_engine.server.answers.progress_frames import ProgressStream
+from inflight_engine.server.answers.writer import AnswerWriter
 
 _PERIOD = 0.5
 """Seconds between two checks of a response. A heartbeat is written if nothing was written in between, so the longest
@@ -22,8 +22,8 @@ class Heartbeats:
 
     def __init__(self, silent: Callable[[], bool]) -> None:
         self._silent = silent
-        self._rounds: list[dict[ProgressStream, None]] = [{} for _ in range(_ROUNDS)]
-        self._round_of: dict[ProgressStream, int] = {}
+        self._rounds: list[dict[AnswerWriter, None]] = [{} for _ in range(_ROUNDS)]
+        self._round_of: dict[AnswerWriter, int] = {}
         self._next = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -31,7 +31,7 @@ class Heartbeats:
         """Number of open responses."""
         return len(self._round_of)
 
-    def add(self, stream: ProgressStream) -> None:
+    def add(self, stream: AnswerWriter) -> None:
         """Adds an open response."""
         # The round that was last: the first look comes after a whole period.
         self._round_of[stream] = last = (self._next - 1) % _ROUNDS
@@ -39,7 +39,7 @@ class Heartbeats:
         if self._timer is None:
             self._arm()
 
-    def remove(self, stream: ProgressStream) -> None:
+    def remove(self, stream: AnswerWriter) -> None:
         """Removes a response that is complete or whose client disconnected."""
         del self._rounds[self._round_of.pop(stream)][stream]
 

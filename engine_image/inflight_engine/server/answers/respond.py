@@ -8,13 +8,12 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.answers.event_stream import MANY_SCORED_TOKENS, AnswerFormat, EventStream
-from inflight_engine.server.answers.progress_frames import ProgressStream, WholeProgress
-from inflight_engine.server.answers.send import send_all, send_error, server_send
+from inflight_engine.server.answers.heartbeats import Heartbeats
+from inflight_engine.server.answers.send import server_send
+from inflight_engine.server.answers.writer import AnswerFormat, AnswerWriter
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.call import Call
-from inflight_engine.server.requests.generation import Generation
-from inflight_engine.server.service import Service
+from inflight_engine.server.requests.registry import RequestRegistry
 
 
 class GenerationResponse(Response):
@@ -22,24 +21,31 @@ class GenerationResponse(Response):
     code. A failed choice fails the response; after its end, no choice continues to run.
     """
 
-    def __init__(self, service: Service, call: Call, answer: AnswerFormat) -> None:
+    def __init__(self, registry: RequestRegistry, heartbeats: Heartbeats, call: Call, answer: AnswerFormat) -> None:
         super().__init__()
-        self._service = service
+        self._registry = registry
+        self._heartbeats = heartbeats
         self._call = call
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        call, heartbeats = self._call, self._heartbeats
         watch = asyncio.create_task(self._watch(receive))
         try:
-            if self._call.relayed:
-                await self._relayed(send, server_send(scope))
-            elif self._call.streaming:
-                await self._stream(send, server_send(scope))
-            else:
-                await self._whole(send)
+            writer = AnswerWriter(call, self._answer, send, server_send(scope))
+            if call.relayed:
+                heartbeats.add(writer)
+            try:
+                if call.relayed:
+                    writer.begin()
+                call.inbox.read(writer.write)
+                await writer.complete
+            finally:
+                if call.relayed:
+                    heartbeats.remove(writer)
         finally:
             watch.cancel()
-            self._call.inbox.close()
+            call.inbox.close()
             self._abandon()
 
     async def _watch(self, receive: Receive) -> None:
@@ -49,43 +55,7 @@ class GenerationResponse(Response):
 
     def _abandon(self) -> None:
         for generation in self._call.choices:
-            self._service.end(generation, FinishReason.ABORT)
-
-    async def _whole(self, send: Send) -> None:
-        call = self._call
-        complete = asyncio.get_running_loop().create_future()
-
-        def read(_: list[Generation]) -> None:
-            if (call.done or call.error is not None) and not complete.done():
-                complete.set_result(None)
-
-        call.inbox.read(read)
-        await complete
-        if call.error is not None:
-            await send_error(send, call.error)
-        elif not call.abandoned:
-            pieces = [generation.take() for generation in call.choices]
-            if sum(piece.num_scored for piece in pieces) < MANY_SCORED_TOKENS:
-                body = self._answer.whole(pieces)
-            else:
-                body = await asyncio.to_thread(self._answer.whole, pieces)
-            await send_all(send, 200, {"content-type": "application/json"}, body)
-
-    async def _stream(self, send: Send, send_body: Send) -> None:
-        stream = EventStream(self._call, self._answer, send, send_body)
-        self._call.inbox.read(stream.write)
-        await stream.complete
-
-    async def _relayed(self, send: Send, send_body: Send) -> None:
-        write = ProgressStream if self._call.streaming else WholeProgress
-        stream, heartbeats = write(self._call, self._answer, send, send_body), self._service.heartbeats
-        heartbeats.add(stream)
-        try:
-            stream.begin()
-            self._call.inbox.read(stream.write)
-            await stream.complete
-        finally:
-            heartbeats.remove(stream)
+            self._registry.end(generation, FinishReason.ABORT)
 
 
 def error_response(error: ApiError) -> Response:

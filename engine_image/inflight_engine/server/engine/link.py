@@ -1,16 +1,61 @@
-"""The connection to the current engine process, replaced when the process dies."""
+"""The connection to the current engine process: bytes to messages and back; replaced when the process dies."""
 
 from __future__ import annotations
 
+import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import cast
 
-import numpy as np
+import msgspec
 
-from inflight_engine.channel import encode
-from inflight_engine.messages import AddRequest, FromEngine, ToEngine
-from inflight_engine.server.engine.client import EngineClient
-from inflight_engine.server.requests.generation import GenerationRequest
+from inflight_engine.channel import FrameDecoder, encode
+from inflight_engine.messages import FromEngine, ToEngine
+
+
+class EngineClient(asyncio.Protocol):
+    """One connection.
+
+    Args:
+        on_message: called for each message, in order, in the event loop.
+        on_lost: called once when the engine process has exited, with the reason if known.
+    """
+
+    def __init__(self, on_message: Callable[[FromEngine], None], on_lost: Callable[[str | None], None]) -> None:
+        self._on_message = on_message
+        self._on_lost = on_lost
+        self._decoder = FrameDecoder.for_api()
+        self._transport: asyncio.WriteTransport | None = None
+
+    async def connect(self, sock: socket.socket) -> None:
+        """Take over a connected socket."""
+        await asyncio.get_running_loop().create_connection(lambda: self, sock=sock)
+
+    def write(self, frames: bytes) -> None:
+        """Queue whole frames; after the engine has exited they are dropped, and `on_lost` reports it."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frames)
+
+    def close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        # Not isinstance: uvloop's transports have the methods, not the base class.
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            messages = self._decoder.feed(data)
+        except msgspec.DecodeError as error:
+            self._on_lost(f"the engine process sent what is not a message ({error}); are both of one version?")
+            self.close()
+            return
+        for message in messages:
+            self._on_message(message)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._on_lost(None)
 
 
 class EngineLink:
@@ -57,23 +102,3 @@ class EngineLink:
         client, self._client = self._client, None
         if client is not None:
             client.close()
-
-
-def add_request(
-    request: GenerationRequest, arrived: float, token_ids: Sequence[int] = (), *, announce_start: bool
-) -> AddRequest:
-    """The message that submits a request. `token_ids`: of its answer, those that it has."""
-    return AddRequest(
-        request_id=request.request_id,
-        prompt_token_ids=_packed(request.prompt_token_ids),
-        sampling=request.sampling,
-        arrival_time=arrived,
-        scheduling=request.scheduling,
-        announce_start=announce_start,
-        external_id=request.external_id,
-        output_token_ids=_packed(token_ids),
-    )
-
-
-def _packed(token_ids: Sequence[int]) -> bytes:
-    return np.array(token_ids, np.dtype("<i4")).tobytes()

@@ -10,7 +10,8 @@ from pathlib import Path
 
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.engine.process import EngineProcess, describe_exit
-from inflight_engine.server.service import Service
+from inflight_engine.server.engine.session import EngineSession
+from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)
 
@@ -30,24 +31,25 @@ class Supervisor:
         start_seconds: seconds that the first one took from its start until ready.
     """
 
-    def __init__(self, service: Service, process: EngineProcess) -> None:
+    def __init__(self, session: EngineSession, config: EngineConfig, process: EngineProcess) -> None:
         self.process = process
         self.start_seconds = 0.0
-        self._service = service
+        self._session = session
+        self._config = config
         self._restarts = 0
 
     async def run(self) -> None:
-        """Runs until cancelled. If a new engine process cannot be started, the service fails."""
+        """Run until cancelled. If a new engine process cannot be started, the session fails."""
         watching = asyncio.create_task(self._watch())
         try:
             while True:
-                await self._service.engine_lost.wait()
-                self._service.engine_lost.clear()
+                await self._session.lost.wait()
+                self._session.lost.clear()
                 try:
                     await self._restart()
                 except Exception as error:
                     log.exception("another engine process cannot be started")
-                    self._service.fail(f"another engine process cannot be started: {error}")
+                    self._session.fail(f"another engine process cannot be started: {error}")
         finally:
             watching.cancel()
 
@@ -56,33 +58,32 @@ class Supervisor:
         return max(LEAST_RESTART_SECONDS, RESTART_FACTOR * self.start_seconds)
 
     async def _restart(self) -> None:
-        service = self._service
+        session, config = self._session, self._config
         self._restarts += 1
         # The old process frees its memory first, as do processes of other ranks: the next one uses the free memory.
         await asyncio.to_thread(self.process.kill)
         log.info("the lost engine process %s", describe_exit(self.process.wait(0)))
-        config = service.config.engine
-        if service.record is not None:
-            service.record = _segment(Path(service.config.engine.record or ""), self._restarts)
-            config = replace(config, record=str(service.record))
-            log.info("the recording goes on in %s", service.record)
+        if session.record is not None:
+            session.record = _segment(Path(config.record or ""), self._restarts)
+            config = replace(config, record=str(session.record))
+            log.info("the recording goes on in %s", session.record)
         self.process = self.process.successor()
         self.process.load(config)
-        await service.link.connect(self.process.socket)
+        await session.link.connect(self.process.socket)
 
     async def _watch(self) -> None:
-        service, last = self._service, time.monotonic()
+        session, last = self._session, time.monotonic()
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             now = time.monotonic()
             late = now - last - LOOK_SECONDS
             if late > LOOK_SECONDS:
-                service.progress.excuse(late)
+                session.progress.excuse(late)
             last = now
-            if service.hung:
-                service.lose_engine("the engine process hung: it made no progress in its step")
-            elif service.phase is Phase.RESTARTING and now - service.lost_at > self._restart_seconds:
-                service.fail("the engine process was restarted and was not ready in time")
+            if session.hung:
+                session.lose("the engine process hung: it made no progress in its step")
+            elif session.phase is Phase.RESTARTING and now - session.lost_at > self._restart_seconds:
+                session.fail("the engine process was restarted and was not ready in time")
 
 
 def _segment(path: Path, number: int) -> Path:

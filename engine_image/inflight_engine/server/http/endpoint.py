@@ -9,16 +9,16 @@ from dataclasses import replace
 
 from fastapi import Request
 
-from inflight_engine.server.answers.progress_frames import PROGRESS_HEADER
+from inflight_engine.server.answers.writer import PROGRESS_HEADER
 from inflight_engine.server.errors import ApiError, bad_request
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.continuation import continued_choices, earlier_of
-from inflight_engine.server.requests.fields import Conversation, GenerationFields, PlainText, Prompt
+from inflight_engine.server.requests.fields import ContinuedChoice, Conversation, GenerationFields, PlainText, Prompt
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
-from inflight_engine.server.requests.prepare import TOO_LONG, Tokenizer, choice_seed, prepare
+from inflight_engine.server.requests.prepare import TOO_LONG, ModelFacts, Tokenizer, choice_seed, prepare
 from inflight_engine.server.service import Service
-from inflight_engine.server.telemetry.exchange import exchange_of
+from inflight_engine.server.telemetry.exchange import Exchange, exchange_of
 
 LONG_TEXT = 4096
 """Characters from which tokenizing (1 to 2 ms for so many) would hold up the streams of others: it goes to a thread,
@@ -26,47 +26,67 @@ which costs about 0.1 ms."""
 
 
 async def begin(service: Service, http: Request, body: GenerationFields) -> Call:
-    """Converts a validated body to generations in the engine's queue, one for each prompt and sample: all of them, or
+    """Convert a validated body to generations in the engine's queue, one for each prompt and sample: all of them, or
     none.
 
     Raises:
         ApiError: 400, or 503 if it cannot be accepted now.
     """
-    arrived = time.monotonic()
-    config = service.config
-    exchange = exchange_of(http.scope)
-    scheduling = body.scheduling(config.engine.classes, service.tenants.of(http.headers, exchange.request_id))
-    exchange.scheduling = scheduling
+    arrived, exchange, relayed = time.monotonic(), exchange_of(http.scope), http.headers.get(PROGRESS_HEADER) == "1"
+    exchange.scheduling = body.scheduling(
+        service.config.engine.classes, service.tenants.of(http.headers, exchange.request_id)
+    )
     prompts, n = body.prompts(), body.n or 1
-    relayed = http.headers.get(PROGRESS_HEADER) == "1"
     continued = continued_choices(body.inflight_continuation, len(prompts) * n, relayed=relayed)
-    service.refuse_if_full(scheduling.service_class, sum(each.finish_reason is None for each in continued))
+    num_unfinished = sum(each.finish_reason is None for each in continued)
+    service.registry.check_room(exchange.scheduling.service_class, num_unfinished)
     tokenizer, facts = service.model
-    named = {body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}": p for i, p in enumerate(prompts)}
-    token_ids = await encode(tokenizer, named)
+    fields = [body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}" for i in range(len(prompts))]
+    token_ids = await encode(tokenizer, dict(zip(fields, prompts, strict=True)))
     echoes = await _texts(tokenizer, prompts, [*token_ids.values()]) if body.echoes() else [None] * len(prompts)
+    requests = _requests(service, body, exchange, facts, token_ids, echoes, continued, relayed=relayed)
+    inbox = Inbox(service.deliveries)
+    generations = service.registry.submit(requests, tokenizer, arrived, inbox)
+    call = Call(generations, inbox, sum(map(len, token_ids.values())), n, bool(body.stream), relayed)
+    exchange.call = call
+    return call
+
+
+def _requests(
+    service: Service,
+    body: GenerationFields,
+    exchange: Exchange,
+    facts: ModelFacts,
+    token_ids: Mapping[str, list[int]],
+    echoes: Sequence[str | None],
+    continued: Sequence[ContinuedChoice],
+    *,
+    relayed: bool,
+) -> list[GenerationRequest]:
+    """The request of each choice. `token_ids`: of each prompt, by the name of its field."""
+    assert exchange.scheduling is not None
+    scheduling, choices = exchange.scheduling, iter(enumerate(continued))
     requests: list[GenerationRequest] = []
     for (field, prompt), echo in zip(token_ids.items(), echoes, strict=True):
         try:
             sampling = prepare(body, prompt, facts, field)
         except ApiError as error:
             if error.code == TOO_LONG:
-                service.metrics.rejections["never_fits"] += 1
+                service.counts.rejections["never_fits"] += 1
             raise
         predicted = scheduling.predicted_tokens
-        # A request does not generate more than it may.
-        predicted = None if predicted is None else min(predicted, sampling.max_tokens)
-        for sample in range(n):
-            request_id, before = service.new_request_id(), continued[len(requests)]
-            earlier = earlier_of(before, len(requests), sampling, body, facts)
-            drawn = body.seed is None and before.seed is None
-            seed = (
-                choice_seed(body.seed, sample, config.engine.seed, request_id) if before.seed is None else before.seed
-            )
+        if predicted is not None:  # a request does not generate more than it may
+            predicted = min(predicted, sampling.max_tokens)
+        for sample in range(body.n or 1):
+            index, before = next(choices)
+            request_id, seed = service.registry.new_request_id(), before.seed
+            if seed is None:
+                seed = choice_seed(body.seed, sample, service.config.engine.seed, request_id)
+            drawn = body.seed is None and before.seed is None and sampling.temperature > 0
             requests.append(
                 GenerationRequest(
                     request_id=request_id,
-                    index=len(requests),
+                    index=index,
                     prompt_token_ids=prompt,
                     sampling=replace(sampling, seed=seed),
                     scheduling=replace(scheduling, predicted_tokens=predicted),
@@ -76,17 +96,13 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
                     prompt_only=body.asked_max_tokens() == 0,
                     external_id=exchange.request_id,
                     relayed=relayed,
-                    seed_drawn=relayed and drawn and sampling.temperature > 0,
+                    seed_drawn=relayed and drawn,
                     num_reported=len(before.token_ids),
                     end_reported=before.finish_reason is not None,
-                    earlier=earlier,
+                    earlier=earlier_of(before, index, sampling, body, facts),
                 )
             )
-    inbox = Inbox(service.deliveries)
-    generations = service.submit(requests, arrived, inbox)
-    call = Call(generations, inbox, sum(map(len, token_ids.values())), n, bool(body.stream), relayed)
-    exchange.call = call
-    return call
+    return requests
 
 
 async def encode(tokenizer: Tokenizer, prompts: Mapping[str, Prompt]) -> dict[str, list[int]]:

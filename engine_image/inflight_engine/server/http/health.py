@@ -32,16 +32,16 @@ def health_status(phase: Phase, *, draining: bool, stalled: bool) -> tuple[int, 
 
 def unready(service: Service) -> tuple[str, str] | None:
     """One word and a sentence; None: requests should be sent here."""
-    if service.phase is Phase.FAILED:
+    if service.session.phase is Phase.FAILED:
         return "failed", "the engine process is gone; this server is ending"
     if service.draining:
         return "draining", "running requests finish, then this server ends"
-    if service.phase is Phase.LOADING:
+    if service.session.phase is Phase.LOADING:
         seconds = time.monotonic() - service.started
         return "loading", f"waiting for model {service.config.engine.model} to load ({seconds:.0f} s so far)"
-    if service.phase is Phase.RESTARTING:
+    if service.session.phase is Phase.RESTARTING:
         return "restarting", "the engine process was lost and another one is loading the model"
-    if service.stalled:
+    if service.session.stalled:
         return "stalled", "the engine's step takes longer than any such step should"
     return None
 
@@ -49,13 +49,13 @@ def unready(service: Service) -> tuple[str, str] | None:
 @router.get("/health")
 async def health(service: ServiceOf) -> Response:
     """503 when the engine process stalls or failed; 200 also while it loads, restarts, or has nothing to do."""
-    status, word = health_status(service.phase, draining=service.draining, stalled=service.stalled)
+    status, word = health_status(service.session.phase, draining=service.draining, stalled=service.session.stalled)
     return JSONResponse(
         {
             "status": word,
-            "queue_size": service.num_waiting,
-            "running": service.stats.num_running,
-            "kv_cache_usage": service.stats.kv_usage,
+            "queue_size": service.registry.load().waiting,
+            "running": service.session.stats.num_running,
+            "kv_cache_usage": service.session.stats.kv_usage,
         },
         status_code=status,
     )

@@ -51,7 +51,7 @@ async def _answer(
             prompt_logprobs=body.prompt_logprobs,
         ),
     )
-    return GenerationResponse(service, call, answer)
+    return GenerationResponse(service.registry, service.heartbeats, call, answer)
 
 
 @router.get("/v1/models")
@@ -68,7 +68,7 @@ async def model(name: str, service: ServiceOf) -> Response:
 
 def _model(service: Service) -> dict[str, object]:
     described = {"id": service.config.served_model_name, "object": "model", "created": service.created}
-    ready, defaults = service.engine, service.sampling_defaults
+    ready, defaults = service.session.ready, service.sampling_defaults
     return {
         **described,
         "owned_by": "inflight",

@@ -11,6 +11,7 @@ from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.choice_text import ChoiceText, Detokenizer
 from inflight_engine.server.requests.inbox import Inbox
+from inflight_engine.server.requests.phases import RequestPhase, check_move
 from inflight_engine.server.requests.piece import NO_PIECE, Piece
 from inflight_engine.server.requests.prompt_scores import PromptScores
 from inflight_engine.server.requests.timings import MAX_PREEMPTIONS, Preempted, Timings
@@ -93,12 +94,11 @@ class Generation:
         "last_token_at",
         "logprobs",
         "num_preemptions",
+        "phase",
         "preemptions",
-        "queued",
         "request",
         "scored",
         "slot",
-        "starting",
         "timer",
         "timings",
         "token_ids",
@@ -112,10 +112,8 @@ class Generation:
         """Its tokens come with log-probabilities."""
         self.tries = 0
         """Engine processes that died while it had a slot, or may have had one."""
-        self.starting = False
-        """The engine process that runs announced that it takes a slot; only of relayed and resubmitted ones."""
-        self.queued = True
-        """The engine has not admitted it, or not again since its engine process was lost."""
+        self.phase = RequestPhase.NEW
+        """Only the registry moves it."""
         self.wait_counted = self.first_token_counted = False
         """Counted in the metrics, where a resubmitted request counts once."""
         self.cached_tokens = 0
@@ -150,6 +148,14 @@ class Generation:
         if request.earlier is not None:
             self._go_on(request.earlier)
 
+    def move(self, phase: RequestPhase) -> None:
+        """
+        Raises:
+            AssertionError: the phase cannot follow.
+        """
+        check_move(self.request.request_id, self.phase, phase)
+        self.phase = phase
+
     def requeue(self, now: float) -> None:
         """Its engine process was lost: it is resubmitted to another one, with its tokens so far, and waits again."""
         if not self.token_ids:
@@ -157,11 +163,9 @@ class Generation:
             self.preemptions, self.num_preemptions = [], 0
             self.last_token_at = -1.0
             self._prompt_scores = self._no_prompt_scores()
-        elif not self.queued:
+        elif self.phase is RequestPhase.RUNNING:
             self.preempt(max(now, self.progress_at))
-        self.queued = True
         self.slot = -1
-        self.starting = False
 
     @property
     def done(self) -> bool:
@@ -174,8 +178,13 @@ class Generation:
 
     @property
     def waiting(self) -> bool:
-        """It has to be admitted before it can continue."""
-        return self.queued and not self.done
+        """The request has to be admitted before it can continue."""
+        return self.phase in (RequestPhase.QUEUED, RequestPhase.STARTING)
+
+    @property
+    def had_slot(self) -> bool:
+        """The request has or had a slot in this engine process, as far as it is known."""
+        return self.phase in (RequestPhase.STARTING, RequestPhase.RUNNING)
 
     @property
     def num_known_tokens(self) -> int:

@@ -1,46 +1,91 @@
 """The /metrics page: vLLM's names for metrics that vLLM has, `inflight_*` for others.
 
 Names, types and meanings of `vllm:*` are those of vLLM's v1 engine,
-https://docs.vllm.ai/en/latest/design/metrics.html.
+https://docs.vllm.ai/en/latest/design/counts.html.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 
-from inflight_engine.server.telemetry.class_metrics import class_families
+from prometheus_client import Metric
+from prometheus_client.registry import Collector
+
+from inflight_engine.messages import StepCost
+from inflight_engine.server.admission.demand import Demand, Load
+from inflight_engine.server.requests.counts import TERMS, ClassCounts, Counts, StepParts
 from inflight_engine.server.telemetry.families import Families
 from inflight_engine.server.telemetry.process_memory import memory_families
-from inflight_engine.server.telemetry.step_parts import TERMS, step_part_families
-
-if TYPE_CHECKING:
-    from inflight_engine.messages import StepCost
-    from inflight_engine.server.telemetry.metrics import EngineMetrics, Gauges
-    from inflight_engine.server.telemetry.span_counts import SpanCounts
+from inflight_engine.server.telemetry.span_counts import SpanCounts
 
 
-def add_engine_families(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
-    """Add all families of an engine, in the order of the page."""
-    _engine_state(page, metrics, now)
-    _counters(page, metrics, now)
-    _histograms(page, metrics)
-    _limits(page, now)
-    _demand(page, metrics)
-    _step_cost(page, metrics.step_cost)
-    _traces(page, metrics.spans)
-    step_part_families(page, metrics.step_parts)
-    class_families(page, metrics.classes, now.queued_by_class)
-    memory_families(page)
+@dataclass(frozen=True, slots=True)
+class Gauges:
+    """Current values.
+
+    Attributes:
+        waiting: requests that were never admitted, by class.
+        revision: of the limits in force.
+    """
+
+    load: Load
+    waiting: Mapping[str, int]
+    draining: bool
+    revision: int = 0
 
 
-def _engine_state(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
-    stats = now.stats
+class EngineMetrics(Collector):
+    """The metrics of one engine.
+
+    Args:
+        model_name: label of every series.
+        gauges: called at each scrape.
+
+    Attributes:
+        spans: None: no tracing.
+    """
+
+    def __init__(self, model_name: str, counts: Counts, demand: Demand, gauges: Callable[[], Gauges]) -> None:
+        self.spans: SpanCounts | None = None
+        self._model_name = model_name
+        self._counts = counts
+        self._demand = demand
+        self._gauges = gauges
+
+    def collect(self) -> list[Metric]:
+        """All families."""
+        return self._page(None).collect()
+
+    def text(self, names: Collection[str] | None = None) -> bytes:
+        """The /metrics page. `names`: as in `Families`."""
+        return self._page(names).text()
+
+    def _page(self, names: Collection[str] | None) -> Families:
+        """The families, in the order of the page."""
+        page, counts, demand, now = Families(self._model_name, names), self._counts, self._demand, self._gauges()
+        _engine_state(page, demand, now)
+        _counters(page, counts, now.load)
+        _histograms(page, counts)
+        _limits(page, now.load, now.revision)
+        _demand(page, demand)
+        _step_cost(page, demand.step_cost)
+        _traces(page, self.spans)
+        _step_parts(page, counts.step_parts)
+        _classes(page, counts.classes.values(), now.waiting)
+        memory_families(page)
+        return page
+
+
+def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
+    load = now.load
+    stats = load.stats
     page.gauge("vllm:num_requests_running", "Running requests (with a slot).", stats.num_running)
-    page.gauge("vllm:num_requests_waiting", "Requests waiting for a slot, including preempted requests.", now.waiting)
+    page.gauge("vllm:num_requests_waiting", "Requests waiting for a slot, including preempted requests.", load.waiting)
     page.gauge("vllm:kv_cache_usage_perc", "Share of the KV cache in use, 0 to 1.", stats.kv_usage)
     page.gauge("inflight_swapped_blocks", "Blocks of host memory in use by swapped requests.", stats.num_swapped_blocks)
-    if now.ready is not None:
-        runner = now.ready.runner
+    if load.ready is not None:
+        runner = load.ready.runner
         page.gauges(
             "vllm:cache_config_info",
             "Shape of the KV cache: tokens in a block, and number of blocks.",
@@ -51,22 +96,22 @@ def _engine_state(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
     page.gauge(
         "inflight_waiting_prompt_tokens",
         "Prompt tokens not yet computed, of waiting requests and requests in prefill.",
-        now.waiting_tokens,
+        load.waiting_tokens,
     )
     page.gauge(
         "inflight_predicted_queue_seconds",
         "Predicted seconds until all waiting requests have a slot and their prompts are computed, from the step cost "
         "and the mean output.",
-        metrics.seconds_for(now.waiting_tokens, now.waiting, now),
+        demand.predicted_seconds(load),
     )
     page.gauge("inflight_draining", "1 while the engine drains.", float(now.draining))
 
 
-def _counters(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
-    since_start = metrics.since_start(now.stats)
+def _counters(page: Families, counts: Counts, load: Load) -> None:
+    since_start = counts.since_start(load.stats)
     page.counter("vllm:num_preemptions", "Preemptions of requests.", since_start.num_preemptions)
-    page.counter("vllm:prompt_tokens", "Prompt tokens of requests that completed prefill.", metrics.prompt_tokens)
-    page.counter("vllm:generation_tokens", "Generated tokens.", metrics.generation_tokens)
+    page.counter("vllm:prompt_tokens", "Prompt tokens of requests that completed prefill.", counts.prompt_tokens)
+    page.counter("vllm:generation_tokens", "Generated tokens.", counts.generation_tokens)
     page.counter(
         "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", since_start.prefix_queries
     )
@@ -80,53 +125,53 @@ def _counters(page: Families, metrics: EngineMetrics, now: Gauges) -> None:
         "vllm:request_success",
         "Finished requests by reason.",
         ("finished_reason",),
-        [((str(reason),), count) for reason, count in metrics.finished.items()],
+        [((str(reason),), count) for reason, count in counts.finished.items()],
     )
     page.counters(
         "inflight_admission_rejections",
         "Rejected requests by reason.",
         ("reason",),
-        [((reason,), count) for reason, count in metrics.rejections.items()],
+        [((reason,), count) for reason, count in counts.rejections.items()],
     )
     page.counter(
         "inflight_requests_cancelled",
         "Requests aborted before completion: client disconnect, timeout, end of drain, or engine process lost.",
-        metrics.cancelled,
+        counts.cancelled,
     )
     page.counter(
         "inflight_engine_restarts",
         "Restarts of the engine process after it exited or hung.",
-        metrics.engine_restarts,
+        counts.engine_restarts,
     )
     page.counter(
         "inflight_requests_resubmitted",
         "Resubmissions of requests to a new engine process.",
-        metrics.resubmitted,
+        counts.resubmitted,
     )
 
 
-def _histograms(page: Families, metrics: EngineMetrics) -> None:
+def _histograms(page: Families, counts: Counts) -> None:
     for name, documentation, histogram in (
-        ("vllm:time_to_first_token_seconds", "Time from arrival to the first token.", metrics.time_to_first_token),
-        ("vllm:inter_token_latency_seconds", "Time between two tokens of a request.", metrics.inter_token_latency),
+        ("vllm:time_to_first_token_seconds", "Time from arrival to the first token.", counts.time_to_first_token),
+        ("vllm:inter_token_latency_seconds", "Time between two tokens of a request.", counts.inter_token_latency),
         (
             "vllm:request_time_per_output_token_seconds",
             "Mean time per output token of a finished request, excluding the first token.",
-            metrics.time_per_output_token,
+            counts.time_per_output_token,
         ),
-        ("vllm:e2e_request_latency_seconds", "Time from arrival to the last token.", metrics.end_to_end),
-        ("vllm:request_queue_time_seconds", "Time from arrival to a slot.", metrics.queue_time),
-        ("vllm:iteration_tokens_total", "Tokens computed in a step.", metrics.step_tokens),
-        ("inflight_step_duration_seconds", "Duration of a step, including scheduling.", metrics.step_duration),
-        ("inflight_schedule_duration_seconds", "Time of a step in the scheduler.", metrics.schedule_duration),
+        ("vllm:e2e_request_latency_seconds", "Time from arrival to the last token.", counts.end_to_end),
+        ("vllm:request_queue_time_seconds", "Time from arrival to a slot.", counts.queue_time),
+        ("vllm:iteration_tokens_total", "Tokens computed in a step.", counts.step_tokens),
+        ("inflight_step_duration_seconds", "Duration of a step, including scheduling.", counts.step_duration),
+        ("inflight_schedule_duration_seconds", "Time of a step in the scheduler.", counts.schedule_duration),
     ):
         page.histogram(name, documentation, histogram)
 
 
-def _limits(page: Families, now: Gauges) -> None:
-    if now.limits is None or now.ready is None:
+def _limits(page: Families, load: Load, revision: int) -> None:
+    if load.limits is None or load.ready is None:
         return
-    limits, capacity, stats = now.limits, now.ready.capacity, now.stats
+    limits, capacity, stats = load.limits, load.ready.capacity, load.stats
     page.gauge("inflight_max_num_seqs", "Limit in force of the requests that run at once.", limits.max_num_seqs)
     page.gauge("inflight_max_num_seqs_capacity", "Upper bound of max_num_seqs.", capacity.max_num_seqs)
     page.gauge(
@@ -137,7 +182,7 @@ def _limits(page: Families, now: Gauges) -> None:
         "Upper bound of max_num_batched_tokens.",
         capacity.max_num_batched_tokens,
     )
-    page.gauge("inflight_runtime_config_revision", "Revision of the limits in force.", now.revision)
+    page.gauge("inflight_runtime_config_revision", "Revision of the limits in force.", revision)
     empty = max(0, limits.max_num_seqs - stats.num_running)
     page.gauge(
         "inflight_slots_wasted_ratio",
@@ -146,19 +191,19 @@ def _limits(page: Families, now: Gauges) -> None:
     )
 
 
-def _demand(page: Families, metrics: EngineMetrics) -> None:
+def _demand(page: Families, demand: Demand) -> None:
     page.counter(
         "inflight_arrived_requests",
         "Accepted requests; a request with n answers counts n times.",
-        metrics.arrived_requests,
+        demand.arrived_requests,
     )
-    page.counter("inflight_arrived_prompt_tokens", "Prompt tokens of accepted requests.", metrics.arrived_prompt_tokens)
+    page.counter("inflight_arrived_prompt_tokens", "Prompt tokens of accepted requests.", demand.arrived_prompt_tokens)
     page.counter(
         "inflight_arrived_prompt_tokens_squared",
         "Sum of squared prompt lengths of accepted requests.",
-        metrics.arrived_prompt_tokens_squared,
+        demand.arrived_prompt_tokens_squared,
     )
-    lengths = metrics.output_lengths.estimate()
+    lengths = demand.output_lengths.estimate()
     if lengths is not None:
         page.gauge(
             "inflight_output_tokens_mean",
@@ -196,4 +241,48 @@ def _traces(page: Families, spans: SpanCounts | None) -> None:
         "Dropped spans, by reason: the export queue was full, or the export failed.",
         ("reason",),
         [(("queue_full",), spans.queue_full), (("export_failed",), spans.refused)],
+    )
+
+
+def _step_parts(page: Families, parts: StepParts) -> None:
+    page.counters(
+        "inflight_step_work",
+        "Work of steps, by term of the step cost; term=step counts the steps.",
+        ("term",),
+        [((term,), amount) for term, amount in parts.work.items()],
+    )
+    page.counters(
+        "inflight_step_predicted_seconds",
+        "Predicted seconds of steps by the step cost in force, by term; term=curve is its nonlinear part.",
+        ("term",),
+        [((term,), seconds) for term, seconds in parts.predicted_s.items()],
+    )
+
+
+def _classes(page: Families, counts: Iterable[ClassCounts], waiting: Mapping[str, int]) -> None:
+    named = [(each, (each.service_class.name,)) for each in counts]
+    labels = ("class",)
+    page.gauges(
+        "inflight_class_requests_waiting",
+        "Requests of the class waiting for their first slot.",
+        labels,
+        [(name, waiting[each.service_class.name]) for each, name in named],
+    )
+    page.counters(
+        "inflight_class_requests_finished",
+        "Finished requests of the class, excluding aborted requests.",
+        labels,
+        [(name, each.finished) for each, name in named],
+    )
+    page.counters(
+        "inflight_class_ttft_met",
+        "Finished requests of the class whose time to first token was within the target of the class.",
+        labels,
+        [(name, each.ttft_met) for each, name in named if each.service_class.ttft_target is not None],
+    )
+    page.counters(
+        "inflight_class_tpot_met",
+        "Finished requests of the class, of at least two tokens, whose time per output token was within the target.",
+        labels,
+        [(name, each.tpot_met) for each, name in named if each.service_class.tpot_target is not None],
     )

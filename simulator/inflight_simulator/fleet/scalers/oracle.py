@@ -28,8 +28,7 @@ from inflight_simulator.fleet.view import FleetView, Scaler
 STRETCH_S = 5.0
 """Seconds for which one number of replicas is needed; also between two decisions."""
 MEAN_S = 15.0
-"""Seconds of requests whose mean is taken for the stretch in their middle: a shorter time would follow noise that a
-queue smooths."""
+"""Seconds whose mean is taken for the stretch in their middle: less would follow noise that a queue smooths."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,8 +154,7 @@ def _missed(run: FleetRun, begin_s: float, stretches: int) -> tuple[Counts, Coun
 
 
 def _raised(counts: Sequence[int], late: npt.NDArray[np.bool_], orderable: int) -> list[int]:
-    """Returns more replicas for the stretches that are `late`, and for those before them, as far as they can be
-    ordered."""
+    """Returns more replicas for the stretches that are `late` and, as far as possible, for those before them."""
     wanted = late.copy()
     wanted[:-1] |= late[1:]
     wanted[:orderable] = False

@@ -14,8 +14,7 @@ from inflight_simulator.fleet.view import FleetView
 
 QUEUE_DEPTH_THRESHOLD = 5.0
 KV_CACHE_THRESHOLD = 0.8
-"""Thresholds of llm-d's endpoint picker: with so many requests waiting, or so much of its KV cache in use, a pod is
-saturated."""
+"""llm-d's thresholds of a saturated pod: this many waiting requests, or this share of its KV cache in use."""
 
 
 def rounded_up(value: float) -> int:
@@ -51,8 +50,7 @@ def in_flight(view: FleetView) -> float:
 
 
 def saturation(view: FleetView) -> float:
-    """Returns llm-d's saturation: mean over pods of the larger of queue and KV cache, each by its threshold; 0 without
-    pods."""
+    """Returns llm-d's saturation: mean over pods of the larger of queue and KV cache by their thresholds; 0 if none."""
     shares = [max(s.waiting / QUEUE_DEPTH_THRESHOLD, s.kv_usage / KV_CACHE_THRESHOLD) for s in samples(view)]
     return sum(shares) / len(shares) if shares else 0.0
 

@@ -32,8 +32,7 @@ class Driver(Protocol):
     vocab_size: int
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> int:
-        """Generates greedily from all prompts at once, past the end-of-sequence token. Returns the number of output
-        tokens."""
+        """Generates greedily from all prompts at once, past end-of-sequence. Returns the number of output tokens."""
         ...
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:

@@ -1,0 +1,103 @@
+"""Admission of requests to the queue of the engine: bounds on what waits, and load shedding."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from inflight_engine.server.admission.demand import Demand, Load
+from inflight_engine.server.admission.shedding import Shedding
+from inflight_engine.server.admission.waiting import WaitingRequests
+from inflight_engine.server.errors import ApiError, bad_request
+from inflight_engine.server.settings.config import ServerConfig
+
+LONGEST_RETRY_AFTER = 60.0
+"""Seconds."""
+
+
+class QueueAdmission:
+    """Decides from values whether requests may wait.
+
+    Attributes:
+        waiting: requests that wait; the registry of requests keeps it.
+        demand: measurements for predictions; the registry keeps them too.
+    """
+
+    def __init__(self, config: ServerConfig) -> None:
+        engine = config.engine
+        self.waiting = WaitingRequests(engine.classes, engine.ttft_targets, engine.ttft_per_token)
+        self.demand = Demand()
+        self._max_requests, self._max_tokens = config.max_queued_requests, config.max_queued_tokens
+        self._class_bounds = {each.name: each.max_queued_requests for each in engine.classes}
+        self._shedding = Shedding(self.waiting, engine.classes, config.shed_after)
+
+    def refusal(
+        self, service_class: str, num_requests: int, num_tokens: Sequence[int], load: Load, weights: Mapping[str, float]
+    ) -> tuple[str, ApiError] | None:
+        """Why a number of requests may not wait now, with the reason's short name; None: they may.
+
+        Args:
+            num_tokens: of each prompt; empty before they are known.
+            weights: of all classes.
+        """
+        retry_after = min(self.demand.predicted_seconds(load), LONGEST_RETRY_AFTER)
+        full = self._full(service_class, num_requests, sum(num_tokens), retry_after)
+        if full is not None:
+            return full
+        # All are accepted or none: the shortest prompt has the least time.
+        shortest = min(num_tokens, default=None)
+        # The engine's last message may be older than the end of its requests.
+        idle = load.num_requests == 0
+
+        def seconds_for(num_tokens: float, num_requests: float) -> float:
+            return 0.0 if idle else self.demand.seconds_for(num_tokens, num_requests, load)
+
+        uncomputed, now = 0 if idle else load.waiting_tokens, time.monotonic()
+        shed = self._shedding.refusal(service_class, now, uncomputed, weights, seconds_for, shortest)
+        return None if shed is None else ("shed", shed)
+
+    def _full(
+        self, service_class: str, num_requests: int, num_tokens: int, retry_after: float
+    ) -> tuple[str, ApiError] | None:
+        waiting, most_tokens = self.waiting, self._max_tokens
+        for reason, num_waiting, most, where, flag in (
+            ("queue_full", waiting.num_requests, self._max_requests, "the queue", "--max-queued-requests"),
+            (
+                "class_queue_full",
+                len(waiting.classes[service_class]),
+                self._class_bounds[service_class],
+                f"the queue of class {service_class}",
+                "max_queued of its --service-class",
+            ),
+        ):
+            if most is None:
+                continue
+            if num_requests > most:
+                return "never_fits", bad_request(
+                    f"the request makes {num_requests} answers (prompts times n), and {where} holds at most {most} "
+                    f"({flag})",
+                    param="n",
+                )
+            if num_waiting + num_requests > most:
+                return reason, _full(
+                    f"{where} is full ({num_waiting} requests wait, and {flag} allows {most})", retry_after
+                )
+        if most_tokens is None:
+            return None
+        if num_tokens > most_tokens:
+            return "never_fits", bad_request(
+                f"the request has {num_tokens} prompt tokens; --max-queued-tokens lets at most {most_tokens} wait",
+                param="prompt",
+            )
+        if waiting.num_tokens + num_tokens > most_tokens:
+            return "queue_tokens", _full(
+                f"the queue is full ({waiting.num_tokens} prompt tokens wait, and --max-queued-tokens allows "
+                f"{most_tokens})",
+                retry_after,
+            )
+        return None
+
+
+def _full(why: str, retry_after: float) -> ApiError:
+    message = f"{why}; try again later or add replicas"
+    return ApiError(503, message, code="queue_full", retry_after=retry_after)

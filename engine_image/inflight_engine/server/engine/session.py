@@ -1,0 +1,218 @@
+"""The engine process as the API process sees it: phase, connection, restarts, stalls and the configuration in force."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from pathlib import Path
+from typing import Protocol
+
+from inflight_engine.messages import (
+    Configured,
+    EngineFailed,
+    EngineReady,
+    FromEngine,
+    LongStep,
+    RecordFlushed,
+    Shutdown,
+    Starting,
+    StepCost,
+    StepReport,
+    StepStats,
+    ToEngine,
+)
+from inflight_engine.server.engine.calls import EngineCalls
+from inflight_engine.server.engine.link import EngineLink
+from inflight_engine.server.engine.phase import Phase, no_engine, shutting_down
+from inflight_engine.server.engine.progress import KILL_GRACE_SECONDS, Progress
+from inflight_engine.server.engine.runtime_config import RuntimeConfig
+from inflight_engine.server.errors import ApiError
+from inflight_settings.engine import EngineConfig
+from inflight_settings.limits import LimitsInForce
+
+NO_STATS = StepStats(0, 0, 0, 0.0, 0, 0, 0, 0, 0, 0, 0.0, 0.0)
+"""Stats before the first step of an engine process."""
+
+MOST_RESTARTS = 3
+WINDOW_SECONDS = 600.0
+"""A process that dies more often needs intervention, or a new container; the exit of the server triggers both."""
+
+log = logging.getLogger(__name__)
+
+
+class EngineListener(Protocol):
+    """Receives the events of a session."""
+
+    def __len__(self) -> int:
+        """Number of requests that the engine has."""
+        ...
+
+    def received(self, message: StepReport | Starting | StepCost, now: float) -> None:
+        """The engine sent a message about requests or steps at `now`, in seconds on the monotonic clock."""
+        ...
+
+    def engine_lost(self, stats: StepStats) -> None:
+        """The engine process is gone, and another one is started. `stats`: its last ones."""
+        ...
+
+    def engine_ready(self, ready: EngineReady, *, restarted: bool) -> None:
+        """An engine process has loaded the model, and has the configuration in force. `restarted`: not the first."""
+        ...
+
+
+class EngineSession:
+    """One for the life of the server. All methods run in the event loop.
+
+    Attributes:
+        failure: once set, why the engine cannot continue.
+        failed_while: the phase before that.
+        first_ready: the first engine process has loaded the model.
+        ready: report of the latest engine process after loading.
+        lost: set when a new engine process has to be started.
+        lost_at: when the latest engine process was lost, seconds on the monotonic clock.
+        stats: state of the engine process after its latest step.
+        record: file of the scheduling record; None: no recording.
+        listener: set by the registry of requests before the engine connects.
+    """
+
+    listener: EngineListener
+
+    def __init__(self, config: EngineConfig) -> None:
+        loop = asyncio.get_running_loop()
+        self.phase = Phase.LOADING
+        self.failure: asyncio.Future[str] = loop.create_future()
+        self.failed_while = Phase.LOADING
+        self.first_ready: asyncio.Future[EngineReady] = loop.create_future()
+        self.ready: EngineReady | None = None
+        self.lost = asyncio.Event()
+        self.lost_at = 0.0
+        self.stats = NO_STATS
+        self.record = None if config.record is None else Path(config.record)
+        self.progress = Progress(time.monotonic())
+        self.link = EngineLink(self.receive, self.lose)
+        self.calls = EngineCalls(self.send)
+        self.runtime = RuntimeConfig(config.classes, self.calls)
+        self._restarts = Restarts()
+        self._shut_down = False
+
+    @property
+    def stalled(self) -> bool:
+        """The engine has work, and its step is overdue."""
+        return self._overdue > 0
+
+    @property
+    def hung(self) -> bool:
+        """The engine has stalled for so long that it should be killed."""
+        return self._overdue > KILL_GRACE_SECONDS
+
+    @property
+    def _overdue(self) -> float:
+        """Seconds."""
+        if self.phase is not Phase.READY or not self._busy:
+            return 0.0
+        return self.progress.overdue(time.monotonic())
+
+    @property
+    def _busy(self) -> bool:
+        return len(self.listener) > 0 or self.calls.waiting
+
+    def not_ready(self) -> ApiError:
+        """The error while no engine is running."""
+        return no_engine(self.phase)
+
+    async def open(self, limits: LimitsInForce) -> None:
+        """The model is loaded in both processes: the engine takes requests, with these limits."""
+        await self.runtime.start(limits, self.first_ready.result().capacity)
+        self.phase = Phase.READY
+
+    def send(self, *messages: ToEngine) -> None:
+        """Queue messages; dropped while no engine is connected. All or (when one cannot be encoded) none."""
+        if not self._busy:
+            self.progress.made(time.monotonic())
+        self.link.send(*messages)
+
+    def shut_down(self) -> None:
+        """Ask the engine process to exit, after a drain; the end of its connection is no failure then."""
+        self._shut_down = True
+        self.send(Shutdown())
+        self.calls.fail(shutting_down())
+
+    def receive(self, message: FromEngine) -> None:
+        """Take in one message of the engine."""
+        now = time.monotonic()
+        match message:
+            case StepReport():
+                self.stats = message.stats
+                self.progress.reported(message.step, now)
+                self.listener.received(message, now)
+            case LongStep():
+                self.progress.announced(message, now)
+            case StepCost() | Starting():
+                self.listener.received(message, now)
+            case Configured():
+                self.progress.made(now)
+                self.runtime.applied(message)
+                self.calls.answered(message)
+            case RecordFlushed():
+                self.progress.made(now)
+                self.calls.answered(message)
+            case EngineReady():
+                self._loaded(message)
+            case EngineFailed():
+                self.lose(message.message)
+
+    def lose(self, why: str | None) -> None:
+        """The engine process died, or has to be killed; `why`: a sentence, None if only the exit status is known.
+
+        A new one is started, if this one was loaded and there were not too many restarts recently.
+        """
+        if self._shut_down:
+            return
+        self.link.cut()
+        now = time.monotonic()
+        if self.phase is not Phase.READY or not self._restarts.begin(now):
+            self.fail(why or "")
+            return
+        log.error("%s; another one is started", why or "the engine process is gone")
+        self.phase, self.lost_at = Phase.RESTARTING, now
+        self.calls.fail(self.not_ready())
+        stats, self.stats = self.stats, NO_STATS
+        self.listener.engine_lost(stats)
+        self.lost.set()
+
+    def fail(self, why: str) -> None:
+        """The engine cannot continue; `why` is a sentence, or empty if only the exit status is known."""
+        if not self.failure.done():
+            self.failed_while, self.phase = self.phase, Phase.FAILED
+            self.failure.set_result(why)
+            self.calls.fail(self.not_ready())
+
+    def _loaded(self, ready: EngineReady) -> None:
+        self.ready = ready
+        self.progress = Progress(time.monotonic())
+        self.link.open = True
+        restarted = self.phase is Phase.RESTARTING
+        if restarted:
+            self.calls.resume()
+            self.runtime.restore()
+        self.listener.engine_ready(ready, restarted=restarted)
+        if restarted:
+            self.phase = Phase.READY
+        elif not self.first_ready.done():
+            self.first_ready.set_result(ready)
+
+
+class Restarts:
+    """Counts restarts within the window."""
+
+    def __init__(self) -> None:
+        self._times: deque[float] = deque(maxlen=MOST_RESTARTS)
+
+    def begin(self, now: float) -> bool:
+        """Count one at `now` (seconds, monotonic). False, and not counted: too many within the window."""
+        if len(self._times) == MOST_RESTARTS and now - self._times[0] < WINDOW_SECONDS:
+            return False
+        self._times.append(now)
+        return True

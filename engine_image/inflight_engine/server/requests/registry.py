@@ -1,0 +1,346 @@
+"""The registry of requests: each from its submission to its end at the engine, over losses of the engine process."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from inflight_engine.messages import (
+    AddRequest,
+    Admission,
+    CancelRequest,
+    EngineReady,
+    Finished,
+    Starting,
+    StepCost,
+    StepReport,
+    StepStats,
+)
+from inflight_engine.request import FinishReason
+from inflight_engine.server.admission.admission import QueueAdmission
+from inflight_engine.server.admission.demand import Load
+from inflight_engine.server.engine.phase import Phase, engine_failed, engine_restarting, shutting_down
+from inflight_engine.server.engine.session import EngineSession
+from inflight_engine.server.errors import ApiError
+from inflight_engine.server.requests.counts import Counts
+from inflight_engine.server.requests.generation import Generation, GenerationRequest
+from inflight_engine.server.requests.inbox import Inbox
+from inflight_engine.server.requests.phases import RequestPhase
+from inflight_engine.server.requests.prepare import Tokenizer
+from inflight_engine.server.requests.slots import Slots
+from inflight_engine.server.requests.timeouts import Timeouts
+from inflight_engine.server.settings.config import ServerConfig
+
+MAX_TRIES = 2
+"""Attempts at a request: one with a slot in two engine processes that died may have caused the crashes."""
+
+log = logging.getLogger(__name__)
+
+
+class RequestRegistry:
+    """Listens to the session. All methods run in the event loop.
+
+    Attributes:
+        admitting: new requests are accepted (for `drain_delay` seconds also while draining).
+    """
+
+    def __init__(self, config: ServerConfig, session: EngineSession, admission: QueueAdmission, counts: Counts) -> None:
+        self.admitting = True
+        self._session = session
+        self._admission = admission
+        self._counts = counts
+        self._requests: dict[int, Generation] = {}
+        """Requests that the engine has not reported as finished, in order of arrival."""
+        self._slots = Slots(counts)
+        self._timeouts = Timeouts(config.queue_timeout, config.request_timeout, config.engine.classes, self._time_out)
+        self._request_ids = itertools.count()
+        session.listener = self
+
+    def __len__(self) -> int:
+        """Number of requests whose end the engine has not reported."""
+        return len(self._requests)
+
+    def unfinished(self) -> list[Generation]:
+        """Requests whose client is still waiting, in order of arrival."""
+        return [generation for generation in self._requests.values() if not generation.done]
+
+    def new_request_id(self) -> int:
+        return next(self._request_ids)
+
+    def check_admitting(self) -> None:
+        """
+        Raises:
+            ApiError: 503 while the model loads, after the drain delay, or after the engine failed.
+        """
+        if self._session.phase not in (Phase.READY, Phase.RESTARTING):
+            self._counts.rejections["not_ready"] += 1
+            raise self._session.not_ready()
+        if not self.admitting:
+            self._counts.rejections["draining"] += 1
+            raise shutting_down()
+
+    def check_room(self, service_class: str, num_requests: int, num_tokens: Sequence[int] = ()) -> None:
+        """Check that requests of one class may wait now, all or none.
+
+        Args:
+            num_tokens: tokens of each prompt; empty before they are known.
+
+        Raises:
+            ApiError: as `check_admitting`; 503 the queue is full or the wait too long; 400 they can never wait.
+        """
+        self.check_admitting()
+        weights = self._session.runtime.class_weights
+        refusal = self._admission.refusal(service_class, num_requests, num_tokens, self.load(), weights)
+        if refusal is not None:
+            reason, error = refusal
+            self._counts.rejections[reason] += 1
+            raise error
+
+    def load(self) -> Load:
+        """Present values for admission and metrics."""
+        demand, now = self._admission.demand, time.monotonic()
+        if now >= demand.estimate_at:
+            self.count_outputs()
+            demand.estimate(now)
+        session, num_queued_tokens = self._session, self._admission.waiting.num_tokens
+        return Load(session.stats, session.runtime.limits, session.ready, len(self), num_queued_tokens)
+
+    def count_outputs(self) -> None:
+        """Count the tokens of running requests in the estimate of output lengths."""
+        for generation in self._requests.values():
+            if generation.phase is RequestPhase.RUNNING:
+                self._count_output(generation)
+
+    def submit(
+        self, requests: Sequence[GenerationRequest], tokenizer: Tokenizer, arrived: float, inbox: Inbox
+    ) -> list[Generation]:
+        """Send requests of one class to the engine, all or none; while it restarts they wait for the next one. Requests
+        that another replica has finished are not sent. `inbox` receives their updates.
+
+        Raises:
+            ApiError: as `check_room`.
+        """
+        self.check_admitting()
+        generations = [
+            Generation(request, tokenizer.detokenizer(request.prompt_token_ids), arrived, inbox) for request in requests
+        ]
+        unfinished, now = [generation for generation in generations if not generation.done], time.monotonic()
+        if not unfinished:
+            return generations
+        service_class = requests[0].scheduling.service_class
+        self.check_room(service_class, len(unfinished), [each.num_known_tokens for each in unfinished])
+        # First, so that requests that cannot be sent are not counted.
+        self._session.send(*(_message(each, announce_start=each.request.relayed) for each in unfinished))
+        for generation in unfinished:
+            self._requests[generation.request.request_id] = generation
+            self._move(generation, RequestPhase.QUEUED)
+            self._admission.demand.arrived(generation.num_known_tokens)
+            self._timeouts.waits(generation, now)
+        return generations
+
+    def end(self, generation: Generation, reason: FinishReason, error: ApiError | None = None) -> None:
+        """End a request from this side, and in the engine; no-op when it has ended already."""
+        if generation.done:
+            return
+        if reason is not FinishReason.STOP:
+            self._counts.cancelled += 1
+        self._finish(generation, reason, error)
+        if self._session.link.open:
+            self._session.send(CancelRequest(generation.request.request_id, reason))
+        else:
+            self._forget(generation)
+
+    def end_all(self, error: ApiError) -> int:
+        """Abort all running and waiting requests with an error for their clients; returns their number."""
+        generations = self.unfinished()
+        for generation in generations:
+            self.end(generation, FinishReason.ABORT, error)
+        return len(generations)
+
+    def end_lost(self) -> None:
+        """The engine process is gone, and there will be no other one."""
+        for generation in self.unfinished():
+            lost = engine_restarting if generation.request.relayed and not generation.had_slot else engine_failed
+            message = "the engine process is gone and the request is lost; try again"
+            self.end(generation, FinishReason.ABORT, lost(message))
+
+    # Events of the session.
+
+    def received(self, message: StepReport | Starting | StepCost, now: float) -> None:
+        match message:
+            case StepReport():
+                self._report(message, now)
+            case Starting():
+                for request_id in message.request_ids:
+                    generation = self._requests.get(request_id)
+                    if generation is not None and generation.phase is RequestPhase.QUEUED:
+                        self._move(generation, RequestPhase.STARTING)
+            case StepCost():
+                self._admission.demand.step_cost = message
+
+    def engine_lost(self, stats: StepStats) -> None:
+        """Keep requests for the next engine process, or end them. Those that have ended leave."""
+        self._counts.engine_lost(stats)
+        self._slots = Slots(self._counts)
+        for generation in [*self._requests.values()]:
+            if generation.done:
+                self._forget(generation)
+            else:
+                self._keep_or_end(generation)
+
+    def engine_ready(self, ready: EngineReady, *, restarted: bool) -> None:
+        """Submit all requests to another engine process, in order of arrival."""
+        self._slots = Slots(self._counts, ready.capacity.max_num_seqs)
+        if not restarted:
+            return
+        waiting = self.unfinished()
+        self._session.send(*(_message(each, announce_start=each.tries > 0) for each in waiting))
+        self._counts.engine_restarts += 1
+        self._counts.resubmitted += sum(generation.tries > 0 for generation in waiting)
+        log.info("the engine process was restarted; %d requests are submitted to it", len(waiting))
+
+    def _keep_or_end(self, generation: Generation) -> None:
+        """Keep a request, with its tokens so far, for the next engine process, unless a relay can continue it at
+        another replica at once, or it may have caused the crash.
+
+        Only a request with a slot can cause a crash. Where the start is announced, it is known whether a request took a
+        slot in the step of the crash: of resubmitted requests, and of relayed ones, whose relay counts the crashes. Of
+        others that are submitted for the first time it is unknown.
+        """
+        had_slot = generation.had_slot
+        if had_slot or generation.tries == 0:
+            generation.tries += 1
+        if generation.request.relayed:
+            lost = engine_failed if had_slot else engine_restarting
+            self.end(generation, FinishReason.ERROR, lost("the engine process was lost; try again"))
+        elif had_slot and generation.tries >= MAX_TRIES:
+            why = "the engine process was lost for the second time while it computed this request; try again"
+            self.end(generation, FinishReason.ERROR, engine_failed(why))
+        else:
+            was_running, now = generation.phase is RequestPhase.RUNNING, time.monotonic()
+            generation.requeue(now)
+            if generation.phase is not RequestPhase.QUEUED:
+                self._move(generation, RequestPhase.QUEUED)
+            if was_running:
+                self._timeouts.waits(generation, now)
+
+    def _report(self, report: StepReport, now: float) -> None:
+        """Take in a report that arrived at `now`."""
+        demand = self._admission.demand
+        demand.step(report.stats)
+        self._counts.step(report.stats, None if demand.step_cost is None else demand.step_cost.model)
+        began = now - report.stats.step_seconds
+        for request_id in report.preempted:
+            preempted = self._requests.get(request_id)
+            if preempted is not None and not preempted.done:
+                preempted.preempt(max(began, preempted.progress_at))
+        for admission in report.admitted:
+            self._admitted(admission, began)
+        self._slots.add_prompt_logprobs(report)
+        for generation in self._slots.add_tokens(report, now):
+            self.end(generation, FinishReason.STOP)
+        for finished in report.finished:
+            self._finished(finished)
+
+    def _admitted(self, admission: Admission, began: float) -> None:
+        """A request took a slot in a step that began at that time."""
+        generation = self._requests.get(admission.request_id)
+        self._slots.take(admission.slot, generation)
+        if generation is None or generation.done:
+            return
+        timings = generation.timings
+        if generation.waiting:
+            self._move(generation, RequestPhase.RUNNING)
+            self._timeouts.runs(generation, time.monotonic())
+        if timings.admitted is None:
+            timings.admitted = max(began, timings.arrived)
+            generation.cached_tokens = min(admission.num_cached_tokens, len(generation.request.prompt_token_ids))
+            if not generation.wait_counted:
+                generation.wait_counted = True
+                self._counts.queue_time.observe(timings.admitted - timings.arrived)
+        elif generation.preemptions:
+            latest = generation.preemptions[-1]
+            latest.resumed = max(began, latest.began)
+            self._slots.resume(generation)
+
+    def _finished(self, finished: Finished) -> None:
+        """The engine ended a request."""
+        generation = self._requests.get(finished.request_id)
+        if generation is None:
+            return
+        self._slots.free(generation)
+        if not generation.done:
+            self._finish(generation, finished.reason, _engine_error(finished.reason))
+        self._forget(generation)
+
+    # Phases.
+
+    def _finish(self, generation: Generation, reason: FinishReason, error: ApiError | None) -> None:
+        self._move(generation, RequestPhase.ENDED)
+        generation.finish(reason, time.monotonic(), error)
+        self._count_output(generation)
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            self._admission.demand.output_lengths.ended(len(generation.token_ids))
+        self._counts.ended(generation)
+
+    def _forget(self, generation: Generation) -> None:
+        generation.move(RequestPhase.GONE)
+        del self._requests[generation.request.request_id]
+
+    def _move(self, generation: Generation, phase: RequestPhase) -> None:
+        """Move to another phase, with the count of waiting requests."""
+        was_waiting = generation.waiting
+        generation.move(phase)
+        request = generation.request
+        service_class = request.scheduling.service_class
+        if generation.waiting and not was_waiting:
+            arrived = generation.timings.arrived
+            self._admission.waiting.enter(service_class, request.request_id, arrived, generation.num_known_tokens)
+        elif was_waiting and not generation.waiting:
+            self._admission.waiting.leave(service_class, request.request_id)
+
+    def _time_out(self, generation: Generation, error: ApiError) -> None:
+        self.end(generation, FinishReason.TIMEOUT, error)
+
+    def _count_output(self, generation: Generation) -> None:
+        length = len(generation.token_ids)
+        self._admission.demand.output_lengths.generated(generation.counted_tokens, length)
+        generation.counted_tokens = length
+
+
+def _message(generation: Generation, *, announce_start: bool) -> AddRequest:
+    """The message that submits a request, with the tokens that it has."""
+    request = generation.request
+    return AddRequest(
+        request_id=request.request_id,
+        prompt_token_ids=_packed(request.prompt_token_ids),
+        sampling=request.sampling,
+        arrival_time=generation.timings.arrived,
+        scheduling=request.scheduling,
+        announce_start=announce_start,
+        external_id=request.external_id,
+        output_token_ids=_packed(generation.token_ids),
+    )
+
+
+def _packed(token_ids: Sequence[int]) -> bytes:
+    return np.array(token_ids, np.dtype("<i4")).tobytes()
+
+
+def _engine_error(reason: FinishReason) -> ApiError | None:
+    """The error for a client whose request the engine ended."""
+    if reason in (FinishReason.STOP, FinishReason.LENGTH):
+        return None
+    if reason is FinishReason.OUT_OF_MEMORY:
+        return ApiError(
+            503,
+            "the device had no memory to compute this request; try again, and if it happens again, start the engine "
+            "with a smaller --gpu-memory-utilization or --max-num-batched-tokens",
+            code="out_of_memory",
+            retry_after=1.0,
+        )
+    return ApiError(500, "the engine ended this request with an error; its log says why", code="engine_error")

@@ -1,0 +1,58 @@
+"""Fields of the resource that are settings of the engine: defaults, bounds and choices are those of the setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import Field
+from pydantic.alias_generators import to_camel
+
+from inflight_operator.api.base import SpecModel
+from inflight_operator.api.duration import duration_field
+from inflight_settings.flags import written
+from inflight_settings.setting import Setting, settings_of
+
+
+def setting_field(owner: type, name: str, description: str, **own: Any) -> Any:
+    """Declares a field for a setting.
+
+    Args:
+        owner: dataclass that declares the setting under `name`.
+        own: arguments of `Field` that the setting lacks, such as an upper bound if the engine has none.
+    """
+    setting = settings_of(owner)[name]
+    stated = {"default": _default(setting), "ge": setting.ge, "le": setting.le, "description": description}
+    return _with(setting, Field(**{**stated, **own}))
+
+
+def setting_duration(
+    owner: type, name: str, field: str, description: str, bounds: tuple[str, str] | None = None
+) -> Any:
+    """Declares a duration for a setting in seconds; the rest as in `duration_field`."""
+    setting = settings_of(owner)[name]
+    return _with(setting, duration_field(field, description, _default(setting), bounds))
+
+
+def settings_in(model: type[SpecModel]) -> Iterator[tuple[str, Setting]]:
+    """The fields of a part of the spec that are settings."""
+    for name, field in model.model_fields.items():
+        for each in field.metadata:
+            if isinstance(each, Setting):
+                yield name, each
+
+
+def _default(setting: Setting) -> Any:
+    """The default as the resource writes it."""
+    if setting.default is None or setting.kind is bool:
+        return setting.default
+    if setting.choices:
+        return to_camel(setting.default)
+    if setting.unit == "bytes":
+        return str(setting.default)
+    return f"{written(setting.default)}s" if setting.unit == "seconds" else setting.default
+
+
+def _with(setting: Setting, field: Any) -> Any:
+    field.metadata.append(setting)
+    return field
