@@ -14,7 +14,7 @@ MEBIBYTE = 2**20
 
 
 @dataclass(frozen=True)
-class Asked:
+class Request:
     """A request.
 
     Attributes:
@@ -45,18 +45,18 @@ class Storm:
     services: int
     begun: float
     expected: int
-    asked: tuple[Asked, ...]
+    requests: tuple[Request, ...]
     ordered: Mapping[str, float] = field(default_factory=dict)
     memory: Mapping[str, int] = field(default_factory=dict)
 
     def count(self, outcome: str) -> int:
-        return sum(one.outcome == outcome for one in self.asked)
+        return sum(one.outcome == outcome for one in self.requests)
 
     @property
     def woken(self) -> int:
         """Services whose replica was seen to be ordered or that answered a request: a service may be answered and back
         at zero between two updates."""
-        return len(self.ordered.keys() | {one.service for one in self.asked if one.outcome == "answered"})
+        return len(self.ordered.keys() | {one.service for one in self.requests if one.outcome == "answered"})
 
     @property
     def last_order(self) -> float | None:
@@ -69,9 +69,9 @@ class Storm:
     def problems(self) -> tuple[str, ...]:
         """Why the storm did not pass; it passed when there are none. Clean refusals are no problem, but some request
         must be answered."""
-        lost = Counter(one.why for one in self.asked if one.outcome == "lost")
+        lost = Counter(one.why for one in self.requests if one.outcome == "lost")
         found = [f"lost: {why}" + (f" (x{times})" if times > 1 else "") for why, times in lost.items()]
-        if missing := self.expected - len(self.asked):
+        if missing := self.expected - len(self.requests):
             found.append(f"{missing} requests are unaccounted for")
         if not self.count("answered"):
             found.append("no request was answered")
@@ -81,15 +81,17 @@ class Storm:
 
     def as_json(self) -> dict[str, Any]:
         """The figures, for a file."""
-        waits = [one.first_token for one in self.asked if one.outcome == "answered" and one.first_token is not None]
+        waits = [one.first_token for one in self.requests if one.outcome == "answered" and one.first_token is not None]
         return {
             "services": self.services,
             "requests": self.expected,
             "answered": self.count("answered"),
-            "answered_at_the_first_attempt": sum(one.outcome == "answered" and not one.refusals for one in self.asked),
+            "answered_at_the_first_attempt": sum(
+                one.outcome == "answered" and not one.refusals for one in self.requests
+            ),
             "refused_to_the_end": self.count("refused"),
             "lost": self.count("lost"),
-            "clean_refusals": sum(one.refusals for one in self.asked),
+            "clean_refusals": sum(one.refusals for one in self.requests),
             "first_token_p50_s": rounded_percentile(waits, 0.5),
             "first_token_p95_s": rounded_percentile(waits, 0.95),
             "first_token_longest_s": rounded_percentile(waits, 1.0),
@@ -120,13 +122,13 @@ def storm_of(output: str, services: int, ordered: Mapping[str, float], memory: M
     head = next((line for line in lines if "requests" in line), None)
     if head is None:
         raise ValueError(f"the requests never began: {output[-500:]}")
-    asked = tuple(_asked(line) for line in lines if "outcome" in line)
-    return Storm(services, head["begun"], head["requests"], asked, ordered, memory)
+    requests = tuple(_request(line) for line in lines if "outcome" in line)
+    return Storm(services, head["begun"], head["requests"], requests, ordered, memory)
 
 
-def _asked(line: Mapping[str, Any]) -> Asked:
+def _request(line: Mapping[str, Any]) -> Request:
     first = line["first_token"]
-    return Asked(
+    return Request(
         service=line["service"],
         outcome=line["outcome"],
         first_token=None if first is None else first - line["begun"],

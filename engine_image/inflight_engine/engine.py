@@ -173,7 +173,7 @@ class Engine:
         scheduler = self._scheduler
         number = scheduler.num_steps
         plan = scheduler.schedule(started)
-        if scheduler.last_change == started:
+        if scheduler.admission.last_change == started:
             for observer in self._observers:
                 observer.time_passed(number, started)
         if plan is None:

@@ -50,12 +50,12 @@ class SchedulerInputs:
                 observer.limits(limits)
 
     def set_rates(self, rates: SwapRates) -> None:
-        self._scheduler.rates = rates
+        self._scheduler.preemptor.rates = rates
         for observer in self._observers:
             observer.rates(rates)
 
     def set_prefill_cost(self, cost: CostModel | None) -> None:
         """`cost`: None: no model fits well enough."""
-        self._scheduler.prefill_cost = cost
+        self._scheduler.deadlines.cost = cost
         for observer in self._observers:
             observer.prefill_cost(cost)

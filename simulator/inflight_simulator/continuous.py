@@ -80,8 +80,8 @@ class _Engine:
         self.passes = passes
         self.block_size = config.block_size
         self.scheduler = Scheduler(config)
-        self.scheduler.rates = rates
-        self.scheduler.prefill_cost = prefill_cost(cost)
+        self.scheduler.preemptor.rates = rates
+        self.scheduler.deadlines.cost = prefill_cost(cost)
         self.run = Run(num_slots)
         self.now = 0.0
         self.num_arrived = 0
@@ -104,8 +104,8 @@ class _Engine:
                 self.now = self.arrivals[self.num_arrived].arrival_s
             else:
                 break
-        run.num_preemptions, run.num_swaps = scheduler.num_preemptions, scheduler.num_swaps
-        run.prefix_queries, run.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
+        run.num_preemptions, run.num_swaps = scheduler.preemptor.num_preemptions, scheduler.preemptor.num_swaps
+        run.prefix_queries, run.prefix_hits = scheduler.admission.prefix_queries, scheduler.admission.prefix_hits
         return run
 
     def _arrive(self) -> None:

@@ -8,7 +8,7 @@ from pydantic.alias_generators import to_snake
 
 from inflight_base.manifest.units import parse_duration, parse_quantity
 from inflight_engine.scheduling.policies import POLICIES
-from inflight_engine.scheduling.victims import VICTIMS
+from inflight_engine.scheduling.preemption import VICTIMS
 from inflight_engine.server.settings.flags import add_serve_flags, read_config
 from inflight_operator.api.scheduling import BOUNDS
 from inflight_operator.api.types import Engine, Scheduling

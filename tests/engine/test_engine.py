@@ -341,7 +341,7 @@ def test_a_failed_step_ends_those_it_was_to_swap_out_too_because_host_memory_may
     swapped = {preemption.request_id for preemption in runner.broken.preemptions}
     assert swapped
     assert swapped <= {f.request_id for f in report.finished if f.reason is FinishReason.ERROR}
-    assert scheduler.num_swapped_blocks == 0
+    assert scheduler.preemptor.num_swapped_blocks == 0
 
 
 def test_what_a_failed_step_was_to_copy_back_is_not_found_in_the_prefix_cache():
@@ -470,7 +470,7 @@ def test_measured_rates_reach_the_scheduler():
     engine = make_engine(swap_rates=SwapRateMeter(1000.0), clock=iter(range(100)).__next__)
     engine.handle(add(1, [1, 2, 3]))
     engine.step()
-    assert engine._scheduler.rates == SwapRates(prefill=3.0, copy=1000.0)
+    assert engine._scheduler.preemptor.rates == SwapRates(prefill=3.0, copy=1000.0)
 
 
 def test_the_next_step_is_launched_before_the_tokens_of_one_are_collected():
@@ -584,7 +584,7 @@ def test_cost_of_steps_is_fitted_to_what_they_compute_and_reaches_what_predicts_
     assert 1 < len(found) < len(costs) / 2
     # However much it computes, a step takes some ticks of this clock.
     assert found[-1].error < 0.3
-    assert found[-1].model == times.cost == engine._scheduler.prefill_cost
+    assert found[-1].model == times.cost == engine._scheduler.deadlines.cost
     assert found[-1].model.seconds(StepWork(4, 8, 60, 36)) == pytest.approx(0.2, rel=0.5)
 
 

@@ -6,7 +6,7 @@ from typing import get_args
 import pytest
 
 from inflight_engine.scheduling.policies import POLICIES
-from inflight_engine.scheduling.victims import VICTIMS
+from inflight_engine.scheduling.preemption import VICTIMS
 from inflight_settings.scheduling import PreemptionMode
 from tests.engine import fuzz
 from tests.engine.scheduling.workload import random_fields

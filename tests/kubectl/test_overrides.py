@@ -122,7 +122,7 @@ def test_limits_are_set_with_an_end_and_cleared_by_a_merge_patch(monkeypatch):
     assert cluster.asked[3] is None
 
 
-def test_an_operator_that_does_nothing_is_told_after_a_while(monkeypatch):
+def test_an_operator_that_does_nothing_is_reported_after_a_while(monkeypatch):
     monkeypatch.setattr(limits_command, "WAIT_SECONDS", 0.0)
     monkeypatch.setattr(limits_command.time, "sleep", lambda _: None)
     done = run(monkeypatch, StandIn(works=False), "--max-num-seqs", "4")

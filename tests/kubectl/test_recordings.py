@@ -132,7 +132,7 @@ def test_files_of_another_version_are_left_out(record, recorded):
 
 
 @pytest.mark.parametrize("arguments", [[], [*ON, "--record-service=default/chat-2"]], ids=["off", "of others"])
-def test_where_nothing_is_recorded_the_value_that_turns_it_on_is_told(record, recorded, arguments, tmp_path):
+def test_where_nothing_is_recorded_the_value_that_turns_it_on_is_reported(record, recorded, arguments, tmp_path):
     done = record(Cluster(arguments), recorded)
     assert done.exit_code == 1
     assert "helm upgrade mine helm/inflight -n system --reset-then-reuse-values" in done.output

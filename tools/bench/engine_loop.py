@@ -31,7 +31,8 @@ from inflight_engine.output import StepOutput
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_settings.engine import EngineConfig
-from tools.bench.scheduler import Spread, spread, timer_cost_ns, whole_number
+from inflight_settings.flag_types import number
+from tools.bench.scheduler import Spread, spread, timer_cost_ns
 from tools.bench.scheduler_load import Nanoseconds
 from tools.measure.machine import cpu_model
 
@@ -281,7 +282,7 @@ def main() -> None:
         run_client(*map(int, sys.argv[2:]))
         return
     let_threads_sleep()
-    size: Callable[[str], int] = whole_number(1, 4096)
+    size: Callable[[str], int] = number(int, 1, 4096)
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench.engine_loop",
         description=" ".join(str(__doc__).split()),
@@ -291,11 +292,11 @@ def main() -> None:
         "--sizes", type=size, nargs="+", default=[32, 256], metavar="N", help="running requests (default: 32 256)"
     )
     parser.add_argument(
-        "--steps", type=whole_number(20, MAX_STEPS), default=1000, metavar="N",
+        "--steps", type=number(int, 20, MAX_STEPS), default=1000, metavar="N",
         help="decode steps to time at each size (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--threads", type=whole_number(1, os.cpu_count() or 1), metavar="N",
+        "--threads", type=number(int, 1, os.cpu_count() or 1), metavar="N",
         help="threads that compute (default: the engine's own)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")

@@ -8,11 +8,12 @@ import json
 import platform
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
+from inflight_settings.flag_types import number
 from tools.bench.scheduler_load import BLOCK_SIZE, MAX_MODEL_LEN, STOP_TOKEN_IDS, Nanoseconds, loaded
 from tools.measure.machine import cpu_model
 
@@ -20,9 +21,9 @@ GOAL_MICROSECONDS, GOAL_MICROSECONDS_PER_1024 = 10.0, 15.0
 """A whole step may take the first, and with many requests the second for each 1,024 of them."""
 PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 200
-"""Generated before the steps with a change are measured: the length of a chat answer."""
+"""Tokens generated before the steps with a change are measured: the length of a chat answer."""
 CHANGES_TO_A_LOAD = 10
-"""Then a new one is made, so that those that finish have generated little more than that."""
+"""Changes after which a new load is made, so that requests that finish have generated few more tokens."""
 SETTLE_STEPS = 3
 WARM_UP_STEPS = 100
 MAX_STEPS = 6000
@@ -193,15 +194,6 @@ def lines(facts: dict[str, str | int], rows: Sequence[Row], num_steps: int, num_
         yield textwrap.fill(note, 110)
 
 
-def whole_number(least: int, most: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.isdecimal() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"must be a whole number from {least} to {most}, not {text!r}")
-        return int(text)
-
-    return parse
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m tools.bench.scheduler",
@@ -209,15 +201,15 @@ def main() -> None:
         epilog="example: python -m tools.bench.scheduler --sizes 64 256 --steps 1000 --json",
     )
     parser.add_argument(
-        "--sizes", type=whole_number(16, 65536), nargs="+", default=[64, 256, 1024, 4096], metavar="N",
+        "--sizes", type=number(int, 16, 65536), nargs="+", default=[64, 256, 1024, 4096], metavar="N",
         help="running requests, one or more numbers (default: 64 256 1024 4096)",
     )  # fmt: skip
     parser.add_argument(
-        "--steps", type=whole_number(100, MAX_STEPS), default=2000, metavar="N",
+        "--steps", type=number(int, 100, MAX_STEPS), default=2000, metavar="N",
         help="steady steps to time at each size (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument(
-        "--samples", type=whole_number(5, 300), default=50, metavar="N",
+        "--samples", type=number(int, 5, 300), default=50, metavar="N",
         help="arrivals, finishes and preemptions to time at each size (default: %(default)s)",
     )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")

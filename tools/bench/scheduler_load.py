@@ -90,10 +90,10 @@ def read_metrics(scheduler: Scheduler) -> tuple[float, ...]:
         scheduler.num_waiting,
         scheduler.num_uncomputed_tokens,
         scheduler.kv_usage,
-        scheduler.num_preemptions,
-        scheduler.num_swapped_blocks,
-        scheduler.prefix_queries,
-        scheduler.prefix_hits,
+        scheduler.preemptor.num_preemptions,
+        scheduler.preemptor.num_swapped_blocks,
+        scheduler.admission.prefix_queries,
+        scheduler.admission.prefix_hits,
     )
 
 

@@ -172,7 +172,7 @@ def recorder_cost(jobs: Sequence[Job], config: SchedulerConfig, step_seconds: fl
             recorder.added(request)
             spent += perf_counter() - started
         plan = scheduler.schedule(now)
-        if scheduler.last_change == now:
+        if scheduler.admission.last_change == now:
             started = perf_counter()
             recorder.time_passed(steps, now)
             spent += perf_counter() - started

@@ -18,7 +18,8 @@ class Choice(enum.Enum):
 
 
 def choose(kubeconfig: str | None, *, kind_is_there: bool, docker_answers: bool) -> Choice:
-    """Pure: `kubeconfig` is INFLIGHT_KUBECONFIG. A Docker client without a daemon counts as no Docker."""
+    """Returns the choice. `kubeconfig`: value of INFLIGHT_KUBECONFIG. A Docker client without a daemon counts as no
+    Docker."""
     if kubeconfig:
         return Choice.NAMED
     return Choice.KIND if kind_is_there and docker_answers else Choice.OWN_NODE
@@ -32,7 +33,7 @@ def docker_answers() -> bool:
 
 @functools.cache
 def _daemon_answers(docker: str) -> bool:
-    # Asked once: the choice holds for the life of this program, and every kubectl call depends on it.
+    # Cached: the choice holds for the life of this program, and every kubectl call depends on it.
     try:
         return subprocess.run([docker, "info"], capture_output=True, check=False, timeout=20).returncode == 0
     except subprocess.TimeoutExpired:

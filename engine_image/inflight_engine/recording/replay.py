@@ -137,9 +137,9 @@ class _Replayer:
             case WeightsChanged():
                 self._scheduler.set_class_weights(event.weights)
             case RatesChanged():
-                self._scheduler.rates = event.rates
+                self._scheduler.preemptor.rates = event.rates
             case PrefillCostChanged():
-                self._scheduler.prefill_cost = event.cost
+                self._scheduler.deadlines.cost = event.cost
             case TimePassed():
                 self._times.append(event)
             case BlocksFilled():

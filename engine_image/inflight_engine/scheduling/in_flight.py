@@ -61,7 +61,10 @@ class PlansInFlight:
             full, self.counted = self._full, None
         else:
             full, self.newest = self._count(plan) if plan.prefills else decodes.advance(), None
-        discarded = self._discarded.pop(plan.step, _NO_SLOTS) if self._discarded else _NO_SLOTS
+        discarded = _NO_SLOTS
+        if self._discarded:
+            discarded = self.discarded(plan)
+            self._discarded.pop(plan.step, None)
         if self._registered:
             self._registered.pop(plan.step, None)
         if plan.prefills:

@@ -31,6 +31,8 @@ class WaitingQueues:
         ValueError: there is no such policy, no class or two of one name, or a weight is not a number above 0.
 
     Attributes:
+        by_class: the queue of each class.
+        num_tokens: tokens of all waiting requests that are still to be computed.
         ranks_running: `standing` can differ between two requests.
     """
 
@@ -41,13 +43,14 @@ class WaitingQueues:
         if len(self._weights) < len(config.classes):
             raise ValueError("two service classes have the same name: give each its own")
         _check_weights(self._weights)
-        self._queues = {name: ClassQueue(POLICIES[config.policy](config)) for name in self._weights}
+        self.by_class = {name: ClassQueue(POLICIES[config.policy](config)) for name in self._weights}
         self._ranks = {name: rank for rank, name in enumerate(self._weights)}
         # A class that is alone is always next: nothing to count.
         self._counters = ServiceCounters(_units(self._weights)) if len(self._weights) > 1 else None
-        self._only = next(iter(self._queues.values())) if self._counters is None else None
-        self._by_priority = next(iter(self._queues.values())).policy.orders_by_priority
+        self._only = next(iter(self.by_class.values())) if self._counters is None else None
+        self._by_priority = next(iter(self.by_class.values())).policy.orders_by_priority
         self.ranks_running = self._by_priority or len(self._weights) > 1
+        self.num_tokens = 0
         self._size = 0
 
     def __len__(self) -> int:
@@ -80,12 +83,13 @@ class WaitingQueues:
             ValueError: its class does not exist.
         """
         name = request.scheduling.service_class
-        queue = self._queues.get(name)
+        queue = self.by_class.get(name)
         if queue is None:
-            raise ValueError(f"class must be one of {', '.join(self._queues)}, not {name!r}")
+            raise ValueError(f"class must be one of {', '.join(self.by_class)}, not {name!r}")
         if self._counters is not None and len(queue) == 0:
             self._counters.start_waiting(name, self._ranks[name], clock)
         queue.push(request, clock)
+        self.num_tokens += request.num_tokens - request.num_computed_tokens
         self._size += 1
 
     def standing(self, request: Request) -> tuple[float, int]:
@@ -96,14 +100,14 @@ class WaitingQueues:
     def pass_time(self, now: float) -> bool:
         """It is `now`, which never goes back; before `head` and `pop`. True: it makes a difference."""
         changed = False
-        for queue in self._queues.values():
+        for queue in self.by_class.values():
             changed |= queue.policy.pass_time(now)
         return changed
 
     @property
     def num_late_tokens(self) -> int:
         """Prompt tokens of new requests that those which come now would overtake."""
-        return sum(queue.policy.num_late_tokens for queue in self._queues.values())
+        return sum(queue.policy.num_late_tokens for queue in self.by_class.values())
 
     def head(self, clock: int) -> Request | None:
         """The next to be admitted, left in place; None when none waits. It may change as decodes go on, and where
@@ -121,7 +125,7 @@ class WaitingQueues:
         if queue is None:
             raise IndexError("no request waits")
         request = queue.pop_behind(clock) if behind else queue.pop(clock)
-        self._left(request.scheduling.service_class, queue)
+        self._left(request, queue)
         return request
 
     def behind(self, clock: int) -> Request | None:
@@ -135,9 +139,9 @@ class WaitingQueues:
         Raises:
             KeyError: it does not wait.
         """
-        queue = self._queues[request.scheduling.service_class]
+        queue = self.by_class[request.scheduling.service_class]
         queue.remove(request)
-        self._left(request.scheduling.service_class, queue)
+        self._left(request, queue)
 
     @property
     def head_stays(self) -> bool:
@@ -149,30 +153,31 @@ class WaitingQueues:
         num_counted = 0 if request.num_preemptions or len(request.output_token_ids) else num_tokens
         if self._counters is not None:
             self._counters.admitted(request.scheduling.service_class, num_counted, clock)
-        self._queues[request.scheduling.service_class].policy.admitted(request, num_counted, clock)
+        self.by_class[request.scheduling.service_class].policy.admitted(request, num_counted, clock)
 
     def decode_started(self, request: Request, clock: int) -> None:
         """From now on it generates a token for each count of the clock."""
         if self._counters is not None:
             self._counters.decode_started(request.scheduling.service_class, clock)
-        self._queues[request.scheduling.service_class].policy.decode_started(request, clock)
+        self.by_class[request.scheduling.service_class].policy.decode_started(request, clock)
 
     def decode_ended(self, request: Request, clock: int) -> None:
         """It no longer does: it ended, lost its slot or pauses. Only after a `decode_started`."""
         if self._counters is not None:
             self._counters.decode_ended(request.scheduling.service_class, clock)
-        self._queues[request.scheduling.service_class].policy.decode_ended(request, clock)
+        self.by_class[request.scheduling.service_class].policy.decode_ended(request, clock)
 
     def _next_queue(self, clock: int) -> ClassQueue | None:
         if self._counters is None:
             return self._only
         name = self._counters.least(clock)
-        return None if name is None else self._queues[name]
+        return None if name is None else self.by_class[name]
 
-    def _left(self, name: str, queue: ClassQueue) -> None:
+    def _left(self, request: Request, queue: ClassQueue) -> None:
+        self.num_tokens -= request.num_tokens - request.num_computed_tokens
         self._size -= 1
         if self._counters is not None and len(queue) == 0:
-            self._counters.stop_waiting(name)
+            self._counters.stop_waiting(request.scheduling.service_class)
 
 
 def _check_weights(weights: dict[str, float]) -> None:

@@ -103,7 +103,7 @@ class Running:
         request = self.table.request(slot)
         remaining = request.num_tokens - start
         length = min(remaining, budget)
-        self.registered += self._register(request, slot, start + length)
+        self.registered += self.register(request, slot, start + length)
         return PrefillChunk(slot, start, length, samples=length == remaining)
 
     def count_chunk(self, chunk: PrefillChunk) -> bool:
@@ -170,7 +170,7 @@ class Running:
                 self._stop_decoding(slot)
             # Of the tokens that are known; a step in flight may be computing the last one.
             computed = request.num_tokens - 1
-            self._register(request, slot, computed)
+            self.register(request, slot, computed)
         self.tenants[request.scheduling.tenant] -= 1
         if not self.tenants[request.scheduling.tenant]:
             del self.tenants[request.scheduling.tenant]
@@ -190,7 +190,7 @@ class Running:
     def _append(self, request: Request, token_id: int) -> None:
         request.output_token_ids = np.concatenate((request.output_token_ids, np.array((token_id,), np.int32)))
 
-    def _register(self, request: Request, slot: int, num_tokens: int) -> list[int]:
+    def register(self, request: Request, slot: int, num_tokens: int) -> list[int]:
         """Tell the prefix cache what the slot's full blocks of so many tokens contain; returns those new to it."""
         if not self._prefix_caching:
             return []

@@ -207,19 +207,8 @@ class StartOptions(SpecModel):
 
 
 OWN_FLAGS = (
-    "host",
-    "port",
-    "admin-port",
-    "served-model-name",
-    "device",
-    "tensor-parallel-size",
-    "ttft-target",
-    "ttft-per-1k-tokens",
-    "service-class",
-    "drain-delay",
-    "drain-timeout",
-    "limits-file",
-    "tenant-key-file",
+    *"host port admin-port served-model-name device tensor-parallel-size ttft-target ttft-per-1k-tokens".split(),
+    *"service-class drain-delay drain-timeout limits-file tenant-key-file".split(),
     *(
         setting.flag
         for part in (Model, StartOptions, KVCache, Scheduling, Tracing, Logs)

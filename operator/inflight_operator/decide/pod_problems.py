@@ -14,7 +14,7 @@ _CREATE_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunCon
 _INSUFFICIENT = re.compile(r"Insufficient ([-./a-zA-Z0-9]+?)[.,]?(?:\s|$)")
 _ERROR_LINE = re.compile(r"^(?:inflight-engine: )?error: (.+)$", re.MULTILINE)
 _TAIL = 300
-"""Characters of a container's last words that are shown."""
+"""Maximum characters of a container's last log line in a message."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,27 +30,14 @@ def seconds(duration: str) -> str:
     return number(parse_duration(duration))
 
 
-_ALWAYS = ("dtype", "max-num-seqs", "max-num-batched-tokens", "max-queued-requests", "queue-timeout", "request-timeout")
+_ALWAYS = "dtype max-num-seqs max-num-batched-tokens max-queued-requests queue-timeout request-timeout".split()
 """Flags that are written with their defaults too, in this order."""
 
 _FIRST = (
-    "max-model-len",
-    "kv-cache-memory",
-    "tensor-parallel-size",
-    "quantization",
-    "kv-cache-dtype",
-    "gpu-memory-utilization",
-    "kv-headroom",
-    "scheduling-policy",
-    "priority-aging",
-    "shed-after",
-    "preemption",
-    "preemption-victim",
-    "swap-space",
-    "ttft-target",
-    "no-prefix-caching",
-    "no-serving-metrics",
-)
+    "max-model-len kv-cache-memory tensor-parallel-size quantization kv-cache-dtype gpu-memory-utilization kv-headroom "
+    "scheduling-policy priority-aging shed-after preemption preemption-victim swap-space ttft-target no-prefix-caching "
+    "no-serving-metrics"
+).split()
 """Flags whose order is fixed: another order would replace running pods. Other flags follow."""
 
 

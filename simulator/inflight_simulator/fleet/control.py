@@ -63,7 +63,7 @@ def scraped(pod: Pod, config: FleetConfig, now: float) -> Sample:
         running=scheduler.num_running,
         waiting=pod.replica.num_waiting,
         kv_usage=scheduler.kv_usage,
-        preemptions=float(scheduler.num_preemptions),
+        preemptions=float(scheduler.preemptor.num_preemptions),
         generation_tokens=float(meter.generated),
         ttft=ttft,
         tpot=tpot,

@@ -81,7 +81,7 @@ class Replica:
         self.revision = 0
         self.scheduler = FleetScheduler(scheduling)
         self.scheduler.limits = config.limits
-        self.scheduler.prefill_cost = config.replica.cost
+        self.scheduler.deadlines.cost = config.replica.cost
         self._states = states
         self._cost = config.replica.cost
         self._noise = noise

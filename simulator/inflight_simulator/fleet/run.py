@@ -148,8 +148,8 @@ def _outcome(requests: Requests, fleet: Fleet, begin: float, last: float) -> Fle
         tpot_target=np.full(len(requests), config.targets.tpot),
         replicas=tuple(row for row in fleet.counts if row.time_s <= last),
         replica_hours=seconds / 3600,
-        preemptions=sum(pod.replica.scheduler.num_preemptions for pod in fleet.pods),
+        preemptions=sum(pod.replica.scheduler.preemptor.num_preemptions for pod in fleet.pods),
         refused=sum(len(pod.replica.refused) for pod in fleet.pods),
-        prefix_queries=sum(pod.replica.scheduler.prefix_queries for pod in fleet.pods),
-        prefix_hits=sum(pod.replica.scheduler.prefix_hits for pod in fleet.pods),
+        prefix_queries=sum(pod.replica.scheduler.admission.prefix_queries for pod in fleet.pods),
+        prefix_hits=sum(pod.replica.scheduler.admission.prefix_hits for pod in fleet.pods),
     )

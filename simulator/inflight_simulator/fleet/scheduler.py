@@ -11,9 +11,10 @@ import numpy as np
 
 from inflight_engine.cache.block_pool import BlockIds, BlockPool, OutOfBlocksError
 from inflight_engine.request import FinishReason, Request, TokenIds
+from inflight_engine.scheduling.admission import NEVER
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.decodes import Counts, DecodeGroup
-from inflight_engine.scheduling.scheduler import NEVER, Scheduler
+from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.scheduling.slots import SlotTable
 from inflight_simulator.arrivals import OUTPUT_TOKEN
 
@@ -115,35 +116,51 @@ class FleetScheduler(Scheduler):
     def __init__(self, config: SchedulerConfig) -> None:
         counts = not config.prefix_caching and not config.num_host_blocks
         super().__init__(config, make_pool=BlockCounter if counts else BlockPool, make_decodes=SteadyDecodes)
-        self._decodes = cast(SteadyDecodes, self._running.decodes)
+        self._decodes = cast(SteadyDecodes, self.running.decodes)
+
+    @property
+    def num_decoding(self) -> int:
+        """Requests that get a token in a step that is planned now, unless blocks run out."""
+        self._decodes.settle()
+        return len(self._decodes.slots)
+
+    def decoding(self) -> list[tuple[Request, int]]:
+        """Return the requests that decode, each with the tokens it has generated so far; walks over all of them."""
+        decodes, table = self._decodes, self.running.table
+        decodes.settle()
+        requests = [table.request(slot) for slot in decodes.slots.tolist()]
+        known = table.num_tokens[decodes.slots].tolist()
+        return [(each, tokens - each.num_prompt_tokens) for each, tokens in zip(requests, known, strict=True)]
+
+    @property
+    def num_tokens_ahead(self) -> int:
+        """Tokens that are computed before the first one of a request that comes now: `num_uncomputed_tokens` without
+        those of late requests, which it overtakes."""
+        return self.num_uncomputed_tokens - self.queues.num_late_tokens
 
     def steady_steps(self) -> int:
-        """How many of the next steps are decodes alone, in which nothing is to be decided: they may be taken in with
-        one `advance_many`. Requests may end with the last one.
+        """Count the next steps that are decodes alone, in which nothing is to be decided: they may be taken in with one
+        `advance_many`. Requests may end with the last one.
 
         0: the next step has to be planned by `schedule`, or a plan is in flight.
         """
-        running, in_flight, decodes = self._running, self._in_flight, self._decodes
-        if in_flight.newest is not None or in_flight.counted is not None:
-            return 0
-        if running.prefilling or running.paused or self._preemptions:
+        running, decodes, max_num_batched_tokens = self.running, self._decodes, self._limits.max_num_batched_tokens
+        if self.in_flight.newest is not None or running.prefilling or running.paused:
             return 0
         decodes.settle()
         num_decodes = len(decodes.slots)
-        if num_decodes == 0 or num_decodes > self._limits.max_num_batched_tokens:
+        if num_decodes == 0 or num_decodes > max_num_batched_tokens:
             return 0
-        if len(self._queues) and self._may_admit(num_decodes):
+        if len(self.queues) and num_decodes < max_num_batched_tokens and self._may_admit():
             return 0
-        return decodes.steady_steps(running.pool.num_free - self._pass_at + NEVER)
+        return decodes.steady_steps(running.pool.num_free - self.admission.pass_at + NEVER)
 
-    def _may_admit(self, num_decodes: int) -> bool:
-        """Return whether a steady step might have room for a request that waits."""
-        if num_decodes >= self._limits.max_num_batched_tokens:
-            return False
-        if self.num_running >= self._limits.max_num_seqs or not self._running.table.has_free:
+    def _may_admit(self) -> bool:
+        """Tell whether a steady step might have a slot and blocks for a request that waits."""
+        if self.num_running >= self._limits.max_num_seqs or not self.running.table.has_free:
             return False
         # A head that stays at its place, and did not fit, fits no better in a cache that only fills.
-        return self._changed or self._blocked is None or not self._queues.head_stays
+        return self.changed or self.admission.blocked is None or not self.queues.head_stays
 
     def advance_many(self, count: int) -> list[Request]:
         """Take in so many steps at once, at least one and at most `steady_steps`: the state is then that after as many
@@ -152,12 +169,12 @@ class FleetScheduler(Scheduler):
         Returns:
             The requests that ended with the last step.
         """
-        running = self._running
-        if self._changed:
-            self._changed = False
-            self._forget_blocked()
+        running = self.running
+        if self.changed:
+            self.changed = False
+            self.admission.forget_blocked()
             running.releases.clear()
-        self._num_steps += count
+        self.num_steps += count
         finished = [running.table.request(slot) for slot in self._decodes.advance_many(count, running.pool)]
         for request in finished:
             self._finish(request, FinishReason.LENGTH)

@@ -20,7 +20,7 @@ _VARIABLES = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class CheckedQuery:
     """A query: which dashboard and panel asks, and what."""
 
     dashboard: str
@@ -46,10 +46,10 @@ def queries():
     """Queries of panels, annotations and variables."""
     for name, dashboard in DASHBOARDS.items():
         for panel in panels(dashboard):
-            yield from (Asked(name, panel["title"], target["expr"]) for target in panel["targets"])
+            yield from (CheckedQuery(name, panel["title"], target["expr"]) for target in panel["targets"])
         for annotation in dashboard["annotations"].get("list", []):
-            yield Asked(name, annotation["name"], annotation["expr"])
+            yield CheckedQuery(name, annotation["name"], annotation["expr"])
         for variable in dashboard["templating"]["list"]:
             if variable["type"] == "query":
                 series = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"])
-                yield Asked(name, f"${variable['name']}", f"count by ({series[2]}) ({series[1]})")
+                yield CheckedQuery(name, f"${variable['name']}", f"count by ({series[2]}) ({series[1]})")

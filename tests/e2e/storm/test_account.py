@@ -5,13 +5,13 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from e2e.storm.account import Asked, Storm, storm_of
+from e2e.storm.account import Request, Storm, storm_of
 
 BEGUN = 1000.0
 
 
 def asked(service="a", outcome="answered", first=2.0, refusals=0, why=""):
-    return Asked(service, outcome, first if outcome == "answered" else None, refusals, why)
+    return Request(service, outcome, first if outcome == "answered" else None, refusals, why)
 
 
 def storm(*those, services=2, ordered=("a", "b")):
@@ -63,5 +63,5 @@ def test_the_lines_of_the_script_are_read_and_missing_ones_noticed():
     line = {"service": "a", "outcome": "answered", "refusals": 1, "first_token": 1003.5, "begun": 1000.5, "why": ""}
     output = "\n".join(["warning: x", json.dumps({"begun": BEGUN, "requests": 2}), json.dumps(line), '{"done": true}'])
     found = storm_of(output, 1, {"a": 1001.0}, {})
-    assert found.asked == (Asked("a", "answered", 3.0, 1),)
+    assert found.requests == (Request("a", "answered", 3.0, 1),)
     assert found.problems == ("1 requests are unaccounted for",)

@@ -16,8 +16,8 @@ from inflight_engine.recording.replay import Survey, replay
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import BlockGrowth, Preemption, PrefillChunk, SlotStart, StepPlan
 from inflight_engine.scheduling.policies import POLICIES
+from inflight_engine.scheduling.preemption import VICTIMS
 from inflight_engine.scheduling.scheduler import Scheduler
-from inflight_engine.scheduling.victims import VICTIMS
 from inflight_settings.scheduling import ServiceClass
 from tests.engine.recording.workload import CLASSES, CONFIG, Workload, config
 
@@ -63,7 +63,9 @@ def test_random_work_replays_without_a_difference(tmp_path, policy, victim, pree
     survey = Survey(Recording(path).events())
     assert replay_file(path) is None
     assert (survey.num_requests, survey.num_steps) == (run.num_added, run.num_steps)
-    assert min(run.hits, run.stopped, run.cancelled, run.scheduler.num_preemptions) > 0, "the run shows too little"
+    assert min(run.hits, run.stopped, run.cancelled, run.scheduler.preemptor.num_preemptions) > 0, (
+        "the run shows too little"
+    )
     assert preemption == "auto" or (run.swapped_in > 0) == (preemption == "swap")
 
 
@@ -94,7 +96,7 @@ def test_a_run_planned_ahead_replays_without_a_difference(tmp_path, preemption, 
     survey = Survey(Recording(path).events())
     assert replay_file(path) is None
     assert survey.num_steps == run.num_steps
-    assert min(run.hits, run.stopped, run.cancelled, run.late_tokens, run.scheduler.num_preemptions) > 0
+    assert min(run.hits, run.stopped, run.cancelled, run.late_tokens, run.scheduler.preemptor.num_preemptions) > 0
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -62,7 +62,7 @@ class Workload:
         self.revision = 0
 
     def _is_cached(self, block_hash):
-        return len(self.scheduler._running.pool.match([block_hash])) > 0
+        return self.scheduler.is_cached(block_hash)
 
     def run(self, num_events: int) -> bytes:
         """Returns the file."""
@@ -76,7 +76,7 @@ class Workload:
     def event(self):
         if self.costs.random() < 0.005:
             cost = self.costs.choice(COSTS)
-            self.scheduler.prefill_cost = cost
+            self.scheduler.deadlines.cost = cost
             self.recorder.prefill_cost(cost)
         chance = self.random.random()
         if chance < 0.12:
@@ -91,7 +91,7 @@ class Workload:
             self.recorder.weights(weights)
         elif chance < 0.175:
             rates = self.random.choice([None, SwapRates(1000.0, 1.5e5), SwapRates(1e5, 10.0)])
-            self.scheduler.rates = rates
+            self.scheduler.preemptor.rates = rates
             self.recorder.rates(rates)
         elif self.scheduler.has_work or self.under_way is not None:
             self.step(fails=chance > 0.999)
@@ -176,7 +176,7 @@ class Workload:
         self.now += 0.05
         number = self.scheduler.num_steps
         plan = self.scheduler.schedule(self.now)
-        if self.scheduler.last_change == self.now:
+        if self.scheduler.admission.last_change == self.now:
             self.recorder.time_passed(number, self.now)
             self.num_changes += 1
         if plan is None:

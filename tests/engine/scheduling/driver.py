@@ -146,10 +146,10 @@ class Driver:
         self.scheduler.limits = self.rules.limits = Limits(max_num_seqs, max_num_batched_tokens)
 
     def set_rates(self, rates: SwapRates | None) -> None:
-        self.scheduler.rates = self.rules.rates = rates
+        self.scheduler.preemptor.rates = self.rules.rates = rates
 
     def set_prefill_cost(self, cost: CostModel | None) -> None:
-        self.scheduler.prefill_cost = self.rules.prefill_cost = cost
+        self.scheduler.deadlines.cost = self.rules.prefill_cost = cost
 
     def set_class_weights(self, weights: dict[str, float]) -> None:
         self.scheduler.set_class_weights(weights)

@@ -500,13 +500,15 @@ class Rules:
         assert scheduler.num_running == len(running), "num_running is wrong"
         assert scheduler.num_waiting == len(self.requests) - len(running), "num_waiting is wrong"
         assert scheduler.has_work == bool(self.requests), "has_work is wrong"
-        assert scheduler.num_preemptions == self.num_preemptions, "num_preemptions is wrong"
-        assert scheduler.num_swaps == self.num_swaps, "num_swaps is wrong"
-        assert scheduler.num_swapped_blocks == runner.num_host_owned, "host blocks leaked, or given up too early"
+        assert scheduler.preemptor.num_preemptions == self.num_preemptions, "num_preemptions is wrong"
+        assert scheduler.preemptor.num_swaps == self.num_swaps, "num_swaps is wrong"
+        assert scheduler.preemptor.num_swapped_blocks == runner.num_host_owned, (
+            "host blocks leaked, or given up too early"
+        )
         owned = round(scheduler.kv_usage * self.config.num_blocks)
         assert owned == runner.num_owned, f"{owned} blocks are in use where block tables hold {runner.num_owned}"
-        assert scheduler.prefix_queries == self.prefix_queries, "prefix_queries is wrong"
-        assert scheduler.prefix_hits == self.prefix_hits, "prefix_hits is wrong"
+        assert scheduler.admission.prefix_queries == self.prefix_queries, "prefix_queries is wrong"
+        assert scheduler.admission.prefix_hits == self.prefix_hits, "prefix_hits is wrong"
 
     def check_uncomputed(self, scheduler: Scheduler) -> None:
         """`num_uncomputed_tokens` is what a walk over all requests counts."""

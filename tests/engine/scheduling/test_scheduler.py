@@ -78,7 +78,7 @@ def test_running_out_of_blocks_preempts_the_last_arrived_and_changes_no_output()
     for request_id, prompt in prompts.items():
         driver.add(request_id, prompt, 10)
     driver.run()
-    assert driver.scheduler.num_preemptions > 0
+    assert driver.scheduler.preemptor.num_preemptions > 0
     assert driver.outputs == {i: reference_output(prompt, 10) for i, prompt in prompts.items()}
 
 
@@ -101,7 +101,7 @@ def test_lowering_max_num_seqs_evicts_nobody_and_admits_nobody_until_the_surplus
     driver.set_limits(2, 16)
     assert driver.scheduler.num_running == 4
     driver.run()
-    assert driver.scheduler.num_preemptions == 0
+    assert driver.scheduler.preemptor.num_preemptions == 0
     assert set(driver.finished.values()) == {FinishReason.LENGTH}
 
 
@@ -179,9 +179,9 @@ def test_a_preempted_request_whose_cache_is_swapped_goes_on_without_computing_it
         lengths += [chunk.length for chunk in plan.prefills if chunk.slot in resumed]
     assert RequestState.SWAPPED in states
     assert RequestState.PREEMPTED not in states
-    assert driver.scheduler.num_swaps == len(lengths) > 0
+    assert driver.scheduler.preemptor.num_swaps == len(lengths) > 0
     assert set(lengths) == {1}
-    assert driver.scheduler.num_swapped_blocks == 0
+    assert driver.scheduler.preemptor.num_swapped_blocks == 0
 
 
 @pytest.mark.parametrize(
@@ -194,8 +194,8 @@ def test_auto_swaps_only_where_copying_out_and_back_is_measured_to_be_faster(rat
     for request_id in range(4):
         driver.add(request_id, [request_id] * 3, 10)
     driver.run()
-    assert driver.scheduler.num_preemptions > 0
-    assert (driver.scheduler.num_swaps > 0) == swaps
+    assert driver.scheduler.preemptor.num_preemptions > 0
+    assert (driver.scheduler.preemptor.num_swaps > 0) == swaps
 
 
 def test_where_host_memory_is_full_a_victim_is_recomputed_instead():
@@ -203,18 +203,18 @@ def test_where_host_memory_is_full_a_victim_is_recomputed_instead():
     for request_id in range(4):
         driver.add(request_id, [request_id] * 3, 10)
     driver.run()
-    assert driver.scheduler.num_preemptions > driver.scheduler.num_swaps
+    assert driver.scheduler.preemptor.num_preemptions > driver.scheduler.preemptor.num_swaps
 
 
 def test_a_cancelled_swapped_request_gives_back_its_host_memory():
     driver = Driver(num_blocks=8, block_size=2, max_model_len=16, preemption="swap", num_host_blocks=16)
     requests = [driver.add(i, [i] * 3, 10) for i in range(4)]
-    while not driver.scheduler.num_swapped_blocks:
+    while not driver.scheduler.preemptor.num_swapped_blocks:
         driver.step()
     for request in requests:
         if request.state is RequestState.SWAPPED:
             driver.cancel(request.request_id)
-    assert driver.scheduler.num_swapped_blocks == 0
+    assert driver.scheduler.preemptor.num_swapped_blocks == 0
 
 
 def test_a_shared_prefix_is_computed_once_and_its_blocks_are_shared():
@@ -227,7 +227,7 @@ def test_a_shared_prefix_is_computed_once_and_its_blocks_are_shared():
     assert plan is not None
     assert plan.starts[0].num_computed_tokens == 20
     assert [chunk.length for chunk in plan.prefills] == [2]
-    assert (driver.scheduler.prefix_queries, driver.scheduler.prefix_hits) == (42, 20)
+    assert (driver.scheduler.admission.prefix_queries, driver.scheduler.admission.prefix_hits) == (42, 20)
     # 20 shared tokens are five blocks; then one more for each.
     assert driver.scheduler.kv_usage == (5 + 1 + 1) / 64
 
@@ -260,7 +260,7 @@ def test_tenants_and_salts_share_no_prefix(difference):
     driver.run()
     driver.add(2, list(range(9)), 1, **difference)
     driver.run()
-    assert driver.scheduler.prefix_hits == 0
+    assert driver.scheduler.admission.prefix_hits == 0
 
 
 def test_a_request_that_asks_for_log_probabilities_of_its_prompt_computes_all_of_it():
@@ -268,10 +268,10 @@ def test_a_request_that_asks_for_log_probabilities_of_its_prompt_computes_all_of
     for request_id in range(3):
         driver.add(request_id, list(range(9)), 1, scored=request_id > 0)
         driver.run()
-    assert driver.scheduler.prefix_hits == 0
+    assert driver.scheduler.admission.prefix_hits == 0
     driver.add(3, list(range(9)), 1)
     driver.run()
-    assert driver.scheduler.prefix_hits == 8, "others still share"
+    assert driver.scheduler.admission.prefix_hits == 8, "others still share"
 
 
 def test_the_oldest_running_request_is_never_preempted_even_if_it_is_the_longest():
@@ -302,7 +302,7 @@ def test_priority_changes_no_victim_under_a_policy_that_does_not_look_at_it():
     driver = Driver(num_blocks=8, block_size=2, max_model_len=16, policy="fcfs")
     for request_id, priority in enumerate((50, 50, -100)):
         driver.add(request_id, [request_id] * 3, 10, priority=priority)
-    while not driver.scheduler.num_preemptions:
+    while not driver.scheduler.preemptor.num_preemptions:
         plan = driver.step()
     assert [each.request_id for each in plan.preemptions] == [2]
 
@@ -312,7 +312,7 @@ def test_the_class_of_least_weight_gives_way_whatever_the_order_of_arrival_and_t
     driver = Driver(num_blocks=8, block_size=2, max_model_len=16, classes=classes, preemption_victim="longest_first")
     for request_id, name in enumerate(("interactive", "batch", "interactive")):
         driver.add(request_id, [request_id] * (2 + (request_id == 2)), 10, service_class=name)
-    while not driver.scheduler.num_preemptions:
+    while not driver.scheduler.preemptor.num_preemptions:
         plan = driver.step()
     assert [each.request_id for each in plan.preemptions] == [1]
 
@@ -321,7 +321,7 @@ def test_a_request_that_resumes_comes_before_new_ones_of_its_priority_and_after_
     driver = Driver(num_blocks=8, block_size=2, max_model_len=16, policy="priority")
     for request_id in range(3):
         driver.add(request_id, [request_id] * 3, 10, priority=5)
-    while not driver.scheduler.num_preemptions:
+    while not driver.scheduler.preemptor.num_preemptions:
         driver.step()
     driver.add(8, [1], 1, priority=5)
     driver.add(9, [1], 1, priority=-5)
@@ -339,7 +339,7 @@ def test_copies_of_a_prompt_that_arrive_together_compute_it_once_and_are_admitte
     assert [start.num_computed_tokens for start in plan.starts] == [0] + [20] * 5
     assert [chunk.length for chunk in plan.prefills] == [21] + [1] * 5
     driver.run()
-    assert driver.scheduler.prefix_hits == 100
+    assert driver.scheduler.admission.prefix_hits == 100
 
 
 def test_a_copy_finds_what_is_planned_of_a_long_prompt_in_the_step_after():
@@ -436,7 +436,7 @@ def test_a_head_that_does_not_fit_costs_no_look_at_its_blocks_while_it_stays_the
     driver.step()
     driver.add(2, [*range(8), *range(50)], 1)
     driver.step()
-    pool = driver.scheduler._running.pool
+    pool = driver.scheduler.running.pool
     looked_up, match = [], pool.match
     monkeypatch.setattr(pool, "match", lambda hashes: looked_up.append(hashes) or match(hashes))
     for _ in range(15):

@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from inflight_engine.request import FinishReason
 from inflight_engine.scheduling.policies import POLICIES
-from inflight_engine.scheduling.victims import VICTIMS
+from inflight_engine.scheduling.preemption import VICTIMS
 from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from tests.engine.scheduling.driver import Driver
 from tests.engine.scheduling.model_runner import VOCAB, reference_output
@@ -172,7 +172,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             if driver.finished[request_id] is FinishReason.LENGTH:
                 assert output == reference
         scheduler = driver.scheduler
-        assert scheduler.kv_usage == scheduler.num_swapped_blocks == scheduler.num_uncomputed_tokens == 0
+        assert scheduler.kv_usage == scheduler.preemptor.num_swapped_blocks == scheduler.num_uncomputed_tokens == 0
         assert scheduler.num_running == scheduler.num_waiting == 0
 
 

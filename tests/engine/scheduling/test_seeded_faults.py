@@ -6,7 +6,6 @@ more. Where the code has no such place, the plan itself is falsified on its way 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -19,15 +18,19 @@ import pytest
 from inflight_engine.cache.block_pool import BlockPool
 from inflight_engine.cache.prefix import block_hashes, root_hash
 from inflight_engine.request import Request, TokenIds
-from inflight_engine.scheduling import queues
+from inflight_engine.scheduling import preemption, queues
 from inflight_engine.scheduling import running as running_module
 from inflight_engine.scheduling import scheduler as scheduler_module
+from inflight_engine.scheduling.budget import fit_decodes
+from inflight_engine.scheduling.class_queue import ClassQueue
+from inflight_engine.scheduling.deadlines import Deadlines
 from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.scheduling.policies.deadline import Deadline
 from inflight_engine.scheduling.policies.fcfs import Fcfs
 from inflight_engine.scheduling.policies.priority import Priority
+from inflight_engine.scheduling.running import Running
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_policies import service_counter
-from inflight_policies.lazy_heap import LazyHeap
 from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.workload import Workload
 
@@ -87,8 +90,8 @@ def with_limits(max_num_seqs: int = 0, max_num_batched_tokens: int = 0) -> Plant
         schedule = scheduler.schedule
 
         def misread(now: float) -> StepPlan | None:
-            true = scheduler._limits
-            scheduler._limits = replace(
+            true = scheduler.limits
+            scheduler.limits = replace(
                 true,
                 max_num_seqs=true.max_num_seqs + max_num_seqs,
                 max_num_batched_tokens=max(1, true.max_num_batched_tokens + max_num_batched_tokens),
@@ -96,7 +99,7 @@ def with_limits(max_num_seqs: int = 0, max_num_batched_tokens: int = 0) -> Plant
             try:
                 return schedule(now)
             finally:
-                scheduler._limits = true
+                scheduler.limits = true
 
         patch.setattr(scheduler, "schedule", misread)
 
@@ -118,6 +121,17 @@ def wrap(part: str, method: str, wrapper: Callable[..., Any]) -> Plant:
 
 def set_attribute(owner: Any, name: str, value: Any) -> Plant:
     return lambda scheduler, patch: patch.setattr(owner, name, value)
+
+
+def with_deadlines(late_share: float) -> Plant:
+    """Late requests have another share of the picks."""
+
+    def plant(scheduler: Scheduler, patch: Patch) -> None:
+        patch.setattr(
+            scheduler.queues.by_class["default"], "policy", Deadline(replace(scheduler.config, late_share=late_share))
+        )
+
+    return plant
 
 
 def with_hashes(parents: Callable[[bytes], bytes], roots: Callable[[str, str], bytes] = root_hash) -> Plant:
@@ -151,27 +165,29 @@ def forgets_a_block(free, blocks):
 
 def allocates_and_frees_one(scheduler: Scheduler, patch: Patch) -> None:
     """A block that has an owner is free as well, and the counts agree."""
-    pool = scheduler._running.pool
+    pool = scheduler.running.pool
     allocate = pool.allocate
 
     def allocate_wrongly(count):
         blocks = allocate(count)
-        if scheduler._running.table.num_running < 2:
+        if scheduler.running.table.num_running < 2:
             return blocks
-        oldest = scheduler._running.table.table(int(scheduler._running.table.taken()[0]))
+        oldest = scheduler.running.table.table(int(scheduler.running.table.taken()[0]))
         return np.concatenate([blocks[1:], oldest[-1:]])
 
     patch.setattr(pool, "allocate", allocate_wrongly)
 
 
 def loses_a_request(scheduler: Scheduler, patch: Patch) -> None:
-    push, count = scheduler._queues.push, iter(range(1_000_000))
-    patch.setattr(scheduler._queues, "push", lambda *arguments: push(*arguments) if next(count) != 9 else None)
+    push, count = scheduler.queues.push, iter(range(1_000_000))
+    patch.setattr(scheduler.queues, "push", lambda *arguments: push(*arguments) if next(count) != 9 else None)
 
 
 def stalls(schedule):
     """Nothing is done while a single request is left."""
-    return lambda scheduler, now: None if len(scheduler._requests) == 1 else schedule(scheduler, now)
+    return lambda scheduler, now: (
+        None if scheduler.num_running + scheduler.num_waiting == 1 else schedule(scheduler, now)
+    )
 
 
 def overlooks_the_queue(head, clock):
@@ -179,42 +195,42 @@ def overlooks_the_queue(head, clock):
 
 
 def takes_new_ones_first(scheduler: Scheduler, patch: Patch) -> None:
-    waiting = scheduler._queues
-
-    class Yielding(LazyHeap[Any]):
-        def first(self) -> Any:
-            return None if len(self) < len(waiting) else super().first()
-
-    patch.setattr(waiting._only, "_resumed", Yielding())
+    head, pop = ClassQueue.head, ClassQueue.pop
+    patch.setattr(ClassQueue, "head", lambda queue, clock: queue.policy.head(clock) or head(queue, clock))
+    patch.setattr(
+        ClassQueue,
+        "pop",
+        lambda queue, clock: queue.policy.pop(clock) if queue.policy.head(clock) else pop(queue, clock),
+    )
 
 
 def takes_new_ones_of_any_tenant(scheduler: Scheduler, patch: Patch) -> None:
     def start_behind(head: Request) -> Any:
-        request = scheduler._queues.behind(scheduler._running.decodes.clock)
-        return None if request is None else scheduler._start(request, behind=True)
+        request = scheduler.queues.behind(scheduler.running.decodes.clock)
+        return None if request is None else scheduler.admission.start(request, behind=True)
 
-    patch.setattr(scheduler, "_start_behind", start_behind)
+    patch.setattr(scheduler.admission, "start_behind", start_behind)
 
 
 def runs_the_youngest(scheduler: Scheduler, patch: Patch) -> None:
-    fit, table = scheduler._fit_decodes, scheduler._running.table
+    table = scheduler.running.table
 
-    def fit_wrongly() -> None:
+    def fit_wrongly(running: Running, budget: int) -> None:
         table.order, order = -table.order, table.order
-        fit()
+        fit_decodes(running, budget)
         table.order = order
 
-    patch.setattr(scheduler, "_fit_decodes", fit_wrongly)
+    patch.setattr(scheduler_module, "fit_decodes", fit_wrongly)
 
 
 def preempts_the_oldest(scheduler: Scheduler, patch: Patch) -> None:
-    taken = scheduler._running.table.taken
-    patch.setattr(scheduler._running.table, "taken", lambda: taken()[::-1])
-    patch.setattr(scheduler, "_choose_victim", lambda order, num_tokens, num_preemptions: int(np.argmin(order)))
+    taken = scheduler.running.table.taken
+    patch.setattr(scheduler.running.table, "taken", lambda: taken()[::-1])
+    patch.setattr(scheduler.preemptor, "rule", lambda order, num_tokens, num_preemptions: int(np.argmin(order)))
 
 
 def preempts_too_early(scheduler: Scheduler, patch: Patch) -> None:
-    decodes, pool = scheduler._running.decodes, scheduler._running.pool
+    decodes, pool = scheduler.running.decodes, scheduler.running.pool
     growing = decodes.growing
 
     def growing_with_a_spare():
@@ -226,46 +242,37 @@ def preempts_too_early(scheduler: Scheduler, patch: Patch) -> None:
     patch.setattr(decodes, "growing", growing_with_a_spare)
 
 
-def forgets_what_it_swaps_out(requests_in, plan, left):
-    return requests_in(changed(plan, preemptions=()), left)
-
-
-class Forgetful(dict[int, set[int]]):
-    """Keeps nothing."""
-
-    def setdefault(self, key: int, default: Any = None) -> Any:
-        return default
-
-
-def forgets_who_left(scheduler: Scheduler, patch: Patch) -> None:
-    patch.setattr(scheduler._in_flight, "_discarded", Forgetful())
+def forgets_what_it_swaps_out(drop, plan):
+    return [(changed(each, preemptions=()), left) for each, left in drop(plan)]
 
 
 def knows_who_left_but_takes_their_tokens(scheduler: Scheduler, patch: Patch) -> None:
     """Slots are taken for whom they belong to now."""
-    update, in_flight = scheduler.update, scheduler._in_flight
+    update, discarded = scheduler.update, scheduler.in_flight.discarded
+
+    def discarded_wrongly(plan):
+        return {slot for slot in discarded(plan) if scheduler.running.table.requests[slot] is None}
 
     def update_wrongly(plan, token_ids):
-        left = in_flight._discarded.pop(plan.step, set())
-        taken = {slot for slot in left if scheduler._running.table.requests[slot] is not None}
-        in_flight._discarded[plan.step] = left - taken
-        return update(plan, token_ids)
+        with pytest.MonkeyPatch.context() as silent:
+            silent.setattr(scheduler.in_flight, "discarded", discarded_wrongly)
+            return update(plan, token_ids)
 
     patch.setattr(scheduler, "update", update_wrongly)
 
 
 def plans_a_complete_request_again(scheduler: Scheduler, patch: Patch) -> None:
-    running = scheduler._running
+    running = scheduler.running
     patch.setattr(running, "end_decoding", lambda slot: None)
     patch.setattr(running, "take_last_token", lambda slot: None)
 
 
 def finds_what_failed_steps_were_to_compute(scheduler: Scheduler, patch: Patch) -> None:
-    patch.setattr(scheduler._running.pool, "unregister", lambda blocks: None)
+    patch.setattr(scheduler.running.pool, "unregister", lambda blocks: None)
 
 
 def finds_what_failed_chunks_were_to_compute(scheduler: Scheduler, patch: Patch) -> None:
-    fail_slots, pool = scheduler.fail_slots, scheduler._running.pool
+    fail_slots, pool = scheduler.fail_slots, scheduler.running.pool
 
     def forgetting_nothing(plan, slots):
         with pytest.MonkeyPatch.context() as silent:
@@ -276,16 +283,16 @@ def finds_what_failed_chunks_were_to_compute(scheduler: Scheduler, patch: Patch)
 
 
 def lets_the_misled_go_on(scheduler: Scheduler, patch: Patch) -> None:
-    patch.setattr(scheduler._in_flight, "misled", list)
+    patch.setattr(scheduler.in_flight, "misled", list)
 
 
 def finds_only_what_is_computed(scheduler: Scheduler, patch: Patch) -> None:
-    running = scheduler._running
-    plan_chunk, end_chunk, register = running.plan_chunk, running.end_chunk, running._register
+    running = scheduler.running
+    plan_chunk, end_chunk, register = running.plan_chunk, running.end_chunk, running.register
 
     def plan_silently(slot, budget):
         with pytest.MonkeyPatch.context() as silent:
-            silent.setattr(running, "_register", lambda *arguments: [])
+            silent.setattr(running, "register", lambda *arguments: [])
             return plan_chunk(slot, budget)
 
     def end_and_register(chunk, token_id):
@@ -297,18 +304,18 @@ def finds_only_what_is_computed(scheduler: Scheduler, patch: Patch) -> None:
 
 
 def finds_what_is_not_planned(scheduler: Scheduler, patch: Patch) -> None:
-    running = scheduler._running
+    running = scheduler.running
     start = running.start
 
     def start_and_register(request, *arguments):
         start(request, *arguments)
-        running._register(request, request.slot, request.num_tokens)
+        running.register(request, request.slot, request.num_tokens)
 
     patch.setattr(running, "start", start_and_register)
 
 
 def forgets_the_later_plan(scheduler: Scheduler, patch: Patch) -> None:
-    fail, in_flight = scheduler.fail, scheduler._in_flight
+    fail, in_flight = scheduler.fail, scheduler.in_flight
 
     def fail_wrongly(plan):
         if in_flight.counted is not None:
@@ -325,8 +332,8 @@ def takes_the_step_in_flight_for_done(leave, slot):
 
 def plans_on_old_lengths(scheduler: Scheduler, patch: Patch) -> None:
     """A plan made ahead takes the step under way for one that never was."""
-    decodes, in_flight = scheduler._running.decodes, scheduler._in_flight
-    growing, num_tokens = decodes.growing, scheduler._running.table.num_tokens
+    decodes, in_flight = scheduler.running.decodes, scheduler.in_flight
+    growing, num_tokens = decodes.growing, scheduler.running.table.num_tokens
 
     def growing_wrongly():
         under_way = [] if in_flight.counted is None else in_flight.counted.decode_slots
@@ -390,14 +397,14 @@ def gives_the_budget_to_the_last(plan: StepPlan) -> StepPlan:
 
 
 FAULTS = {
-    "a block leaks": Fault(wrap("_running.pool", "free", forgets_a_block), "blocks are in use where block tables"),
+    "a block leaks": Fault(wrap("running.pool", "free", forgets_a_block), "blocks are in use where block tables"),
     "a block that has an owner is given out": Fault(allocates_and_frees_one, "given out while it is owned|are in use"),
     "a shared block is not counted": Fault(
-        wrap("_running.pool", "share", lambda share, blocks: share(blocks[:-1])),
+        wrap("running.pool", "share", lambda share, blocks: share(blocks[:-1])),
         "blocks are in use where block tables|a table holds a block twice",
     ),
     "a hit is one block short": Fault(
-        wrap("_running.pool", "match", lambda match, hashes: match(hashes[:-1])), "tokens are in the prefix cache"
+        wrap("running.pool", "match", lambda match, hashes: match(hashes[:-1])), "tokens are in the prefix cache"
     ),
     "a hit is one block too long": Fault(
         falsify(
@@ -426,7 +433,7 @@ FAULTS = {
         "do not hold its tokens|the content of block|not all of its prompt is scored",
     ),
     "what was used last is evicted first": Fault(
-        wrap("_running.pool", "_append", lambda append, blocks: append(blocks[::-1])), "used less recently"
+        wrap("running.pool", "free", lambda free, blocks: free(blocks[::-1])), "used less recently"
     ),
     "a swap copies out in the wrong order": Fault(
         falsify(copies_backwards), "not those that the request was swapped out to", SWAPPING
@@ -436,16 +443,16 @@ FAULTS = {
     ),
     "a swap leaves the last block behind": Fault(falsify(copies_a_token_too_few), "not all computed tokens", SWAPPING),
     "host memory leaks": Fault(
-        wrap("_host_pool", "free", forgets_a_block), "host blocks leaked", SWAPPING | {"prefix_caching": False}
+        wrap("preemptor.host_pool", "free", forgets_a_block), "host blocks leaked", SWAPPING | {"prefix_caching": False}
     ),
     "what a failed step did not copy back is found": Fault(
         finds_what_failed_steps_were_to_compute, "lost though|do not hold its tokens|in the prefix cache", SWAPPING
     ),
     "a failed step spares what it swapped out": Fault(
-        wrap("", "_requests_in", forgets_what_it_swaps_out), "fail does not return what", SWAPPING
+        wrap("in_flight", "drop", forgets_what_it_swaps_out), "fail does not return what", SWAPPING
     ),
     "it swaps though computing is cheaper": Fault(
-        set_attribute(scheduler_module, "swapping_is_cheaper", lambda computed, rates: True),
+        set_attribute(preemption, "swapping_is_cheaper", lambda computed, rates: True),
         "swapped though it is not cheaper",
         SWAPPING | {"preemption": "auto"},
     ),
@@ -455,7 +462,7 @@ FAULTS = {
     ),
     "max_num_seqs is off by one": Fault(with_limits(max_num_seqs=1), "admission beyond max_num_seqs"),
     "admission takes the headroom": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler, "_headroom_blocks", 0),
+        lambda scheduler, patch: patch.setattr(scheduler.admission, "headroom_blocks", 0),
         "admission takes the headroom",
         {"kv_headroom": 0.4},
     ),
@@ -478,7 +485,7 @@ FAULTS = {
         set_attribute(Scheduler, "schedule", stalls(Scheduler.schedule)), "no step though requests are there"
     ),
     "the queue is overlooked": Fault(
-        wrap("_queues", "head", overlooks_the_queue),
+        wrap("queues", "head", overlooks_the_queue),
         "nobody is admitted though the next request fits|no step though requests are there",
     ),
     "the last come is first served": Fault(
@@ -491,30 +498,32 @@ FAULTS = {
         {"policy": "priority"},
     ),
     "late requests never have their turn": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler._queues._only.policy._queue, "_most_passed_over", math.inf),
+        with_deadlines(late_share=1e-9),
         OUT_OF_TURN,
         DEADLINE,
     ),
     "late requests go first": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler._queues._only.policy._queue, "_most_passed_over", 0),
+        with_deadlines(late_share=1.0),
         OUT_OF_TURN,
         DEADLINE,
     ),
     "time stands still": Fault(
-        wrap("_queues", "pass_time", lambda pass_time, now: pass_time(0.0)), OUT_OF_TURN, DEADLINE
+        wrap("queues", "pass_time", lambda pass_time, now: pass_time(0.0)), OUT_OF_TURN, DEADLINE
     ),
     "a head that does not fit is not looked at again": Fault(
-        wrap("", "_head_moved", lambda head_moved, now: False),
+        wrap("admission", "head_moved", lambda head_moved, now: False),
         "nobody is admitted",
         DEADLINE | {"max_num_seqs": 16, "kv_headroom": 0.4},
     ),
     "a long prompt has no longer a target": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler._deadlines, "_per_token", 0.0),
+        lambda scheduler, patch: patch.setattr(
+            scheduler, "deadlines", Deadlines(replace(scheduler.config, ttft_per_1k_tokens=0.0), scheduler.running.pool)
+        ),
         "the latest start of a request is wrong",
         DEADLINE | {"ttft_per_1k_tokens": 100.0},
     ),
     "what the prefix cache has is predicted as computed": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler._deadlines, "_pool", BlockPool(16, 2)),
+        lambda scheduler, patch: patch.setattr(scheduler, "deadlines", Deadlines(scheduler.config, BlockPool(16, 2))),
         "the latest start of a request is wrong",
         DEADLINE,
     ),
@@ -533,35 +542,37 @@ FAULTS = {
         takes_new_ones_of_any_tenant, "overtakes request .* of (its tenant|a tenant with fewer blocks)"
     ),
     "the tenant with the fewest blocks gives way": Fault(
-        wrap("_running", "blocks_by_tenant", lambda held: {tenant: -blocks for tenant, blocks in held().items()}),
+        wrap("running", "blocks_by_tenant", lambda held: {tenant: -blocks for tenant, blocks in held().items()}),
         "the victim is not the one|of a tenant with fewer blocks",
         {"max_num_seqs": 6},
     ),
     "the wrong one is preempted": Fault(
         lambda scheduler, patch: patch.setattr(
-            scheduler, "_choose_victim", lambda order, *others: int(np.argmin(order))
+            scheduler.preemptor, "rule", lambda order, *others: int(np.argmin(order))
         ),
         "the victim is not the one that last_arrived chooses",
         {"max_num_seqs": 6},
     ),
     "the class of most weight gives way": Fault(
-        wrap("_queues", "standing", lambda standing, request: (-standing(request)[0], 0)),
+        wrap("queues", "standing", lambda standing, request: (-standing(request)[0], 0)),
         "the victim is not the one",
         {"max_num_seqs": 6, "classes": (ServiceClass("default", weight=4.0), ServiceClass("batch", weight=0.25))},
     ),
     "the most urgent gives way": Fault(
-        wrap("_queues", "standing", lambda standing, request: (0.0, -standing(request)[1])),
+        wrap("queues", "standing", lambda standing, request: (0.0, -standing(request)[1])),
         "the victim is not the one",
         {"max_num_seqs": 6, "policy": "priority"},
     ),
     "who resumes overtakes a higher priority": Fault(
-        lambda scheduler, patch: patch.setattr(scheduler._queues._only.policy, "orders_by_priority", False),
+        lambda scheduler, patch: patch.setattr(
+            scheduler.queues.by_class["default"].policy, "orders_by_priority", False
+        ),
         "priority: request .* overtakes|nobody is admitted",
         {"policy": "priority"},
     ),
     "the longest is spared": Fault(
         lambda scheduler, patch: patch.setattr(
-            scheduler, "_choose_victim", lambda order, tokens, _: int(np.argmin(tokens))
+            scheduler.preemptor, "rule", lambda order, tokens, _: int(np.argmin(tokens))
         ),
         "the victim is not the one that longest_first chooses",
         {"max_num_seqs": 6, "preemption_victim": "longest_first"},
@@ -569,12 +580,14 @@ FAULTS = {
     "the oldest is preempted": Fault(preempts_the_oldest, "the oldest running request is preempted"),
     "it preempts while blocks are free": Fault(preempts_too_early, "preempted though blocks did not run out"),
     "a preempted request loses a token": Fault(
-        wrap("_running.decodes", "leave", drops_the_last_token),
+        wrap("running.decodes", "leave", drops_the_last_token),
         "a preempted request loses tokens",
         {"prefix_caching": False},
     ),
     "it is forgotten who left since a plan was made": Fault(
-        forgets_who_left, "discarded_slots is not who has ended|is empty", LOOKAHEAD
+        wrap("in_flight", "discard", lambda discard, slot: None),
+        "discarded_slots is not who has ended|is empty",
+        LOOKAHEAD,
     ),
     "a late token goes to the slot's new owner": Fault(
         knows_who_left_but_takes_their_tokens,
@@ -606,7 +619,9 @@ FAULTS = {
         "tokens are in the prefix cache|lost though|used less recently|do not hold its tokens",
     ),
     "a request preempted ahead loses its token": Fault(
-        wrap("", "_runs_out", lambda runs_out: False), "with a token that nobody knows|is empty", LOOKAHEAD
+        set_attribute(scheduler_module, "runs_out", lambda running, budget: False),
+        "with a token that nobody knows|is empty",
+        LOOKAHEAD,
     ),
     "a step that fell with the one before leaves its requests running": Fault(
         forgets_the_later_plan,
@@ -614,7 +629,7 @@ FAULTS = {
         LOOKAHEAD | {"max_num_seqs": 8, "num_blocks": 40},
     ),
     "a token that is not known is hashed": Fault(
-        wrap("_running.decodes", "leave", takes_the_step_in_flight_for_done),
+        wrap("running.decodes", "leave", takes_the_step_in_flight_for_done),
         "tokens are in the prefix cache|lost though|used less recently|loses tokens",
         LOOKAHEAD,
     ),
@@ -622,7 +637,7 @@ FAULTS = {
         plans_on_old_lengths, "a table grows|a token has no block|nothing is planned|growth leaves", LOOKAHEAD
     ),
     "a request ends too late": Fault(
-        wrap("_running.decodes", "advance", lambda advance: (advance(), [])[1]),
+        wrap("running.decodes", "advance", lambda advance: (advance(), [])[1]),
         "must end with their last token",
     ),
 }

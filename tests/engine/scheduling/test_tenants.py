@@ -43,9 +43,9 @@ def test_tenants_are_counted_while_their_requests_run():
     driver = flooded()
     driver.add(3, prompt(3, 2), 2, tenant="steady")
     driver.step()
-    assert driver.scheduler._running.tenants == {"flood": 2, "steady": 1}
+    assert driver.scheduler.running.tenants == {"flood": 2, "steady": 1}
     driver.run()
-    assert driver.scheduler._running.tenants == {}
+    assert driver.scheduler.running.tenants == {}
 
 
 def test_of_equal_tenants_the_rule_decides():
@@ -65,7 +65,7 @@ def test_blocks_that_requests_share_count_once():
         driver.add(number, [*prompt(5, 40), number], 40, tenant="shares")
     driver.add(5, prompt(1, 40), 60, tenant="flood")
     driver.step()
-    running = driver.scheduler._running
+    running = driver.scheduler.running
     assert running.blocks_by_tenant() == {"flood": 2 + 20, "shares": 20 + 4}
     assert running.blocks_of("shares") == running.blocks_of("shares", "default") == 24
     driver.add(6, prompt(2, 40), 60, tenant="flood")
@@ -133,7 +133,7 @@ def growing(policy):
 def test_a_pass_that_becomes_possible_as_decodes_go_on_is_noticed(policy):
     expected = growing(policy)
     while 3 not in expected.admission_order:
-        expected.scheduler._changed = True  # Everything is decided in every step.
+        expected.scheduler.changed = True  # Everything is decided in every step.
         expected.step()
     driver = growing(policy)
     while 3 not in driver.admission_order:

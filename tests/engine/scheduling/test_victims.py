@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_engine.scheduling.config import SchedulerConfig
-from inflight_engine.scheduling.victims import VICTIMS, lowest
+from inflight_engine.scheduling.preemption import VICTIMS, lowest
 
 CANDIDATES = st.lists(
     st.tuples(st.integers(0, 30), st.integers(1, 5), st.integers(0, 3)), min_size=1, unique_by=lambda each: each[0]

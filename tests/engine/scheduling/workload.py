@@ -18,7 +18,7 @@ from inflight_engine.cache.swap import SwapRates
 from inflight_engine.request import FinishReason, RequestState
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.policies import POLICIES
-from inflight_engine.scheduling.victims import VICTIMS
+from inflight_engine.scheduling.preemption import VICTIMS
 from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from tests.engine.scheduling.driver import Driver, FailingSlots, Fails, never, no_slots, nothing
 from tests.engine.scheduling.model_runner import VOCAB

@@ -27,7 +27,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
 from inflight_gateway.ext_proc.endpoint_picker import CHUNK_BYTES
 from inflight_gateway.settings import any_address
-from tests.gateway.asking import service
+from tests.gateway.client import service
 from tests.gateway.gateway_stack import GatewayStack, free_port, until
 
 KEY = "ifk_" + "a" * 43

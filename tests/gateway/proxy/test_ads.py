@@ -13,7 +13,7 @@ from inflight_gateway.proxy.ads import Ads
 from inflight_gateway.proxy.snapshot import ENDPOINTS, LISTENERS, ROUTES, Fixed, resources, snapshot
 from inflight_gateway.settings import Sockets
 from inflight_gateway.types import Endpoint, ServiceConfig
-from tests.gateway.asking import ask
+from tests.gateway.client import ask
 from tests.gateway.gateway_stack import until
 
 KEY = ServiceKey("default", "a")

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 
-from tests.gateway.asking import ask, service
+from tests.gateway.client import ask, service
 from tests.gateway.gateway_stack import until
 
 STREAM = json.dumps({"model": "m", "stream": True}).encode()

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from inflight_gateway.request.headers import BODY
-from tests.gateway.asking import ask, service
+from tests.gateway.client import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import GatewayStack, until
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tests.gateway.asking import ask, service
+from tests.gateway.client import ask, service
 from tests.gateway.gateway_stack import until
 
 

@@ -10,7 +10,7 @@ import aiohttp
 import psutil
 import pytest
 
-from tests.gateway.asking import CHAT, ask, service
+from tests.gateway.client import CHAT, ask, service
 from tests.gateway.gateway_stack import GatewayStack, until
 from tests.gateway.tenants.things import secret
 

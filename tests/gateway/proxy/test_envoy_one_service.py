@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from tests.gateway.asking import ask, service
+from tests.gateway.client import ask, service
 from tests.gateway.fake_engine import FakeEngine, headers_of
 from tests.gateway.gateway_stack import GatewayStack, until
 from tests.gateway.proxy.test_envoy_routing import INTERNAL_PATHS

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from tests.gateway.asking import ask, service
+from tests.gateway.client import ask, service
 from tests.gateway.gateway_stack import GatewayStack, until
 
 

@@ -8,7 +8,7 @@ import json
 import pytest
 
 from inflight_gateway.request.paths import is_hidden
-from tests.gateway.asking import ask, service
+from tests.gateway.client import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import until
 

@@ -8,7 +8,7 @@ from itertools import cycle
 
 import pytest
 
-from tests.gateway.asking import ask, service
+from tests.gateway.client import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import GatewayStack, until
 from tests.gateway.tenants.things import secret

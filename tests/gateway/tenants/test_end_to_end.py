@@ -11,7 +11,7 @@ from inflight_base.signing import tenant_key, tenant_signature
 from inflight_kubectl.engine_access import PortForward
 from inflight_kubectl.gateway_view import gateway_view
 from inflight_kubectl.resources import Service
-from tests.gateway.asking import ask, service
+from tests.gateway.client import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import GatewayStack, until
 from tests.gateway.tenants.things import secret

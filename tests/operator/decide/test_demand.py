@@ -146,7 +146,7 @@ def test_a_cost_model_of_few_steps_or_of_large_error_is_not_believed():
     assert fed([(0.0, {"a": priced(COST, kv=None)})]).replica is None
 
 
-def test_a_cost_model_stays_while_no_pod_tells_one_and_while_the_new_one_says_much_the_same():
+def test_a_cost_model_stays_while_no_pod_reports_one_and_while_the_new_one_says_much_the_same():
     history = fed([(0.0, {"a": priced(COST)})])
     known = history.replica
     assert history.with_samples({}, {}, 3.0).replica is known

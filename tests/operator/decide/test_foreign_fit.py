@@ -1,4 +1,4 @@
-"""A cost model of engines that tell none: found from a series of vLLM's pages, and not believed where it cannot be."""
+"""Cost model of engines that report none: found from a series of vLLM's pages, and not believed where it cannot be."""
 
 from dataclasses import dataclass, field
 from random import Random

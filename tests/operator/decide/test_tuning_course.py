@@ -37,7 +37,7 @@ def arrivals(shifted):
 def course(start, shifted, tune):
     """Requests in target by the second of their end, and the times of changes."""
     engine = ModelEngine(max_num_seqs=start[0], max_num_batched_tokens=start[1], targets=(TTFT, TPOT))
-    engine.told = engine.true_cost
+    engine.reported_cost = engine.true_cost
     limits, state, window, demand = Limits(*start), TuningState(0.0), Window(), DemandHistory()
     upcoming, now, good, changes = iter(arrivals(shifted)), 0.0, [], []
     following = next(upcoming)

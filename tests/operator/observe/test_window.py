@@ -177,9 +177,9 @@ def test_a_span_is_what_all_samples_together_tell_from_its_base_on(samples, back
     assert span.mean.running == pytest.approx(sum(one.running for one in shown) / len(shown))
     assert span.peak.running == max(one.running for one in shown)
     assert span.peak.kv_usage == max(one.kv_usage for one in shown)
-    told = [one.waiting_prompt_tokens for one in shown if one.waiting_prompt_tokens is not None]
-    assert span.mean.waiting_prompt_tokens == (pytest.approx(sum(told) / len(told)) if told else None)
-    assert span.peak.waiting_prompt_tokens == (max(told) if told else None)
+    reported = [one.waiting_prompt_tokens for one in shown if one.waiting_prompt_tokens is not None]
+    assert span.mean.waiting_prompt_tokens == (pytest.approx(sum(reported) / len(reported)) if reported else None)
+    assert span.peak.waiting_prompt_tokens == (max(reported) if reported else None)
     assert span.newest == newest
 
 

@@ -280,7 +280,7 @@ class RandomFleet:
         self.deployment = None
         self.refused = False
         self.small = small
-        self.told = {}
+        self.pushes = {}
         self.made = 0
         self.pods = []
         self.rounds = []
@@ -318,7 +318,7 @@ class RandomFleet:
             listed=frozenset(pod.uid for pod in pods if pod.serves),
             window=self.window,
             fresh=fresh_samples(self.window, pods, self.now, STALE_AFTER),
-            told=dict(self.told),
+            pushes=dict(self.pushes),
         )
 
     def decide(self):
@@ -339,10 +339,10 @@ class RandomFleet:
             "spec": {**deployment["spec"], "replicas": plan.replicas},
             "status": {"observedGeneration": 1, "conditions": [failure] if self.refused else []},
         }
-        for pod, limits in plan.tell:
+        for pod, limits in plan.push:
             engine = next(one.engine for one in self.pods if f"uid-chat-{one.number}" == pod.uid)
             engine.limits, engine.revision = limits.limits, limits.revision
-            self.told[pod.uid] = LimitsPush(accepted=limits, at=self.now)
+            self.pushes[pod.uid] = LimitsPush(accepted=limits, at=self.now)
 
     def _follow(self, replicas):
         """Acts as the ReplicaSet: keeps as many pods as are ordered, and removes those that are not ready first."""

@@ -218,7 +218,7 @@ def test_whatever_is_interrupted_and_answered_late_the_cache_ends_at_the_truth(k
         store.refused.clear()
         await asyncio.sleep(60)
         now = {name: one for (of, _, name), one in store.objects.items() if of == kind}
-        held = {key.name: (held.uid, held.version) for key, held in one.cache._held[kind].items()}
+        held = {key.name: (entry.uid, entry.version) for key, entry in one.cache._entries[kind].items()}
         assert held == {
             name: (one["metadata"]["uid"], int(one["metadata"]["resourceVersion"])) for name, one in now.items()
         }

@@ -81,25 +81,26 @@ def without_ids(plan):
 
 
 def numbers(scheduler, *, ids):
-    table, decodes = scheduler._running.table, scheduler._running.decodes
+    table, decodes = scheduler.running.table, scheduler.running.decodes
+    decodes.settle()
     requests = [each and (each.request_id, each.output_token_ids.tolist()) for each in table.requests]
     tables = [table.table(slot).tolist() if ids else int(table.num_blocks[slot]) for slot in range(table.num_slots)]
     return (
         scheduler.num_running,
         scheduler.num_waiting,
         scheduler.num_uncomputed_tokens,
-        scheduler.num_preemptions,
+        scheduler.preemptor.num_preemptions,
         scheduler.kv_usage,
         decodes.clock,
-        scheduler.num_decoding,
+        len(decodes.slots),
         scheduler.num_attended_tokens,
         decodes.slots.tolist(),
         table.order.tolist(),
         requests,
         [one if requests[slot] else None for slot, one in enumerate(tables)],
-        scheduler._num_steps,
-        scheduler._changed,
-        list(scheduler._running.releases),
+        scheduler.num_steps,
+        scheduler.changed,
+        list(scheduler.running.releases),
     )
 
 

@@ -36,4 +36,4 @@ def test_marks_of_a_step_that_did_something_else_are_left_out():
 def test_numbers_out_of_range_are_refused_by_name(monkeypatch, capsys):
     with pytest.raises(SystemExit):
         run(monkeypatch, capsys, "--steps", "3")
-    assert "argument --steps: must be a whole number from" in capsys.readouterr().err
+    assert "argument --steps: must be between" in capsys.readouterr().err

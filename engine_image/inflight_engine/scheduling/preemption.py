@@ -1,0 +1,140 @@
+"""Preemption: which request gives way when KV blocks run out, and where its keys and values go.
+
+A new rule is a function here and a line in `VICTIMS`. The oldest running request is never offered to it, whatever its
+class and priority. So every request ends that is admitted: once all older ones have ended it is the oldest, and nothing
+takes its blocks any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from inflight_engine.cache.block_pool import BlockPool
+from inflight_engine.cache.swap import SwapRates, swapping_is_cheaper
+from inflight_engine.request import Request, RequestState
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.plan import Preemption
+from inflight_engine.scheduling.queues import WaitingQueues
+from inflight_engine.scheduling.running import Running
+
+Ints: TypeAlias = npt.NDArray[np.integer[Any]]
+
+Victim: TypeAlias = Callable[[Ints, Ints, Ints], int]
+"""(order, num_tokens, num_preemptions) -> index of the victim. Integer arrays of equal length, one element for each
+candidate, at least one: place in the order of arrival, tokens known, and how often it was preempted before."""
+
+
+def lowest(standings: Sequence[tuple[float, int, int]]) -> npt.NDArray[np.intp]:
+    """Indices of the candidates of the largest standing: the preemption rule selects one of them.
+
+    Args:
+        standings: `WaitingQueues.standing` and the KV blocks of the request's tenant.
+    """
+    worst = max(standings)
+    return np.array([index for index, each in enumerate(standings) if each == worst], np.intp)
+
+
+def last_arrived(order: Ints, num_tokens: Ints, num_preemptions: Ints) -> int:
+    """The one that came last has waited and computed the least, as a rule."""
+    return int(np.argmax(order))
+
+
+def longest_first(order: Ints, num_tokens: Ints, num_preemptions: Ints) -> int:
+    """The one with the most tokens frees the most blocks; of equals the last arrived."""
+    return _last_arrived_of(np.flatnonzero(num_tokens == num_tokens.max()), order)
+
+
+def most_preempted_last(order: Ints, num_tokens: Ints, num_preemptions: Ints) -> int:
+    """The one that was preempted least often, so that no request is hit repeatedly; of equals the last arrived."""
+    return _last_arrived_of(np.flatnonzero(num_preemptions == num_preemptions.min()), order)
+
+
+def _last_arrived_of(candidates: npt.NDArray[np.intp], order: Ints) -> int:
+    return int(candidates[np.argmax(order[candidates])])
+
+
+VICTIMS: dict[str, Victim] = {
+    "last_arrived": last_arrived,
+    "longest_first": longest_first,
+    "most_preempted_last": most_preempted_last,
+}
+
+
+class Preemptor:
+    """Takes slots and blocks from running requests, and puts these back into the queues.
+
+    Attributes:
+        rule: chooses among the candidates.
+        rates: what `preemption: auto` compares; while unknown it recomputes.
+        host_pool: blocks of host memory for swapped requests; None: no swap space.
+        preempted: the preemptions of the step that is planned.
+        num_preemptions, num_swaps: since start; a swap is a preemption whose keys and values went to host memory.
+    """
+
+    def __init__(self, config: SchedulerConfig, queues: WaitingQueues, running: Running) -> None:
+        self.rule = VICTIMS[config.preemption_victim]
+        self.rates: SwapRates | None = None
+        self.host_pool = BlockPool(config.num_host_blocks, config.block_size) if config.num_host_blocks else None
+        self.preempted: list[Preemption] = []
+        self.num_preemptions = self.num_swaps = 0
+        self._mode = config.preemption
+        self._queues = queues
+        self._running = running
+
+    @property
+    def num_swapped_blocks(self) -> int:
+        """Blocks of host memory that hold swapped requests."""
+        return 0 if self.host_pool is None else self.host_pool.num_blocks - self.host_pool.num_free
+
+    def preempt(self) -> None:
+        """Take the victim's slot and blocks away; its tokens are kept, and their keys and values where that pays."""
+        request = self._victim()
+        slot = request.slot
+        blocks, computed = self._running.leave(request)
+        host_block_ids = self._host_blocks_for(computed)
+        self.preempted.append(Preemption(slot, request.request_id, blocks[: len(host_block_ids)], host_block_ids))
+        if host_block_ids:
+            request.host_block_ids, request.num_computed_tokens = host_block_ids, computed
+            self.num_swaps += 1
+        self.put_back(request, RequestState.SWAPPED if host_block_ids else RequestState.PREEMPTED)
+
+    def put_back(self, request: Request, state: RequestState) -> None:
+        """Queue a request that has lost its slot."""
+        request.state = state
+        request.num_preemptions += 1
+        self.num_preemptions += 1
+        self._queues.push(request, self._running.decodes.clock)
+
+    def free_host_blocks(self, request: Request) -> None:
+        """Free the host memory of a request that has left the queues."""
+        if self.host_pool is not None and request.host_block_ids:
+            self.host_pool.free(request.host_block_ids)
+        request.host_block_ids, request.num_computed_tokens = (), 0
+
+    def _victim(self) -> Request:
+        """Choose, of the lowest standing, and of these of the tenant that holds the most blocks, the request that the
+        rule says; never the oldest, so that something always runs to its end."""
+        running, queues, table = self._running, self._queues, self._running.table
+        candidates = table.taken()[1:]
+        if queues.ranks_running or len(running.tenants) > 1:
+            held = running.blocks_by_tenant()
+            requests = [table.request(slot) for slot in candidates.tolist()]
+            candidates = candidates[
+                lowest([(*queues.standing(each), held[each.scheduling.tenant]) for each in requests])
+            ]
+        index = self.rule(table.order[candidates], table.num_tokens[candidates], table.num_preemptions[candidates])
+        return table.request(int(candidates[index]))
+
+    def _host_blocks_for(self, num_computed: int) -> tuple[int, ...]:
+        """Allocate host memory to swap a request to; empty: recompute it."""
+        pool = self.host_pool
+        if pool is None or self._mode == "recompute":
+            return ()
+        if self._mode == "auto" and (self.rates is None or not swapping_is_cheaper(num_computed, self.rates)):
+            return ()
+        count = pool.blocks_for(num_computed)
+        return tuple(pool.allocate(count).tolist()) if count <= pool.num_free else ()
