@@ -19,7 +19,7 @@ from inflight_engine.messages import StepCost
 from inflight_engine.request import FinishReason
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.http.health import health_status
-from inflight_engine.server.requests.histogram import Histogram
+from inflight_engine.server.requests.counts import Histogram
 from tests.engine.server.fake_engine import until
 from tools import localcluster as cluster
 
