@@ -157,7 +157,7 @@ class DecodeGroup:
         self._in_flight = self._none
 
     def last_token(self, slot: int) -> int:
-        """What the step that was filled last brought to one of its slots, a member still or not."""
+        """Return the token that the last filled step sampled for one of its slots, still a member or not."""
         end = int(self._table.num_tokens[slot]) - 1
         return int(self._sampled_at(slot, end - 1, end)[0])
 

@@ -12,7 +12,7 @@ from inflight_engine.scheduling.plan import Slots
 
 
 class SlotTable:
-    """One row per slot; a slot is a running request's place in the batch.
+    """A row per slot; a slot is a running request's place in the batch.
 
     Attributes:
         requests: the slot's request, None when empty.
