@@ -67,7 +67,7 @@ def _without_helm(node: Any) -> Any:
 
 
 class _PlainDumper(yaml.SafeDumper):
-    """YAML without anchors."""
+    """Dumper of YAML without anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True

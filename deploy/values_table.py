@@ -60,7 +60,7 @@ def descriptions() -> dict[str, str]:
 
 
 def load_schema() -> dict[str, Any]:
-    """values.schema.json."""
+    """Returns the content of values.schema.json."""
     schema: dict[str, Any] = json.loads((CHART / "values.schema.json").read_text())
     return schema
 

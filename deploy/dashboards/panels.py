@@ -290,7 +290,7 @@ def _cells(column: Column) -> Json:
 
 
 def _lettered(queries: Sequence[T]) -> Iterator[tuple[str, T]]:
-    """Each with the name of its query."""
+    """Pairs each query with its name: A, B, ..."""
     return zip(ascii_uppercase, queries, strict=False)
 
 

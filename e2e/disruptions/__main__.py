@@ -69,7 +69,8 @@ def chosen(options: argparse.Namespace) -> tuple[str, ...]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """All chosen phases; their table is printed and written also when the run ends early. Exit code 0 if all held."""
+    """Runs all chosen phases; their table is printed and written also when the run ends early. Exit code 0 if all
+    held."""
     say = to_stdout()
     image = install(say)
     outcomes: list[Outcome] = []

@@ -26,10 +26,10 @@ PORTS = {8000: 18000, 8001: 18001}
 """The engine's serving and admin port, and the responder's port for each."""
 
 HOLD_SECONDS = 45
-"""Several scrapes of the operator, and longer than the duration of its Lease."""
+"""Duration of a fault: several scrapes of the operator, and more than its Lease."""
 
 LIMIT = 16
-"""Another `max_num_seqs` than the service's at its start."""
+"""A `max_num_seqs` that differs from the service's at its start."""
 
 
 def redirect(table: str, operators: list[str], pod: str) -> str:

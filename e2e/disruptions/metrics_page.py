@@ -20,12 +20,12 @@ HEAD = (
 
 
 async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """Say nothing until the caller gives up."""
+    """Send nothing until the caller gives up."""
     await reader.read()
 
 
 async def huge(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """100 MB of a page that is well formed."""
+    """Send 100 MB of a well-formed page."""
     writer.write(HEAD)
     left, number = HUGE_BYTES, 0
     while left:

@@ -23,7 +23,7 @@ CHANGE_SECONDS = 1.0
 AWAY_SECONDS = 60
 DRAIN_SECONDS = 20
 HANG_SECONDS = 75
-"""Longer than the clients' patience, so that requests to a pod that hangs are counted as lost."""
+"""Duration of a hang, longer than the clients' patience, so that requests to the pod are counted as lost."""
 
 
 @dataclass(frozen=True)

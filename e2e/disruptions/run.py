@@ -14,7 +14,7 @@ from e2e.disruptions.verdict import Outcome, judge
 from tools.localcluster import ClusterError
 
 LEAD_SECONDS = 4.0
-"""Traffic before the disruption."""
+"""Seconds of traffic before the disruption."""
 
 
 class NotRestoredError(Exception):

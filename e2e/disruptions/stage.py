@@ -38,7 +38,7 @@ def specification(**changes: Any) -> dict[str, Any]:
 
 
 def replicas(number: int) -> dict[str, Any]:
-    """`spec.scaling` with exactly this number."""
+    """Returns a `spec.scaling` with exactly this number of replicas."""
     return {"minReplicas": number, "maxReplicas": number}
 
 

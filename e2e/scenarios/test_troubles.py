@@ -18,7 +18,7 @@ TROUBLES = {
 
 @pytest.fixture(scope="module")
 def services(namespace):
-    """All at once: they wait beside each other."""
+    """Applies all services at once: they wait beside each other."""
     return {name: apply(name, namespace, **spec) for name, (spec, _) in TROUBLES.items()}
 
 

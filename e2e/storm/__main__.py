@@ -95,7 +95,7 @@ def name_of(number: int) -> str:
 
 
 def put_to_sleep(options: argparse.Namespace, say: Progress) -> None:
-    """All services, at zero replicas and ready to wake.
+    """Brings all services to zero replicas, ready to wake.
 
     Raises:
         TimeoutError: one is not at zero or not ready.

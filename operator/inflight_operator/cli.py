@@ -63,7 +63,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(_until_told(options))
+            return runner.run(_until_signal(options))
     except (ConnectError, KubeApiError, OSError) as error:
         if arguments.log_format == "json":
             logging.getLogger("inflight_operator").critical("%s", error)
@@ -72,13 +72,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-async def _until_told(options: Options) -> int:
+async def _until_signal(options: Options) -> int:
     """Shuts down gracefully on a signal before the watches run; after that kopf handles signals."""
-    this, told = asyncio.current_task(), False
+    this, signalled = asyncio.current_task(), False
 
     def end() -> None:
-        nonlocal told
-        told = True
+        nonlocal signalled
+        signalled = True
         if this is not None:
             this.cancel()
 
@@ -87,7 +87,7 @@ async def _until_told(options: Options) -> int:
     try:
         return await run_operator(options)
     except asyncio.CancelledError:
-        if not told:
+        if not signalled:
             raise
         return 0
 

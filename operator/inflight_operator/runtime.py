@@ -21,7 +21,7 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import KIND
 from inflight_base.page.scraper import metrics_session
-from inflight_operator.apply.engines import EngineClient, EngineTeller
+from inflight_operator.apply.engines import EngineClient, LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
 from inflight_operator.keys import LiveAdminKey, UnusableKeyError
@@ -29,7 +29,7 @@ from inflight_operator.leader import Leadership, LeaseLostError
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.live_gateway import LiveGateway
 from inflight_operator.observe.scrape import ScrapePool
-from inflight_operator.reconcile.rounds import Rounds, RoundSettings
+from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSettings
 from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, DecisionRecorder
 from inflight_operator.render import EngineObservability, Settings
@@ -114,23 +114,23 @@ async def run_operator(options: Options) -> int:
             )
             api = OperatorApi(api_client, may_write=leadership.leads) if leadership else OperatorApi(api_client)
             admin_key = LiveAdminKey(api, own_namespace, options.key_secret)
-            every, clock = RoundSettings(interval=options.interval), Clock()
+            every, clock = ReconcilerSettings(interval=options.interval), Clock()
             pool = ScrapePool(http, options.interval, span=every.span)
             metrics.count_scrapes(lambda: (pool.counts.done, pool.counts.failed))
-            teller = EngineTeller(EngineClient(http), clock, leadership.leads if leadership else lambda: True)
+            pusher = LimitsPusher(EngineClient(http), clock, leadership.leads if leadership else lambda: True)
 
             async def wake(key: ServiceKey) -> None:
-                if rounds.is_down(key):
-                    workers.look_at(key)
+                if reconciler.is_down(key):
+                    workers.enqueue(key)
 
             gateway = LiveGateway(http, api, options.gateway_service, wake) if options.gateway_service else None
             if gateway is not None:
                 metrics.count_gateway_pods(lambda: gateway.pods)
-            rounds = Rounds(
+            reconciler = Reconciler(
                 api,
                 cache,
                 pool,
-                teller,
+                pusher,
                 metrics,
                 lambda: _settings(options, watches.available),
                 lambda uid: admin_key.current.token(uid),
@@ -141,14 +141,14 @@ async def run_operator(options: Options) -> int:
                 gateway,
             )
             workers = Workers(
-                rounds.reconcile,
-                rounds.services,
+                reconciler.reconcile,
+                reconciler.services,
                 heartbeat.round_done,
                 metrics,
                 WorkerSettings(interval=options.interval),
             )
             optional = optional_kinds(endpoint_picker=options.endpoint_picker)
-            watches = Watches(api, cache, workers.look_at, options.namespaces, optional)
+            watches = Watches(api, cache, workers.enqueue, options.namespaces, optional)
 
             async def act() -> None:
                 metrics.leader.set(1)
@@ -168,7 +168,7 @@ async def run_operator(options: Options) -> int:
                             acting.create_task(part)
                 finally:
                     pool.close()
-                    await teller.close()
+                    await pusher.close()
 
             beating = _beat(heartbeat, lambda: working.is_set() and bool(cache.services()))
             running = [tasks.create_task(part) for part in (beating, watches.run())]
@@ -180,7 +180,7 @@ async def run_operator(options: Options) -> int:
                     task.cancel()
                 await asyncio.wait(running)
 
-            registry = build_registry(cache, workers.look_at, lambda: kopf_connection(configuration), stop)
+            registry = build_registry(cache, workers.enqueue, lambda: kopf_connection(configuration), stop)
             # Ends at a signal. If a task fails, the group cancels it.
             await kopf.operator(
                 registry=registry,

@@ -69,7 +69,7 @@ class Workers:
     """Gives each service its rounds. Run it while this process is the leader.
 
     Args:
-        round_for: runs one round for one service, and returns whether all its writes were accepted; an exception
+        reconcile: runs one round for one service, and returns whether all its writes were accepted; an exception
             affects that service alone.
         services: services that need a round in each interval.
         round_done: called after each round, including failed ones.
@@ -77,20 +77,20 @@ class Workers:
 
     def __init__(
         self,
-        round_for: Callable[[ServiceKey], Awaitable[bool]],
+        reconcile: Callable[[ServiceKey], Awaitable[bool]],
         services: Callable[[], Collection[ServiceKey]],
         round_done: Callable[[], None],
         metrics: OperatorMetrics,
         settings: WorkerSettings,
     ) -> None:
-        self._round_for = round_for
+        self._reconcile = reconcile
         self._services = services
         self._round_done = round_done
         self._metrics = metrics
         self._settings = settings
         self._queue: WorkQueue[ServiceKey] = WorkQueue()
 
-    def look_at(self, key: ServiceKey) -> None:
+    def enqueue(self, key: ServiceKey) -> None:
         """Requests a round for this service soon, after a change."""
         self._queue.add(key)
 
@@ -121,7 +121,7 @@ class Workers:
             started = monotonic()
             try:
                 with logs.about(key):
-                    done = await self._round_for(key)
+                    done = await self._reconcile(key)
                 self._metrics.reconciles.labels("done" if done else "failed").inc()
             except Exception:  # an error in one service must not stop the others; its next round is scheduled
                 self._metrics.reconciles.labels("failed").inc()

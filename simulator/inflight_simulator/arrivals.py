@@ -13,7 +13,7 @@ from inflight_engine.request import TokenIds
 SHARED_BLOCK_TOKENS = 512
 """Tokens that one of Mooncake's hash ids stands for."""
 OUTPUT_TOKEN = -1
-"""Every token that is generated. No prompt has it: those of hash ids are 0 or more, all others below it."""
+"""Token id of every generated token. No prompt has it: tokens of hash ids are 0 or more, all others below it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -54,7 +54,12 @@ COST_FLAGS = {
 PREFILL_ONLY = ("max_num_batched_tokens", "no_chunked_prefill")
 """Flags of the computation of prompts, by attribute."""
 
-CONTINUOUS_ONLY = (*PREFILL_ONLY, "class_weight", "swap_space_blocks", *(_SCHEDULING.keys() & SETTINGS.keys()))
+CONTINUOUS_ONLY = (
+    *PREFILL_ONLY,
+    "class_weight",
+    "swap_space_blocks",
+    *(name for name in _SCHEDULING if name in SETTINGS),
+)
 """Flags that static batching has no use for, by attribute."""
 
 

@@ -132,7 +132,7 @@ def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _number(value: float | None) -> str:
-    """Four significant digits, without an exponent and without trailing zeros."""
+    """Formats four significant digits, without an exponent and without trailing zeros."""
     if value is None:
         return "-"
     if isinstance(value, int):

@@ -38,7 +38,7 @@ _Parse = Callable[[_Cells], Arrival]
 
 
 def read_arrivals(path: Path) -> list[Arrival]:
-    """All requests of a file, in the file's order; at least one.
+    """Reads all requests of a file, in the file's order; at least one.
 
     Raises:
         InputError: the file cannot be read, or a line does not match its format.
@@ -63,7 +63,7 @@ def read_arrivals(path: Path) -> list[Arrival]:
 
 
 def arrivals_text(path: Path) -> str:
-    """Text of the file, uncompressed if it is gzipped.
+    """Returns the text of the file, uncompressed if it is gzipped.
 
     Raises:
         OSError, EOFError, zlib.error, UnicodeDecodeError: it cannot be read.
@@ -75,7 +75,7 @@ def arrivals_text(path: Path) -> str:
 
 
 def _format_of(file: TextIO) -> tuple[_Parse, Iterator[tuple[int, _Cells]]]:
-    """How to parse a row, and the rows with their line numbers."""
+    """Returns the parser of a row, and the rows with their line numbers."""
     begin, first = 0, file.readline()
     while first and not first.strip():
         begin += 1

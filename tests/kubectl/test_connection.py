@@ -19,7 +19,8 @@ PATH = "/apis/inflight.dev/v1alpha1/namespaces/team-a/inferenceservices"
 
 
 class Server:
-    """Answers GETs with what `answer(path, query)` gives: a status with an object, or a status with lines to stream."""
+    """Answers GETs with the result of `answer(path, query)`: a status with an object, or a status with lines to
+    stream."""
 
     def __init__(self, answer):
         self.asked = []
@@ -131,7 +132,7 @@ def test_a_service_that_does_not_exist_has_names_that_are_close(serve):
         Target(server.kubeconfig).connect().service("caht")
 
 
-def test_an_api_server_that_is_away_is_told_at_once(serve, tmp_path):
+def test_an_api_server_that_is_away_is_reported_at_once(serve, tmp_path):
     server = serve(lambda path, query: (200, {}))
     server.close()
     with pytest.raises(UnreachableProblem, match=r"does not answer: connection refused.*context here"):
@@ -202,13 +203,13 @@ def test_the_feed_follows_changes_and_comes_back_after_the_api_server_was_away(s
     ]
 
 
-def test_an_address_that_is_no_kubernetes_api_is_told(serve):
+def test_an_address_that_is_no_kubernetes_api_is_reported(serve):
     server = serve(lambda path, query: (200, "a page of a proxy"))
     with pytest.raises(UnreachableProblem, match="not as a Kubernetes API server"):
         Target(server.kubeconfig).connect().services()
 
 
-def test_the_feed_tells_an_answer_that_it_cannot_read_and_goes_on(serve):
+def test_the_feed_reports_an_answer_that_it_cannot_read_and_goes_on(serve):
     server = serve(lambda path, query: (200, {"items": [{"metadata": {}}]}))
     views, told = [], threading.Event()
     feed = ServiceFeed(Target(server.kubeconfig).connect(), lambda view: (views.append(view), told.set()))

@@ -1,4 +1,4 @@
-"""Recordings that are fetched: of one service out of many, whole enough to be replayed, from pods that answer bytes."""
+"""Fetched recordings: one service out of many, complete enough for a replay, from pods that answer bytes."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ def rounds():
 
 @pytest.fixture
 def recorded(tmp_path, rounds, monkeypatch):
-    """A folder as the operator's pod has it: several files, with the rounds of two services mixed."""
+    """Returns a folder as in the operator's pod: several files, with the rounds of two services mixed."""
     monkeypatch.setattr(recorder_module, "FLUSH_BYTES", 1)
     folder = tmp_path / "recording"
     recorder = DecisionRecorder(folder, max_bytes=160_000)
@@ -132,7 +132,7 @@ def test_files_of_another_version_are_left_out(record, recorded):
 
 
 @pytest.mark.parametrize("arguments", [[], [*ON, "--record-service=default/chat-2"]], ids=["off", "of others"])
-def test_where_nothing_is_recorded_the_value_that_turns_it_on_is_told(record, recorded, arguments, tmp_path):
+def test_where_nothing_is_recorded_the_value_that_turns_it_on_is_reported(record, recorded, arguments, tmp_path):
     done = record(Cluster(arguments), recorded)
     assert done.exit_code == 1
     assert "helm upgrade mine helm/inflight -n system --reset-then-reuse-values" in done.output

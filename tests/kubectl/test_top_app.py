@@ -23,7 +23,7 @@ def text(app):
 
 
 class Running:
-    """A view that runs, with what a test does with it."""
+    """A running view, with the actions of a test."""
 
     def __init__(self, source, size=SIZE):
         self.source, self.app = source, TopApp(source, interval=0.2)
@@ -167,7 +167,7 @@ async def test_a_new_decision_shows_up_in_an_open_service():
         await top.sees("max_num_seqs 169 -> 82", "a step takes 1s")
 
 
-async def test_pods_that_cannot_be_listed_are_told_and_the_service_stays():
+async def test_pods_that_cannot_be_listed_are_reported_and_the_service_stays():
     source = Source([service("chat")])
     source.pods_are(Problem("forbidden: cannot list pods"))
     async with Running(source) as top:

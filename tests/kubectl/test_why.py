@@ -27,13 +27,13 @@ def test_demand_is_held_against_what_the_replicas_sustain():
     assert "up: at 23.8 requests/s at the latest, which is all that 2 replicas sustain" in said
 
 
-def test_without_measured_costs_the_fallback_targets_are_told():
+def test_without_measured_costs_the_fallback_targets_are_reported():
     said = act(service())
     assert "3 requests wait, a replica is added above 8 (4 per replica)" in said
     assert "the KV cache is 42% full, a replica is added above 80%" in said
 
 
-def test_targets_of_the_spec_are_told_also_where_costs_are_measured():
+def test_targets_of_the_spec_are_reported_also_where_costs_are_measured():
     scaling = {"minReplicas": 1, "maxReplicas": 8, "targets": {"concurrency": 10}}
     assert "15 requests run or wait, a replica is added above 20 (10 each)" in act(
         Service.of(body(spec={"scaling": scaling}, demand=DEMAND))
@@ -81,7 +81,7 @@ def test_a_pod_that_pulls_its_image_says_for_how_long():
     ]
 
 
-def test_a_volume_that_cannot_be_mounted_is_told_by_its_event():
+def test_a_volume_that_cannot_be_mounted_is_reported_by_its_event():
     creating = [{"name": "engine", "state": {"waiting": {"reason": "ContainerCreating"}}}]
     one = pod("chat-1", ready=False, phase="Pending", containerStatuses=creating)
     warning = event(reason="FailedMount", message="configmap not found", kind="Warning")

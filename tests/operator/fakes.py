@@ -113,7 +113,7 @@ class FakeEngine:
     model: ModelEngine
     revision: int = 0
     capacity: Limits = field(default_factory=lambda: Limits(64, 2048))
-    told: list = field(default_factory=list)
+    pushed: list = field(default_factory=list)
     refuse: str = ""
     silent: bool = False
     foreign: bool = False
@@ -124,7 +124,7 @@ class FakeEngine:
 
 
 class FakePool:
-    """Scrapes the engines at once when told to, in place of `ScrapePool`'s own times."""
+    """Scrapes the engines at once when a test asks for it, in place of `ScrapePool`'s own times."""
 
     def __init__(self, engines, span=30.0):
         self.engines = engines
@@ -173,7 +173,7 @@ class FakeEngines:
         assert pod.admin_port == 8001
         if limits.revision < engine.revision:
             raise EngineError(f"{pod.name} did not take its limits: HTTP 409")
-        engine.told.append((limits, token))
+        engine.pushed.append((limits, token))
         engine.model.max_num_seqs = limits.limits.max_num_seqs
         engine.model.max_num_batched_tokens = limits.limits.max_num_batched_tokens
         engine.revision = limits.revision

@@ -1,6 +1,6 @@
 """A model of an engine for tests of the operator's decisions: a step takes `base + per_prefill * prefill tokens +
-per_decode * decodes` seconds. It is arithmetic, not an engine, but it reports what an engine reports: the cost model
-that it is `told` to report, with what arrived; with `tells_cache` the size of its KV cache, as vLLM does."""
+per_decode * decodes` seconds. It is arithmetic, not an engine, but it reports the values that an engine reports: the
+cost model `reported_cost`, with what arrived; with `reports_cache` the size of its KV cache, as vLLM does."""
 
 from bisect import bisect_left
 from collections import deque
@@ -69,8 +69,8 @@ class ModelEngine:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     kv_tokens: int = 100_000
-    told: CostModel | None = None
-    tells_cache: bool = False
+    reported_cost: CostModel | None = None
+    reports_cache: bool = False
     prompt_tokens: int = 0
     time: float = 0.0
     arrived: int = 0
@@ -185,8 +185,8 @@ class ModelEngine:
             waiting_prompt_tokens=sum(one.prompt for one in self.waiting)
             + sum(one.prompt - one.computed for one in self.running if one.computed < one.prompt),
             limits=Limits(self.max_num_seqs, self.max_num_batched_tokens),
-            kv_tokens=self.kv_tokens if self.tells_cache or self.told is not None else None,
-            **({} if self.told is None else self._measured()),
+            kv_tokens=self.kv_tokens if self.reports_cache or self.reported_cost is not None else None,
+            **({} if self.reported_cost is None else self._measured()),
         )
 
     def _measured(self):
@@ -197,7 +197,7 @@ class ModelEngine:
             "arrived_squares": self.arrived_squares,
             "output_mean": sum(outputs) / len(outputs) if outputs else None,
             "output_square": sum(one**2 for one in outputs) / len(outputs) if outputs else None,
-            "cost": self.told,
+            "cost": self.reported_cost,
             "cost_error": 0.03,
             "cost_steps": 1000,
         }

@@ -15,7 +15,7 @@ CHAT = ServiceKey("team-a", "chat")
 
 @pytest.fixture(autouse=True)
 def keep_logging():
-    """The process's own handlers and levels come back."""
+    """Restores the process's own handlers and levels."""
     names = ["inflight_operator", "kopf", "kubernetes"]
     root, levels = logging.getLogger(), {name: logging.getLogger(name).level for name in names}
     handlers, level = root.handlers[:], root.level
@@ -65,7 +65,7 @@ async def test_a_round_that_fails_is_one_json_line_with_the_service_and_the_trac
 
 
 @pytest.mark.parametrize(("level", "written"), [("debug", ["a", "b"]), ("info", ["b"]), ("error", [])])
-def test_levels_are_those_of_the_operator_and_kopf_tells_warnings_only(capsys, level, written):
+def test_levels_are_those_of_the_operator_and_kopf_reports_warnings_only(capsys, level, written):
     logs.configure("inflight_operator", "text", level)
     logging.getLogger("inflight_operator").debug("a")
     logging.getLogger("inflight_operator").info("b")

@@ -1,4 +1,4 @@
-"""Fifty services wake at the first line that says so, each in a round of its own and none after the interval."""
+"""Fifty services wake at the first report of held requests, each in its own round and none after the interval."""
 
 import asyncio
 from contextlib import suppress
@@ -7,13 +7,13 @@ from time import monotonic
 import aiohttp
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_operator.apply.engines import EngineTeller
+from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.clock import Clock
 from inflight_operator.keys import GatewayKey
 from inflight_operator.observe import gateway as gateway_module
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.gateway import GatewayReader
-from inflight_operator.reconcile.rounds import Rounds, RoundSettings
+from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSettings
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render import Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
@@ -70,31 +70,31 @@ async def test_fifty_services_wake_at_one_line_in_fifty_rounds_without_delay(mon
             return [endpoint_slice("g-1")]
 
         async def wake(key):
-            if rounds.is_down(key):
-                workers.look_at(key)
+            if reconciler.is_down(key):
+                workers.enqueue(key)
 
         async def one_round(key):
-            outcome = await rounds.reconcile(key)
+            outcome = await reconciler.reconcile(key)
             done.append(key)
             return outcome
 
         reader = GatewayReader(http, slices, wake)
         settings = Settings(engine_image="engine:dev", gateway_service="g.system.svc.cluster.local")
-        rounds = Rounds(
+        reconciler = Reconciler(
             api,
             cache,
             FakePool({}),
-            EngineTeller(FakeEngines({}), clock, lambda: True),
+            LimitsPusher(FakeEngines({}), clock, lambda: True),
             metrics,
             lambda: settings,
             lambda uid: "token",
             UpgradePace(),
-            RoundSettings(interval=INTERVAL),
+            ReconcilerSettings(interval=INTERVAL),
             clock,
             None,
             Gateway(reader),
         )
-        workers = Workers(one_round, rounds.services, lambda: None, metrics, WorkerSettings(interval=INTERVAL))
+        workers = Workers(one_round, reconciler.services, lambda: None, metrics, WorkerSettings(interval=INTERVAL))
         tasks = [asyncio.create_task(reader.run()), asyncio.create_task(workers.run())]
         try:
             await reader.settled(5.0)

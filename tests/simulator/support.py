@@ -42,5 +42,5 @@ def scheduler_config(max_num_seqs=8, max_num_batched_tokens=512, num_blocks=10_0
         num_blocks=num_blocks,
         block_size=16,
         max_model_len=20_000,
-        **more,
+        **{"kv_headroom": 0.0, **more},
     )

@@ -103,7 +103,7 @@ def _read_answers(
 
 
 class _Engine:
-    """This end of the socket: takes requests, and sends steps."""
+    """The benchmark's end of the socket: takes requests, and sends steps."""
 
     def __init__(self, sock: socket.socket, slots: int) -> None:
         self._socket = sock

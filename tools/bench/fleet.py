@@ -28,7 +28,7 @@ SPANS = {8: 300.0, 1000: 60.0}
 MEAN_PROMPT, MEAN_OUTPUT = 1155, 211
 """Tokens, of lognormal lengths: those of the public Azure conversation trace of 2023."""
 SPREAD = 0.9
-"""Standard deviation of the lengths' logarithm."""
+"""Standard deviation of the logarithm of the lengths."""
 
 
 @dataclass(frozen=True, slots=True)

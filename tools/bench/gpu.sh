@@ -6,7 +6,7 @@
 # transformers for the reference and as a peer, vLLM as a peer where it is there. Without msgspec a stand-in serves all
 # but the server. For packages that are missing on a machine without network, fill a folder with wheels elsewhere:
 #   pip download --no-deps --only-binary :all: --python-version 3.12 -c constraints.txt -d wheels msgspec fastapi \
-#     starlette pydantic pydantic-core annotated-types typing-inspection uvicorn httptools
+#     starlette pydantic pydantic-core annotated-types typing-inspection uvicorn httptools opentelemetry-api
 #   WHEELS=wheels tools/bench/gpu.sh first
 # Results: JSON and Markdown in $OUT, else ./gpu-results.
 set -euo pipefail

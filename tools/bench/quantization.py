@@ -34,7 +34,7 @@ FORMATS: tuple[tuple[DType, Quantization], ...] = (
     ("float32", "int4"),
     ("bfloat16", "int4"),
 )
-"""dtype (of plain weights and of the KV cache) and quantization."""
+"""Formats: dtype (of plain weights and of the KV cache) and quantization."""
 
 
 @dataclass(frozen=True, slots=True)

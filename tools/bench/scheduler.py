@@ -21,9 +21,9 @@ GOAL_MICROSECONDS, GOAL_MICROSECONDS_PER_1024 = 10.0, 15.0
 """A whole step may take the first, and with many requests the second for each 1,024 of them."""
 PROMPT_TOKENS = 256
 OUTPUT_TOKENS = 200
-"""Generated before the steps with a change are measured: the length of a chat answer."""
+"""Tokens generated before the steps with a change are measured: the length of a chat answer."""
 CHANGES_TO_A_LOAD = 10
-"""Then a new one is made, so that those that finish have generated little more than that."""
+"""Changes after which a new load is made, so that requests that finish have generated few more tokens."""
 SETTLE_STEPS = 3
 WARM_UP_STEPS = 100
 MAX_STEPS = 6000

@@ -170,7 +170,7 @@ async def report(tally: Tally, started: float) -> None:
 
 
 async def run(options: argparse.Namespace) -> Tally:
-    """All clients, until the requests are sent and answered, the time is over, or SIGTERM comes."""
+    """Runs all clients, until the requests are sent and answered, the time is over, or SIGTERM comes."""
     tally, started, stop = Tally(), time.monotonic(), asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     reporter = asyncio.create_task(report(tally, started))

@@ -47,7 +47,7 @@ def body_of(number: int, options: argparse.Namespace) -> dict[str, Any]:
 
 
 async def run(options: argparse.Namespace) -> list[Outcome]:
-    """All requests at once, each on a connection of its own."""
+    """Sends all requests at once, each on a connection of its own."""
     pieces = dict.fromkeys(range(0, options.requests, 2), 0)
     """Events so far of each stream."""
 

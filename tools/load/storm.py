@@ -56,7 +56,7 @@ async def ask(number: int, options: argparse.Namespace, start: asyncio.Event) ->
 
 
 async def run(options: argparse.Namespace) -> list[dict[str, Any]]:
-    """All requests; each is printed when it has ended."""
+    """Sends all requests; prints each when it has ended."""
     start = asyncio.Event()
     numbers = [number for number in range(options.services) for _ in range(options.requests)]
     requests = [asyncio.create_task(ask(number, options, start)) for number in numbers]

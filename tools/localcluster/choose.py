@@ -18,7 +18,8 @@ class Choice(enum.Enum):
 
 
 def choose(kubeconfig: str | None, *, kind_is_there: bool, docker_answers: bool) -> Choice:
-    """Pure: `kubeconfig` is INFLIGHT_KUBECONFIG. A Docker client without a daemon counts as no Docker."""
+    """Returns the choice. `kubeconfig`: value of INFLIGHT_KUBECONFIG. A Docker client without a daemon counts as no
+    Docker."""
     if kubeconfig:
         return Choice.NAMED
     return Choice.KIND if kind_is_there and docker_answers else Choice.OWN_NODE

@@ -31,7 +31,7 @@ CACHE_LIMIT_BYTES = 24 * 10**9
 CACHE_KEPT_BYTES = 10 * 10**9
 """Build cache kept even on a full disk: one generation of the largest image."""
 FREE_DISK_BYTES = 10 * 10**9
-"""Where less than this is free, build cache beyond what is always kept goes."""
+"""Free disk below which build cache is deleted, beyond a part that is always kept."""
 
 
 class ImageStore:
@@ -141,14 +141,14 @@ def quoted(value: object) -> str:
 
 
 def containerd(binary: Path, configuration_file: Path, search_path: str) -> Program:
-    """containerd; its shim lies beside it, runc is found on the rest of `search_path`."""
+    """Returns containerd; its shim lies beside it, runc is found on the rest of `search_path`."""
     return Program.of(binary, f"--config={configuration_file}", PATH=f"{binary.parent}:{search_path}")
 
 
 def containerd_configuration(
     store: Path, runtime: Path, socket: Path, cni_binaries: Path, cni_configuration: Path
 ) -> str:
-    """config.toml, version 3 (https://github.com/containerd/containerd/blob/main/docs/cri/config.md)."""
+    """Returns config.toml, version 3 (https://github.com/containerd/containerd/blob/main/docs/cri/config.md)."""
 
     return f"""version = 3
 root = {quoted(store / "containerd")}
@@ -214,7 +214,7 @@ def network_configuration(network: Network, leases: Path) -> dict[str, Any]:
 
 
 def buildkit_configuration(store: Path, socket: Path, tracing_socket: Path, containerd: Path) -> str:
-    """buildkitd.toml (https://github.com/moby/buildkit/blob/master/docs/buildkitd.toml.md)."""
+    """Returns buildkitd.toml (https://github.com/moby/buildkit/blob/master/docs/buildkitd.toml.md)."""
 
     return f"""root = {quoted(store / "buildkit")}
 

@@ -29,7 +29,7 @@ FIXED_FOLDERS = (
     Path("/run/containerd/fifo"),
     Path("/run/containerd"),
 )
-"""Removed where they are empty, inner ones first: another container runtime's have something in them."""
+"""Folders that are removed if empty, inner ones first: another container runtime may use them."""
 
 
 def is_own_shim(argv: tuple[str, ...]) -> bool:

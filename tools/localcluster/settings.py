@@ -16,7 +16,7 @@ NODE_NAME = "inflight"
 
 @dataclass(frozen=True)
 class Settings:
-    """Kept as JSON in the cluster's folder."""
+    """Settings of a cluster, kept as JSON in its folder."""
 
     network: Network
     ports: Ports

@@ -13,7 +13,7 @@ from pathlib import Path
 
 HIERARCHY = Path("/sys/fs/cgroup")
 PERIOD_US = 10_000
-"""Short beside a step of an engine: with the usual 100 ms a step would wait for the next period."""
+"""Period, which is short beside a step of an engine: with the usual 100 ms a step would wait for the next period."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def family_cpu(pid: int) -> float:
 
 
 def family_memory_mib(pid: int) -> float:
-    """Proportional set size of a process and its living descendants."""
+    """Proportional set size of a process and its living descendants, in bytes."""
     total = 0
     for each in _family(pid):
         rollup = Path(f"/proc/{each}/smaps_rollup").read_text()

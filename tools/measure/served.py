@@ -29,7 +29,7 @@ Process = subprocess.Popen[bytes]
 
 
 def free_port(wanted: int = 0) -> int:
-    """`wanted` if it is free, else another free port."""
+    """Returns `wanted` if it is free, else another free port."""
     with socket.socket() as probe:
         if wanted and probe.connect_ex(("127.0.0.1", wanted)) != 0:
             return wanted

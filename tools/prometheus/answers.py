@@ -92,7 +92,7 @@ def ask(prometheus: Prometheus, dashboard: Mapping[str, Any], window: Window, wa
 
 
 def without_zero(expr: str) -> str:
-    """`expr` without fallback: a 0 as a substitute for missing metrics would hide that they are missing."""
+    """Returns `expr` without fallback: a 0 as a substitute for missing metrics would hide that they are missing."""
     found = _OR_ZERO.fullmatch(expr)
     return found[1] if found else expr
 

@@ -107,7 +107,7 @@ class Variable:
 
 
 def replace(text: str, values: Mapping[str, str]) -> str:
-    """`text` with `$name`, `${name}` and `[[name]]` replaced; unknown names stay."""
+    """Returns `text` with `$name`, `${name}` and `[[name]]` replaced; unknown names stay."""
 
     def value(found: re.Match[str]) -> str:
         return values.get(found["plain"] or found["braced"] or found["old"], found[0])
@@ -130,7 +130,7 @@ class PanelQuery:
 
 
 def panels(dashboard: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """All panels, also those in collapsed rows; no rows."""
+    """Yields all panels, also in collapsed rows, without rows themselves."""
     for panel in dashboard["panels"]:
         if panel["type"] == "row":
             yield from panel.get("panels") or ()

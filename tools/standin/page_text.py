@@ -36,7 +36,7 @@ COST = CostModel(0.02, 0.001, 1e-5, 1e-9, 0.0)
 
 _TTFT = ((0.08, 300), (0.15, 400), (0.25, 200), (0.45, 100))
 _ITL = ((0.042, 40_000), (0.045, 40_000), (0.048, 20_000))
-"""Just under the services' target of 50 ms, so that tuning finds nothing to change."""
+"""Times between tokens, just under the services' target of 50 ms, so that tuning changes nothing."""
 
 
 @dataclass(slots=True)

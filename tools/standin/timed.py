@@ -27,7 +27,7 @@ COST = CostModel(
     decode_kv_token_s=0.0,
     prefill_context_token_s=0.0,
 )
-"""About a 70B model on four H100: 35 GB of weights for each at 2 TB/s, with communication."""
+"""Cost model of about a 70B model on four H100: 35 GB of weights for each at 2 TB/s, with communication."""
 MAX_NUM_SEQS = 8
 MAX_QUEUED = 64
 """Queued requests of each named tenant: with one bound for all, requests beside a flood would be refused, and their

@@ -33,7 +33,7 @@ def source_hash(folder: str) -> str:
 
 
 def install(progress: Progress) -> str:
-    """Everything up to the point where an InferenceService can be applied.
+    """Installs everything that an InferenceService needs.
 
     Returns the operator image's reference: clients in pods run from it, as it has Python and httpx.
 

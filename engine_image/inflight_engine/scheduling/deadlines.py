@@ -10,8 +10,8 @@ from inflight_engine.request import Request
 from inflight_engine.scheduling.config import SchedulerConfig
 
 _OTHERS = 0.2
-"""Of the target. In simulated fleets under overload 0 keeps 1 to 3 points fewer requests in time, and 0.1 nearly as
-many."""
+"""Margin for other requests, as a share of the target. In simulated fleets under overload 0 keeps 1 to 3 points fewer
+requests in time, and 0.1 nearly as many."""
 
 
 class Deadlines:

@@ -7,12 +7,12 @@ from enum import IntEnum
 
 
 class Phase(IntEnum):
-    """Of a request that has a slot. In flight: planned, but the tokens of the step are not known yet."""
+    """Phase of a request that has a slot. In flight: planned, but the tokens of the step are not known yet."""
 
     PREFILLING = 0
     """Tokens are left to compute before the next one is sampled."""
     FIRST_TOKEN_IN_FLIGHT = 1
-    """It decodes, and the token that its prefill samples is in flight."""
+    """The request decodes, and the token that its prefill samples is in flight."""
     DECODING = 2
     PAUSED = 3
     """It would decode, but the token budget is smaller than the number of decodes."""
@@ -43,7 +43,7 @@ class Phases:
         self._slots: tuple[dict[int, None], ...] = tuple({} for _ in Phase)
 
     def __getitem__(self, slot: int) -> Phase:
-        """Of a slot that is taken."""
+        """Return the phase of a slot that is taken."""
         phase = self._phases[slot]
         if phase is None:
             raise AssertionError(f"slot {slot} is empty")

@@ -64,7 +64,7 @@ class SlotStart(msgspec.Struct, frozen=True, eq=False):
 
 
 class BlockGrowth(msgspec.Struct, frozen=True, eq=False):
-    """One more block for each of some decoding slots: `block_table[slots[i], indices[i]] = block_ids[i]`.
+    """A further block for each of some decoding slots: `block_table[slots[i], indices[i]] = block_ids[i]`.
 
     Attributes:
         slots, indices: intp [n].
@@ -87,8 +87,8 @@ class PrefillChunk(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True, eq=False):
-    """One iteration. Apply in this order: copies out of `preemptions`, `releases`, `starts` with their copies in,
-    `growth`, then compute.
+    """Plan of an iteration. Apply in this order: copies out of `preemptions`, `releases`, `starts` with their copies
+    in, `growth`, then compute.
 
     Attributes:
         step: 0, 1, 2, ...

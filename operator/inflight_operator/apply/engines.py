@@ -74,7 +74,7 @@ class EngineClient:
             raise EngineError(f"{pod.name} did not take its limits: the answer does not prove that it is this pod's")
 
 
-class EngineTeller:
+class LimitsPusher:
     """Applies limits to engines, one call to a pod at a time.
 
     Args:
@@ -96,27 +96,27 @@ class EngineTeller:
         self._engines = engines
         self._pause = pause
         self._slots = asyncio.Semaphore(concurrency)
-        self._told: dict[ServiceKey, dict[str, LimitsPush]] = {}
+        self._pushes: dict[ServiceKey, dict[str, LimitsPush]] = {}
         self._kept: dict[ServiceKey, frozenset[str]] = {}
         self._calls: dict[str, asyncio.Task[None]] = {}
 
-    def told(self, key: ServiceKey) -> Mapping[str, LimitsPush]:
+    def pushes(self, key: ServiceKey) -> Mapping[str, LimitsPush]:
         """By pod uid, for the pods of one service with at least one call."""
-        return dict(self._told.get(key, {}))
+        return dict(self._pushes.get(key, {}))
 
     def keep(self, key: ServiceKey, uids: Collection[str]) -> None:
         """Forgets all pods of a service but these."""
         self._kept[key] = frozenset(uids)
-        known = self._told.get(key, {})
+        known = self._pushes.get(key, {})
         for uid in [uid for uid in known if uid not in uids]:
             del known[uid]
         if not uids:
             self._kept.pop(key, None)
-            self._told.pop(key, None)
+            self._pushes.pop(key, None)
 
-    def tell(self, key: ServiceKey, pod: PodView, token: str, limits: LimitsInForce) -> None:
+    def push(self, key: ServiceKey, pod: PodView, token: str, limits: LimitsInForce) -> None:
         """Starts to apply `limits` to one engine, unless a call is in flight or just failed; returns at once."""
-        before = self._told.get(key, {}).get(pod.uid, LimitsPush())
+        before = self._pushes.get(key, {}).get(pod.uid, LimitsPush())
         if pod.uid in self._calls or self._clock.steady() < before.retry_at:
             return
         task = asyncio.create_task(self._call(key, pod, token, limits), name=f"limits of {pod.name}")
@@ -136,7 +136,7 @@ class EngineTeller:
         await asyncio.gather(*calls, return_exceptions=True)
 
     async def _call(self, key: ServiceKey, pod: PodView, token: str, limits: LimitsInForce) -> None:
-        before = self._told.get(key, {}).get(pod.uid, LimitsPush())
+        before = self._pushes.get(key, {}).get(pod.uid, LimitsPush())
         try:
             async with self._slots:
                 if not self._may_write():
@@ -146,8 +146,8 @@ class EngineTeller:
             if str(error) != before.error:
                 logger.warning("%s: %s", key, error)
             again = self._clock.steady() + self._pause
-            told = LimitsPush(before.accepted, before.at, str(error), again)
+            result = LimitsPush(before.accepted, before.at, str(error), again)
         else:
-            told = LimitsPush(limits, self._clock.steady())
+            result = LimitsPush(limits, self._clock.steady())
         if pod.uid in self._kept.get(key, ()):  # else the pod was removed meanwhile
-            self._told.setdefault(key, {})[pod.uid] = told
+            self._pushes.setdefault(key, {})[pod.uid] = result

@@ -25,7 +25,7 @@ from inflight_cost.limits import best_limits
 from inflight_cost.staffing import Staffing, replicas_needed
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.demand import DemandPoint, DemandView
-from inflight_operator.decide.scaling import Ask
+from inflight_operator.decide.scaling import Recommendation
 from inflight_settings.limits import LimitsBounds
 
 SLOT = 300.0
@@ -239,13 +239,13 @@ def decide_replicas(
     return replicas, Reason("Demand", numbers, held), memory, sizing
 
 
-def unsized_demand(view: DemandView, policy: AutopilotPolicy | None = None) -> Ask:
+def unsized_demand(view: DemandView, policy: AutopilotPolicy | None = None) -> Recommendation:
     """The recommendation before the size of requests is known: 1 replica if no request arrived for a while, else no
     change."""
     level = (policy or AutopilotPolicy()).level
     if view.rate(level) > 0 or view.waiting or view.running or view.seconds(level) < level - 1:
-        return Ask(view.credited, Reason("DemandNotKnown"))
-    return Ask(1, Reason("NoDemand"))
+        return Recommendation(view.credited, Reason("DemandNotKnown"))
+    return Recommendation(1, Reason("NoDemand"))
 
 
 class Sizing(NamedTuple):

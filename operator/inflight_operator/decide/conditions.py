@@ -134,13 +134,13 @@ def pool_refused(findings: tuple[Finding, ...], reason: str, message: str) -> tu
     return tuple(refused if one.type == refused.type else one for one in findings)
 
 
-def held(findings: tuple[Finding, ...], reason: str, message: str, *, news: bool) -> tuple[Finding, ...]:
+def held(findings: tuple[Finding, ...], reason: str, message: str, *, replaces: bool) -> tuple[Finding, ...]:
     """Returns the findings of a service whose pod template is left unchanged.
 
     Args:
-        news: whether this replaces the message of Progressing rather than being appended to it.
+        replaces: True if this replaces the message of Progressing rather than being appended to it.
     """
-    if news:
+    if replaces:
         return stuck(findings, reason, message)
     old = next(one for one in findings if one.type == "Progressing")
     new = replace(old, message=f"{old.message}; {message}")

@@ -92,7 +92,7 @@ class PodSeen:
 _IDLE = (0.0,) * (len(DemandPoint._fields) - 1)
 _NOTHING = (0.0,) * (len(_IDLE) + 5)
 _UNSEEN = PodSeen(-math.inf, (), 0, _IDLE)
-"""A pod that was there when the operator began and has shown nothing yet."""
+"""A pod that was there when the operator began and has reported nothing yet."""
 _GENERATED, _REFUSED, _STEPS, _GAPS, _STEP_TOKENS, _GAP_SECONDS = 5, 7, 8, 9, 10, 11
 """Indices into `PodSeen.counters`."""
 _EXACT = slice(0, _STEP_TOKENS)
@@ -310,12 +310,12 @@ def _workload(
     widths = [0.0, *(min(now - was, LONGEST_STEP) for was, now in pairwise(times))]
     sums = [sum(map(mul, widths, column)) for column in columns]
     requests, tokens, squares, queries, hits, generated, first_tokens = sums
-    told = any(sample.arrived for sample in samples)
-    counted = requests if told else first_tokens
+    reported = any(sample.arrived for sample in samples)
+    counted = requests if reported else first_tokens
     if counted <= 0 or tokens <= 0 or (before is not None and counted < MIN_REQUESTS):
         return before
     prompt = tokens / counted
-    output = _outputs(samples, pods) if told else (generated / counted, 0.0)
+    output = _outputs(samples, pods) if reported else (generated / counted, 0.0)
     if output is None or output[0] <= 0:
         return before
     # Lengths of which only the mean is known are taken as exponentially distributed: twice its square.

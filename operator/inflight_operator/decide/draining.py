@@ -17,7 +17,7 @@ REQUEST_TOKENS = 1000
 """Tokens counted for a request in a pod that does not report its tokens."""
 
 TOKENS_APART = 100
-"""Pods whose requests hold about as many tokens are told apart by the warmth of their prefix caches, then by age."""
+"""Pods whose requests hold about as many tokens are distinguished by the warmth of their prefix caches, then by age."""
 
 RANKS = 1000
 """Any difference in tokens outweighs all ranks of warmth and age."""

@@ -47,24 +47,24 @@ class OverrideDecision:
 
 
 def decide_override(
-    asked: Override | None, now: datetime, limits: Limits, before: Limits | None, capacity: Limits
+    override: Override | None, now: datetime, limits: Limits, before: Limits | None, capacity: Limits
 ) -> OverrideDecision:
     """Returns the limits from now on: those set by hand while they are in force, else the previous ones.
 
     Args:
-        asked: override in the spec; None without one.
+        override: override in the spec; None without one.
         limits: limits in force until now.
         before: `OverrideDecision.before` of the last decision.
         capacity: limits that engines are started with; no limit exceeds them.
     """
-    if asked is not None and now < asked.until:
+    if override is not None and now < override.until:
         kept = limits if before is None else before
-        by_hand = asked.over(kept).at_most(capacity)
-        return OverrideDecision(by_hand, kept, _changes(limits, by_hand, Reason("ByHand", {"until": asked.end})))
+        by_hand = override.over(kept).at_most(capacity)
+        return OverrideDecision(by_hand, kept, _changes(limits, by_hand, Reason("ByHand", {"until": override.end})))
     if before is None:
         return OverrideDecision(limits, None)
     back = before.at_most(capacity)
-    why = Reason("OverrideRemoved") if asked is None else Reason("OverrideEnded", {"until": asked.end})
+    why = Reason("OverrideRemoved") if override is None else Reason("OverrideEnded", {"until": override.end})
     return OverrideDecision(back, None, _changes(limits, back, why))
 
 

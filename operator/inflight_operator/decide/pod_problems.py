@@ -14,7 +14,7 @@ _CREATE_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunCon
 _INSUFFICIENT = re.compile(r"Insufficient ([-./a-zA-Z0-9]+?)[.,]?(?:\s|$)")
 _ERROR_LINE = re.compile(r"^(?:inflight-engine: )?error: (.+)$", re.MULTILINE)
 _TAIL = 300
-"""Characters of a container's last words that are shown."""
+"""Maximum characters of a container's last log line in a message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class ServiceFacts:
 
     Attributes:
         source: `spec.model.source`.
-        accelerator: resource name of the accelerator; empty when the service asks for none.
+        accelerator: resource name of the accelerator; empty if the service requests none.
         memory_limit: memory limit of the engine container, such as `4Gi`; empty without one.
     """
 

@@ -129,7 +129,7 @@ class ScalingDecision:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Recommendation:
     """Recommendation: credited replicas, and the reason."""
 
     replicas: int
@@ -142,7 +142,7 @@ def decide_scaling(
     behavior: Behavior,
     bounds: ScalingBounds,
     history: ScalingHistory,
-    capacity: Ask | None = None,
+    capacity: Recommendation | None = None,
 ) -> ScalingDecision:
     """The replicas a service should have now, with the reason; pass the returned history to the next call.
 
@@ -154,60 +154,60 @@ def decide_scaling(
     if not bounds.min_replicas <= current <= bounds.max_replicas:
         return _into_bounds(current, behavior, bounds, history, now)
 
-    asks = _asks(observation, targets, history, capacity)
-    if not asks:
+    recommendations = _recommendations(observation, targets, history, capacity)
+    if not recommendations:
         # Unmeasured load counts as needed, so that the scale-down window does not expire without measurements.
         history = recorded(history, now, wanted=current, before=current, after=current, behavior=behavior)
         reason = _nothing_to_go_by(observation, targets)
         return ScalingDecision(current, None, reason.code, reason, False, history)
-    ask = _ordered(observation, max(asks, key=lambda one: one.replicas))
-    if observation.stale and ask.replicas < current:
+    best = _ordered(observation, max(recommendations, key=lambda one: one.replicas))
+    if observation.stale and best.replicas < current:
         numbers = {"stale": observation.stale, "ready": observation.ready}
-        ask = Ask(current, Reason("MetricsMissing", numbers))
-    wanted = min(max(ask.replicas, bounds.min_replicas), bounds.max_replicas)
+        best = Recommendation(current, Reason("MetricsMissing", numbers))
+    wanted = min(max(best.replicas, bounds.min_replicas), bounds.max_replicas)
 
     steady = stabilized(wanted, current, behavior, history, now)
     allowed = rate_limited(steady.replicas, current, behavior, history, now)
     history = recorded(history, now, wanted=wanted, before=current, after=allowed.replicas, behavior=behavior)
     able, held = not observation.stale, allowed.held or steady.held
     if allowed.replicas != current:
-        return _changed(current, allowed.replicas, _holding(ask.reason, held), able, history)
-    return ScalingDecision(current, None, *_why_unchanged(ask, wanted, current, bounds, held), able, history)
+        return _changed(current, allowed.replicas, _holding(best.reason, held), able, history)
+    return ScalingDecision(current, None, *_why_unchanged(best, wanted, current, bounds, held), able, history)
 
 
-def _asks(
-    observation: ScalingObservation, targets: ScalingTargets, history: ScalingHistory, capacity: Ask | None
-) -> list[Ask]:
+def _recommendations(
+    observation: ScalingObservation, targets: ScalingTargets, history: ScalingHistory, capacity: Recommendation | None
+) -> list[Recommendation]:
     """Returns all recommendations. Of equal ones, the reason of the first is reported."""
     if not observation.loads:
         return []
-    asks = [] if capacity is None else [capacity]
+    recommendations = [] if capacity is None else [capacity]
     if targets.waiting_requests is not None:
-        asks.append(_waiting_ask(observation, targets.waiting_requests))
+        recommendations.append(_by_waiting(observation, targets.waiting_requests))
     if targets.kv_utilization is not None:
-        asks.append(_kv_ask(observation, targets.kv_utilization))
+        recommendations.append(_by_kv(observation, targets.kv_utilization))
     if targets.concurrency is not None:
-        asks.append(_concurrency_ask(observation, targets.concurrency))
+        recommendations.append(_by_concurrency(observation, targets.concurrency))
     if targets.ttft_p95 is not None:
-        asks.append(_ttft_ask(observation, targets.ttft_p95, history))
+        recommendations.append(_by_ttft(observation, targets.ttft_p95, history))
     if targets.tpot_p95 is not None:
-        asks.append(_tpot_ask(observation, targets.tpot_p95, history))
-    return asks
+        recommendations.append(_by_tpot(observation, targets.tpot_p95, history))
+    return recommendations
 
 
-def _ordered(observation: ScalingObservation, ask: Ask) -> Ask:
+def _ordered(observation: ScalingObservation, best: Recommendation) -> Recommendation:
     """Returns the replicas to order for a number of credited ones. Blocked and late replicas are added when more are
     wanted, left alone when not, and removed first when fewer are wanted (Kubernetes deletes pods that are not ready
     first)."""
     if observation.uncredited:
-        more = ask.replicas > observation.credited and observation.shared_cause
-        wanted = ask.replicas + observation.uncredited
-        ask = Ask(ask.replicas, _holding(ask.reason, _missing(observation, wanted if more else None)))
+        more = best.replicas > observation.credited and observation.shared_cause
+        wanted = best.replicas + observation.uncredited
+        best = Recommendation(best.replicas, _holding(best.reason, _missing(observation, wanted if more else None)))
         if more:
-            return Ask(observation.replicas, ask.reason)
-    if ask.replicas > observation.credited:
-        return Ask(ask.replicas + observation.uncredited, ask.reason)
-    return Ask(observation.replicas, ask.reason) if ask.replicas == observation.credited else ask
+            return Recommendation(observation.replicas, best.reason)
+    if best.replicas > observation.credited:
+        return Recommendation(best.replicas + observation.uncredited, best.reason)
+    return Recommendation(observation.replicas, best.reason) if best.replicas == observation.credited else best
 
 
 def _missing(observation: ScalingObservation, wanted: int | None) -> Reason:
@@ -247,7 +247,7 @@ def _rounded(value: float) -> float:
     return round(value, 9)
 
 
-def _waiting_ask(observation: ScalingObservation, target: float) -> Ask:
+def _by_waiting(observation: ScalingObservation, target: float) -> Recommendation:
     # A replica that starts will take the head of the queue: what its slots hold is not asked for a second time. Until
     # it has, the queue is the reason why it was ordered: the order stands as long as the queue does.
     ordered = observation.starting * (_slots(observation) or 0)
@@ -255,8 +255,8 @@ def _waiting_ask(observation: ScalingObservation, target: float) -> Ask:
     standing = min(_by_ratio(observation, observation.waiting, target), observation.credited)
     wanted = max(_by_ratio(observation, measured, target), standing, _fits(observation))
     if observation.waiting == 0 and wanted < observation.credited:
-        return Ask(wanted, Reason("NoRequestsWait", {"target": target}))
-    return Ask(wanted, Reason("WaitingRequests", {"waiting": observation.waiting, "target": target}))
+        return Recommendation(wanted, Reason("NoRequestsWait", {"target": target}))
+    return Recommendation(wanted, Reason("WaitingRequests", {"waiting": observation.waiting, "target": target}))
 
 
 def _fits(observation: ScalingObservation) -> int:
@@ -270,47 +270,47 @@ def _fits(observation: ScalingObservation) -> int:
 
 def _slots(observation: ScalingObservation) -> int | None:
     """Requests that one replica runs at once, the mean over engines that report it; None if none does. A mean, so that
-    one pod with few slots does not limit what the fleet is believed to hold."""
-    told = [load.max_num_seqs for load in observation.loads if load.max_num_seqs]
-    return max(1, sum(told) // len(told)) if told else None
+    one pod with few slots does not limit the estimate for the fleet."""
+    reported = [load.max_num_seqs for load in observation.loads if load.max_num_seqs]
+    return max(1, sum(reported) // len(reported)) if reported else None
 
 
-def _kv_ask(observation: ScalingObservation, target: float) -> Ask:
+def _by_kv(observation: ScalingObservation, target: float) -> Recommendation:
     total = sum(load.kv_usage for load in observation.loads)
     numbers = {"kv": total / len(observation.loads), "target": target}
-    return Ask(_by_ratio(observation, total, target), Reason("KvUtilization", numbers))
+    return Recommendation(_by_ratio(observation, total, target), Reason("KvUtilization", numbers))
 
 
-def _concurrency_ask(observation: ScalingObservation, target: float) -> Ask:
+def _by_concurrency(observation: ScalingObservation, target: float) -> Recommendation:
     total = observation.working
     numbers = {"concurrency": total / len(observation.loads), "target": target}
-    return Ask(_by_ratio(observation, total, target), Reason("Concurrency", numbers))
+    return Recommendation(_by_ratio(observation, total, target), Reason("Concurrency", numbers))
 
 
-def _ttft_ask(observation: ScalingObservation, target: float, history: ScalingHistory) -> Ask:
+def _by_ttft(observation: ScalingObservation, target: float, history: ScalingHistory) -> Recommendation:
     measured = observation.ttft_p95
     if measured is None or measured <= target or observation.waiting == 0:
-        return Ask(0, Reason("TtftWithinTarget", {"ttft_target": target}))
+        return Recommendation(0, Reason("TtftWithinTarget", {"ttft_target": target}))
     numbers = {"ttft": measured, "ttft_target": target, "waiting": observation.waiting}
     return _one_more(observation, Reason("TtftOverTarget", numbers), history)
 
 
-def _tpot_ask(observation: ScalingObservation, target: float, history: ScalingHistory) -> Ask:
+def _by_tpot(observation: ScalingObservation, target: float, history: ScalingHistory) -> Recommendation:
     """Limits are the lever for the time per token. Where they are spent, fewer requests in each engine are left, as
     long as engines run more than one."""
     measured = observation.tpot_p95
     running = sum(load.running for load in observation.loads)
     out_of_target = measured is not None and measured > target * (1 + TOLERANCE)
     if measured is None or not out_of_target or not observation.limits_spent or running <= len(observation.loads):
-        return Ask(0, Reason("TpotWithinTarget", {"tpot_target": target}))
+        return Recommendation(0, Reason("TpotWithinTarget", {"tpot_target": target}))
     return _one_more(observation, Reason("TpotBeyondLimits", {"tpot": measured, "tpot_target": target}), history)
 
 
-def _one_more(observation: ScalingObservation, why: Reason, history: ScalingHistory) -> Ask:
+def _one_more(observation: ScalingObservation, why: Reason, history: ScalingHistory) -> Recommendation:
     """Returns one more replica, but none until a whole window was measured with all ordered replicas in place."""
     if observation.starting or observation.time - history.complete_since < observation.window:
-        return Ask(observation.credited, replace(why, held=Reason("Settling")))
-    return Ask(observation.credited + 1, why)
+        return Recommendation(observation.credited, replace(why, held=Reason("Settling")))
+    return Recommendation(observation.credited + 1, why)
 
 
 def _into_bounds(
@@ -333,21 +333,21 @@ def _nothing_to_go_by(observation: ScalingObservation, targets: ScalingTargets) 
 
 
 def _why_unchanged(
-    ask: Ask, wanted: int, current: int, bounds: ScalingBounds, held: Reason | None
+    best: Recommendation, wanted: int, current: int, bounds: ScalingBounds, held: Reason | None
 ) -> tuple[str, Reason]:
     if wanted < current:
-        return "ScaleDownHeld", _holding(ask.reason, held)
+        return "ScaleDownHeld", _holding(best.reason, held)
     if wanted > current:
-        return "ScaleUpHeld", _holding(ask.reason, held)
-    if ask.replicas > bounds.max_replicas:
-        return "MaxReplicas", _holding(ask.reason, Reason("MaxReplicas", {"bound": bounds.max_replicas}))
-    if ask.replicas < bounds.min_replicas:
-        return "MinReplicas", _holding(ask.reason, Reason("MinReplicas", {"bound": bounds.min_replicas}))
-    if ask.reason.code in ("MetricsMissing", "TtftOverTarget", "TpotBeyondLimits"):
-        return ask.reason.code, ask.reason
-    if ask.reason.held is not None:
-        return ask.reason.held.code, ask.reason
-    return "AsDesired", _holding(ask.reason, Reason("AsDesired", {"replicas": current}))
+        return "ScaleUpHeld", _holding(best.reason, held)
+    if best.replicas > bounds.max_replicas:
+        return "MaxReplicas", _holding(best.reason, Reason("MaxReplicas", {"bound": bounds.max_replicas}))
+    if best.replicas < bounds.min_replicas:
+        return "MinReplicas", _holding(best.reason, Reason("MinReplicas", {"bound": bounds.min_replicas}))
+    if best.reason.code in ("MetricsMissing", "TtftOverTarget", "TpotBeyondLimits"):
+        return best.reason.code, best.reason
+    if best.reason.held is not None:
+        return best.reason.held.code, best.reason
+    return "AsDesired", _holding(best.reason, Reason("AsDesired", {"replicas": current}))
 
 
 def _changed(frm: int, to: int, reason: Reason, able: bool, history: ScalingHistory) -> ScalingDecision:

@@ -32,7 +32,7 @@ _LONGEST_SHARED = 64
 
 
 @dataclass(frozen=True, slots=True)
-class _Held:
+class _Entry:
     """A cached object: `value` is a PodView for a pod, the uids of ready pods for an EndpointSlice of the engines, else
     the manifest."""
 
@@ -46,30 +46,30 @@ class ClusterCache:
     """Objects of the cluster by service. Single-threaded: runs in the event loop."""
 
     def __init__(self) -> None:
-        self._held: dict[str, dict[ObjectKey, _Held]] = defaultdict(dict)
-        self._owned: dict[ServiceKey, dict[tuple[str, str], _Held]] = {}
+        self._entries: dict[str, dict[ObjectKey, _Entry]] = defaultdict(dict)
+        self._owned: dict[ServiceKey, dict[tuple[str, str], _Entry]] = {}
         self._seen: dict[tuple[str, str | None], int] = {}
 
     def services(self) -> list[ServiceKey]:
-        return [held.owner for held in self._held[KIND].values()]
+        return [entry.owner for entry in self._entries[KIND].values()]
 
     def count(self) -> int:
         """The number of services."""
-        return len(self._held[KIND])
+        return len(self._entries[KIND])
 
     def service(self, key: ServiceKey) -> Manifest | None:
         """The InferenceService as the API returns it, without managedFields; None if it does not exist."""
-        held = self._held[KIND].get(key)
-        return None if held is None else held.value
+        entry = self._entries[KIND].get(key)
+        return None if entry is None else entry.value
 
     def children(self, key: ServiceKey) -> list[Manifest]:
         """All objects with the service's label, including those of another owner, except pods and EndpointSlices of the
         engines."""
-        return [held.value for held in self._owned.get(key, {}).values() if isinstance(held.value, dict)]
+        return [entry.value for entry in self._owned.get(key, {}).values() if isinstance(entry.value, dict)]
 
     def child(self, key: ServiceKey, kind: str, name: str) -> Manifest | None:
-        held = self._owned.get(key, {}).get((kind, name))
-        return None if held is None else held.value
+        entry = self._owned.get(key, {}).get((kind, name))
+        return None if entry is None else entry.value
 
     def pods(self, key: ServiceKey) -> list[PodView]:
         """Pods of the service's Deployment by name, terminating ones included."""
@@ -94,8 +94,8 @@ class ClusterCache:
         self._seen[kind, namespace] = seen if version is None else max(seen, version)
         objects = dict(changes.objects)
         if changes.names is not None:  # an answer to a write may be all that was known of an object
-            held = (key for key in self._held[kind] if namespace in (None, key.namespace))
-            objects |= dict.fromkeys(key for key in held if key not in changes.names)
+            known = (key for key in self._entries[kind] if namespace in (None, key.namespace))
+            objects |= dict.fromkeys(key for key in known if key not in changes.names)
         owners = (
             self._delete(kind, key, version) if body is None else self._store(kind, key, body)
             for key, body in objects.items()
@@ -107,25 +107,25 @@ class ClusterCache:
         needs a round for it, if any."""
         key, version = _key(body), _version(body)
         seen = max(self._seen.get((kind, None), -1), self._seen.get((kind, key.namespace), -1))
-        if version is not None and version <= seen and key not in self._held[kind]:
+        if version is not None and version <= seen and key not in self._entries[kind]:
             return None  # deleted since: the watch has reported it
         return self._store(kind, key, body)
 
-    def _of(self, key: ServiceKey, kind: str) -> list[_Held]:
-        return [held for (one, _), held in self._owned.get(key, {}).items() if one == kind]
+    def _of(self, key: ServiceKey, kind: str) -> list[_Entry]:
+        return [entry for (one, _), entry in self._owned.get(key, {}).items() if one == kind]
 
     def _store(self, kind: str, key: ObjectKey, body: Mapping[str, Any]) -> ServiceKey | None:
-        version, before = _version(body), self._held[kind].get(key)
+        version, before = _version(body), self._entries[kind].get(key)
         if before is not None and version is not None and before.version is not None and version <= before.version:
             return None
         owner = _owner(kind, body)
         if owner is None:
             return self._remove(kind, key)
-        after = _Held(body["metadata"].get("uid", ""), version, owner, _value(kind, body))
+        after = _Entry(body["metadata"].get("uid", ""), version, owner, _value(kind, body))
         ready = self.endpoints(owner) if isinstance(after.value, frozenset) else None
         if before is not None and before.owner != owner:
             self._disown(kind, key, before.owner)
-        self._held[kind][key] = after
+        self._entries[kind][key] = after
         if kind != KIND:
             self._owned.setdefault(owner, {})[kind, key.name] = after
         changed = _differs(kind, before, after) if ready is None else ready != self.endpoints(owner)
@@ -133,18 +133,18 @@ class ClusterCache:
 
     def _delete(self, kind: str, key: ObjectKey, version: int | None) -> ServiceKey | None:
         """Removes an object that was deleted at `version`, unless a newer one has its name."""
-        held = self._held[kind].get(key)
-        if held is not None and version is not None and held.version is not None and version < held.version:
+        entry = self._entries[kind].get(key)
+        if entry is not None and version is not None and entry.version is not None and version < entry.version:
             return None
         return self._remove(kind, key)
 
     def _remove(self, kind: str, key: ObjectKey) -> ServiceKey | None:
-        held = self._held[kind].pop(key, None)
-        if held is None:
+        entry = self._entries[kind].pop(key, None)
+        if entry is None:
             return None
-        ready = self.endpoints(held.owner) if isinstance(held.value, frozenset) else None
-        self._disown(kind, key, held.owner)
-        return held.owner if ready is None or ready != self.endpoints(held.owner) else None
+        ready = self.endpoints(entry.owner) if isinstance(entry.value, frozenset) else None
+        self._disown(kind, key, entry.owner)
+        return entry.owner if ready is None or ready != self.endpoints(entry.owner) else None
 
     def _disown(self, kind: str, key: ObjectKey, owner: ServiceKey) -> None:
         owned = self._owned.get(owner, {})
@@ -229,7 +229,7 @@ def _ready_pods(endpoint_slice: Mapping[str, Any]) -> frozenset[str]:
     return frozenset(one.uid for one in endpoints(endpoint_slice) if one.ready and one.uid)
 
 
-def _differs(kind: str, before: _Held | None, after: _Held) -> bool:
+def _differs(kind: str, before: _Entry | None, after: _Entry) -> bool:
     """Returns True if a round may be needed."""
     if before is None or before.uid != after.uid:
         return True

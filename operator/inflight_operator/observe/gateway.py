@@ -133,14 +133,16 @@ class GatewayReader:
 
     def view(self, key: ServiceKey) -> GatewayView:
         """Returns the current state of a service."""
-        told = [one.reports[key] for one in self._streams.values() if one.reports is not None and key in one.reports]
+        reported = [
+            one.reports[key] for one in self._streams.values() if one.reports is not None and key in one.reports
+        ]
         pods = sum(
             one.pod.takes_requests or (one.reports is not None and key in one.reports) for one in self._streams.values()
         )
         silent = (one for one in self._streams.values() if one.pod.takes_requests)
         unheard = (_silence(one, key) for one in silent if one.reports is None or key not in one.reports)
         # While the list of pods is unknown, there may be one more.
-        return gateway_view(told, pods + bool(self._lookup_error), self.clock(), next(unheard, self._lookup_error))
+        return gateway_view(reported, pods + bool(self._lookup_error), self.clock(), next(unheard, self._lookup_error))
 
     @property
     def pods(self) -> tuple[int, int]:
@@ -208,15 +210,15 @@ class GatewayReader:
 
     def _take(self, stream: _Stream, line: bytes) -> list[ServiceKey]:
         """Processes a line; returns the services whose requests this pod started to hold."""
-        full, told = read_line(line, self.clock(), stream.since)
+        full, reported = read_line(line, self.clock(), stream.since)
         before = stream.reports or {}
-        begun = [key for key, one in told.items() if one.held and not (key in before and before[key].held)]
+        begun = [key for key, one in reported.items() if one.held and not (key in before and before[key].held)]
         if full:
-            stream.reports = told
+            stream.reports = reported
         elif stream.reports is None:
             raise GatewayStreamError("the first line is not a full one")
         else:
-            stream.reports.update(told)
+            stream.reports.update(reported)
         stream.error = ""
         self._settle()
         return begun

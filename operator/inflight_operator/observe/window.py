@@ -76,8 +76,8 @@ class Span:
 
     def mean_per_pod(self, of: Callable[[Gauges], float | None]) -> float | None:
         """Mean of a gauge over time and pods; None if no sample has it."""
-        told = [value for value in (of(pod.mean) for pod in self.pods) if value is not None]
-        return sum(told) / len(told) if told else None
+        reported = [value for value in (of(pod.mean) for pod in self.pods) if value is not None]
+        return sum(reported) / len(reported) if reported else None
 
     def peak(self, of: Callable[[Gauges], float]) -> float:
         """The largest value of a gauge over time and pods; 0 without samples."""

@@ -51,9 +51,9 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         snapshot.policy.startup_limit,
         snapshot.at.timestamp(),
     )
-    shown = measured(snapshot)
+    measurements = measured(snapshot)
     by_hand = limits_by_hand(snapshot, memory)
-    scaled = scale(snapshot, by_hand.memory, pods, shown)
+    scaled = scale(snapshot, by_hand.memory, pods, measurements)
     scaling = scaled.decision
     tuned = tuned_limits(snapshot, scaled.memory)
     memory, rendered = _children(snapshot, tuned.memory)
@@ -72,10 +72,10 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         hold_template=template.hold,
         findings=_findings(snapshot, memory, pods, scaled, template, {pod.uid for pod, _ in behind}),
         memory=memory,
-        measured=shown,
+        measured=measurements,
         blocked=scaled.blocked,
         sizing=scaled.sizing,
-        tell=behind,
+        push=behind,
         deletion_costs=_deletion_costs(snapshot, memory),
         decisions=_decisions(snapshot, memory, scaling, (*by_hand.changes, *tuned.changes)),
         modelled=best_limits(snapshot, memory),
@@ -173,7 +173,7 @@ def _findings(
         findings = (*findings, _pool_condition(snapshot))
     if template.why is None:
         return findings
-    return held(findings, template.why.code, sentence(template.why), news=template.state is None)
+    return held(findings, template.why.code, sentence(template.why), replaces=template.state is None)
 
 
 def _routed(snapshot: Snapshot, memory: Memory) -> bool:
@@ -217,7 +217,7 @@ def _scaling_finding(snapshot: Snapshot, decision: ScalingDecision) -> Finding:
 def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[str]) -> Finding:
     """Returns the condition TuningActive. Errors of pods that do not run with their limits take precedence over every
     other reason."""
-    error = next((one.error for uid, one in snapshot.told.items() if one.error and uid in behind), "")
+    error = next((one.error for uid, one in snapshot.pushes.items() if one.error and uid in behind), "")
     status: Status = "False"
     override, held = snapshot.policy.override, memory.before_override is not None
     if snapshot.policy.tuning is TuningMode.OFF and not held:

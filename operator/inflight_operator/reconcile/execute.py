@@ -9,7 +9,7 @@ from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import child_names
 from inflight_operator.apply.children import ChildrenState, sync_children
-from inflight_operator.apply.engines import EngineTeller
+from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
 from inflight_operator.observe.cache import ClusterCache
@@ -25,7 +25,7 @@ may be missing or old, and the operator cannot read it."""
 
 
 @dataclass(slots=True)
-class Written:
+class ExecutorState:
     """State of the executor for one service; all of it can be lost."""
 
     children: ChildrenState = field(default_factory=ChildrenState)
@@ -33,26 +33,26 @@ class Written:
 
 
 class Executor:
-    def __init__(self, api: OperatorApi, cache: ClusterCache, teller: EngineTeller, clock: Clock) -> None:
+    def __init__(self, api: OperatorApi, cache: ClusterCache, pusher: LimitsPusher, clock: Clock) -> None:
         self._clock = clock
         self._api = api
         self._cache = cache
-        self._teller = teller
+        self._pusher = pusher
 
-    async def execute(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, written: Written) -> Outcome:
+    async def execute(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, state: ExecutorState) -> Outcome:
         """Executes all parts, even if some fail."""
-        self._teller.keep(key, {pod.uid for pod in snapshot.pods})
-        for pod, limits in plan.tell:
-            self._teller.tell(key, pod, snapshot.admin_token, limits)
-        failures = await self._mark(key, plan, written)
+        self._pusher.keep(key, {pod.uid for pod in snapshot.pods})
+        for pod, limits in plan.push:
+            self._pusher.push(key, pod, snapshot.admin_token, limits)
+        failures = await self._mark(key, plan, state)
         if plan.hold_template:
-            failures |= await self._scale(key, snapshot, plan, written)
-        failures |= await self._sync(key, snapshot, plan, written)
-        return Outcome({**failures, **written.children.failures}, failed=bool(failures))
+            failures |= await self._scale(key, snapshot, plan, state)
+        failures |= await self._sync(key, snapshot, plan, state)
+        return Outcome({**failures, **state.children.failures}, failed=bool(failures))
 
-    async def _mark(self, key: ServiceKey, plan: Plan, written: Written) -> dict[Child, str]:
+    async def _mark(self, key: ServiceKey, plan: Plan, state: ExecutorState) -> dict[Child, str]:
         """Sets pod deletion costs before a scale-down; not again while the scale-down is refused."""
-        if ("Deployment", child_names(key.name).main) in written.children.refused:
+        if ("Deployment", child_names(key.name).main) in state.children.refused:
             return {}
         try:
             for pod, cost in plan.deletion_costs.items():
@@ -62,37 +62,37 @@ class Executor:
             return {("Pod", "deletion cost"): str(error)}
         return {}
 
-    async def _scale(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, written: Written) -> dict[Child, str]:
+    async def _scale(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, state: ExecutorState) -> dict[Child, str]:
         """Sets the replicas of a Deployment whose pod template is held."""
         name, wanted, now = child_names(key.name).main, {"replicas": plan.replicas}, self._clock.steady()
         child = ("Deployment", name)
         if snapshot.deployment is None or snapshot.ordered == plan.replicas:
-            written.children.refused.pop(child, None)
+            state.children.refused.pop(child, None)
             return {}
-        if written.children.rests(child, wanted, now):
+        if state.children.rests(child, wanted, now):
             return {}
         try:
             self._cache.put("Deployment", await self._api.set_replicas(key.namespace, name, plan.replicas))
         except KubeApiError as error:
-            written.children.refuse(child, wanted, error, now)
+            state.children.refuse(child, wanted, error, now)
             logger.warning("%s: %s", key, error)
             return {child: str(error)}
-        written.children.refused.pop(child, None)
+        state.children.refused.pop(child, None)
         logger.info("%s: set replicas of Deployment/%s to %d", key, name, plan.replicas)
         return {}
 
-    async def _sync(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, written: Written) -> dict[Child, str]:
+    async def _sync(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, state: ExecutorState) -> dict[Child, str]:
         now = self._clock.steady()
         waiting = any(pod.phase == "Pending" and pod.node and not pod.deleting for pod in snapshot.pods)
-        unknown = any("HTTP 401" in one.error for one in snapshot.told.values())
-        if (waiting or unknown) and now - written.secret_at > SECRET_AGAIN_SECONDS:
-            written.children.unread.clear()
-            written.secret_at = now
+        unknown = any("HTTP 401" in one.error for one in snapshot.pushes.values())
+        if (waiting or unknown) and now - state.secret_at > SECRET_AGAIN_SECONDS:
+            state.children.unread.clear()
+            state.secret_at = now
         changes = await sync_children(
             self._api,
             plan.children,
             self._cache.children(key),
-            written.children,
+            state.children,
             self._clock.steady,
             keep=_kept(key, snapshot, plan),
         )

@@ -124,7 +124,7 @@ def _bounded(limits: LimitsInForce, sample: Sample) -> LimitsInForce:
 
 def is_in_force(snapshot: Snapshot, uid: str, limits: LimitsInForce) -> bool:
     """Returns True if this engine runs with its limits: it reports them, or accepted them after its last sample."""
-    sample, told = snapshot.fresh[uid], snapshot.told.get(uid)
-    if told is not None and told.accepted == limits and told.at >= sample.time:
+    sample, push = snapshot.fresh[uid], snapshot.pushes.get(uid)
+    if push is not None and push.accepted == limits and push.at >= sample.time:
         return True
     return (sample.limits, sample.revision) == (limits.limits, limits.revision)

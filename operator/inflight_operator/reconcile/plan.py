@@ -34,7 +34,7 @@ class Plan:
     in_force: ready pods that run with them.
     children: desired state, without the Deployment if `hold_template`.
     hold_template: keep the live Deployment's pod template, and set only its replicas.
-    tell: ready pods to push limits to.
+    push: ready pods to push limits to.
     deletion_costs: pod deletion costs to set before a scale-down, by pod name.
     decisions: decisions of this round.
     findings: all conditions.
@@ -58,7 +58,7 @@ class Plan:
     sizing: Sizing | None = None
     canary: CanaryInForce | None = None
     modelled: Limits | None = None
-    tell: tuple[tuple[PodView, LimitsInForce], ...] = ()
+    push: tuple[tuple[PodView, LimitsInForce], ...] = ()
     deletion_costs: Mapping[str, int] = field(default_factory=dict)
     decisions: tuple[Decision, ...] = ()
     upgrade: UpgradeState | None = None

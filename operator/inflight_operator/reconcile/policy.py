@@ -120,8 +120,8 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
 
 
 def _override(tuning: Tuning) -> Override | None:
-    asked = tuning.override
-    return None if asked is None else Override(asked.max_num_seqs, asked.max_num_batched_tokens, until=asked.until)
+    spec = tuning.override
+    return None if spec is None else Override(spec.max_num_seqs, spec.max_num_batched_tokens, until=spec.until)
 
 
 def _engine(spec: InferenceServiceSpec) -> list[Any]:

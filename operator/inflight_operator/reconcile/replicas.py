@@ -8,7 +8,7 @@ from inflight_operator.decide.autopilot import Sizing, decide_replicas, unsized_
 from inflight_operator.decide.conditions import DeploymentView
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.pods import Pods, count_replicas
-from inflight_operator.decide.scaling import Ask, ScalingDecision, ScalingObservation, decide_scaling
+from inflight_operator.decide.scaling import Recommendation, ScalingDecision, ScalingObservation, decide_scaling
 from inflight_operator.decide.sleeping import Busy, HeldWork, SleepView, decide_sleep
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.reconcile.memory import Memory
@@ -46,7 +46,7 @@ class Scaled:
     sleep: Reason | None
 
 
-def scale(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> Scaled:
+def scale(snapshot: Snapshot, memory: Memory, pods: Pods, measurements: Measured) -> Scaled:
     """Returns the replicas of this round."""
     policy = snapshot.policy
     ordered = memory.replicas
@@ -55,7 +55,7 @@ def scale(snapshot: Snapshot, memory: Memory, pods: Pods, shown: Measured) -> Sc
     deployment = deployment_view(snapshot.deployment, ordered)
     replicas = count_replicas(pods, ordered, deployment.refused if deployment is not None else "")
     observation = scaling_observation(
-        snapshot, replicas, ordered, shown, memory.limits.limits, fixed=memory.before_override is not None
+        snapshot, replicas, ordered, measurements, memory.limits.limits, fixed=memory.before_override is not None
     )
     memory = replace(memory, demand=with_demand(snapshot, memory.demand))
     decision, sleep = _sleep(snapshot, memory, pods, observation, deployment)
@@ -119,7 +119,7 @@ def _unread(snapshot: Snapshot) -> bool:
 
 
 def _by_demand(
-    snapshot: Snapshot, memory: Memory, observation: ScalingObservation, capacity: Ask | None
+    snapshot: Snapshot, memory: Memory, observation: ScalingObservation, capacity: Recommendation | None
 ) -> ScalingDecision:
     policy = snapshot.policy
     by_model = capacity is not None and memory.demand.workload is not None
@@ -131,7 +131,7 @@ def _by_demand(
 
 def _capacity(
     snapshot: Snapshot, memory: Memory, pods: Pods, observation: ScalingObservation
-) -> tuple[Ask | None, Sizing | None, Memory]:
+) -> tuple[Recommendation | None, Sizing | None, Memory]:
     """Returns the recommendation of the capacity model, None before engines report their step costs, and its numbers,
     None before the size of requests is known too."""
     view = demand_view(snapshot, memory.demand, pods, memory.startups, observation)
@@ -142,7 +142,7 @@ def _capacity(
     replicas, reason, needed, sizing = decide_replicas(
         view, snapshot.policy.slo.targets, _tunable(snapshot, memory), memory.needed
     )
-    return Ask(replicas, reason), sizing, replace(memory, needed=needed)
+    return Recommendation(replicas, reason), sizing, replace(memory, needed=needed)
 
 
 def _tunable(snapshot: Snapshot, memory: Memory) -> LimitsBounds:

@@ -240,10 +240,10 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
 
 
 def _limits(snapshot: Snapshot, plan: Plan) -> LimitsStatus:
-    limits, before, asked = plan.limits.limits, plan.memory.before_override, snapshot.policy.override
+    limits, before, wanted = plan.limits.limits, plan.memory.before_override, snapshot.policy.override
     override, canary = None, plan.canary
-    if before is not None and asked is not None:
-        override = OverrideStatus(until=asked.until, before=LimitsPair(**asdict(before)))
+    if before is not None and wanted is not None:
+        override = OverrideStatus(until=wanted.until, before=LimitsPair(**asdict(before)))
     untuned: Literal["Capacity", "Tuning"] = "Capacity" if limits == snapshot.policy.capacity else "Tuning"
     return LimitsStatus(
         **asdict(limits),

@@ -22,7 +22,7 @@ from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.report import Event, build_status, events_of, recorded
 from inflight_operator.reconcile.snapshot import Snapshot
 from inflight_operator.reconcile.views import mean_slo
-from inflight_operator.telemetry.service_metrics import Shown
+from inflight_operator.telemetry.service_metrics import ServiceValues
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ MOVED_SHARE = 0.25
 
 
 @dataclass(slots=True)
-class Reported:
+class ReporterState:
     """State of the reporter for one service.
 
     Attributes:
@@ -57,33 +57,33 @@ class Reporter:
         self._cache = cache
 
     async def report(
-        self, key: ServiceKey, snapshot: Snapshot, plan: Plan, outcome: Outcome, reported: Reported
+        self, key: ServiceKey, snapshot: Snapshot, plan: Plan, outcome: Outcome, state: ReporterState
     ) -> bool:
         """Writes what is due; returns True if all writes succeeded."""
         made = (recorded(decision, snapshot.at) for decision in plan.decisions)
-        reported.decisions = (*reported.decisions, *made)[-MAX_DECISIONS:]
-        status = build_status(snapshot, plan, outcome, reported.decisions)
-        if not is_due(snapshot.service.status, status, self._clock.steady() - reported.at):
+        state.decisions = (*state.decisions, *made)[-MAX_DECISIONS:]
+        status = build_status(snapshot, plan, outcome, state.decisions)
+        if not is_due(snapshot.service.status, status, self._clock.steady() - state.at):
             return True
-        return await self.write(key, snapshot.service, status, reported)
+        return await self.write(key, snapshot.service, status, state)
 
     async def write(
-        self, key: ServiceKey, service: ServiceRecord, status: InferenceServiceStatus, reported: Reported
+        self, key: ServiceKey, service: ServiceRecord, status: InferenceServiceStatus, state: ReporterState
     ) -> bool:
         """Writes a status and the events of its changes; returns whether the status was accepted."""
-        if self._clock.steady() < reported.again:
+        if self._clock.steady() < state.again:
             return False
         try:
             live = await self._api.patch_status(service, status.to_dict())
         except KubeApiError as error:
-            reported.failures += 1
-            reported.again = self._clock.steady() + pause(reported.failures)
+            state.failures += 1
+            state.again = self._clock.steady() + pause(state.failures)
             logger.warning("%s: the status was not taken: %s", key, error)
             return False
         if live is not None:
             self._cache.put(service.kind, live)
-        decisions, reported.decisions = reported.decisions, ()
-        reported.at, reported.failures = self._clock.steady(), 0
+        decisions, state.decisions = state.decisions, ()
+        state.at, state.failures = self._clock.steady(), 0
         for event in events_of(service.status, status, decisions):
             await self._event(key, service, event)
         return True
@@ -102,14 +102,14 @@ def is_due(before: InferenceServiceStatus, after: InferenceServiceStatus, since_
     Args:
         since_written: seconds since the status was last written.
     """
-    if _news(before) != _news(after) or _new_reasons(before, after):
+    if _state_parts(before) != _state_parts(after) or _new_reasons(before, after):
         return True
     return since_written >= NUMBERS_SECONDS and (
         _wording(before) != _wording(after) or _moved(_measurements(before), _measurements(after))
     )
 
 
-def _news(status: InferenceServiceStatus) -> tuple[Any, ...]:
+def _state_parts(status: InferenceServiceStatus) -> tuple[Any, ...]:
     """Returns the parts that are written at once: no numbers, no wording and no reasons that follow the traffic."""
     limits, engine = status.limits, status.engine
     external = any(one.reason in ("External", "ReplicasUnset") for one in status.conditions)
@@ -180,7 +180,7 @@ def _seconds(duration: str | None) -> float:
     return 0.0 if duration is None else parse_duration(duration)
 
 
-def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
+def service_values(snapshot: Snapshot, plan: Plan) -> ServiceValues:
     """Returns the exported values, over the pods with fresh samples; latency targets are for a prompt of mean
     length."""
     policy, fresh = snapshot.policy, snapshot.fresh.values()
@@ -188,7 +188,7 @@ def shown_of(snapshot: Snapshot, plan: Plan) -> Shown:
     ready = sum(pod.serves for pod in snapshot.pods)
     assert targets.ttft_p95 is not None
     assert targets.tpot_p95 is not None
-    return Shown(
+    return ServiceValues(
         desired=plan.desired,
         replicas=plan.replicas,
         ready=ready,

@@ -40,7 +40,7 @@ class Snapshot:
         window: recent samples of the engines.
         fresh: the newest sample of each ready pod that is not stale, by uid.
         scrape_errors: errors of scrapes that gave no sample, by uid.
-        told: results of pushing limits to engines, by uid.
+        pushes: results of pushing limits to engines, by uid.
         admin_token: admin token of the service.
         pooled: whether requests go to the pod with the least work, as the gateway sends them; a Service sends them to
             any.
@@ -66,7 +66,7 @@ class Snapshot:
     window: Window = field(default_factory=Window)
     fresh: Mapping[str, Sample] = field(default_factory=dict)
     scrape_errors: Mapping[str, str] = field(default_factory=dict)
-    told: Mapping[str, LimitsPush] = field(default_factory=dict)
+    pushes: Mapping[str, LimitsPush] = field(default_factory=dict)
     pooled: bool = False
     may_move: bool = True
     mover: str = ""

@@ -24,7 +24,7 @@ from inflight_settings.limits import Limits
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
+class ServiceValues:
     """Values of one service after a round.
 
     Attributes:
@@ -164,7 +164,7 @@ GAUGES = (
     ),
     ("inflight_operator_scrape_age_seconds", "Seconds since the stalest ready pod was last scraped.", "scrape_age"),
 )
-"""Name, help text, and the value's path in `Shown`; no series where a part of the path is None."""
+"""Name, help text, and the value's path in `ServiceValues`; no series where a part of the path is None."""
 
 COUNTERS = (
     ("inflight_operator_service_first_tokens", "First tokens of requests; with spec.slo.", "ttft.total"),
@@ -191,14 +191,14 @@ class _Service:
 
     Attributes:
         findings: all conditions.
-        shown: None before its spec could be read.
+        values: None before its spec could be read.
         attainment: None without targets in its spec.
         decisions: number since the start of this process, by kind and reason.
         last: the last decision on each knob, and its time in seconds since the epoch.
     """
 
     findings: tuple[Finding, ...] = ()
-    shown: Shown | None = None
+    values: ServiceValues | None = None
     attainment: Attainment | None = None
     decisions: Counter[tuple[str, str]] = field(default_factory=Counter)
     last: dict[str, tuple[Decision, float]] = field(default_factory=dict)
@@ -220,10 +220,10 @@ class ServiceMetrics(Collector):
     def __init__(self) -> None:
         self._services: dict[ServiceKey, _Service] = {}
 
-    def show(
+    def record(
         self,
         key: ServiceKey,
-        shown: Shown,
+        values: ServiceValues,
         findings: tuple[Finding, ...],
         attainment: Attainment | None,
         decisions: Sequence[Decision],
@@ -238,11 +238,11 @@ class ServiceMetrics(Collector):
             at: time of the round, seconds since the epoch.
         """
         service = self._services.setdefault(key, _Service())
-        service.shown, service.findings, service.attainment = shown, findings, attainment
+        service.values, service.findings, service.attainment = values, findings, attainment
         service.decisions.update((one.kind, one.reason.code) for one in decisions)
         service.last |= {one.knob: (one, at) for one in decisions}
 
-    def show_unreadable(self, key: ServiceKey, findings: tuple[Finding, ...]) -> None:
+    def record_unreadable(self, key: ServiceKey, findings: tuple[Finding, ...]) -> None:
         """Conditions of a service whose spec cannot be read: its numbers, if any, are unchanged."""
         self._services.setdefault(key, _Service()).findings = findings
 
@@ -253,9 +253,9 @@ class ServiceMetrics(Collector):
     def collect(self) -> Iterator[Metric]:
         """All families; prometheus_client calls it from its own thread."""
         services = list(self._services.items())
-        read = [(key, one, one.shown) for key, one in services if one.shown is not None]
+        read = [(key, one, one.values) for key, one in services if one.values is not None]
         for name, text, path in GAUGES:
-            yield _gauges(name, text, (), [(key, (), _value(shown, path)) for key, _, shown in read])
+            yield _gauges(name, text, (), [(key, (), _value(values, path)) for key, _, values in read])
         for name, text, path in COUNTERS:
             yield _counters(name, text, (), [(key, (), _value(one.attainment, path)) for key, one, _ in read])
         yield _counters(
@@ -290,7 +290,7 @@ class ServiceMetrics(Collector):
             "inflight_operator_service_cost_per_hour",
             "Cost per hour of the pods; with spec.cost.",
             ("currency",),
-            [(key, (shown.currency,), shown.cost_per_hour) for key, _, shown in read],
+            [(key, (values.currency,), values.cost_per_hour) for key, _, values in read],
         )
 
 

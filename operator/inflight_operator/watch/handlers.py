@@ -24,12 +24,12 @@ IDLE_SECONDS = 0.2
 
 
 def build_registry(
-    cache: ClusterCache, look_at: Callable[[ServiceKey], None], connect: Connect, stop: Stop
+    cache: ClusterCache, enqueue: Callable[[ServiceKey], None], connect: Connect, stop: Stop
 ) -> kopf.OperatorRegistry:
     """A registry with the event handler of InferenceServices.
 
     Args:
-        look_at: called with each service that needs a round because of an event.
+        enqueue: called with each service that needs a round because of an event.
         connect: gives kopf fresh credentials.
         stop: awaited when kopf shuts down (SIGTERM, SIGINT), before it cancels running tasks.
     """
@@ -49,7 +49,7 @@ def build_registry(
         of the cache do."""
         key = cache.put(KIND, body) if type != "DELETED" else None
         if key is not None:
-            look_at(key)
+            enqueue(key)
 
     kopf.on.startup(registry=registry)(configure)
     kopf.on.login(registry=registry)(login)

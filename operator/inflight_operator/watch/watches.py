@@ -31,7 +31,7 @@ def optional_kinds(*, endpoint_picker: bool) -> tuple[str, ...]:
 
 class Watches:
     """Args:
-    look_at: called with each service that needs a round because of a change.
+    enqueue: called with each service that needs a round because of a change.
     namespaces: to watch; empty watches all at once.
     optional: optional kinds that the operator may use.
     """
@@ -40,13 +40,13 @@ class Watches:
         self,
         api: KubeApi,
         cache: ClusterCache,
-        look_at: Callable[[ServiceKey], None],
+        enqueue: Callable[[ServiceKey], None],
         namespaces: Sequence[str] = (),
         optional: Sequence[str] = OPTIONAL_KINDS,
     ) -> None:
         self._api = api
         self._cache = cache
-        self._look_at = look_at
+        self._enqueue = enqueue
         self._reflectors = [
             self._reflector(kind, scope) for kind in (*WATCHED_KINDS, *optional) for scope in namespaces or (None,)
         ]
@@ -91,7 +91,7 @@ class Watches:
     def _reflector(self, kind: str, namespace: str | None) -> Reflector:
         def changed(changes: Changes) -> None:
             for key in self._cache.take(kind, namespace, changes):
-                self._look_at(key)
+                self._enqueue(key)
 
         selection = Selection(kind, namespace, "" if kind == KIND else SERVICE_LABEL)
         return Reflector(self._api, selection, changed, optional=kind in OPTIONAL_KINDS)

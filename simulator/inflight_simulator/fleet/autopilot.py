@@ -76,7 +76,7 @@ class Autopilot:
         self._settings = Settings(engine_image=_IMAGE)
         self._policy = policy_of(self._service, self._settings)
         self._window = Window(_SPAN_S)
-        self._told: dict[str, LimitsPush] = {}
+        self._pushes: dict[str, LimitsPush] = {}
         self._deployment: Manifest | None = None
         first = first_memory(self._service, self._policy, config.initial_replicas, 0.0, _START)
         self._memory: Memory = replace(first, limits=LimitsInForce(config.limits, 1))
@@ -101,7 +101,7 @@ class Autopilot:
         samples = {pod.name: scraped(pod, fleet.config, now) for pod in fleet.live if pod.routable}
         # As in the operator: state of pods that no longer take requests is dropped.
         self._window = self._window.with_samples(samples, samples, now)
-        self._told = {uid: told for uid, told in self._told.items() if uid in samples}
+        self._pushes = {uid: told for uid, told in self._pushes.items() if uid in samples}
         return Snapshot(
             service=self._service,
             policy=self._policy,
@@ -113,15 +113,15 @@ class Autopilot:
             listed=frozenset(samples),
             window=self._window,
             fresh=fresh_samples(self._window, pods, now, _STALE_AFTER_S),
-            told=self._told,
+            pushes=self._pushes,
             pooled=self._pooled,
         )
 
     def _push_limits(self, fleet: Fleet, plan: Plan, now: float) -> None:
         by_name = {pod.name: pod for pod in fleet.live}
-        for view, limits in plan.tell:
+        for view, limits in plan.push:
             fleet.set_limits(by_name[view.uid], limits, now)
-            self._told[view.uid] = LimitsPush(accepted=limits, at=now)
+            self._pushes[view.uid] = LimitsPush(accepted=limits, at=now)
         # Pods read the limits in force when they start.
         fleet.first_limits = plan.limits
 

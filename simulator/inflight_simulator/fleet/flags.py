@@ -23,7 +23,7 @@ _LEAST_TARGET_S = 0.001
 
 
 def seconds(text: str) -> float:
-    """`500ms`, `0.5s` or `0.5`."""
+    """Parses seconds: `500ms`, `0.5s` or `0.5`."""
     unit = next((unit for unit in _UNITS if text.endswith(unit)), "")
     value: float = _seconds_number(0)(text.removesuffix(unit))
     return value * _UNITS.get(unit, 1.0)
@@ -59,7 +59,7 @@ def add_arrivals(parser: argparse.ArgumentParser) -> None:
 
 
 def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
-    """ARRIVALS, the fleet and the targets; without the scaler."""
+    """Adds the flags of arrivals, fleet and targets, without the scaler."""
     count = number(int, 1, 100_000)
     add_arrivals(parser)
     fleet = parser.add_argument_group("fleet")

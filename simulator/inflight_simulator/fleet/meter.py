@@ -71,7 +71,7 @@ class Meter:
         self._num_fits = 0
         self._lengths = OutputLengths()
         self._counted: dict[int, int] = {}
-        """Output tokens by request, as far as `_lengths` knows of them."""
+        """Output tokens by request that `_lengths` includes."""
         self._begins: list[int] = []
         self._ends: list[int] = []
         """Spans of outputs that `_lengths` does not include yet."""
@@ -118,7 +118,7 @@ class Meter:
         self._itl.observe(seconds)
 
     def finished(self, request_id: int, output_tokens: int, seconds: float) -> None:
-        """`seconds`: since its first token."""
+        """Counts a request that ended. `seconds`: time since its first token."""
         self._generated(self._counted.pop(request_id, 0), output_tokens)
         self._lengths.ended(output_tokens)
         if output_tokens > 1:
@@ -150,7 +150,7 @@ class Meter:
         self._ends.append(end)
 
     def histograms(self) -> tuple[Histogram, Histogram, Histogram, Histogram]:
-        """TTFT, time per output token, inter-token latency, tokens of a step."""
+        """Returns the histograms of TTFT, time per output token, inter-token latency and tokens of a step."""
         self._count_gaps()
         return tuple(each.histogram() for each in (self._ttft, self._tpot, self._itl, self._step_tokens))  # type: ignore[return-value]
 

@@ -22,7 +22,7 @@ NAMES = (*SCALERS, *SPECIAL)
 
 
 def simulate_named(name: str, requests: Requests, config: FleetConfig, progress: Progress | None = None) -> FleetRun:
-    """`simulate_fleet` with the scaler of that name. The oracle is simulated several times, to find its schedule.
+    """Runs `simulate_fleet` with the scaler of that name. The oracle is simulated several times, to find its schedule.
 
     Raises:
         InputError: there is none.
@@ -35,7 +35,7 @@ def simulate_named(name: str, requests: Requests, config: FleetConfig, progress:
 
 
 def _simulate(requests: Requests, config: FleetConfig, scaler: Scaler, progress: Progress | None) -> FleetRun:
-    """Under a scaler, and under the operator's tuning where that is on."""
+    """Simulates under a scaler, and under the operator's tuning if that is on."""
     if config.tuning:
         return _with_operator(requests, config, scaler, progress)
     return simulate_fleet(requests, config, scaler, progress)

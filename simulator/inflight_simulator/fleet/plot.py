@@ -17,7 +17,7 @@ from inflight_simulator.fleet.requests import Floats
 from inflight_simulator.plot import COLORS_OF_CURVES, STYLE
 
 WINDOW_S = 10.0
-"""Over which arrivals are counted and the share in target is taken."""
+"""Seconds over which arrivals are counted and the share in target is taken."""
 _LEGEND_ABOVE: Any = {"loc": "lower right", "bbox_to_anchor": (1, 0.97), "frameon": False}
 _GRAY, _LIGHT, _GREEN = "#7f7f7f", "#b5dcf2", "#009e73"
 _KEPT_AXIS = (0.0, 1.04)

@@ -60,7 +60,7 @@ def describe(requests: Requests) -> Traffic:
 
 
 def doubled(requests: Requests, seed: int) -> Requests:
-    """Twice the load: each request arrives twice, the second up to a second later."""
+    """Returns twice the load: each request arrives twice, the second up to a second later."""
     later = np.random.default_rng(seed).uniform(0.0, 1.0, len(requests))
     times = np.append(requests.arrival_s, requests.arrival_s + later)
     return Requests.sorted(

@@ -8,10 +8,9 @@ import sys
 from tests.engine.execution.tiny_model import make_model
 
 COMPILE = """
-import sys
 from inflight_engine.execution import shipped_kernels
-shipped_kernels.MODELS = {"tiny": shipped_kernels.Sizes(256, 512, 4, 2, 64, 512, True)}
-shipped_kernels.compile_all(90)
+shipped_kernels.only_compile(90)
+shipped_kernels.launch_all(shipped_kernels.Sizes(256, 512, 4, 2, 64, 512, True), 1, has_fp8=False)
 """
 
 LISTEN = """

@@ -1,4 +1,4 @@
-"""Conditions and their sentences: what a person reads for each way a service can stand."""
+"""Conditions and their sentences, for each state of a service."""
 
 import pytest
 
@@ -70,7 +70,7 @@ def test_a_pod_that_waits_for_an_accelerator():
     assert conditions["Ready"].message == f"1 of 2 replicas takes requests; {sentence}"
 
 
-def test_a_pod_that_waits_for_memory_is_not_told_to_go_without_accelerator():
+def test_a_pod_that_waits_for_memory_is_not_advised_to_go_without_accelerator():
     problem = pod_problem(unschedulable("0/3 nodes are available: 3 Insufficient memory."), FACTS)
     assert problem.text.startswith("waits for memory: 0/3 nodes are available: 3 Insufficient memory; add a node or")
 
@@ -106,7 +106,7 @@ def test_an_image_that_cannot_be_pulled(reason):
         ' does not exist: check model.source"}\n',
     ],
 )
-def test_a_model_that_does_not_exist_is_told_in_the_engine_s_words(said):
+def test_a_model_that_does_not_exist_is_reported_in_the_engine_s_words(said):
     ended = {"exitCode": 1, "reason": "Error", "message": said}
     back_off = {"state": {"waiting": {"reason": "CrashLoopBackOff"}}, "lastState": {"terminated": ended}}
     conditions = found([pod(**container(restarts=3, **back_off))], wanted=1)
@@ -123,7 +123,7 @@ def test_memory_names_the_limit_and_the_field_to_raise():
     assert "its limit of 4Gi; raise template.resources.limits.memory" in problem.text
 
 
-def test_a_crash_tells_its_exit_code_and_last_words():
+def test_a_crash_reports_its_exit_code_and_last_words():
     ended = {"exitCode": 139, "reason": "Error", "message": "Segmentation fault"}
     running = {"state": {"running": {}}, "lastState": {"terminated": ended}}
     problem = pod_problem(pod(**container(restarts=2, **running)), FACTS)
@@ -135,7 +135,7 @@ def test_a_crash_without_words_says_where_to_look():
     assert "kubectl logs chat-1 --previous" in pod_problem(pod(**container(restarts=1, **running)), FACTS).text
 
 
-def test_an_evicted_pod_tells_why():
+def test_an_evicted_pod_reports_why():
     failed = pod(phase="Failed", message="The node was low on resource: memory.", containerStatuses=[])
     assert pod_problem(failed, FACTS).text == "failed: The node was low on resource: memory."
 
@@ -153,7 +153,7 @@ def test_pods_that_serve_or_go_have_no_problem():
     assert pod_problem(pod_view(pod_body("chat-1", ready=False, deleting=True)), FACTS) is None
 
 
-def test_the_problem_a_person_has_most_to_do_with_is_told_first():
+def test_the_problem_a_person_has_most_to_do_with_is_reported_first():
     waiting = {"waiting": {"reason": "ErrImagePull", "message": "not found"}}
     image = pod("chat-3", phase="Pending", **container(state=waiting))
     conditions = found([unschedulable(NO_GPU), image, pod()], wanted=3)
@@ -175,7 +175,7 @@ def test_before_the_first_pod():
     assert conditions["Scheduled"].status == "Unknown"
 
 
-def test_pods_that_the_api_server_refuses_are_told_with_its_words():
+def test_pods_that_the_api_server_refuses_are_reported_with_its_words():
     said = 'pods "chat-abc-" is forbidden: error looking up service account team/nope: serviceaccount "nope" not found'
     conditions = found([], wanted=1, deployment=DeploymentView(1, 0, 0, True, "", said))
     assert (conditions["Ready"].status, conditions["Ready"].reason) == ("False", "PodsRefused")

@@ -1,4 +1,4 @@
-"""Scaling: what holds for any observation, and the arithmetic of each target."""
+"""Scaling: properties for any observation, and the arithmetic of each target."""
 
 from dataclasses import replace
 
@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from inflight_operator.decide.behavior import Behavior, ScalingHistory, ScalingPolicy, ScalingRules
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.scaling import (
-    Ask,
+    Recommendation,
     ScalingBounds,
     ScalingObservation,
     ScalingTargets,
@@ -299,7 +299,7 @@ NONE = ScalingTargets()
 
 def asked(observation, replicas, targets=NONE, behavior=AT_ONCE):
     wide = ScalingBounds(1, 100)
-    return decide_scaling(observation, targets, behavior, wide, ScalingHistory(), Ask(replicas, CAPACITY))
+    return decide_scaling(observation, targets, behavior, wide, ScalingHistory(), Recommendation(replicas, CAPACITY))
 
 
 def test_the_capacity_model_decides_alone_where_no_target_is_set():

@@ -23,7 +23,7 @@ SECONDS, SHIFT = 1800.0, 900.0
 
 @cache
 def arrivals(shifted):
-    """2.8 requests a second, 60% of what the engine can do within its targets; after the shift 1.0 with prompts
+    """Traffic: 2.8 requests a second, 60% of the engine's capacity within its targets; after the shift 1.0 with prompts
     that are four times as long."""
     numbers, time, made = random.Random(11), 0.0, []
     while time < SECONDS:
@@ -37,7 +37,7 @@ def arrivals(shifted):
 def course(start, shifted, tune):
     """Requests in target by the second of their end, and the times of changes."""
     engine = ModelEngine(max_num_seqs=start[0], max_num_batched_tokens=start[1], targets=(TTFT, TPOT))
-    engine.told = engine.true_cost
+    engine.reported_cost = engine.true_cost
     limits, state, window, demand = Limits(*start), TuningState(0.0), Window(), DemandHistory()
     upcoming, now, good, changes = iter(arrivals(shifted)), 0.0, [], []
     following = next(upcoming)

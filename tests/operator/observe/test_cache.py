@@ -40,11 +40,11 @@ def endpoint_slice(name, version, *uids, not_ready=(), of="chat"):
 def take_list(cache, kind, version, bodies, namespace=None):
     """A list as a reflector reports it: what it knew and did not find is deleted."""
     found = {ObjectKey(one["metadata"]["namespace"], one["metadata"]["name"]): one for one in bodies}
-    gone = {key: None for key in cache._held[kind] if namespace in (None, key.namespace) and key not in found}
+    gone = {key: None for key in cache._entries[kind] if namespace in (None, key.namespace) and key not in found}
     return cache.take(kind, namespace, Changes({**gone, **found}, str(version), found.keys()))
 
 
-def test_a_changed_spec_asks_for_a_look_and_a_changed_status_does_not():
+def test_a_changed_spec_requests_a_round_and_a_changed_status_does_not():
     cache = ClusterCache()
     assert cache.put("InferenceService", service(1)) == KEY
     assert cache.put("InferenceService", service(2, status={"replicas": 1})) is None
@@ -53,7 +53,7 @@ def test_a_changed_spec_asks_for_a_look_and_a_changed_status_does_not():
     assert cache.put("InferenceService", service(4, generation=2, uid="another")) == KEY
 
 
-def test_a_pod_asks_for_a_look_when_what_we_see_of_it_changed():
+def test_a_pod_requests_a_round_when_what_we_see_of_it_changed():
     cache = ClusterCache()
     assert cache.put("Pod", pod("chat-1", 1)) == KEY
     assert cache.put("Pod", pod("chat-1", 2)) is None
@@ -63,7 +63,7 @@ def test_a_pod_asks_for_a_look_when_what_we_see_of_it_changed():
     assert cache.pods(KEY) == []
 
 
-def test_a_child_asks_for_a_look_once_for_each_version():
+def test_a_child_requests_a_round_once_for_each_version():
     cache = ClusterCache()
     cache.put("Deployment", child("Deployment", 5))  # as apply returned it
     assert cache.put("Deployment", child("Deployment", 5)) is None
@@ -218,7 +218,7 @@ def test_the_slices_of_a_service_behind_the_gateway_are_those_of_its_engines():
     assert cache.endpoints(KEY) == {"one"}
 
 
-def test_a_slice_asks_for_a_look_only_when_the_ready_pods_changed():
+def test_a_slice_requests_a_round_only_when_the_ready_pods_changed():
     cache = ClusterCache()
     cache.put("EndpointSlice", endpoint_slice("a", 1, "one"))
     assert cache.put("EndpointSlice", endpoint_slice("a", 2, "one", not_ready=("two",))) is None

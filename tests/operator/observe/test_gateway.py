@@ -45,7 +45,7 @@ class Slices:
 
 @asynccontextmanager
 async def reading(slices, port, monkeypatch):
-    """A reader at work, and the services that it was told requests of are held."""
+    """A reader at work, and the services for which it reported held requests."""
     monkeypatch.setattr(gateway_module, "GATEWAY_STATE_PORT", port)
     woken = []
 
@@ -68,7 +68,7 @@ async def until(holds, seconds=5.0):
             await asyncio.sleep(0.01)
 
 
-async def test_lines_are_taken_as_they_come_and_what_begins_to_be_held_is_told_once(monkeypatch):
+async def test_lines_are_taken_as_they_come_and_what_begins_to_be_held_is_reported_once(monkeypatch):
     async with gateway_pod() as pod:
         pod.begins_with(said("chat", idle=40.0), said("code", in_flight=2))
         async with reading(Slices(endpoint_slice("g-1")), pod.port, monkeypatch) as (reader, woken):
@@ -108,7 +108,7 @@ async def test_a_pod_that_hangs_up_is_silent_until_it_is_reached_again_and_is_id
             assert reader.view(CHAT).idle_s < 5.0
 
 
-async def test_requests_held_when_the_operator_comes_are_told(monkeypatch):
+async def test_requests_held_when_the_operator_comes_are_reported(monkeypatch):
     async with gateway_pod() as pod:
         pod.begins_with(said("chat", held=4), said("code", held=1))
         async with reading(Slices(endpoint_slice("g-1")), pod.port, monkeypatch) as (reader, woken):

@@ -53,11 +53,11 @@ def test_the_engine_s_own_page_is_read_whole(names):
     for histogram in (sample.ttft, sample.tpot, sample.itl, sample.step_tokens):
         assert histogram.count == 1
         assert histogram.total > 0
-    told = {line.partition("{")[0] for line in engine_page(READER.names).splitlines() if line[0] != "#"}
-    assert set(READER.names) == told
+    names = {line.partition("{")[0] for line in engine_page(READER.names).splitlines() if line[0] != "#"}
+    assert set(READER.names) == names
 
 
-def test_a_vllm_page_is_read_without_what_only_we_tell():
+def test_a_vllm_page_is_read_without_what_only_we_export():
     sample = parse_metrics(VLLM_PAGE, 7.0)
     assert (sample.time, sample.running, sample.waiting, sample.kv_usage) == (7.0, 7, 3, 0.75)
     assert sample.preemptions == 5
@@ -117,7 +117,7 @@ def test_a_counter_with_a_fraction_counts_what_is_whole():
     assert (sample.arrived, sample.arrived_tokens, sample.refused) == (0, 7, 0)
 
 
-def test_a_page_without_a_cost_model_tells_none():
+def test_a_page_without_a_cost_model_reports_none():
     sample = parse_metrics(VLLM_PAGE, 0.0)
     assert (sample.cost, sample.cost_error, sample.cost_steps, sample.kv_tokens) == (None, None, 0, None)
     assert (sample.arrived, sample.arrived_tokens, sample.arrived_squares) == (0, 0, 0)
@@ -159,19 +159,19 @@ CURVE = "inflight_step_cost_curve_seconds"
         "\n".join(f'{CURVE}{{tokens="{tokens}"}} 0.1' for tokens in range(1, MAX_CURVE + 2)),
     ],
 )
-def test_a_cost_model_that_no_engine_has_counts_as_not_told(more):
+def test_a_cost_model_that_no_engine_has_counts_as_not_reported(more):
     sample = parse_metrics(f"{VLLM_PAGE}{COST_PAGE}{more}\n", 0.0)
     assert sample.cost is None
     assert (sample.running, sample.kv_tokens) == (7, 400_000)
 
 
 @pytest.mark.parametrize("term", ["step", "prefill_token", "decode_kv_token"])
-def test_a_cost_model_with_a_missing_term_counts_as_not_told(term):
+def test_a_cost_model_with_a_missing_term_counts_as_not_reported(term):
     lines = [line for line in COST_PAGE.splitlines() if f'term="{term}"' not in line]
     assert parse_metrics(VLLM_PAGE + "\n".join(lines), 0.0).cost is None
 
 
-def test_a_model_by_which_a_step_takes_no_time_counts_as_not_told():
+def test_a_model_by_which_a_step_takes_no_time_counts_as_not_reported():
     page = "".join(
         f'inflight_step_cost_seconds{{term="{term}"}} 0\n'
         for term in ("step", "decode_sequence", "prefill_token", "decode_kv_token", "prefill_context_token")
@@ -180,7 +180,7 @@ def test_a_model_by_which_a_step_takes_no_time_counts_as_not_told():
 
 
 @pytest.mark.parametrize("value", ["-1", "NaN", "+Inf", "1e300"])
-def test_means_and_sizes_that_no_engine_has_count_as_not_told(value):
+def test_means_and_sizes_that_no_engine_has_count_as_not_reported(value):
     names = "inflight_output_tokens_mean", "inflight_output_tokens_second_moment", "inflight_kv_cache_tokens"
     more = "inflight_step_cost_error_ratio", "inflight_step_cost_steps"
     sample = parse_metrics(VLLM_PAGE + "".join(f"{name} {value}\n" for name in (*names, *more)), 0.0)
@@ -343,7 +343,7 @@ def test_a_broken_page_is_refused(line):
 
 
 @pytest.mark.parametrize("value", ["+Inf", "NaN", "0", "-4", "48.5", "65537", "1e18"])
-def test_limits_that_no_engine_can_have_count_as_not_told(value):
+def test_limits_that_no_engine_can_have_count_as_not_reported(value):
     page = f"{VLLM_PAGE}\ninflight_max_num_seqs {value}\ninflight_max_num_batched_tokens 2048\n"
     capacity = "inflight_max_num_seqs_capacity 64\ninflight_max_num_batched_tokens_capacity 1048577\n"
     sample = parse_metrics(page + capacity, 0.0)
@@ -352,7 +352,7 @@ def test_limits_that_no_engine_can_have_count_as_not_told(value):
 
 
 @pytest.mark.parametrize("value", ["9.3e18", "-1", "NaN", "1.5"])
-def test_a_revision_that_no_operator_gave_counts_as_not_told(value):
+def test_a_revision_that_no_operator_gave_counts_as_not_reported(value):
     sample = parse_metrics(f"{VLLM_PAGE}\ninflight_runtime_config_revision {value}\n", 0.0)
     assert sample.revision is None
     assert sample.running == 7

@@ -217,7 +217,7 @@ async def test_redirects_are_not_followed():
         assert pods.seen["b"] == 0
 
 
-async def test_errors_are_told_and_not_raised():
+async def test_errors_are_reported_and_not_raised():
     async def broken(writer):
         writer.write(b"SSH-2.0-OpenSSH_9.2\r\n\r\n")
 

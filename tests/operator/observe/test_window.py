@@ -177,15 +177,16 @@ def test_a_span_is_what_all_samples_together_tell_from_its_base_on(samples, back
     assert span.mean.running == pytest.approx(sum(one.running for one in shown) / len(shown))
     assert span.peak.running == max(one.running for one in shown)
     assert span.peak.kv_usage == max(one.kv_usage for one in shown)
-    told = [one.waiting_prompt_tokens for one in shown if one.waiting_prompt_tokens is not None]
-    assert span.mean.waiting_prompt_tokens == (pytest.approx(sum(told) / len(told)) if told else None)
-    assert span.peak.waiting_prompt_tokens == (max(told) if told else None)
+    reported = [one.waiting_prompt_tokens for one in shown if one.waiting_prompt_tokens is not None]
+    assert span.mean.waiting_prompt_tokens == (pytest.approx(sum(reported) / len(reported)) if reported else None)
+    assert span.peak.waiting_prompt_tokens == (max(reported) if reported else None)
     assert span.newest == newest
 
 
 @given(st.integers(2, 400), st.sampled_from([3.0, 5.0, 10.0]), st.floats(0, 1))
 def test_a_span_begins_as_early_as_promised(number, interval, share):
-    """Scrapes at a steady interval: early by less than one within the newest, else by two thirds of what was asked."""
+    """Scrapes at a steady interval: the growth begins early by less than one interval within the newest samples, else
+    by at most two thirds of the requested time."""
     history = History.of(make_sample(0.0))
     for index in range(1, number):
         history = history.with_sample(make_sample(index * interval), 30.0)

@@ -1,5 +1,5 @@
-"""A burst on a fleet of model engines (arithmetic, not engines), driven by `decide` with snapshots made here: whoever
-simulates needs no cluster and no API server."""
+"""A burst on a fleet of model engines (arithmetic, not engines), driven by `decide` with snapshots made here: a
+simulation needs no cluster and no API server."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -125,10 +125,10 @@ def test_a_burst_scales_out_tunes_and_settles_back_with_every_request_answered()
     assert max(fleet.course) <= 4
     assert fleet.course[-1] == 1
     assert sum(engine.finished for engine in everyone.values()) == len(burst)
-    told = [reason for _, reason in fleet.changes]
-    assert any(reason.startswith("max_num_seqs") for reason in told)
-    assert any(reason.startswith("max_num_batched_tokens") for reason in told)
-    assert any("no request waits" in reason for reason in told)
+    reasons = [reason for _, reason in fleet.changes]
+    assert any(reason.startswith("max_num_seqs") for reason in reasons)
+    assert any(reason.startswith("max_num_batched_tokens") for reason in reasons)
+    assert any("no request waits" in reason for reason in reasons)
     last_change = max(time for time, _ in fleet.changes)
     assert last_change < 200  # and then nothing moves any more
 

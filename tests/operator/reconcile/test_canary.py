@@ -11,11 +11,11 @@ SMALL_LIMITS = {"maxNumSeqs": 6, "maxNumBatchedTokens": 64, "revision": 7, "pods
 
 @pytest.fixture
 def pods(world):
-    """Two engines that tell what their steps cost, with limits far below what the model finds."""
+    """Two engines that report the costs of their steps, with limits far below what the model finds."""
     world.service(spec=SPEC, status={"limits": SMALL_LIMITS, "desiredReplicas": 2})
     engines = [world.pod(1), world.pod(2)]
     for engine in engines:
-        engine.model.told = engine.model.true_cost
+        engine.model.reported_cost = engine.model.true_cost
         engine.model.max_num_seqs, engine.model.max_num_batched_tokens, engine.revision = 6, 64, 7
     return engines
 
@@ -82,6 +82,6 @@ async def test_revisions_only_rise_whatever_happens_to_a_canary(world, pods):
         if number % 2:
             pods[0].model.per_decode *= 1.5
         for engine in pods:
-            seen[id(engine)].append([one.revision for one, _ in engine.told])
-    for told in seen.values():
-        assert all(later > earlier for earlier, later in zip(told[-1], told[-1][1:], strict=False))
+            seen[id(engine)].append([one.revision for one, _ in engine.pushed])
+    for revisions in seen.values():
+        assert all(later > earlier for earlier, later in zip(revisions[-1], revisions[-1][1:], strict=False))

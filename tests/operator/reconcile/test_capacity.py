@@ -1,4 +1,5 @@
-"""Rounds of a service whose engines tell what their steps cost: replicas by capacity, through to status and events."""
+"""Rounds of a service whose engines report the costs of their steps: replicas by capacity, through to status and
+events."""
 
 from datetime import datetime
 from itertools import pairwise
@@ -36,7 +37,7 @@ class Traffic:
 
 def telling(world, number, **more):
     engine = world.pod(number, **more)
-    engine.model.told = engine.model.true_cost
+    engine.model.reported_cost = engine.model.true_cost
     return engine
 
 
@@ -168,11 +169,11 @@ async def test_before_the_demand_is_known_no_replica_goes_and_an_idle_service_th
     assert "no request has arrived" in world.status["decisions"][-1]["reason"]
 
 
-async def test_an_engine_that_tells_no_cost_is_scaled_by_its_queue_until_its_histograms_told_it(world):
+async def test_an_engine_that_reports_no_cost_is_scaled_by_its_queue_until_its_histograms_reveal_it(world):
     world.service(spec=spec(targets={}))
     engine = world.pod(1)
     engine.foreign = True
-    engine.model.tells_cache = True
+    engine.model.reports_cache = True
     reasons = []
     for step in range(120):
         for part in range(10):
@@ -285,7 +286,7 @@ async def test_the_status_holds_demand_against_capacity_once_costs_are_known(wor
     await world.round()
     assert "demand" not in world.status
     traffic = Traffic(world)
-    engine.model.told = engine.model.true_cost
+    engine.model.reported_cost = engine.model.true_cost
     for _ in range(60):
         await traffic.round(2.0)
     demand = world.status["demand"]

@@ -87,7 +87,7 @@ def test_while_a_ready_pod_gives_no_fresh_sample_no_replica_is_removed(spec, tic
 def test_recommend_changes_no_limit(spec, ticks, start_up):
     for one in course(spec, ticks, start_up=start_up):
         assert one.plan.limits == one.memory.limits
-        assert all(told == one.plan.limits for _, told in one.plan.tell)
+        assert all(limits == one.plan.limits for _, limits in one.plan.push)
         assert not any(decision.applied for decision in one.plan.decisions if decision.kind == "Tuning")
 
 
@@ -96,7 +96,7 @@ def test_recommend_changes_no_limit(spec, ticks, start_up):
 def test_off_keeps_the_capacities(spec, ticks, start_up):
     for one in course(spec, ticks, start_up=start_up):
         assert one.plan.limits.limits == CAPACITY
-        assert all(told.limits == CAPACITY for _, told in one.plan.tell)
+        assert all(limits.limits == CAPACITY for _, limits in one.plan.push)
         assert not any(decision.kind == "Tuning" for decision in one.plan.decisions)
 
 
@@ -129,12 +129,12 @@ def test_limits_by_hand_hold_until_their_end_and_no_other_decision_moves_them(sp
 
 @some
 @given(specs(), ticks, start_ups, st.frozensets(st.integers(1, 6)))
-def test_no_engine_is_told_limits_above_its_capacity_or_older_than_its_own(spec, ticks, start_up, small):
+def test_no_engine_gets_limits_above_its_capacity_or_older_than_its_own(spec, ticks, start_up, small):
     for one in course(spec, ticks, start_up=start_up, small=small):
-        for pod, told in one.plan.tell:
+        for pod, limits in one.plan.push:
             sample = one.snapshot.fresh[pod.uid]
-            assert told.limits == told.limits.at_most(sample.capacity)
-            assert told.revision >= sample.revision
+            assert limits.limits == limits.limits.at_most(sample.capacity)
+            assert limits.revision >= sample.revision
 
 
 @some
@@ -233,11 +233,11 @@ def test_equal_snapshots_give_equal_plans_in_whatever_order_they_were_made(spec,
             snapshot,
             window=replace(snapshot.window, pods=dict(reversed(snapshot.window.pods.items()))),
             fresh=dict(reversed(snapshot.fresh.items())),
-            told=dict(reversed(snapshot.told.items())),
+            pushes=dict(reversed(snapshot.pushes.items())),
         )
         assert decide(snapshot, one.memory) == one.plan
         again = decide(turned, one.memory)
-        assert (again.replicas, again.limits, again.tell) == (one.plan.replicas, one.plan.limits, one.plan.tell)
+        assert (again.replicas, again.limits, again.push) == (one.plan.replicas, one.plan.limits, one.plan.push)
         assert _made(again) == _made(one.plan)
         assert [(each.type, each.status, each.reason) for each in again.findings] == [
             (each.type, each.status, each.reason) for each in one.plan.findings

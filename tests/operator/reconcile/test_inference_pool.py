@@ -84,7 +84,7 @@ def foreign(kind, name):
 
 
 @pytest.mark.parametrize(("kind", "name"), [("InferencePool", "chat"), ("Service", "chat-picker")])
-async def test_a_pool_that_cannot_be_applied_is_told_and_one_of_somebody_else_is_left_alone(world, kind, name):
+async def test_a_pool_that_cannot_be_applied_is_reported_and_one_of_somebody_else_is_left_alone(world, kind, name):
     world.service(spec=POOL)
     world.cache.put(kind, foreign(kind, name))
     assert not await world.round()
@@ -94,7 +94,7 @@ async def test_a_pool_that_cannot_be_applied_is_told_and_one_of_somebody_else_is
     assert world.cache.child(KEY, kind, name)["spec"] == {}
 
 
-async def test_endpoints_of_the_picker_that_cannot_be_applied_are_told(world):
+async def test_endpoints_of_the_picker_that_cannot_be_applied_are_reported(world):
     world.service(spec=POOL)
     world.api.refuse["EndpointSlice"] = KubeApiError("PATCH", 403, "endpointslices is forbidden")
     assert not await world.round()

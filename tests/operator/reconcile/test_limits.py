@@ -1,8 +1,8 @@
-"""Limits of running engines: told, taken, refused, and never a pod's to decide for others."""
+"""Limits of running engines: pushed, accepted, rejected, and never a pod's to decide for others."""
 
 from itertools import pairwise
 
-from inflight_operator.reconcile.rounds import RoundSettings
+from inflight_operator.reconcile.reconciler import ReconcilerSettings
 from inflight_settings.limits import Limits, LimitsInForce
 from tests.operator.fakes import KEY
 from tests.operator.reconcile.world import SMALL, START
@@ -18,8 +18,8 @@ async def test_a_burst_changes_limits_on_the_running_pod_with_the_services_token
             engine.model.add(120, 80)
         await world.round()
     await world.round(0.5)
-    assert len(engine.told) >= 2
-    limits, token = engine.told[-1]
+    assert len(engine.pushed) >= 2
+    limits, token = engine.pushed[-1]
     assert token == "token of service-uid"
     assert limits.revision == world.status["limits"]["revision"] == engine.revision
     assert world.status["limits"]["podsInForce"] == 1
@@ -29,7 +29,7 @@ async def test_a_burst_changes_limits_on_the_running_pod_with_the_services_token
 
 
 async def test_the_longest_interval_still_measures_enough_to_tune(world):
-    world.every = RoundSettings(interval=60.0)
+    world.every = ReconcilerSettings(interval=60.0)
     world.restart()
     world.service(spec={**SMALL, "slo": {"tpotP95": "50ms"}})
     engine = world.pod(1)
@@ -48,11 +48,11 @@ async def test_new_pods_are_brought_to_the_limits_in_force(world):
     world.service(spec=SMALL, status={"limits": limits})
     engine = world.pod(1)
     await world.round()
-    assert engine.told[0][0] == LimitsInForce(Limits(12, 512), 7)
+    assert engine.pushed[0][0] == LimitsInForce(Limits(12, 512), 7)
     config = next(call[2] for call in world.api.of("apply") if call[1] == "ConfigMap")
     assert '"max_num_seqs": 12' in config["data"]["limits.json"]
     await world.round()
-    assert len(engine.told) == 1
+    assert len(engine.pushed) == 1
 
 
 async def test_a_lost_status_does_not_leave_engines_behind_their_own_revision(world):
@@ -63,7 +63,7 @@ async def test_a_lost_status_does_not_leave_engines_behind_their_own_revision(wo
     world.service(spec=SMALL, status={})
     world.restart()
     await world.round()
-    assert engine.told[-1][0].revision > 9
+    assert engine.pushed[-1][0].revision > 9
     assert world.status["limits"]["revision"] == engine.revision
     assert engine.model.max_num_seqs == 64
 
@@ -88,10 +88,10 @@ async def test_one_pod_that_reports_a_capacity_of_1_does_not_limit_the_others(wo
         await world.round()
     assert world.status["limits"]["summary"] == "64/2048"
     assert honest.model.max_num_seqs == 64
-    assert liar.told[0][0].limits == Limits(1, 1)
+    assert liar.pushed[0][0].limits == Limits(1, 1)
 
 
-async def test_recommend_tells_once_and_touches_no_engine(world):
+async def test_recommend_advises_once_and_touches_no_engine(world):
     world.service(spec={**SMALL, "slo": {"tpotP95": "50ms"}, "tuning": {"mode": "Recommend"}})
     engine = world.pod(1)
     for _ in range(30):
@@ -102,7 +102,7 @@ async def test_recommend_tells_once_and_touches_no_engine(world):
     assert advice
     assert not any(one["applied"] for one in advice)
     assert all(one["change"] != other["change"] for one, other in pairwise(advice))
-    assert engine.told == []
+    assert engine.pushed == []
 
 
 async def test_tuning_off_brings_engines_back_to_capacity(world):
@@ -110,7 +110,7 @@ async def test_tuning_off_brings_engines_back_to_capacity(world):
     world.service(spec={**SMALL, "tuning": {"mode": "Off"}}, status={"limits": limits})
     engine = world.pod(1)
     await world.round()
-    assert engine.told[0][0] == LimitsInForce(Limits(64, 2048), 8)
+    assert engine.pushed[0][0] == LimitsInForce(Limits(64, 2048), 8)
 
 
 async def test_an_engine_that_refuses_its_limits_is_named(world):
@@ -132,7 +132,7 @@ async def test_another_engine_is_measured_from_the_beginning_and_another_target_
         await world.round()
 
     def start():
-        return world.rounds._known[KEY].memory.tuning.window_start
+        return world.reconciler._known[KEY].memory.tuning.window_start
 
     world.service(spec={**SMALL, "scaling": {"maxReplicas": 5}}, generation=2, status=world.status)
     await world.round()
@@ -147,17 +147,17 @@ async def test_another_engine_is_measured_from_the_beginning_and_another_target_
     assert world.status["observedGeneration"] == 4
 
 
-async def test_engines_of_a_release_without_an_admin_port_keep_their_limits_and_are_told_of(world):
+async def test_engines_of_a_release_without_an_admin_port_keep_their_limits_and_are_reported_of(world):
     limits = {"maxNumSeqs": 12, "maxNumBatchedTokens": 512, "revision": 7, "podsInForce": 1}
     world.service(spec=SMALL, status={"limits": limits})
     engine = world.pod(1, ports=[{"name": "http", "containerPort": 8000}])
     await world.round()
-    assert engine.told == []
+    assert engine.pushed == []
     assert world.condition("TuningActive")["reason"] == "NoAdminPort"
     assert world.condition("MetricsAvailable")["status"] == "True"
 
 
-async def test_an_engine_that_tells_no_limits_is_scaled_but_not_tuned(world):
+async def test_an_engine_that_reports_no_limits_is_scaled_but_not_tuned(world):
     world.service(spec=SMALL)
     engine = world.pod(1)
     engine.foreign = True
@@ -211,5 +211,5 @@ async def test_limits_that_cannot_be_read_are_advised_and_not_set(world):
         for _ in range(12):
             engine.model.add(120, 80)
         await world.round()
-    assert engine.told == []
+    assert engine.pushed == []
     assert world.status["decisions"][0]["applied"] is False

@@ -91,7 +91,7 @@ async def test_a_restart_of_the_operator_changes_neither_the_limits_nor_what_ret
     assert engine.model.max_num_seqs == 12
 
 
-async def test_a_fault_of_the_engine_is_told_before_the_override(world, engine):
+async def test_a_fault_of_the_engine_is_reported_before_the_override(world, engine):
     await world.round()
     engine.refuse = "HTTP 401"
     edit(world, **override(maxNumSeqs=4))
@@ -101,7 +101,7 @@ async def test_a_fault_of_the_engine_is_told_before_the_override(world, engine):
 
 
 async def test_a_value_above_the_capacity_is_bounded_by_it(world, engine):
-    """The API server refuses it; an operator may still meet it where an older schema is installed."""
+    """The API server refuses such a value; with an older schema an operator may still read one."""
     await world.round()
     edit(world, **override(maxNumSeqs=9000))
     await world.round()

@@ -18,7 +18,7 @@ async def test_what_stands_in_the_way_is_in_the_status_and_the_round_counts_as_f
     assert world.metrics.registry.get_sample_value("inflight_operator_service_rollout_stuck", about) == 1
 
 
-async def test_pods_that_are_refused_are_told_as_the_deployment_has_it(world):
+async def test_pods_that_are_refused_are_reported_as_the_deployment_has_it(world):
     world.service()
     await world.round()
     deployment = world.cache.child(KEY, "Deployment", KEY.name)
@@ -143,7 +143,7 @@ async def test_a_scale_down_that_is_refused_does_not_mark_pods_again_and_again(w
 
 
 async def test_what_something_else_changes_as_it_is_applied_is_not_written_in_every_round(world):
-    """An admission webhook that rewrites images, say."""
+    """Stands for an admission webhook that rewrites images."""
     world.service(spec=SMALL)
     world.api.rewrite = True
     writes = 0

@@ -17,7 +17,7 @@ def world(world):
 
 
 async def running(world, spec=SLEEPER):
-    """The service with one ready pod, as long as it takes to be measured."""
+    """Runs the service with one ready pod until it is measured."""
     world.service(spec=spec)
     await world.round()
     world.rolled_out()
@@ -40,7 +40,7 @@ async def asleep(world):
 
 
 def leave(world):
-    """Kubernetes has deleted all pods."""
+    """Deletes all pods, as Kubernetes does."""
     for pod in list(world.cache.pods(KEY)):
         delete(world.cache, "Pod", {"metadata": {"name": pod.name, "namespace": KEY.namespace, "uid": pod.uid}})
     world.listed.clear()
@@ -83,11 +83,11 @@ async def test_an_idle_service_goes_to_zero_and_stays_ready(world):
 
 async def test_a_request_that_comes_just_after_the_decision_to_sleep_asks_for_a_round_at_once(world):
     await running(world)
-    assert not world.rounds.is_down(KEY)
+    assert not world.reconciler.is_down(KEY)
     await world.round(70.0)
     await world.round()
     assert world.cache.pods(KEY)[0].serves  # the pod is still there
-    assert world.rounds.is_down(KEY)
+    assert world.reconciler.is_down(KEY)
     world.gateway.says(held=1, idle_s=0.0)
     await world.round(0.1)
     assert world.replicas() == 1
@@ -216,7 +216,7 @@ async def test_engines_get_the_tenant_key_and_metrics_show_what_is_held(world):
 
 def written_secret(world):
     """Returns the Secret that the operator writes once more after a restart."""
-    known = world.rounds._known[KEY].memory.rendered
+    known = world.reconciler._known[KEY].memory.rendered
     return next(child for child in known.children if child["kind"] == "Secret")
 
 

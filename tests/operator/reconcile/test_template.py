@@ -1,4 +1,4 @@
-"""Which changes replace pods, and which wait or are held."""
+"""Changes that replace pods, and changes that wait or are held."""
 
 from dataclasses import replace
 
@@ -7,7 +7,7 @@ from tests.operator.fakes import KEY, delete, service_body
 from tests.operator.reconcile.world import OTHER, SMALL
 
 
-async def test_a_stored_object_without_a_model_is_told_in_the_status_once_and_changes_nothing(world):
+async def test_a_stored_object_without_a_model_is_reported_in_the_status_once_and_changes_nothing(world):
     """Values that a definition of another version may leave behind."""
     body = service_body(spec=SMALL)
     del body["spec"]["model"]
@@ -153,7 +153,7 @@ async def test_a_service_that_is_being_deleted_does_not_hold_up_upgrades(world):
     going = service_body()
     going["metadata"] |= {"name": "other", "uid": "other", "deletionTimestamp": "2026-11-20T10:00:00Z"}
     world.cache.put("InferenceService", going)
-    await world.rounds.reconcile(OTHER)
+    await world.reconciler.reconcile(OTHER)
     world.settings = replace(world.settings, engine_image="engine:next")
     await world.round()
     assert world.image() == "engine:next"

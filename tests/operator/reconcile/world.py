@@ -5,12 +5,12 @@ from datetime import UTC, datetime, timedelta
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.apply.engines import EngineTeller
+from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.clock import Clock
 from inflight_operator.decide.tuning_types import TuningPolicy
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.gateway_view import GatewayView
-from inflight_operator.reconcile.rounds import Rounds, RoundSettings
+from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSettings
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render import Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
@@ -53,7 +53,7 @@ class World:
         self.engines = {}
         self.metrics = OperatorMetrics()
         self.settings = Settings(engine_image="engine:dev")
-        self.every = RoundSettings(tuning=TuningPolicy(window=15.0))
+        self.every = ReconcilerSettings(tuning=TuningPolicy(window=15.0))
         self.pace = UpgradePace()
         self.listed = {}
         self.recorder = None
@@ -61,20 +61,20 @@ class World:
         self.restart()
 
     def behind_gateway(self):
-        """From here on the operator runs with a gateway, whose two pods have said nothing of requests for an hour."""
+        """Gives the operator a gateway, whose two pods have reported no request for an hour."""
         self.settings = replace(self.settings, gateway_service=GATEWAY)
         self.gateway = FakeGateway()
         self.restart()
 
     def restart(self):
-        """A new operator process: nothing is remembered but what is in the cluster."""
+        """Starts a new operator process, which knows only the state of the cluster."""
         self.pool = FakePool(self.engines, self.every.span)
-        self.teller = EngineTeller(FakeEngines(self.engines), self.clock, lambda: True)
-        self.rounds = Rounds(
+        self.pusher = LimitsPusher(FakeEngines(self.engines), self.clock, lambda: True)
+        self.reconciler = Reconciler(
             self.api,
             self.cache,
             self.pool,
-            self.teller,
+            self.pusher,
             self.metrics,
             lambda: self.settings,
             lambda uid: f"token of {uid}",
@@ -108,8 +108,8 @@ class World:
             engine.model.run_until(self.now)
         self.api.calls.clear()
         self.pool.tick()
-        done = await self.rounds.reconcile(KEY)
-        await self.teller.idle()
+        done = await self.reconciler.reconcile(KEY)
+        await self.pusher.idle()
         return done
 
     @property

@@ -7,7 +7,7 @@ from inflight_operator.decide.conditions import Finding, unreadable
 from inflight_operator.decide.decision import Decision, Reason
 from inflight_operator.observe.attainment import Attainment, Counted
 from inflight_operator.telemetry.metrics import OperatorMetrics
-from inflight_operator.telemetry.service_metrics import Shown
+from inflight_operator.telemetry.service_metrics import ServiceValues
 from inflight_settings.limits import Limits
 from tests.operator.fakes import KEY
 
@@ -25,8 +25,8 @@ FINDINGS = (
 ATTAINMENT = Attainment(Counted(10.0, 9.5), Counted(4.0, 4.0))
 
 
-def shown_with(findings=FINDINGS, attainment=ATTAINMENT, **changes):
-    """Returns the arguments of `show` for a service with a measured demand and a price."""
+def recorded_with(findings=FINDINGS, attainment=ATTAINMENT, **changes):
+    """Returns the arguments of `record` for a service with a measured demand and a price."""
     values = {
         "desired": 2,
         "replicas": 2,
@@ -47,7 +47,7 @@ def shown_with(findings=FINDINGS, attainment=ATTAINMENT, **changes):
         "currency": "EUR",
         "modelled": Limits(24, 768),
     }
-    return Shown(**values | changes), findings, attainment, (SCALED,), AT
+    return ServiceValues(**values | changes), findings, attainment, (SCALED,), AT
 
 
 class Page:
@@ -62,8 +62,8 @@ class Page:
 
 def test_a_service_shows_its_numbers_its_state_and_what_it_was_decided_from():
     page = Page()
-    page.services.show(KEY, *shown_with())
-    page.services.show(KEY, *shown_with())
+    page.services.record(KEY, *recorded_with())
+    page.services.record(KEY, *recorded_with())
     assert page.value("service_blocked_replicas") == 1
     assert page.value("service_ttft_target_seconds") == 0.5
     assert page.value("service_state", state="Serving") == 1
@@ -81,12 +81,12 @@ def test_a_service_shows_its_numbers_its_state_and_what_it_was_decided_from():
 
 def test_the_last_decision_on_each_knob_is_shown_with_its_time():
     page = Page()
-    shown, findings, attainment, decisions, at = shown_with()
+    values, findings, attainment, decisions, at = recorded_with()
     tuned = Decision("Tuning", "max_num_seqs", 16, 24, Reason("ByCostModel"))
-    page.services.show(KEY, shown, findings, attainment, (*decisions, tuned), at)
+    page.services.record(KEY, values, findings, attainment, (*decisions, tuned), at)
     again = Decision("Scaling", "replicas", 2, 5, Reason("TtftOverTarget"))
-    page.services.show(KEY, shown, findings, attainment, (again,), at + 60)
-    page.services.show(KEY, shown, findings, attainment, (), at + 90)
+    page.services.record(KEY, values, findings, attainment, (again,), at + 60)
+    page.services.record(KEY, values, findings, attainment, (), at + 90)
     name = "service_last_decision_timestamp_seconds"
     labels = {"kind": "Scaling", "knob": "replicas"}
     assert page.value(name, **labels, **{"from": "2", "to": "5"}, reason="TtftOverTarget") == at + 60
@@ -97,7 +97,9 @@ def test_the_last_decision_on_each_knob_is_shown_with_its_time():
 
 def test_what_is_not_known_has_no_series():
     page = Page()
-    page.services.show(KEY, *shown_with(sizing=None, cost_per_hour=None, modelled=None, findings=(), attainment=None))
+    page.services.record(
+        KEY, *recorded_with(sizing=None, cost_per_hour=None, modelled=None, findings=(), attainment=None)
+    )
     assert page.value("service_model_max_num_seqs") is None
     assert page.value("service_first_tokens_total") is None
     assert page.value("service_demand_requests_per_second") is None
@@ -115,14 +117,14 @@ def test_a_rollout_is_stuck_only_where_it_needs_somebody():
         ("False", "ApplyFailed", 1),
         ("False", "SpecNotUnderstood", 1),
     ):
-        page.services.show(KEY, *shown_with(findings=(Finding("Progressing", status, reason, "why"),)))
+        page.services.record(KEY, *recorded_with(findings=(Finding("Progressing", status, reason, "why"),)))
         assert page.value("service_rollout_stuck") == stuck, reason
 
 
 def test_a_spec_that_cannot_be_read_changes_the_state_and_keeps_the_numbers():
     page = Page()
-    page.services.show(KEY, *shown_with())
-    page.services.show_unreadable(KEY, UNREADABLE)
+    page.services.record(KEY, *recorded_with())
+    page.services.record_unreadable(KEY, UNREADABLE)
     assert page.value("service_state", state="SpecInvalid") == 1
     assert page.value("service_state", state="Serving") is None
     assert page.value("service_rollout_stuck") == 1
@@ -131,7 +133,7 @@ def test_a_spec_that_cannot_be_read_changes_the_state_and_keeps_the_numbers():
 
 def test_a_spec_that_this_process_could_never_read_is_stuck_too():
     page = Page()
-    page.services.show_unreadable(KEY, UNREADABLE)
+    page.services.record_unreadable(KEY, UNREADABLE)
     assert page.value("service_rollout_stuck") == 1
     assert page.value("service_state", state="SpecInvalid") == 1
     assert page.value("service_replicas") is None
@@ -141,7 +143,7 @@ def test_a_spec_that_this_process_could_never_read_is_stuck_too():
 
 def test_a_deleted_service_has_no_series():
     page = Page()
-    page.services.show(KEY, *shown_with())
+    page.services.record(KEY, *recorded_with())
     page.services.forget(KEY)
     assert page.value("service_replicas") is None
     assert page.value("service_decisions_total", kind="Scaling", reason="Demand") is None

@@ -23,7 +23,7 @@ def test_metrics_are_shown(served):
     assert 'inflight_operator_decisions_total{kind="Tuning",reason="TpotOverTarget"} 1.0' in page
 
 
-def test_health_tells_when_the_event_loop_no_longer_turns(served, monkeypatch):
+def test_health_reports_when_the_event_loop_no_longer_turns(served, monkeypatch):
     address, _, heartbeat = served
     assert httpx.get(f"{address}/healthz").status_code == 200
     last = heartbeat._last
@@ -33,7 +33,7 @@ def test_health_tells_when_the_event_loop_no_longer_turns(served, monkeypatch):
     assert "has not turned for 31 s" in stuck.text
 
 
-def test_health_tells_when_no_round_ends_although_some_are_due(served, monkeypatch):
+def test_health_reports_when_no_round_ends_although_some_are_due(served, monkeypatch):
     address, _, heartbeat = served
     begun, late = web.monotonic(), web.ROUNDS_MISSING_AFTER_SECONDS + 1
     heartbeat.beat(rounds_due=True)

@@ -14,7 +14,7 @@ from tests.operator.observe.cluster_history import manifest
 
 
 async def nothing(*_):
-    """For parts that a test does not look at."""
+    """Stands in for parts that a test does not use."""
 
 
 def handlers(cache, looked):
@@ -24,12 +24,12 @@ def handlers(cache, looked):
 
 async def test_an_event_of_a_service_asks_for_a_round_once_for_each_version():
     cache, looked = ClusterCache(), []
-    told = handlers(cache, looked)
-    assert set(told) == {KIND}
-    await told[KIND](type=None, body=manifest(KIND, "chat", "1", 1))
-    await told[KIND](type="MODIFIED", body=manifest(KIND, "chat", "1", 1))
+    registered = handlers(cache, looked)
+    assert set(registered) == {KIND}
+    await registered[KIND](type=None, body=manifest(KIND, "chat", "1", 1))
+    await registered[KIND](type="MODIFIED", body=manifest(KIND, "chat", "1", 1))
     assert looked == [KEY]
-    await told[KIND](type="DELETED", body=manifest(KIND, "chat", "1", 2))
+    await registered[KIND](type="DELETED", body=manifest(KIND, "chat", "1", 2))
     assert cache.service(KEY) is not None  # the watch of the cache reports deletions
     assert looked == [KEY]
 

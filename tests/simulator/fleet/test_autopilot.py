@@ -7,7 +7,7 @@ import pytest
 
 from inflight_operator.decide.tuning_types import Slo
 from inflight_operator.reconcile.policy import policy_of
-from inflight_operator.reconcile.rounds import RoundSettings
+from inflight_operator.reconcile.reconciler import ReconcilerSettings
 from inflight_operator.render import Settings
 from inflight_settings.limits import Limits
 from inflight_simulator.fleet import autopilot
@@ -22,7 +22,7 @@ LOAD = random_requests(3000, 30, 1, prompt=1000, output=200)  # More than one re
 
 
 def test_its_times_are_those_of_the_operator():
-    every = RoundSettings()
+    every = ReconcilerSettings()
     assert every.interval == autopilot.INTERVAL_S
     assert every.stale_after == autopilot._STALE_AFTER_S
     assert every.span == autopilot._SPAN_S

@@ -165,20 +165,20 @@ inflight_runtime_config_revision{{model_name="m"}} {revision}.0
 async def test_the_pilot_tells_the_engine_what_the_operator_decides():
     """Limits beyond the capacity are what the operator moves at once, without measuring: enough to see the way."""
     start = LimitsInForce(Limits(200, 512), 1)
-    told = [start]
+    applied = [start]
 
     class Admin:
         async def sample(self):
-            seqs, tokens = told[-1].limits.max_num_seqs, told[-1].limits.max_num_batched_tokens
-            page = PAGE.format(seqs=seqs, tokens=tokens, revision=told[-1].revision)
+            seqs, tokens = applied[-1].limits.max_num_seqs, applied[-1].limits.max_num_batched_tokens
+            page = PAGE.format(seqs=seqs, tokens=tokens, revision=applied[-1].revision)
             return parse_metrics(page, time.monotonic())
 
         async def set_limits(self, limits, revision=None):
-            told.append(LimitsInForce(limits, revision))
+            applied.append(LimitsInForce(limits, revision))
 
     pilot = Pilot(Admin(), Engine("", _pod(8000)), TARGETS, measure.CAPACITY, start, lambda line: None)
     for _ in range(3):
         await pilot._round()
-    assert told == [start, LimitsInForce(Limits(128, 512), 2)]
+    assert applied == [start, LimitsInForce(Limits(128, 512), 2)]
     assert [change.limits for change in pilot.changes] == [Limits(128, 512)]
     assert "max_num_seqs 200 -> 128" in pilot.changes[0].text

@@ -11,7 +11,7 @@ from tools.bench.autopilot.traffic import Answer
 from tools.measure.percentile import percentile
 
 NEAR = 0.02
-"""How far below the best fixed setting counts as reaching it."""
+"""Share by which a goodput may be below that of the best fixed setting and still count as reaching it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Bench:
 
 
 async def measure(bench: Bench) -> Report:
-    """All of it.
+    """Runs all parts.
 
     Raises:
         RuntimeError: an engine did not start, or does not answer.
@@ -96,7 +96,7 @@ async def _sized(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> Sl
 
 
 async def _fixed(bench: Bench, admin: Admin, sender: Sender, traffic: Slice, limits: Limits) -> float:
-    """Goodput of one setting over one slice, after the end of another one."""
+    """Measures the goodput of a setting over a slice, after the end of another one."""
     lead_time, window = bench.options.lead_time, traffic.seconds
     await admin.idle()
     await admin.set_limits(limits)

@@ -85,7 +85,7 @@ class Pilot:
         self._settings = Settings(engine_image=IMAGE)
         self._policy = policy_of(self._service, self._settings)
         self._window = Window(_SPAN)
-        self._told: dict[str, LimitsPush] = {}
+        self._pushes: dict[str, LimitsPush] = {}
         now = time.monotonic()
         memory = first_memory(self._service, self._policy, 1, now, datetime.now(UTC))
         self._memory = replace(memory, limits=start)
@@ -113,11 +113,11 @@ class Pilot:
             for one in plan.decisions
             if one.kind == "Tuning" and one.applied
         ]
-        for _, limits in plan.tell:
+        for _, limits in plan.push:
             await self._admin.set_limits(limits.limits, limits.revision)
             self.limits = limits
             taken = time.monotonic()
-            self._told[UID] = LimitsPush(accepted=limits, at=taken)
+            self._pushes[UID] = LimitsPush(accepted=limits, at=taken)
             self.changes.append(Change(taken, limits.limits, "; ".join(texts)))
         for text in texts:
             self._say(f"    {text}")
@@ -134,7 +134,7 @@ class Pilot:
             listed=frozenset({UID}),
             window=self._window,
             fresh=fresh_samples(self._window, pods, now, _STALE_AFTER),
-            told=self._told,
+            pushes=self._pushes,
         )
 
 

@@ -137,7 +137,7 @@ def _runs(report: Report) -> list[str]:
 
 
 def as_json(report: Report) -> dict[str, Any]:
-    """All figures, without the single answers."""
+    """Returns all figures, without the single answers."""
     return {
         "targets": {"ttft": report.targets.ttft, "tpot": report.targets.tpot},
         "window": report.window,

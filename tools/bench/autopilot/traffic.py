@@ -108,7 +108,8 @@ class Sender:
         self._rng = random.Random(seed)
 
     async def send(self, jobs: Sequence[Job], began: float, patience: float) -> list[Answer]:
-        """All jobs at their times, and `patience` seconds more for the last ones; what is not there then is given up.
+        """Sends all jobs at their times, and `patience` seconds more for the last ones; what is not there then is given
+        up.
 
         Args:
             began: second 0 of the jobs on the steady clock.

@@ -42,7 +42,7 @@ Cell: TypeAlias = Figure | Failure | None
 
 
 def ratio(ours: Cell, theirs: Cell, *, more_is_better: bool) -> float | None:
-    """How many times better ours is, by the medians; None where there is nothing to compare."""
+    """Returns how many times better ours is, by the medians; None if there is nothing to compare."""
     if not isinstance(ours, Figure) or not isinstance(theirs, Figure):
         return None
     return ours.median / theirs.median if more_is_better else theirs.median / ours.median

@@ -74,7 +74,7 @@ class InProcessEngine:
         sampling: Sequence[SamplingParams] | None = None,
         steps_between: int = 0,
     ) -> Generated:
-        """All requests, to their end.
+        """Runs all requests to their end.
 
         Args:
             sampling: of each, its `max_tokens` aside; None: `temperature` alone.

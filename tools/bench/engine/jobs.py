@@ -9,7 +9,7 @@ from typing import Literal, TypeAlias
 Kind: TypeAlias = Literal["generate", "decode"]
 
 _FIRST_ORDINARY_TOKEN = 100
-"""Below it are special tokens."""
+"""First token id of prompts: lower ones are special tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,7 +68,7 @@ async def closed_loop(address: Address, connections: int, seconds: float, body: 
 
 @asynccontextmanager
 async def open_streams(address: Address, streams: int, body: Mapping[str, Any]) -> AsyncIterator[list[float]]:
-    """So many open streams, whose events are read. Yields the time of each stream's newest event; every stream has had
+    """Opens so many streams, whose events are read. Yields the time of each stream's newest event; every stream has had
     one when the block begins."""
     newest = [0.0] * streams
     begun = asyncio.Semaphore(64)

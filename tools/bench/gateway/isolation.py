@@ -149,7 +149,8 @@ class _Target:
 
 
 def measure(folder: Path, seconds: float, arms: Sequence[str], say: Callable[[str], None]) -> list[Isolated]:
-    """Each arm with a fresh engine; the steady tenant sends for so many seconds alone, and as many beside the flood.
+    """Runs each arm with a fresh engine; the steady tenant sends for so many seconds alone, and as many beside the
+    flood.
 
     Raises:
         RuntimeError: an engine or the gateway did not start.

@@ -105,7 +105,7 @@ class _Client:
         self.keys: dict[str, str] = {}
 
     def publish(self, *rotating: str) -> None:
-        """These keys, and those of the tenants with limits, are all that is valid."""
+        """Makes these keys, and the keys of tenants with limits, the only valid ones."""
         keys = {key: tenant for tenant, key in self.keys.items()} | dict.fromkeys(rotating, "rotating")
         self._running.configure([self._service], [secret(keys)])
 
@@ -210,7 +210,7 @@ def most_in(times: Sequence[float], seconds: float) -> int:
 
 
 async def _streams(client: _Client, seconds: float) -> Limited:
-    """Twice: open streams, far more than allowed; close half of the admitted ones; open more; close all."""
+    """Opens far more streams than allowed, closes half of the admitted ones, opens more and closes all, twice."""
     counts, open_at_once = _Counts(), list[int]()
     for _ in range(2):
         async with AsyncExitStack() as kept, AsyncExitStack() as closed:
@@ -238,7 +238,7 @@ async def _streams(client: _Client, seconds: float) -> Limited:
 
 
 async def _open(client: _Client, counts: _Counts, streams: int) -> list[aiohttp.ClientResponse]:
-    """All at once; those that were admitted."""
+    """Opens streams all at once; returns the admitted ones."""
 
     async def one() -> aiohttp.ClientResponse | None:
         answer: aiohttp.ClientResponse = await client.post(client.keys["concurrent"], stream=True)

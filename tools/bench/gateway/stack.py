@@ -41,7 +41,7 @@ class Gateway:
         return {name: family_cpu(pid) for name, pid in self.pids.items()}
 
     def memory(self) -> dict[str, float]:
-        """MiB of each process (proportional set size)."""
+        """Memory of each process in MiB (proportional set size)."""
         return {name: family_memory_mib(pid) for name, pid in self.pids.items()}
 
 
@@ -81,7 +81,7 @@ def gateway(
 
 
 def write_static(file: Path, services: Sequence[Object], secrets: Sequence[Object]) -> None:
-    """Atomically: the picker may read it at any time."""
+    """Writes a file atomically: the picker may read it at any time."""
     new = file.with_suffix(".new")
     new.write_text(json.dumps({"services": list(services), "secrets": list(secrets)}))
     new.replace(file)

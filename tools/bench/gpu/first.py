@@ -37,9 +37,9 @@ class Item:
 ITEMS = (
     Item("machine", 25, "first.machine"),
     Item("kernels, tiny", 45, "kernels.check", "tiny"),
-    Item("kernels, real sizes", 75, "kernels.check", "real"),
+    Item("kernels, real sizes", 70, "kernels.check", "real"),
     Item("tokens: torch's attention, eager", 30, "correctness.way", "torch-sdpa"),
-    Item("tokens: kernels, eager", 30, "correctness.way", "eager"),
+    Item("tokens: kernels, eager", 45, "correctness.way", "eager"),
     Item("tokens: graphs", 30, "correctness.way", "graphs"),
     Item("tokens: look-ahead", 30, "correctness.way", "look-ahead"),
     Item("tokens: mixed steps", 30, "correctness.way", "mixed"),
@@ -50,7 +50,7 @@ ITEMS = (
         "tiny",
         ("compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "86"),
     ),
-    Item("profile of Qwen3-0.6B", 60, "speed.profiles", "qwen"),
+    Item("profile of Qwen3-0.6B", 50, "speed.profiles", "qwen"),
     Item("engine process killed", 35, "server.killed"),
     Item("out of memory", 25, "speed.out_of_memory", "qwen"),
 )

@@ -19,7 +19,17 @@ from tools.bench.gpu.not_here import NotHereError
 from tools.bench.gpu.reference import SCALES, make_prompts, make_reference
 from tools.measure.served import free_port, log_end, process, wait_ready
 
-_NEEDED = ("fastapi", "uvicorn", "pydantic", "prometheus_client", "jinja2", "httptools", "uvloop", "msgspec")
+_NEEDED = (
+    "fastapi",
+    "uvicorn",
+    "pydantic",
+    "opentelemetry",
+    "prometheus_client",
+    "jinja2",
+    "httptools",
+    "uvloop",
+    "msgspec",
+)
 _STREAMS = 4
 _TOKENS = 400
 _READY_SECONDS = 30.0
@@ -48,7 +58,12 @@ def killed(_argument: str, device: str, size: str, folder: Path) -> dict[str, An
     command = [sys.executable, "-c", "from inflight_engine.cli import main; main()", "serve", str(folder / "model")]
     flags = ["--host", "127.0.0.1", "--port", str(port), "--device", device, "--num-kv-blocks", "512"]
     prompts = [prompt[:16] for prompt in make_prompts(scale)[-_STREAMS:]]
-    with process(log, [*command, *flags]) as server:
+    # The command asks for its version, which only an installation has.
+    metadata = folder / "site" / "inflight-0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: inflight\nVersion: 0\n")
+    environment = {"PYTHONPATH": os.pathsep.join([*sys.path, str(metadata.parent)])}
+    with process(log, [*command, *flags], environment) as server:
         wait_ready(f"{url}/ready", {"the server": (server, log)}, _READY_SECONDS)
         plain = _stream_all(url, prompts, None)
         interrupted = _stream_all(url, prompts, server.pid)

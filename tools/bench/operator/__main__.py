@@ -13,7 +13,7 @@ from tools.localcluster.progress import to_stdout
 
 
 def main() -> NoReturn:
-    """Where all is there the process becomes the measurement, with the same arguments."""
+    """Builds missing parts; then the process becomes the measurement, with the same arguments."""
     options.parse(None)
     cache, progress = layout.current(), to_stdout()
     try:

@@ -34,7 +34,7 @@ class Delays:
 
     @staticmethod
     def of(seconds: Sequence[float | None]) -> Delays:
-        """`seconds` has a None for each that was missed."""
+        """Summarizes delays. `seconds` has a None for each missed one."""
         seen = [one for one in seconds if one is not None]
         return Delays(
             len(seconds),

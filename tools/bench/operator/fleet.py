@@ -42,7 +42,8 @@ def keys(services: int) -> list[ServiceKey]:
 
 
 def service(key: ServiceKey, pods: int) -> Manifest:
-    """Everything the operator does is on: it scales, tunes, and holds targets that a fake engine at rest keeps."""
+    """Spec of a service with everything that the operator does: it scales, tunes, and holds targets that a fake engine
+    at rest keeps."""
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,

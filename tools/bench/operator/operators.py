@@ -31,7 +31,7 @@ class Operators:
     interval: float
 
     def start(self, number: int) -> Operator:
-        """Operator `number`, also where an earlier one of that number has ended.
+        """Starts operator `number`, also where an earlier one of that number has ended.
 
         Raises:
             ClusterError: it ended at once; the message has the end of its log.

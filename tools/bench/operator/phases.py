@@ -76,7 +76,7 @@ class Bench:
         return Counter({call: count for call, count in writes.items() if " leases" not in call})
 
     async def rest(self, operator: Operator) -> PhaseFigures:
-        """Steady traffic."""
+        """Measures a phase of steady traffic."""
         return await self._watched("rest", operator, self._nothing)
 
     async def load(self, operator: Operator, name: str = "load") -> PhaseFigures:
@@ -166,7 +166,7 @@ class Bench:
         return chosen
 
     async def _jumps(self, chosen: Sequence[ServiceKey]) -> Delays:
-        """Each queue jumps at a moment of its own, early enough to be seen before the phase ends."""
+        """Makes each queue jump at a moment of its own, early enough to be seen before the phase ends."""
         start, span = monotonic(), max(1.0, self.options.seconds - 3 * self.options.interval)
 
         async def jump(key: ServiceKey, after: float) -> float | None:
@@ -202,7 +202,7 @@ class Bench:
         return Reading.now(pids, machine_cpu(), values, (await self.engines.counts()).pages)
 
     async def _values(self, operator: Operator) -> Values:
-        """Empty where the operator does not answer in time."""
+        """Reads the operator's metrics; empty if it does not answer in time."""
         try:
             return await operator_values(self.http, operator.port)
         except (aiohttp.ClientError, TimeoutError):

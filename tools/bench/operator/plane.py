@@ -53,7 +53,7 @@ class Plane:
 
 
 def audit_policy() -> dict[str, Any]:
-    """Metadata of the operator's own requests only."""
+    """Audit policy: metadata of the operator's own requests only."""
     return {
         "apiVersion": "audit.k8s.io/v1",
         "kind": "Policy",
@@ -63,7 +63,7 @@ def audit_policy() -> dict[str, Any]:
 
 
 def nodes(pods: int) -> list[dict[str, Any]]:
-    """Fake nodes for `pods` pods and the growth of some services."""
+    """Returns fake nodes for `pods` pods and the growth of some services."""
     return [
         {"apiVersion": "v1", "kind": "Node", "metadata": {"name": f"fake-{number}"}}
         for number in range(-(-2 * pods // PODS_PER_NODE))

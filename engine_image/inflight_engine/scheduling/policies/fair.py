@@ -18,7 +18,7 @@ class Fair(Policy):
     def __init__(self, config: SchedulingSettings) -> None:
         self._counters = ServiceCounters()
         self._queues: dict[str, LazyHeap[Request]] = {}
-        """Of the tenants that wait."""
+        """Waiting requests by tenant."""
         self._size = 0
 
     def __len__(self) -> int:

@@ -26,9 +26,9 @@ from inflight_simulator.fleet.scalers.signals import rounded_up, samples, waitin
 from inflight_simulator.fleet.view import FleetView
 
 TOLERANCE = 0.1
-"""`--horizontal-pod-autoscaler-tolerance`."""
+"""Default of `--horizontal-pod-autoscaler-tolerance`."""
 SYNC_S = 15.0
-"""`--horizontal-pod-autoscaler-sync-period`; also KEDA's usual poll."""
+"""Default of `--horizontal-pod-autoscaler-sync-period`; also KEDA's usual poll."""
 
 ALL_IN_15_S = ScalingPolicy("Percent", 100, 15.0)
 

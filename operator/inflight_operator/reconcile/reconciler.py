@@ -19,7 +19,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import child_names
 from inflight_operator.api.types import InferenceService, ServiceRecord
 from inflight_operator.apply.children import owner_uid
-from inflight_operator.apply.engines import EngineTeller
+from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
 from inflight_operator.decide.conditions import unreadable
@@ -30,12 +30,12 @@ from inflight_operator.observe.live_gateway import LiveGateway
 from inflight_operator.observe.pool_view import pool_parents
 from inflight_operator.observe.scrape import ScrapePool, Target
 from inflight_operator.reconcile.decide import decide
-from inflight_operator.reconcile.execute import Executor, Written
+from inflight_operator.reconcile.execute import Executor, ExecutorState
 from inflight_operator.reconcile.memory import Memory, first_memory
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.policy import Policy, policy_of
 from inflight_operator.reconcile.report import findings_after, spec_problem, unreadable_status
-from inflight_operator.reconcile.reporter import Reported, Reporter, shown_of
+from inflight_operator.reconcile.reporter import Reporter, ReporterState, service_values
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render import Settings
@@ -51,7 +51,7 @@ class Recorder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class RoundSettings:
+class ReconcilerSettings:
     """Attributes:
     interval: seconds between two scrapes of a pod.
     tuning: parameters of tuning.
@@ -84,18 +84,18 @@ class _Reading:
 
 
 @dataclass(slots=True)
-class _Known:
+class _ServiceState:
     """State of one service between two rounds."""
 
     reading: _Reading
     memory: Memory
     attainment: Attainment | None = None
-    written: Written = field(default_factory=Written)
-    reported: Reported = field(default_factory=Reported)
+    executor: ExecutorState = field(default_factory=ExecutorState)
+    reporter: ReporterState = field(default_factory=ReporterState)
 
 
-class Rounds:
-    """Rounds for all services of this operator; `Workers` schedules them.
+class Reconciler:
+    """Reconciles the services of this operator in rounds, which `Workers` schedules.
 
     Args:
         settings: current settings of the installation: optional APIs may be added or removed.
@@ -109,12 +109,12 @@ class Rounds:
         api: OperatorApi,
         cache: ClusterCache,
         pool: ScrapePool,
-        teller: EngineTeller,
+        pusher: LimitsPusher,
         metrics: OperatorMetrics,
         settings: Callable[[], Settings],
         token_of: Callable[[str], str],
         pace: UpgradePace,
-        every: RoundSettings,
+        every: ReconcilerSettings,
         clock: Clock,
         recorder: Recorder | None = None,
         gateway: LiveGateway | None = None,
@@ -122,7 +122,7 @@ class Rounds:
         self._api = api
         self._cache = cache
         self._pool = pool
-        self._teller = teller
+        self._pusher = pusher
         self._metrics = metrics
         self._settings = settings
         self._token_of = token_of
@@ -131,10 +131,10 @@ class Rounds:
         self._clock = clock
         self._recorder = recorder
         self._gateway = gateway
-        self._executor = Executor(api, cache, teller, clock)
+        self._executor = Executor(api, cache, pusher, clock)
         self._reporter = Reporter(api, cache, clock)
-        self._known: dict[ServiceKey, _Known] = {}
-        self._unreadable: dict[ServiceKey, Reported] = {}
+        self._known: dict[ServiceKey, _ServiceState] = {}
+        self._unreadable: dict[ServiceKey, ReporterState] = {}
 
     def services(self) -> set[ServiceKey]:
         """Returns every service that needs periodic rounds: existing services, and deleted ones whose state must be
@@ -160,18 +160,18 @@ class Rounds:
             known = self._read(key, body)
         except ValidationError as error:
             return await self._report_unreadable(key, ServiceRecord.from_dict(body), spec_problem(error))
-        snapshot = self._look(key, known)
+        snapshot = self._snapshot(key, known)
         plan = decide(snapshot, known.memory)
         if self._recorder is not None:
             self._recorder.decided(key, snapshot, known.memory, plan)
         known.memory = plan.memory
         self._pace.note(key, plan.upgrade)
-        outcome = await self._executor.execute(key, snapshot, plan, known.written)
-        reported = await self._reporter.report(key, snapshot, plan, outcome, known.reported)
-        self._show(key, known, snapshot, plan, outcome)
+        outcome = await self._executor.execute(key, snapshot, plan, known.executor)
+        reported = await self._reporter.report(key, snapshot, plan, outcome, known.reporter)
+        self._export(key, known, snapshot, plan, outcome)
         return reported and not outcome.failed
 
-    def _read(self, key: ServiceKey, body: Manifest) -> _Known:
+    def _read(self, key: ServiceKey, body: Manifest) -> _ServiceState:
         """Returns the state of the service, with its current object.
 
         Raises:
@@ -188,10 +188,10 @@ class Rounds:
         deployment = self._deployment(key, service.metadata.uid)
         ordered = None if deployment is None else int(deployment["spec"].get("replicas", 0))
         memory = first_memory(service, reading.policy, ordered, self._clock.steady(), self._clock.calendar())
-        known = self._known[key] = _Known(reading, memory)
+        known = self._known[key] = _ServiceState(reading, memory)
         return known
 
-    def _look(self, key: ServiceKey, known: _Known) -> Snapshot:
+    def _snapshot(self, key: ServiceKey, known: _ServiceState) -> Snapshot:
         reading, now = known.reading, self._clock.steady()
         pods = tuple(self._cache.pods(key))
         targets = [Target(pod.uid, pod.name, f"{pod.url(pod.metrics_port)}/metrics") for pod in pods if pod.serves]
@@ -213,7 +213,7 @@ class Rounds:
             window=window,
             fresh=fresh_samples(window, pods, now, self._every.stale_after),
             scrape_errors=self._pool.errors(key),
-            told=self._teller.told(key),
+            pushes=self._pusher.pushes(key),
             may_move=self._pace.may_move(self._cache.count()),
             mover=self._pace.holder,
             pooled=gateway is not None,
@@ -228,22 +228,24 @@ class Rounds:
         live = self._cache.child(key, "Deployment", child_names(key.name).main)
         return live if live is not None and owner_uid(live) == uid else None
 
-    def _show(self, key: ServiceKey, known: _Known, snapshot: Snapshot, plan: Plan, outcome: Outcome) -> None:
+    def _export(self, key: ServiceKey, known: _ServiceState, snapshot: Snapshot, plan: Plan, outcome: Outcome) -> None:
         for decision in plan.decisions:
             self._metrics.decisions.labels(decision.kind, decision.reason.code).inc()
-        shown = shown_of(snapshot, plan)
+        values = service_values(snapshot, plan)
         if snapshot.service.spec.slo is None:
             known.attainment = None  # no latency targets
         else:
             known.attainment = (known.attainment or Attainment()).with_samples(
-                snapshot.fresh, {pod.uid for pod in snapshot.pods}, shown.ttft_target, shown.tpot_target
+                snapshot.fresh, {pod.uid for pod in snapshot.pods}, values.ttft_target, values.tpot_target
             )
         findings = findings_after(key.name, plan, outcome)
-        self._metrics.of_services.show(key, shown, findings, known.attainment, plan.decisions, snapshot.at.timestamp())
+        self._metrics.of_services.record(
+            key, values, findings, known.attainment, plan.decisions, snapshot.at.timestamp()
+        )
 
     def _forget(self, key: ServiceKey) -> None:
         self._pool.forget(key)
-        self._teller.keep(key, ())
+        self._pusher.keep(key, ())
         self._pace.forget(key)
         self._unreadable.pop(key, None)
         self._metrics.of_services.forget(key)
@@ -255,6 +257,6 @@ class Rounds:
         self._pool.forget(key)
         pods = self._cache.pods(key)
         findings = unreadable(sum(pod.serves for pod in pods), problem)
-        self._metrics.of_services.show_unreadable(key, findings)
+        self._metrics.of_services.record_unreadable(key, findings)
         status = unreadable_status(record, findings, pods, self._clock.calendar())
-        return await self._reporter.write(key, record, status, self._unreadable.setdefault(key, Reported()))
+        return await self._reporter.write(key, record, status, self._unreadable.setdefault(key, ReporterState()))

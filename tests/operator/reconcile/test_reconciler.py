@@ -1,4 +1,4 @@
-"""Rounds: replicas, children and what a service is told, in the order of its life."""
+"""The reconciler: replicas, children, status and events of a service, in the order of its life."""
 
 from prometheus_client import generate_latest
 
@@ -32,7 +32,7 @@ async def test_a_steady_state_makes_no_calls(world):
     assert quiet == []
 
 
-async def test_ready_is_told_by_one_event_for_each_transition(world):
+async def test_ready_is_reported_by_one_event_for_each_transition(world):
     world.service(spec=SMALL)
     world.pod(1, ready=False)
     events = []
@@ -108,7 +108,7 @@ async def test_a_silent_pod_never_scales_down_and_is_named(world):
     assert "1 of 2 ready pods without recent metrics: chat-2" in missing["message"]
 
 
-async def test_external_mode_follows_spec_replicas_and_only_tells_its_own_opinion(world):
+async def test_external_mode_follows_spec_replicas_and_only_reports_its_own_opinion(world):
     world.service(spec={**SMALL, "scaling": {"mode": "External"}, "replicas": 3})
     engine = world.pod(1)
     world.pod(2)
@@ -170,7 +170,7 @@ async def test_switching_to_external_without_replicas_keeps_what_is_ordered(worl
     assert world.replicas() == 2
 
 
-async def test_the_status_of_a_busy_service_is_written_for_news_and_else_once_a_minute(world):
+async def test_the_status_of_a_busy_service_is_written_for_events_and_else_once_a_minute(world):
     world.service(spec={**SMALL, "slo": {"tpotP95": "10s", "ttftP95": "60s"}, "scaling": {"maxReplicas": 1}})
     engine = world.pod(1)
     for _ in range(20):
@@ -289,7 +289,7 @@ async def test_no_replicas_stay_none_over_a_restart(world):
     assert world.replicas() == 0
 
 
-async def test_the_opinion_on_replicas_of_another_is_a_number_and_no_news(world):
+async def test_the_opinion_on_replicas_of_another_is_a_number_and_no_event(world):
     world.service(spec={**SMALL, "scaling": {"mode": "External"}, "replicas": 1})
     engine = world.pod(1)
     writes = 0
