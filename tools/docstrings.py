@@ -35,17 +35,12 @@ def files() -> list[Path]:
 
 def main() -> int:
     """Print each docstring to rewrite; returns 1 if there is one, else 0."""
-    count = 0
-    for path in files():
-        for line, text in find(path.read_text()):
-            count += 1
-            print(f"{path.relative_to(ROOT)}:{line}: {text}")
-    if count:
-        print(
-            f"error: {count} docstrings begin with Of, As, Those, What, Whether or One. Begin with the subject or a verb:"
-            " 'Minimum number of tokens in a piece.'"
-        )
-    return min(count, 1)
+    found = [f"{path.relative_to(ROOT)}:{line}: {text}" for path in files() for line, text in find(path.read_text())]
+    if found:
+        print("\n".join(found))
+        print(f"error: {len(found)} docstrings begin with Of, As, Those, What, Whether or One. Begin with the subject")
+        print("or a verb: 'Minimum number of tokens in a piece.'")
+    return 1 if found else 0
 
 
 if __name__ == "__main__":
