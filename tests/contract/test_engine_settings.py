@@ -1,8 +1,8 @@
 """Figures of the engine and of the resource that have to fit each other. Settings are in `inflight_settings` only."""
 
 from inflight_engine.messages import SHORT_STEP_SECONDS
-from inflight_engine.server.engine.progress import KILL_GRACE_SECONDS
-from inflight_engine.server.engine.supervisor import LOOK_SECONDS
+from inflight_engine.server.engine.session import KILL_GRACE_SECONDS
+from inflight_engine.server.engine.supervisor import CHECK_SECONDS
 from inflight_operator.api.crd import crd
 from inflight_operator.render.pod import engine_probes
 
@@ -19,7 +19,7 @@ def test_the_api_process_replaces_a_hung_engine_process_before_the_kubelet_would
     liveness = engine_probes(600)["livenessProbe"]
     # The first 503 may come at once, the others one period apart each.
     soonest = (liveness["failureThreshold"] - 1) * liveness["periodSeconds"]
-    assert soonest > KILL_GRACE_SECONDS + LOOK_SECONDS
+    assert soonest > KILL_GRACE_SECONDS + CHECK_SECONDS
 
 
 def test_the_kubelet_kills_a_pod_within_fifteen_seconds_where_the_api_process_does_not_replace_the_engine():

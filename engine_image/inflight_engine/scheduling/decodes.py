@@ -116,10 +116,10 @@ class DecodeGroup:
         """Give each of `growing()` one of these blocks."""
         table, size = self._table, self._size
         indices = table.num_blocks[slots]
-        table.blocks[slots, indices] = block_ids
+        table.flat_blocks[table.first_cells[slots] + indices] = block_ids
         table.num_blocks[slots] = indices + self._one
         self._room[slots] += size
-        self._offset[slots] = (block_ids - indices) * size
+        self._offset[slots] = (block_ids.astype(np.int64) - indices) * size
         return BlockGrowth(slots, indices, block_ids)
 
     def advance(self) -> list[int]:

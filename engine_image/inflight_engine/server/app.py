@@ -10,14 +10,16 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 
-from inflight_engine.server.admin import elsewhere
 from inflight_engine.server.admin import routes as admin
-from inflight_engine.server.answers.respond import error_response
-from inflight_engine.server.errors import ApiError
+from inflight_engine.server.errors import ApiError, describe_invalid, error_response
 from inflight_engine.server.http import generate, health, openai, tokenize
-from inflight_engine.server.http.middleware import EdgeMiddleware, OpenResponses, too_large
-from inflight_engine.server.http.request_id import REQUEST_ID_HEADER, request_id
-from inflight_engine.server.invalid import describe_invalid
+from inflight_engine.server.http.middleware import (
+    REQUEST_ID_HEADER,
+    EdgeMiddleware,
+    OpenResponses,
+    request_id,
+    too_large,
+)
 from inflight_engine.server.service import Service
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -43,7 +45,7 @@ def create_app(
     if admin_port is None:
         app.include_router(admin.admin_router)
     else:
-        app.include_router(elsewhere.router(admin_port, metrics=metrics_elsewhere))
+        app.include_router(admin.elsewhere(admin_port, metrics=metrics_elsewhere))
     return app
 
 

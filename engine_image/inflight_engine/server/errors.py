@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import Response
+from fastapi.exceptions import RequestValidationError
 
 
 @dataclass(eq=False)
@@ -62,3 +67,38 @@ _TYPES = {
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
     """400: the request itself is invalid; a retry does not help."""
     return ApiError(400, message, param, code)
+
+
+def describe_invalid(invalid: RequestValidationError) -> ApiError:
+    """The first finding, as a 400 with `param`."""
+    finding = invalid.errors()[0]
+    kind, location = finding["type"], finding["loc"][1:]
+    if kind == "json_invalid":
+        return bad_request(f"the body is not JSON: {finding['ctx']['error']}")
+    param = _param(location, invalid.body)
+    if not param:
+        return bad_request("the body must be a JSON object sent with `Content-Type: application/json`")
+    message = {
+        "extra_forbidden": "this parameter is unknown",
+        "missing": "this field is required",
+    }.get(kind, finding["msg"][:1].lower() + finding["msg"][1:])
+    code = "unsupported_parameter" if kind in ("extra_forbidden", "unsupported_parameter") else None
+    return bad_request(f"{param}: {message}", param, code)
+
+
+def _param(location: Sequence[str | int], body: Any) -> str:
+    """The path of the field, without the names that pydantic gives to the cases of a union."""
+    path: list[str] = []
+    for part in location:
+        if isinstance(body, Mapping) and isinstance(part, str) and (part in body or part is location[-1]):
+            body = body.get(part)
+        elif isinstance(body, list) and isinstance(part, int) and part < len(body):
+            body = body[part]
+        else:
+            break
+        path.append(str(part))
+    return ".".join(path)
+
+
+def error_response(error: ApiError) -> Response:
+    return Response(error.body(), error.status, error.all_headers())

@@ -11,9 +11,9 @@ from collections.abc import Coroutine
 from typing import Any
 
 from inflight_engine.messages import EngineReady
-from inflight_engine.server.engine.limits_file import initial_limits
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.engine.process import EngineProcess, describe_exit
+from inflight_engine.server.engine.runtime_config import initial_limits
 from inflight_engine.server.engine.session import MOST_RESTARTS, WINDOW_SECONDS
 from inflight_engine.server.engine.supervisor import Supervisor
 from inflight_engine.server.errors import ApiError
@@ -25,7 +25,7 @@ from inflight_engine.server.settings.config import ServerConfig
 log = logging.getLogger(__name__)
 
 LAST_WORDS_SECONDS = 5.0
-"""For errors to reach their clients before the process ends."""
+"""Time for errors to reach their clients before the process ends."""
 
 ENGINE_EXIT_SECONDS = 5.0
 """Time for the engine process to leave its loop after the current step; then it is killed."""
@@ -38,7 +38,7 @@ _WHEN = {
 
 
 class Lifecycle:
-    """One per process; `run` is its whole life."""
+    """Life of the process, from start to exit: `run`."""
 
     def __init__(self, service: Service, process: EngineProcess, responses: OpenResponses) -> None:
         self._service = service
@@ -60,7 +60,7 @@ class Lifecycle:
         self.drain()
 
     async def run(self) -> str | None:
-        """Runs until everything except the HTTP server has ended. None: drained; else the failure as a sentence."""
+        """Run until everything except the HTTP server has ended. None: drained; else the failure as a sentence."""
         tasks = [asyncio.create_task(self._load()), asyncio.create_task(self._supervisor.run())]
         try:
             await self._first(self._stop.wait())
@@ -182,7 +182,7 @@ class Lifecycle:
         process.kill()
 
     async def _first(self, *waits: Coroutine[Any, Any, object], seconds: float | None = None) -> None:
-        """Waits until one of `waits` is done, the engine failed, or `seconds` passed."""
+        """Wait until one of `waits` is done, the engine failed, or `seconds` passed."""
         tasks: list[asyncio.Future[Any]] = [asyncio.ensure_future(wait) for wait in waits]
         await asyncio.wait(
             [*tasks, self._service.session.failure], timeout=seconds, return_when=asyncio.FIRST_COMPLETED

@@ -9,7 +9,7 @@ from fastapi import Depends, Request
 
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.server.admission.admission import QueueAdmission
-from inflight_engine.server.answers.heartbeats import Heartbeats
+from inflight_engine.server.answers.respond import Heartbeats
 from inflight_engine.server.engine.session import EngineSession
 from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.requests.inbox import Deliveries
@@ -23,13 +23,13 @@ from inflight_settings.limits import LimitsInForce
 
 
 class Service:
-    """One per process.
+    """Parts of the API process; there is one instance.
 
     Attributes:
         created: when the process started, Unix seconds.
         draining: shutting down; responses close their connections, and /ready fails.
         deliveries: updates of generations, to the writers of their responses.
-        heartbeats: of responses that report their progress.
+        heartbeats: of open responses for relays.
         tenants: determines the tenant of a request.
         spans: creates the traces of requests; None: no tracing.
     """

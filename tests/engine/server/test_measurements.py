@@ -19,7 +19,7 @@ from inflight_engine.messages import StepCost
 from inflight_engine.request import FinishReason
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.http.health import health_status
-from inflight_engine.server.requests.histogram import Histogram
+from inflight_engine.server.requests.counts import Histogram
 from tests.engine.server.fake_engine import until
 from tools import localcluster as cluster
 
@@ -78,7 +78,8 @@ MEASURED = {
     "inflight_output_tokens_mean",
     "inflight_output_tokens_second_moment",
 }
-"""There once an engine has done some steps and ended a request; `inflight_step_cost_curve_seconds` may be, too."""
+"""Metrics that exist once an engine has done some steps and ended a request; `inflight_step_cost_curve_seconds` may be,
+too."""
 
 
 async def page(fake):

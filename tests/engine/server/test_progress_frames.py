@@ -10,9 +10,9 @@ import pytest
 from inflight_engine.messages import Starting
 from inflight_engine.request import FinishReason
 from inflight_engine.server.answers import writer
-from inflight_engine.server.answers.heartbeats import _ROUNDS as ROUNDS
-from inflight_engine.server.answers.heartbeats import Heartbeats
-from inflight_engine.server.engine.progress import Progress
+from inflight_engine.server.answers.respond import _ROUNDS as ROUNDS
+from inflight_engine.server.answers.respond import Heartbeats
+from inflight_engine.server.engine.session import Progress
 from inflight_engine.server.errors import ApiError
 from inflight_settings.engine import EngineConfig
 from tests.engine.server.fake_engine import until
@@ -159,7 +159,7 @@ async def test_seeds_that_the_engine_draws_are_told_once(make_fake):
 
 
 async def test_a_heartbeat_comes_where_nothing_else_does_and_stops_with_the_engine(make_fake, monkeypatch):
-    monkeypatch.setattr("inflight_engine.server.answers.heartbeats._PERIOD", 0.2)
+    monkeypatch.setattr("inflight_engine.server.answers.respond._PERIOD", 0.2)
     fake = await make_fake()
     client = relayed(fake, stream=True, temperature=0)
     await until(lambda: len(client.frames) >= 4)

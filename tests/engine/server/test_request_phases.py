@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from inflight_engine.request import FinishReason
 from inflight_engine.server.requests.generation import Preempted, Timings
-from inflight_engine.server.telemetry.request_phases import request_phases
+from inflight_engine.server.telemetry.span_attributes import request_phases
 
 
 class Past:

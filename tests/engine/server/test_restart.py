@@ -17,12 +17,11 @@ from inflight_engine.request import FinishReason
 from inflight_engine.server import run
 from inflight_engine.server.engine import supervisor as supervising
 from inflight_engine.server.engine.phase import Phase
-from inflight_engine.server.engine.progress import KILL_GRACE_SECONDS, Progress
-from inflight_engine.server.engine.session import MOST_RESTARTS, WINDOW_SECONDS, Restarts
+from inflight_engine.server.engine.session import KILL_GRACE_SECONDS, MOST_RESTARTS, WINDOW_SECONDS, Progress, Restarts
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.lifecycle import Lifecycle
 from inflight_engine.server.requests.phases import RequestPhase
-from inflight_engine.server.telemetry.request_phases import request_phases
+from inflight_engine.server.telemetry.span_attributes import request_phases
 from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import Limits, LimitsInForce
 from inflight_settings.scheduling import ServiceClass
@@ -425,7 +424,7 @@ class FakeProcess:
 
 async def supervised(fake, monkeypatch):
     log = []
-    monkeypatch.setattr(supervising, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(supervising, "CHECK_SECONDS", 0.02)
 
     async def connect(sock):
         log.append("connect")

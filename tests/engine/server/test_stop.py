@@ -5,7 +5,7 @@ import itertools
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from inflight_engine.server.requests.stop import StopStrings
+from inflight_engine.server.requests.choice_text import StopStrings
 
 LETTERS = st.text("abc", max_size=30)
 STOPS = st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4).map(tuple)

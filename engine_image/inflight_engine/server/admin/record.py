@@ -38,7 +38,7 @@ async def flushed_record(session: EngineSession) -> tuple[BinaryIO, str]:
 
 
 class RecordResponse(StreamingResponse):
-    """As many bytes as the file has now; closes it."""
+    """Sends as many bytes as the file has now, and closes it."""
 
     def __init__(self, file: BinaryIO, name: str) -> None:
         size = os.fstat(file.fileno()).st_size

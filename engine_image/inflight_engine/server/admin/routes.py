@@ -13,6 +13,7 @@ from inflight_engine.messages import EngineReady
 from inflight_engine.server.admin.record import RecordResponse, flushed_record
 from inflight_engine.server.admin.token import AdminRoute
 from inflight_engine.server.engine.phase import Phase
+from inflight_engine.server.errors import ApiError
 from inflight_engine.server.service import Service, ServiceOf
 from inflight_settings.limits import Limits, PartialLimits
 from inflight_settings.scheduling import ServiceClass
@@ -66,7 +67,7 @@ async def drain(request: Request, service: ServiceOf) -> Response:
 
 @admin_router.get("/admin/record")
 async def record(service: ServiceOf) -> Response:
-    """What was recorded up to now, for `inflight-engine replay`."""
+    """The record up to now, for `inflight-engine replay`."""
     return RecordResponse(*await flushed_record(service.session))
 
 
@@ -117,3 +118,23 @@ def _describe_scheduling(service: Service) -> dict[str, Any]:
             for service_class in engine.classes
         ],
     }
+
+
+_METHODS = ["GET", "POST", "PUT", "PATCH", "DELETE"]
+
+
+def elsewhere(admin_port: int, *, metrics: bool) -> APIRouter:
+    """Routes of the serving port for paths on the admin port: 404 with the port. `metrics`: /metrics is there too."""
+    router = APIRouter()
+
+    async def moved(request: Request) -> Response:
+        path = request.url.path
+        raise ApiError(
+            404, f"{request.method} {path} is served on port {admin_port} (--admin-port) only", code="admin_port"
+        )
+
+    router.add_api_route("/v1/runtime_config", moved, methods=["PATCH"])
+    router.add_api_route("/admin/{rest:path}", moved, methods=_METHODS)
+    if metrics:
+        router.add_api_route("/metrics", moved, methods=["GET"])
+    return router

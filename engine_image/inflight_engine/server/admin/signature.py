@@ -72,7 +72,8 @@ def check_target(credentials: Credentials, own_pod: str, now: float) -> None:
 
 
 def check_signature(credentials: Credentials, token: bytes, method: str, path: str, body: bytes) -> None:
-    """
+    """Check that the caller has the token.
+
     Raises:
         ApiError: 401, the signature does not match.
     """

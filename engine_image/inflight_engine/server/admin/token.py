@@ -14,9 +14,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from inflight_engine.server.admin import signature as admin_signature
-from inflight_engine.server.answers.respond import error_response
-from inflight_engine.server.errors import ApiError
-from inflight_engine.server.invalid import describe_invalid
+from inflight_engine.server.errors import ApiError, describe_invalid, error_response
 
 VARIABLE = "INFLIGHT_ADMIN_TOKEN"
 FILE_VARIABLE = "INFLIGHT_ADMIN_TOKEN_FILE"
@@ -63,7 +61,8 @@ def _check_bearer(scheme: str, given: str, token: bytes) -> None:
 
 
 def _configured() -> bytes:
-    """
+    """The token.
+
     Raises:
         ApiError: 403, this server has no token.
     """

@@ -46,7 +46,8 @@ class Load(NamedTuple):
 
 
 class Slots(NamedTuple):
-    """
+    """Slots of the engine, and the requests that take them.
+
     Attributes:
         limit: requests that may run.
         running: requests that run.
@@ -73,7 +74,8 @@ class Slots(NamedTuple):
 
 
 class Demand:
-    """
+    """Arrivals, outputs and steps.
+
     Attributes:
         step_cost: the engine's latest fit; None: none yet.
         estimate_at: when to estimate the mean output again, seconds, monotonic.

@@ -61,9 +61,9 @@ class WaitingOfClass:
         self.num_tokens = 0
         self._target, self._per_token = target, per_token
         self._requests: dict[int, tuple[float, int]] = {}
-        """Until when each is in time, and its prompt tokens."""
+        """Time until which each request is in time, and its prompt tokens."""
         self._in_time: list[tuple[float, int]] = []
-        """Until when, and which, ascending."""
+        """The same times with request ids, ascending."""
         self._tokens_in_time = 0
 
     def __len__(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from inflight_engine.server.requests.piece import ScoredToken
+from inflight_engine.server.requests.choice_text import ScoredToken
 from inflight_engine.server.requests.prompt_scores import PromptScores
 
 TokenBytes = Callable[[int], bytes]
@@ -117,7 +117,7 @@ def _offsets(spelled: Sequence[bytes], length: int) -> list[int]:
 
 
 def _is_continuation(byte: int) -> bool:
-    """Whether a byte is in UTF-8 one of a character's after the first."""
+    """The byte continues a character in UTF-8."""
     return byte & 0xC0 == 0x80
 
 
@@ -126,5 +126,5 @@ def _top(token: ScoredToken) -> zip[tuple[int, float]]:
 
 
 def _text(spelled: bytes) -> str:
-    r"""As OpenAI writes it: bytes that are only part of a character as `\xf0\x9f`."""
+    r"""Text of a token, with OpenAI's escapes for bytes that are only part of a character, as in `\xf0\x9f`."""
     return spelled.decode(errors="backslashreplace")

@@ -13,8 +13,8 @@ import msgspec
 
 from inflight_engine.server.answers.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, with_prompt
 from inflight_engine.server.requests.call import Call
+from inflight_engine.server.requests.choice_text import Piece
 from inflight_engine.server.requests.generation import Generation
-from inflight_engine.server.requests.piece import Piece
 from inflight_engine.server.requests.prepare import Tokenizer
 from inflight_engine.server.requests.prompt_scores import PromptScores
 

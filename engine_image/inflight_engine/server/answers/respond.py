@@ -3,17 +3,67 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.answers.heartbeats import Heartbeats
 from inflight_engine.server.answers.send import server_send
 from inflight_engine.server.answers.writer import AnswerFormat, AnswerWriter
-from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.registry import RequestRegistry
+
+_PERIOD = 0.5
+"""Seconds between two checks of a response. A heartbeat is written if nothing was written in between, so the longest
+time without a byte is twice this, 1 s."""
+_ROUNDS = 10
+"""Rounds in a period, so that not all waiting responses write at once."""
+
+
+class Heartbeats:
+    """Heartbeats of all responses that report their progress: one timer for all.
+
+    Args:
+        silent: heartbeats stop, so that a relay detects a stalled engine.
+    """
+
+    def __init__(self, silent: Callable[[], bool]) -> None:
+        self._silent = silent
+        self._rounds: list[dict[AnswerWriter, None]] = [{} for _ in range(_ROUNDS)]
+        self._round_of: dict[AnswerWriter, int] = {}
+        self._next = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        """Number of open responses."""
+        return len(self._round_of)
+
+    def add(self, stream: AnswerWriter) -> None:
+        """Add an open response."""
+        # The latest round, so the first check comes after a whole period.
+        self._round_of[stream] = last = (self._next - 1) % _ROUNDS
+        self._rounds[last][stream] = None
+        if self._timer is None:
+            self._arm()
+
+    def remove(self, stream: AnswerWriter) -> None:
+        """Remove a response that is complete or whose client disconnected."""
+        del self._rounds[self._round_of.pop(stream)][stream]
+
+    def _arm(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(_PERIOD / _ROUNDS, self._beat)
+
+    def _beat(self) -> None:
+        if not self._round_of:
+            self._timer = None
+            return
+        self._arm()
+        streams = self._rounds[self._next]
+        self._next = (self._next + 1) % _ROUNDS
+        if streams and not self._silent():
+            for stream in [*streams]:
+                stream.beat()
 
 
 class GenerationResponse(Response):
@@ -56,7 +106,3 @@ class GenerationResponse(Response):
     def _abandon(self) -> None:
         for generation in self._call.choices:
             self._registry.end(generation, FinishReason.ABORT)
-
-
-def error_response(error: ApiError) -> Response:
-    return Response(error.body(), error.status, error.all_headers())

@@ -17,8 +17,8 @@ from starlette.types import Send
 from inflight_engine.server.answers.send import raw_headers, send_all, send_error
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.call import Call
+from inflight_engine.server.requests.choice_text import NO_PIECE, Piece
 from inflight_engine.server.requests.generation import Generation
-from inflight_engine.server.requests.piece import NO_PIECE, Piece
 
 PROGRESS_HEADER = "x-inflight-progress"
 """In a request, `1` asks for progress frames; in a response, `1` says that it has them."""
@@ -34,7 +34,8 @@ DONE = b"data: [DONE]\n\n"
 _HEARTBEAT = b":h\n\n"
 
 MANY_SCORED_TOKENS = 256
-"""With 20 likeliest tokens each, formatting so many (about 17 ms) would hold up other streams: a thread does it."""
+"""Number of scored tokens from which a thread formats them: with 20 likeliest tokens each, this many take about 17 ms,
+which would delay other streams."""
 
 
 class AnswerFormat(Protocol):
@@ -164,7 +165,7 @@ class AnswerWriter:
         return await self._send_chunks(chunks, last=complete)
 
     async def _write(self, changed: Iterable[Generation]) -> bool:
-        """One message for all chunks. Returns whether it is the last."""
+        """Write one message with all chunks. Returns whether it is the last."""
         call = self._call
         taken = [self._take(choice) for choice in changed if choice not in self._ended and not self._holds_back(choice)]
         if sum(each.piece.num_scored for each in taken) >= MANY_SCORED_TOKENS and call.error is None:

@@ -11,7 +11,8 @@ from inflight_engine.messages import Configure, Configured, FlushRecord, RecordF
 from inflight_engine.server.errors import ApiError
 
 ANSWER_SECONDS = 60.0
-"""It answers between two steps. Of a longer step the caller gets 504; the call is in force once the step is done."""
+"""Time limit of a call. The engine answers between two steps: if a step takes longer, the caller gets 504, and the call
+is in force once the step is done."""
 
 Question: TypeAlias = Configure | FlushRecord
 Answer: TypeAlias = Configured | RecordFlushed
@@ -27,7 +28,7 @@ class EngineCalls:
         self._failure: ApiError | None = None
 
     async def ask(self, question: Callable[[int], Question]) -> None:
-        """Waits for the engine's response; the configuration in it is in force by then.
+        """Wait for the engine's response; the configuration in it is in force by then.
 
         Raises:
             ApiError: 504 without a response, or the error given to `fail`.
@@ -60,7 +61,7 @@ class EngineCalls:
             waiting.set_result(None)
 
     def fail(self, error: ApiError) -> None:
-        """Fails calls in flight, and new ones until `resume`, with `error`."""
+        """Fail calls in flight, and new ones until `resume`, with `error`."""
         self._failure = error
         for waiting in self._open.values():
             if not waiting.done():

@@ -14,7 +14,7 @@ from inflight_engine.messages import FromEngine, ToEngine
 
 
 class EngineClient(asyncio.Protocol):
-    """One connection.
+    """A connection to an engine process.
 
     Args:
         on_message: called for each message, in order, in the event loop.

@@ -12,7 +12,7 @@ RETRY_AFTER_GONE = 1.0
 
 
 class Phase(StrEnum):
-    """Of the engine process: the first one loads, is ready; it was lost and another one loads; there will be none."""
+    """Life cycle of the engine process: first load, ready, reloading after a loss, failed for good."""
 
     LOADING = "loading"
     READY = "ready"

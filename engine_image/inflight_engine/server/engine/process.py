@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from inflight_settings.engine import EngineConfig
 
 _GROUP_EXIT_SECONDS = 5.0
-"""For the kernel to end killed processes and to free their memory."""
+"""Time for the kernel to end killed processes and to free their memory."""
 
 
 class EngineProcess:
@@ -27,10 +27,10 @@ class EngineProcess:
     """
 
     def __init__(self, cpus: frozenset[int] | None = None) -> None:
-        """Starts it. It imports what it needs, which takes seconds, and waits for its configuration.
+        """Start the process. It imports its modules, which takes seconds, and waits for its configuration.
 
         Args:
-            cpus: numbers of those that it may use; None: those that this process may use now.
+            cpus: numbers of the CPUs that it may use; None: those that this process may use now.
         """
         self.started = time.monotonic()
         self._killed = False
@@ -45,11 +45,11 @@ class EngineProcess:
             )
 
     def successor(self) -> EngineProcess:
-        """Starts another one on the same CPUs, regardless of later changes of this process's affinity."""
+        """Start another process on the same CPUs, regardless of later changes of this process's affinity."""
         return EngineProcess(self._cpus)
 
     def load(self, config: EngineConfig) -> None:
-        """Sends its configuration; loading continues in the background."""
+        """Send its configuration; loading continues in the background."""
         import msgspec
 
         assert self._process.stdin is not None
@@ -57,7 +57,8 @@ class EngineProcess:
             pipe.write(msgspec.json.encode(config))
 
     def wait(self, timeout: float) -> int | None:
-        """Its exit status (negative: the signal that ended it); None if it still runs after `timeout` seconds."""
+        """Wait for the exit status (negative: the signal that ended it); None if the process still runs after `timeout`
+        seconds."""
         try:
             return self._process.wait(timeout)
         except subprocess.TimeoutExpired:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Protocol
 
 from inflight_engine.messages import (
+    SHORT_STEP_SECONDS,
     Configured,
     EngineFailed,
     EngineReady,
@@ -26,7 +27,6 @@ from inflight_engine.messages import (
 from inflight_engine.server.engine.calls import EngineCalls
 from inflight_engine.server.engine.link import EngineLink
 from inflight_engine.server.engine.phase import Phase, no_engine, shutting_down
-from inflight_engine.server.engine.progress import KILL_GRACE_SECONDS, Progress
 from inflight_engine.server.engine.runtime_config import RuntimeConfig
 from inflight_engine.server.errors import ApiError
 from inflight_settings.engine import EngineConfig
@@ -63,7 +63,7 @@ class EngineListener(Protocol):
 
 
 class EngineSession:
-    """One for the life of the server. All methods run in the event loop.
+    """Engine processes of the server, one after the other. All methods run in the event loop.
 
     Attributes:
         failure: once set, why the engine cannot continue.
@@ -216,3 +216,41 @@ class Restarts:
             return False
         self._times.append(now)
         return True
+
+
+KILL_GRACE_SECONDS = 5.0
+"""Time from when a step is overdue, and new requests should go elsewhere, until the engine process is killed."""
+
+
+class Progress:
+    """Deadline of the step that an engine process computes. All times are seconds on the monotonic clock."""
+
+    def __init__(self, now: float) -> None:
+        self._deadline = now + SHORT_STEP_SECONDS
+        self._open: list[LongStep] = []
+        """Steps that are announced and not reported: where steps overlap, one may be computed while the next one waits
+        for it."""
+
+    def made(self, now: float) -> None:
+        """The engine sent a message, or an idle engine got work."""
+        self._deadline = max(self._deadline, now + SHORT_STEP_SECONDS)
+
+    def announced(self, step: LongStep, now: float) -> None:
+        """A step starts that may take long."""
+        self._open.append(step)
+        self._deadline = max(self._deadline, now + step.seconds)
+
+    def reported(self, step: int, now: float) -> None:
+        """A step ended; -1: a report outside a step."""
+        self._deadline = now + SHORT_STEP_SECONDS
+        if self._open:
+            self._open = [each for each in self._open if each.step > step]
+            self._deadline = max([self._deadline, *(now + each.seconds for each in self._open)])
+
+    def excuse(self, seconds: float) -> None:
+        """This process was suspended for that time, so messages of the engine were not read."""
+        self._deadline += seconds
+
+    def overdue(self, now: float) -> float:
+        """Seconds by which the current step is overdue; negative: not overdue."""
+        return now - self._deadline

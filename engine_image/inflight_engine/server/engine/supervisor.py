@@ -15,7 +15,7 @@ from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)
 
-LOOK_SECONDS = 0.5
+CHECK_SECONDS = 0.5
 """Seconds between two checks of the engine's progress."""
 
 LEAST_RESTART_SECONDS = 60.0
@@ -25,7 +25,8 @@ RESTART_FACTOR = 3.0
 
 
 class Supervisor:
-    """
+    """Kills an engine process that hangs, and starts another one for one that has exited.
+
     Attributes:
         process: the current engine process.
         start_seconds: seconds that the first one took from its start until ready.
@@ -74,10 +75,10 @@ class Supervisor:
     async def _watch(self) -> None:
         session, last = self._session, time.monotonic()
         while True:
-            await asyncio.sleep(LOOK_SECONDS)
+            await asyncio.sleep(CHECK_SECONDS)
             now = time.monotonic()
-            late = now - last - LOOK_SECONDS
-            if late > LOOK_SECONDS:
+            late = now - last - CHECK_SECONDS
+            if late > CHECK_SECONDS:
                 session.progress.excuse(late)
             last = now
             if session.hung:

@@ -12,11 +12,18 @@ from fastapi import Request
 from inflight_engine.server.answers.writer import PROGRESS_HEADER
 from inflight_engine.server.errors import ApiError, bad_request
 from inflight_engine.server.requests.call import Call
-from inflight_engine.server.requests.continuation import continued_choices, earlier_of
 from inflight_engine.server.requests.fields import ContinuedChoice, Conversation, GenerationFields, PlainText, Prompt
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
-from inflight_engine.server.requests.prepare import TOO_LONG, ModelFacts, Tokenizer, choice_seed, prepare
+from inflight_engine.server.requests.prepare import (
+    TOO_LONG,
+    ModelFacts,
+    Tokenizer,
+    choice_seed,
+    continued_choices,
+    earlier_of,
+    prepare,
+)
 from inflight_engine.server.service import Service
 from inflight_engine.server.telemetry.exchange import Exchange, exchange_of
 

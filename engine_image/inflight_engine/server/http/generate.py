@@ -13,10 +13,10 @@ from inflight_engine.server.answers.logprobs import finite
 from inflight_engine.server.answers.respond import GenerationResponse
 from inflight_engine.server.http.endpoint import begin
 from inflight_engine.server.requests.call import Call
+from inflight_engine.server.requests.choice_text import Piece
 from inflight_engine.server.requests.generation import Generation
-from inflight_engine.server.requests.piece import Piece
+from inflight_engine.server.requests.phases import Timings
 from inflight_engine.server.requests.schema import GenerateRequest
-from inflight_engine.server.requests.timings import Timings
 from inflight_engine.server.service import ServiceOf
 
 router = APIRouter()

@@ -31,7 +31,7 @@ def health_status(phase: Phase, *, draining: bool, stalled: bool) -> tuple[int, 
 
 
 def unready(service: Service) -> tuple[str, str] | None:
-    """One word and a sentence; None: requests should be sent here."""
+    """Why requests should go elsewhere, as one word and a sentence; None: they should come here."""
     if service.session.phase is Phase.FAILED:
         return "failed", "the engine process is gone; this server is ending"
     if service.draining:

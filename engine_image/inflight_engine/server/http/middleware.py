@@ -4,7 +4,9 @@ log."""
 from __future__ import annotations
 
 import asyncio
+import re
 import time
+import uuid
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
@@ -13,10 +15,28 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from inflight_engine import logs
 from inflight_engine.server.answers.send import keep_server_send, send_error
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.http.request_id import REQUEST_ID_HEADER, give_request_id
 from inflight_engine.server.service import Service
 from inflight_engine.server.telemetry.access_log import AccessLog
 from inflight_engine.server.telemetry.exchange import Exchange, keep_exchange
+
+REQUEST_ID_HEADER = "x-request-id"
+
+_KEY = "inflight.request_id"
+_USABLE = re.compile(r"[!-~]{1,128}")
+
+
+def give_request_id(scope: Scope) -> str:
+    """Set the id of a new request. A header that is not one word of at most 128 ASCII characters is ignored."""
+    given = Headers(scope=scope).get(REQUEST_ID_HEADER, "")
+    scope[_KEY] = chosen = given if _USABLE.fullmatch(given) else uuid.uuid4().hex
+    return chosen
+
+
+def request_id(scope: Scope) -> str:
+    """The id of a request, set by `give_request_id`."""
+    chosen: str = scope[_KEY]
+    return chosen
+
 
 MAX_BODY_BYTES = 16 * 1024 * 1024
 """A prompt of a million tokens as text is 4 MB, as a list of ids 7 MB."""

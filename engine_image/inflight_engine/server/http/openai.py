@@ -12,7 +12,7 @@ from inflight_engine.server.answers.openai import ChatAnswer, CompletionAnswer, 
 from inflight_engine.server.answers.respond import GenerationResponse
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.http.endpoint import begin
-from inflight_engine.server.http.request_id import request_id
+from inflight_engine.server.http.middleware import request_id
 from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
 from inflight_engine.server.requests.schema import CompletionRequest, OpenAIFields
 from inflight_engine.server.service import Service, ServiceOf

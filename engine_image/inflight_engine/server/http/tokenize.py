@@ -63,7 +63,8 @@ async def tokenize(body: TokenizeRequest, service: ServiceOf) -> Response:
 
 
 def _prompt(body: TokenizeRequest) -> Prompt:
-    """
+    """The prompt or conversation of a body.
+
     Raises:
         ApiError: 400, a field that goes with the other kind of prompt, or both kinds or none.
     """
@@ -92,7 +93,7 @@ async def detokenize(body: DetokenizeRequest, service: ServiceOf) -> Response:
 
 
 async def _convert(convert: Callable[[list[int]], _T], token_ids: list[int]) -> _T:
-    """In a thread where it is long, as `encode`."""
+    """Convert token ids, in a thread where there are many, as `encode` does."""
     return convert(token_ids) if len(token_ids) < LONG_TEXT else await asyncio.to_thread(convert, token_ids)
 
 

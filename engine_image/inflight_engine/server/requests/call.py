@@ -1,4 +1,4 @@
-"""One HTTP generation request: a generation for each choice."""
+"""An HTTP request for generation, with a generation for each choice."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from inflight_engine.server.requests.inbox import Inbox
 @dataclass(frozen=True, slots=True)
 class Call:
     """Attributes:
-    choices: by index; of several prompts those of the first come first.
+    choices: ordered by index; of several prompts those of the first come first.
     inbox: receives their updates.
     num_prompt_tokens: of all prompts, each counted once regardless of `n`.
     num_samples: `n`, choices of each prompt.

@@ -64,7 +64,7 @@ class ToolCall(Body):
     function: CalledFunction
 
     def plain(self) -> dict[str, Any]:
-        """In the form for chat templates: the arguments are an object."""
+        """The call in the form for chat templates: the arguments are an object."""
         arguments = json.loads(self.function.arguments or "{}")
         function = {"name": self.function.name, "arguments": arguments}
         return {"id": self.id, "type": self.type, "function": function}
@@ -94,7 +94,7 @@ Tools: TypeAlias = Annotated[list[Tool], FIRST_ERROR]
 
 
 class ChatMessage(Body):
-    """One message. Of an assistant that called tools there may be no content. The null fields are those that OpenAI's
+    """A message. That of an assistant that called tools may have no content. The null fields are those that OpenAI's
     SDK sends back with an assistant's message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -108,8 +108,8 @@ class ChatMessage(Body):
     function_call: Annotated[object, only()] = None
 
     def plain(self) -> dict[str, Any]:
-        """In the form for chat templates: text parts joined by newlines, OpenAI's newer `developer` as `system`,
-        missing content as an empty string; no other absent fields."""
+        """The message in the form for chat templates: text parts joined by newlines, OpenAI's newer `developer` as
+        `system`, missing content as an empty string; no other absent fields."""
         content = self.content or ""
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)

@@ -3,11 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from inflight_engine.output import TokenLogprobs
-from inflight_engine.server.requests.piece import ScoredToken
-from inflight_engine.server.requests.stop import StopStrings
+from inflight_engine.server.requests.prompt_scores import PromptScores
+
+
+class ScoredToken(NamedTuple):
+    """A token of the text with its log-probabilities. `offset`: characters of the text before it."""
+
+    token_id: int
+    offset: int
+    logprobs: TokenLogprobs
+
+
+class Piece(NamedTuple):
+    """A part of a choice.
+
+    Attributes:
+        tokens: those whose text begins in this part, where log-probabilities were asked for.
+        prompt: in the first part, where log-probabilities of the prompt were asked for.
+        num_tokens: of the answer, up to this part: the text of the last ones may come with a later part.
+        logprobs: of the tokens without log-probabilities in an earlier part, if requested.
+    """
+
+    text: str
+    tokens: list[ScoredToken]
+    prompt: PromptScores | None = None
+    num_tokens: int = 0
+    logprobs: Sequence[TokenLogprobs] = ()
+
+    @property
+    def num_scored(self) -> int:
+        """Tokens with log-probabilities."""
+        return len(self.tokens) + (0 if self.prompt is None else len(self.prompt))
+
+    @property
+    def empty(self) -> bool:
+        return not (self.text or self.num_scored)
+
+
+NO_PIECE = Piece("", [])
 
 
 class Detokenizer(Protocol):
@@ -100,7 +136,7 @@ class ChoiceText:
         self._text = ""
 
     def _take_tokens(self, *, all_out: bool) -> list[ScoredToken]:
-        """Of a stop string, and after it, there are none."""
+        """Take the tokens whose text was released. Tokens of a stop string, and any after it, are never taken."""
         count = len(self._untaken)
         while not all_out and count and self._untaken[count - 1].offset >= self._released:
             count -= 1
@@ -110,3 +146,63 @@ class ChoiceText:
     def _release(self, text: str) -> None:
         self._text += text
         self._released += len(text)
+
+
+class StopStrings:
+    """Finds the earliest stop string in a growing text.
+
+    Text that is the beginning of a stop string is held back until the next piece shows whether it becomes one, so the
+    text let out never contains any part of the stop string (OpenAI: "the returned text will not contain the stop
+    sequence"), however the text was cut into pieces.
+    """
+
+    __slots__ = ("_held", "_stops", "found")
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        """`stops`: non-empty strings; with none of them every piece passes unchanged."""
+        self._stops = stops
+        self._held = ""
+        self.found = False
+
+    def push(self, piece: str) -> str:
+        """The part of the text that may be released now. After `found` turns true no more is released."""
+        if self.found:
+            return ""
+        if not self._stops:
+            return piece
+        text = self._held + piece
+        end = _earliest(text, self._stops)
+        if end >= 0:
+            self.found = True
+            self._held = ""
+            return text[:end]
+        keep = _possible_start(text, self._stops)
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+    def flush(self) -> str:
+        """The text held back, when no more text arrives."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _earliest(text: str, stops: tuple[str, ...]) -> int:
+    """Index of the first stop string in `text`, or -1.
+
+    The one that ends first wins, since it is the first to be complete as text arrives; of two that end together the
+    longer one, since it begins first.
+    """
+    best_end, best_start = len(text) + 1, -1
+    for stop in stops:
+        start = text.find(stop)
+        if start >= 0 and (start + len(stop), start) < (best_end, best_start):
+            best_end, best_start = start + len(stop), start
+    return best_start
+
+
+def _possible_start(text: str, stops: tuple[str, ...]) -> int:
+    """Length of the longest end of `text` with which a stop string begins."""
+    for length in range(min(len(text), max(map(len, stops)) - 1), 0, -1):
+        if any(len(stop) > length and text.endswith(stop[:length]) for stop in stops):
+            return length
+    return 0

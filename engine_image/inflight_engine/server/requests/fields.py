@@ -16,11 +16,11 @@ from inflight_settings.scheduling import ServiceClass
 from inflight_settings.setting import settings_of
 
 MAX_N = 128
-"""OpenAI's."""
+"""OpenAI's limit of answers to a request."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOP_LOGPROBS = 20
-"""OpenAI's, for chat."""
+"""OpenAI's limit for chat."""
 MAX_SALT_LENGTH = 256
 
 
@@ -46,8 +46,8 @@ def _is_text(value: str) -> str:
 
 
 FIRST_ERROR = Field(fail_fast=True)
-"""Of a list or an object whose size the client chooses, the first wrong item is enough: pydantic keeps a kilobyte for
-each, and a body has room for millions."""
+"""Validation of a list or object whose size the client chooses ends with the first wrong item: pydantic keeps a
+kilobyte for each, and a body has room for millions."""
 
 TokenId = Annotated[int, Field(ge=0)]
 TokenIdList = Annotated[list[TokenId], FIRST_ERROR]
@@ -94,7 +94,7 @@ class Body(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _one_unknown(cls, value: Any) -> Any:
-        """As `FIRST_ERROR`: with more fields than exist, one unknown field is kept for the error."""
+        """Keep one error, as `FIRST_ERROR`: with more fields than exist, one unknown field is kept for the error."""
         if not isinstance(value, dict) or len(value) <= len(cls.model_fields):
             return value
         names = {field.alias or name for name, field in cls.model_fields.items()}
@@ -103,7 +103,7 @@ class Body(BaseModel):
 
 
 class SamplingFields(Body):
-    """How to choose tokens, and when to stop; see `SamplingParams`.
+    """Fields for `SamplingParams`: choice of tokens, and the end of the answer.
 
     `top_k`: 0 or -1 keeps all tokens. `stop`: strings that end the answer and are not part of it. `n`: how many
     answers; the i-th of them takes `seed` + i. `repetition_penalty`: vLLM's range, less what float32 cannot divide by.
@@ -170,7 +170,8 @@ class SchedulingFields(Body):
 
 
 class ContinuedChoice(Body):
-    """What a relay has of a choice: its tokens, the seed that was drawn for it, and why it ended, if it did."""
+    """The part of a choice that a relay has: its tokens, the seed that was drawn for it, and why it ended, if it
+    did."""
 
     token_ids: TokenIdList
     seed: Annotated[int, Field(ge=0, lt=2**63)] | None = None
@@ -178,36 +179,36 @@ class ContinuedChoice(Body):
 
 
 class Continuation(Body):
-    """Where an answer goes on that another replica began. `choices`: all of them. `created`: that of its chunks."""
+    """The part of an answer that another replica wrote. `choices`: all of them. `created`: that of its chunks."""
 
     choices: Annotated[list[ContinuedChoice], Field(min_length=1, fail_fast=True)]
     created: Annotated[int, Field(ge=0, lt=2**63)]
 
 
 class GenerationFields(SamplingFields, SchedulingFields):
-    """What every generation endpoint's body is."""
+    """Body of every generation endpoint."""
 
     inflight_continuation: Continuation | None = None
 
     prompt_field: ClassVar[str] = "prompt"
     default_max_tokens: ClassVar[int | None] = None
-    """When the client asks for none, and more of the context is left; None takes all that is left."""
+    """Limit of the output where the client sets none, if the context leaves that much; None: all that is left."""
 
     @abstractmethod
     def prompts(self) -> list[Prompt]: ...
 
     @abstractmethod
     def num_logprobs(self) -> int | None:
-        """As `SamplingParams.logprobs`."""
+        """Value of `SamplingParams.logprobs`."""
 
     def num_prompt_logprobs(self) -> int | None:
-        """As `SamplingParams.prompt_logprobs`."""
+        """Value of `SamplingParams.prompt_logprobs`."""
         return None
 
     def echoes(self) -> bool:
-        """Whether a response begins with its prompt."""
+        """The response begins with its prompt."""
         return False
 
     def asked_max_tokens(self) -> int | None:
-        """0: only the prompt is requested."""
+        """Limit of the output that the client asks for; 0: only the prompt is requested."""
         return self.max_tokens

@@ -1,4 +1,4 @@
-"""One request in the API process: its tokens and times, and notification of the client's writer."""
+"""A request in the API process: its tokens and times, and notification of the client's writer."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ from dataclasses import dataclass
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.server.errors import ApiError
-from inflight_engine.server.requests.choice_text import ChoiceText, Detokenizer
+from inflight_engine.server.requests.choice_text import NO_PIECE, ChoiceText, Detokenizer, Piece
 from inflight_engine.server.requests.inbox import Inbox
-from inflight_engine.server.requests.phases import RequestPhase, check_move
-from inflight_engine.server.requests.piece import NO_PIECE, Piece
+from inflight_engine.server.requests.phases import MAX_PREEMPTIONS, Preempted, RequestPhase, Timings, check_move
 from inflight_engine.server.requests.prompt_scores import PromptScores
-from inflight_engine.server.requests.timings import MAX_PREEMPTIONS, Preempted, Timings
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,10 +31,10 @@ class Earlier:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """One requested choice, validated and tokenized.
+    """A requested choice, validated and tokenized.
 
     Attributes:
-        index: of the choice in the call.
+        index: place of the choice in the call.
         stop: stop strings, found here; stop token ids are in `sampling` and found by the engine.
         streaming: tokens are delivered as they arrive, not at the end.
         relayed: a relay reads its progress, and can continue it at another replica.
@@ -45,7 +43,7 @@ class GenerationRequest:
         earlier: the retained part of these; None: the response starts here.
         echo: the prompt's text, with which the answer begins; None: it does not.
         prompt_only: sampled tokens are not part of the response.
-        external_id: of the HTTP request (X-Request-Id); shared by its choices.
+        external_id: id of the HTTP request (X-Request-Id); shared by its choices.
     """
 
     request_id: int
@@ -109,7 +107,7 @@ class Generation:
     def __init__(self, request: GenerationRequest, detokenizer: Detokenizer, arrived: float, inbox: Inbox) -> None:
         self.request = request
         self.scored = request.sampling.logprobs is not None
-        """Its tokens come with log-probabilities."""
+        """The engine reports log-probabilities with its tokens."""
         self.tries = 0
         """Engine processes that died while it had a slot, or may have had one."""
         self.phase = RequestPhase.NEW
@@ -117,24 +115,24 @@ class Generation:
         self.wait_counted = self.first_token_counted = False
         """Counted in the metrics, where a resubmitted request counts once."""
         self.cached_tokens = 0
-        """Of its prompt, in the prefix cache when it was admitted first."""
+        """Number of prompt tokens in the prefix cache when it was admitted first."""
         self.counted_tokens = 0
-        """Of `token_ids`, how many the estimate of output lengths has counted."""
+        """Number of `token_ids` that the estimate of output lengths has counted."""
         self.timings = Timings(arrived)
         self.preemptions: list[Preempted] = []
         """At most `MAX_PREEMPTIONS` of `num_preemptions`; the loss of its engine process counts as one of them."""
         self.num_preemptions = 0
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
-        """Of the last of `token_ids`, those that no piece was taken with; empty unless asked for."""
+        """Log-probabilities of the latest `token_ids` that no piece was taken with; empty unless asked for."""
         self.finish_reason: FinishReason | None = None
         self.error: ApiError | None = None
         self.enqueued_at = arrived
-        """When it entered the queue: at first, or again for another engine process."""
+        """Time of its entry into the queue: at first, or again for another engine process."""
         self.slot = -1
-        """The one it had last in the engine; -1: none yet."""
+        """Its latest slot in the engine; -1: none yet."""
         self.last_token_at = -1.0
-        """When the latest token came."""
+        """Time of the latest token."""
         self.timer: asyncio.TimerHandle | None = None
         """The timeout that runs: in the queue, then while it runs."""
         self._inbox = inbox
@@ -142,14 +140,15 @@ class Generation:
         self._min_tokens = request.sampling.min_tokens
         self._stop_token_ids = frozenset(request.sampling.stop_token_ids)
         self._placed = self.scored or bool(request.stop)
-        """Whether each token's position in the text matters."""
+        """The position of each token in the text matters."""
         self._text = ChoiceText(detokenizer, request.stop, self._stop_token_ids, self._min_tokens, request.echo or "")
         self._prompt_scores = self._no_prompt_scores()
         if request.earlier is not None:
             self._go_on(request.earlier)
 
     def move(self, phase: RequestPhase) -> None:
-        """
+        """Move to the next phase.
+
         Raises:
             AssertionError: the phase cannot follow.
         """
@@ -157,7 +156,8 @@ class Generation:
         self.phase = phase
 
     def requeue(self, now: float) -> None:
-        """Its engine process was lost: it is resubmitted to another one, with its tokens so far, and waits again."""
+        """Reset what its lost engine process computed and did not report: another one gets it, with its tokens so
+        far."""
         if not self.token_ids:
             self.timings = Timings(self.timings.arrived)
             self.preemptions, self.num_preemptions = [], 0
@@ -215,13 +215,13 @@ class Generation:
         return None if first is None or finished is None or after_first < 1 else (finished - first) / after_first
 
     def preempt(self, began: float) -> None:
-        """It was preempted in the step that started at that time."""
+        """Note a preemption in the step that started at that time."""
         self.num_preemptions += 1
         del self.preemptions[MAX_PREEMPTIONS - 1 :]
         self.preemptions.append(Preempted(began))
 
     def add_prompt_logprobs(self, report: PromptLogprobs) -> None:
-        """Take those of some prompt tokens."""
+        """Add log-probabilities of some prompt tokens."""
         if self._prompt_scores is not None:
             self._prompt_scores.add(report)
 

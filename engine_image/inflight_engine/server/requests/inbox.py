@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from inflight_engine.server.requests.generation import Generation
 
 READERS_A_ROUND = 32
-"""Writing to so many streams takes about 1 ms. Requests, probes and the engine's reports wait that long, and not until
-all streams are written to."""
+"""Streams that are written to in an iteration of the event loop. Writing to so many takes about 1 ms. Requests, probes
+and the engine's reports wait that long, and not until all streams are written to."""
 
 
 class Deliveries:
@@ -26,7 +26,7 @@ class Deliveries:
         self._scheduled = False
 
     def add(self, inbox: Inbox) -> None:
-        """Enqueues `inbox`, which has updates and is not queued yet."""
+        """Enqueue `inbox`, which has updates and is not queued yet."""
         self._due.append(inbox)
         if not self._scheduled:
             self._schedule()
@@ -57,14 +57,14 @@ class Inbox:
         self._reader: Callable[[list[Generation]], None] | None = None
 
     def put(self, generation: Generation) -> None:
-        """Adds a generation with an update."""
+        """Add a generation with an update."""
         if not self._changed and self._reader is not None:
             self._deliveries.add(self)
         self._changed[generation] = None
 
     def read(self, reader: Callable[[list[Generation]], None]) -> None:
-        """From now on call `reader`, not before the event loop's next iteration, with generations updated since the
-        last call: at least one, each once, in the order of their first news."""
+        """Call `reader` from now on, not before the event loop's next iteration, with generations updated since the
+        last call: at least one, each once, in the order of their first update."""
         self._reader = reader
         if self._changed:
             self._deliveries.add(self)

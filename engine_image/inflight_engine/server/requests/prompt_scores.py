@@ -25,8 +25,8 @@ class PromptToken(NamedTuple):
 
 
 class PromptScores:
-    """Of P tokens; the first one has none. They are kept by their place in the prompt, so a part that a preempted
-    request computes and reports once more changes nothing but, maybe, last bits.
+    """Log-probabilities of a prompt of P tokens; the first token has none. They are kept by their place in the prompt,
+    so a part that a preempted request computes and reports once more changes nothing but, maybe, last bits.
 
     Args:
         token_ids: [P], at least one.

@@ -72,7 +72,8 @@ class RequestRegistry:
         return next(self._request_ids)
 
     def check_admitting(self) -> None:
-        """
+        """Check that new requests are accepted.
+
         Raises:
             ApiError: 503 while the model loads, after the drain delay, or after the engine failed.
         """

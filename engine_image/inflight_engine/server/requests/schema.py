@@ -23,7 +23,7 @@ COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
 
 COMPLETION_MAX_LOGPROBS = 5
-"""OpenAI's, for /v1/completions."""
+"""OpenAI's limit for /v1/completions."""
 
 
 def _plain(prompt: str | list[int]) -> Prompt:
@@ -53,9 +53,9 @@ class StreamOptions(Body):
 
 
 class OpenAIFields(GenerationFields):
-    """What both OpenAI endpoints share.
+    """Fields that both OpenAI endpoints share.
 
-    `user` is the caller's own note of whom it asks for; it changes no answer, at OpenAI's as here. `best_of` above `n`
+    `user` is the caller's own note and changes no answer, as at OpenAI. `best_of` above `n`
     would choose among answers, which this server does not. `return_token_ids` (vLLM's): the answer holds the token ids
     of prompt and output too. `prompt_logprobs` (vLLM's): how many of the likeliest tokens to show for each token of the
     prompt. `max_tokens`: 0 asks for the prompt alone.
@@ -125,7 +125,7 @@ class CompletionRequest(OpenAIFields):
         return self.logprobs
 
     def num_prompt_logprobs(self) -> int | None:
-        """As many as are shown anywhere: an echoed prompt has those of `logprobs`."""
+        """The largest number shown anywhere: an echoed prompt has those of `logprobs`."""
         counts = (self.prompt_logprobs, self.logprobs if self.echo else None)
         return max((count for count in counts if count is not None), default=None)
 

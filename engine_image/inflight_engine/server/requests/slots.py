@@ -83,7 +83,7 @@ class Slots:
 
 
 def _caught_up(generation: Generation, now: float) -> bool:
-    """Whether tracking of a resumed request ends: its next token arrived now, or it ended or lost its slot again."""
+    """Tracking of a resumed request ends: its next token arrived now, or it ended or lost its slot again."""
     latest = generation.preemptions[-1] if generation.preemptions else None
     if latest is None or latest.resumed is None or generation.done:
         return True

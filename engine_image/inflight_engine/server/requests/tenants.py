@@ -26,7 +26,8 @@ class TenantKey:
         self._key = b""
 
     def current(self) -> bytes:
-        """
+        """The present key.
+
         Raises:
             ApiError: 503, the file cannot be read, or is empty.
         """
@@ -43,7 +44,8 @@ class TenantKey:
 
 
 class Tenants:
-    """
+    """Determines the tenant of a request.
+
     Args:
         trusted: `TENANT_HEADER` is accepted unsigned.
         key_file: it is accepted if `SIGNATURE_HEADER` signs it with the key in this file. With neither it is ignored

@@ -36,7 +36,7 @@ class Timeouts:
         self._end = end
 
     def waits(self, generation: Generation, now: float) -> None:
-        """It enters the queue."""
+        """Set the timer of a request that enters the queue."""
         generation.enqueued_at = now
         if self._queue_seconds < self._allowed(generation):
             message = f"the request waited {self._queue_seconds:g} s for a slot, the most that --queue-timeout allows"
@@ -45,10 +45,10 @@ class Timeouts:
             self.runs(generation, now)
 
     def runs(self, generation: Generation, now: float) -> None:
-        """It has a slot from now on."""
-        self._arm(generation, generation.progress_at + self._allowed(generation) - now, self._look)
+        """Set the timer of a request that has a slot from now on."""
+        self._arm(generation, generation.progress_at + self._allowed(generation) - now, self._check)
 
-    def _look(self, generation: Generation) -> None:
+    def _check(self, generation: Generation) -> None:
         now, allowed = asyncio.get_running_loop().time(), self._allowed(generation)
         if now < generation.progress_at + allowed:
             self.runs(generation, now)

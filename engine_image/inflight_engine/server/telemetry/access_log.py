@@ -19,7 +19,8 @@ log = logging.getLogger("inflight_engine.access")
 
 
 class AccessLog:
-    """
+    """Writes a line for each request.
+
     Args:
         excluded: paths without a line; None: lines of all requests, at level debug only.
     """

@@ -1,7 +1,8 @@
-"""One HTTP request from its head to its end: data for the access log and its trace."""
+"""An HTTP request from its head to its end: data for the access log and its trace."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from starlette.types import Scope
@@ -40,13 +41,13 @@ class Exchange:
 
     @property
     def finish_reasons(self) -> list[str]:
-        """Of its generations that have ended, in the order of the choices."""
+        """Finish reasons of its generations that have ended, in the order of the choices."""
         choices = () if self.call is None else self.call.choices
         return [str(choice.finish_reason) for choice in choices if choice.finish_reason is not None]
 
     @property
     def queue_seconds(self) -> float | None:
-        """From its arrival until the first of its generations had a slot; None: none had."""
+        """Seconds from its arrival until the first of its generations had a slot; None: none had."""
         waits = [
             choice.timings.admitted - choice.timings.arrived
             for choice in (() if self.call is None else self.call.choices)
@@ -56,13 +57,13 @@ class Exchange:
 
     @property
     def first_token_seconds(self) -> float | None:
-        """From its arrival to the first token of any of its generations; None: there was none."""
+        """Seconds from its arrival to the first token of any of its generations; None: there was none."""
         times = [choice.time_to_first_token for choice in (() if self.call is None else self.call.choices)]
         return min((seconds for seconds in times if seconds is not None), default=None)
 
     @property
     def num_preemptions(self) -> int:
-        """Of its generations."""
+        """Number of preemptions of its generations."""
         return sum(choice.num_preemptions for choice in (() if self.call is None else self.call.choices))
 
     @property
@@ -89,6 +90,30 @@ def keep_exchange(scope: Scope, exchange: Exchange) -> None:
 
 
 def exchange_of(scope: Scope) -> Exchange:
-    """That of a request that the edge let in."""
+    """The exchange of a request that passed the middleware."""
     exchange: Exchange = scope[_KEY]
     return exchange
+
+
+@dataclass(slots=True)
+class SpanCounts:
+    """Counts of spans of requests, by outcome. Each number is written by one thread only.
+
+    Attributes:
+        ended: sampled spans, including dropped ones.
+        queue_full: dropped because the queue was full.
+        exporting: taken from the queue to be sent.
+        exported: accepted by the collector.
+        refused: dropped because the collector was unreachable or rejected them.
+    """
+
+    ended: int = 0
+    queue_full: int = 0
+    exporting: int = 0
+    exported: int = 0
+    refused: int = 0
+
+    @property
+    def waiting(self) -> int:
+        """Maximum number of spans in the queue."""
+        return self.ended - self.queue_full - self.exporting

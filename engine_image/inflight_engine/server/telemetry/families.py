@@ -9,7 +9,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
-from inflight_engine.server.requests.histogram import Histogram
+from inflight_engine.server.requests.counts import Histogram
 
 _HISTOGRAM_SUFFIXES = ("_bucket", "_count", "_sum")
 

@@ -15,9 +15,9 @@ from prometheus_client.registry import Collector
 from inflight_engine.messages import StepCost
 from inflight_engine.server.admission.demand import Demand, Load
 from inflight_engine.server.requests.counts import TERMS, ClassCounts, Counts, StepParts
+from inflight_engine.server.telemetry.exchange import SpanCounts
 from inflight_engine.server.telemetry.families import Families
 from inflight_engine.server.telemetry.process_memory import memory_families
-from inflight_engine.server.telemetry.span_counts import SpanCounts
 
 
 @dataclass(frozen=True, slots=True)

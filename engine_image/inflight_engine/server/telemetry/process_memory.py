@@ -24,7 +24,7 @@ def memory_families(page: Families) -> None:
 
 
 def resident_bytes(pid: int, proc: Path = _PROC) -> Iterator[tuple[str, int]]:
-    """Of the API process `pid`, and of all processes below it together. Memory that they share counts in each."""
+    """Bytes of the API process `pid`, and of all processes below it together. Memory that they share counts in each."""
     yield "api", _resident(pid, proc)
     yield "engine", sum(_resident(child, proc) for child in _descendants(pid, proc))
 
@@ -36,7 +36,7 @@ def _descendants(pid: int, proc: Path) -> Iterator[int]:
 
 
 def _children(pid: int, proc: Path) -> list[int]:
-    """Those of all threads, without threads that are gone."""
+    """Child processes of all threads, without threads that are gone."""
     found: list[int] = []
     with contextlib.suppress(OSError):  # the process exited while its threads were listed: Python 3.11 raises
         for children in proc.glob(f"{pid}/task/*/children"):
@@ -46,7 +46,7 @@ def _children(pid: int, proc: Path) -> list[int]:
 
 
 def _resident(pid: int, proc: Path) -> int:
-    """0 for a process that has exited."""
+    """Resident bytes of a process; 0 if it has exited."""
     with contextlib.suppress(OSError):
         return int((proc / str(pid) / "statm").read_text().split()[1]) * _PAGE
     return 0

@@ -20,8 +20,13 @@ from starlette.types import Scope
 
 from inflight_engine.server.requests.generation import Generation
 from inflight_engine.server.telemetry.exchange import Exchange
-from inflight_engine.server.telemetry.request_phases import PREEMPTED, PREFILL, request_phases
-from inflight_engine.server.telemetry.span_attributes import first_attributes, last_attributes
+from inflight_engine.server.telemetry.span_attributes import (
+    PREEMPTED,
+    PREFILL,
+    first_attributes,
+    last_attributes,
+    request_phases,
+)
 from inflight_settings.server import PROBE_PATHS
 
 MAX_CHOICES = 32

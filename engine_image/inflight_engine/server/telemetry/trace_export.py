@@ -19,7 +19,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 from opentelemetry.sdk.trace.sampling import ParentBasedTraceIdRatio
 
 from inflight_engine.server.settings.tracing import TracingConfig
-from inflight_engine.server.telemetry.span_counts import SpanCounts
+from inflight_engine.server.telemetry.exchange import SpanCounts
 from inflight_engine.server.telemetry.spans import Spans
 
 _SECONDS_BETWEEN_COMPLAINTS = 60.0
