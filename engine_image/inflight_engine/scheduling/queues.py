@@ -143,11 +143,6 @@ class WaitingQueues:
         queue.remove(request)
         self._left(request, queue)
 
-    @property
-    def head_stays(self) -> bool:
-        """True if `head` stays the same while no request comes or goes, however the clock moves on."""
-        return self._only is not None and self._only.policy.head_stays
-
     def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
         """A request got a slot, right after it was popped, and its prefill computes this many tokens."""
         num_counted = 0 if request.num_preemptions or len(request.output_token_ids) else num_tokens
