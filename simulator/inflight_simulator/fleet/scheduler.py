@@ -1,4 +1,4 @@
-"""The engine's scheduler for a fleet: many steps at once, and no contents where nothing depends on them."""
+"""A replica's scheduler: the engine's, which takes in many steps at once."""
 
 from __future__ import annotations
 
