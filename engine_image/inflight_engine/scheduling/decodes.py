@@ -116,10 +116,10 @@ class DecodeGroup:
         """Give each of `growing()` one of these blocks."""
         table, size = self._table, self._size
         indices = table.num_blocks[slots]
-        table.blocks[slots, indices] = block_ids
+        table.flat_blocks[table.first_cells[slots] + indices] = block_ids
         table.num_blocks[slots] = indices + self._one
         self._room[slots] += size
-        self._offset[slots] = (block_ids - indices) * size
+        self._offset[slots] = (block_ids.astype(np.int64) - indices) * size
         return BlockGrowth(slots, indices, block_ids)
 
     def advance(self) -> list[int]:
@@ -157,7 +157,7 @@ class DecodeGroup:
         self._in_flight = self._none
 
     def last_token(self, slot: int) -> int:
-        """What the step that was filled last brought to one of its slots, a member still or not."""
+        """Return the token that the last filled step sampled for one of its slots, still a member or not."""
         end = int(self._table.num_tokens[slot]) - 1
         return int(self._sampled_at(slot, end - 1, end)[0])
 

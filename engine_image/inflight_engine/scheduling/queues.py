@@ -12,7 +12,7 @@ from inflight_policies.service_counter import ServiceCounters, unit_of_weight
 
 
 class WaitingQueues:
-    """One queue for each service class (`ClassQueue`), in the order of the policy.
+    """A queue for each service class (`ClassQueue`), in the order of the policy.
 
     Among classes with requests waiting, new or resumed, the one with the least service divided by its weight is next
     (`ServiceCounters`; of equal ones the first in the configuration): no class starves, and among classes that always
@@ -58,7 +58,7 @@ class WaitingQueues:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Of all classes, now in force."""
+        """Weights of all classes, now in force."""
         return dict(self._weights)
 
     def set_weights(self, weights: dict[str, float], clock: int) -> None:
@@ -145,7 +145,7 @@ class WaitingQueues:
 
     @property
     def head_stays(self) -> bool:
-        """Whether `head` is the same while no request comes or goes, however the clock moves on."""
+        """True if `head` stays the same while no request comes or goes, however the clock moves on."""
         return self._only is not None and self._only.policy.head_stays
 
     def admitted(self, request: Request, num_tokens: int, clock: int) -> None:

@@ -98,7 +98,7 @@ class Running:
         return int(np.count_nonzero(held))
 
     def plan_chunk(self, slot: int, budget: int) -> PrefillChunk:
-        """As much of a slot's prefill as the budget allows. Its full blocks can be found from now on."""
+        """Plan as much of a slot's prefill as the budget allows. Its full blocks can be found from now on."""
         start = int(self.table.num_computed[slot])
         request = self.table.request(slot)
         remaining = request.num_tokens - start

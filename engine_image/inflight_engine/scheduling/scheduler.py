@@ -1,5 +1,5 @@
-"""One iteration's decision: who computes how many tokens (continuous batching, Orca, Yu et al. 2022; chunked prefill
-mixed with decodes, Sarathi-Serve, Agrawal et al. 2024)."""
+"""Decision of an iteration: the tokens that each request computes (continuous batching, Orca, Yu et al. 2022; chunked
+prefill mixed with decodes, Sarathi-Serve, Agrawal et al. 2024)."""
 
 from __future__ import annotations
 
@@ -350,5 +350,5 @@ class Scheduler:
         return self.running.pool.usage
 
     def is_cached(self, block_hash: bytes) -> bool:
-        """Whether the prefix cache can find a block with this content now."""
+        """Return whether the prefix cache can find a block with this content now."""
         return len(self.running.pool.match([block_hash])) > 0
