@@ -92,7 +92,7 @@ class Answer:
         try:
             return self._take(event, now)
         except (AttributeError, LookupError, TypeError) as error:
-            raise AnswerError(f"the engine sent an event that is no completion: {_shown(data)}") from error
+            raise AnswerError(f"the engine sent an event that is no completion: {_excerpt(data)}") from error
 
     def take_whole(self, body: bytes, now: float) -> None:
         """Processes a response that is not streamed.
@@ -190,11 +190,11 @@ def _object(data: bytes) -> dict[str, Any]:
     try:
         event = json.loads(data)
     except ValueError as error:
-        raise AnswerError(f"the engine sent an event that is no JSON: {_shown(data)}") from error
+        raise AnswerError(f"the engine sent an event that is no JSON: {_excerpt(data)}") from error
     if not isinstance(event, dict):
-        raise AnswerError(f"the engine sent an event that is no object: {_shown(data)}")
+        raise AnswerError(f"the engine sent an event that is no object: {_excerpt(data)}")
     return event
 
 
-def _shown(data: bytes) -> str:
+def _excerpt(data: bytes) -> str:
     return data[:100].decode(errors="replace")

@@ -34,7 +34,7 @@ class DurationType(click.ParamType[float]):
         except ValueError:
             self.fail(f"{value!r} is no duration: write a number with its unit, such as 30s, 10m or 1h30m", param, ctx)
         if not self.least <= length <= self.most:
-            self.fail(f"{value} is not between {written(self.least)} and {written(self.most)}", param, ctx)
+            self.fail(f"{value} is not between {duration_text(self.least)} and {duration_text(self.most)}", param, ctx)
         return length
 
 
@@ -78,7 +78,7 @@ class RangeType(click.ParamType[tuple[int, int]]):
         return low, high
 
 
-def written(length: float) -> str:
+def duration_text(length: float) -> str:
     """Returns a duration in the form of the flags: `90s` is `1m30s`."""
     if 0 < length < 1:
         return f"{round(length * 1000)}ms"

@@ -89,15 +89,15 @@ def gateway_view(cluster: Cluster, service: Service) -> GatewayView | None:
         return GatewayView(problem=no_gateway(service).what)
     states: dict[str, Mapping[str, Any]] = {}
     picks: list[PickedRequest] = []
-    unheard = None
+    missing = None
     for pod in pods:
         try:
             states[pod.name], found = _ask(cluster, pod, service)
         except Problem as said:
-            unheard = f"gateway pod {pod.name} cannot be asked: {said.what}"
+            missing = f"gateway pod {pod.name} cannot be asked: {said.what}"
         else:
             picks += found
-    return merged(states, picks, unheard)
+    return merged(states, picks, missing)
 
 
 def merged(

@@ -47,7 +47,7 @@ class Leadership:
         api: not guarded by `leads`: a standby writes the Lease too.
         namespace: namespace of the Lease.
         identity: name of this process, unique among the operator's pods.
-        name: name of the Lease; operators that look after different services in one cluster need different ones.
+        name: name of the Lease; operators for different services in one cluster need different ones.
     """
 
     def __init__(self, api: KubeApi, namespace: str, identity: str, name: str = LEASE_NAME) -> None:

@@ -1,5 +1,5 @@
-"""An event loop whose clock stands still while something runs and jumps to the next timer otherwise: hours of timeouts
-in milliseconds, and the same result each time."""
+"""An event loop whose clock stands still while a task runs and else jumps to the next timer: hours of timeouts in
+milliseconds, and the same result each time."""
 
 import asyncio
 

@@ -230,7 +230,7 @@ def test_the_log_names_the_requests_of_a_failed_step_by_their_clients_ids(caplog
 
 
 class PartlyFailing(AheadStandIn):
-    """Without memory for what slot 1 alone asks for, in one step."""
+    """A runner without memory for the request of slot 1, in one step."""
 
     def __init__(self, step, lookahead):
         super().__init__()
@@ -265,7 +265,7 @@ def test_a_request_whose_own_part_of_a_step_fails_ends_with_an_error_and_the_oth
 
 
 class LittleMemory(AheadStandIn):
-    """Without memory for the chunks of one prompt token, whatever else is in the step."""
+    """A runner without memory for chunks of one prompt token, whatever else is in the step."""
 
     def __init__(self, token, lookahead):
         super().__init__()

@@ -19,9 +19,9 @@ class StandInForward:
 class StandInEngine:
     """Attributes:
     wait, pace: seconds before the first token, and between tokens.
-    status: of each answer; with another one than 200, `error` is its body.
-    cut: whether streams end without their last event.
-    bodies: of all requests.
+    status: HTTP status of each answer; with another status than 200, `error` is the body.
+    cut: True if streams end without their last event.
+    bodies: bodies of all requests.
     """
 
     def __init__(self, wait=0.0, pace=0.0, status=200, error="", cut=False):

@@ -43,12 +43,12 @@ class FakeApi:
         return self.objects[path]
 
     def target(self):
-        """A `Target` whose `connect` reaches this server."""
+        """Returns a `Target` whose `connect` reaches this server."""
         return Cluster(self, Target())
 
 
 def merge(target, patch):
-    """RFC 7386."""
+    """Applies a JSON merge patch (RFC 7386)."""
     for name, value in patch.items():
         if value is None:
             target.pop(name, None)

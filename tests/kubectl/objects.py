@@ -33,7 +33,7 @@ def decision(seconds=40, before=1, after=2, knob="replicas", reason="1.8 request
 
 
 def body(name="chat", namespace="default", spec=None, **status):
-    """An InferenceService; `status` replaces fields of a service that is well."""
+    """Returns an InferenceService; `status` replaces fields of a healthy service."""
     well = {
         "observedGeneration": 1,
         "conditions": [

@@ -9,7 +9,7 @@ from tests.kubectl.objects import service
 
 
 class Source:
-    """Stands in for `top.source.Source`: shows what the test hands to `show`, `away` and `pods_are`."""
+    """Stands in for `top.source.Source`: shows the values that a test passes to `show`, `away` and `pods_are`."""
 
     def __init__(self, services=(), scope="default"):
         self.context = "test"

@@ -1,4 +1,4 @@
-"""Conversations: what is sent, what is remembered, and how answers end, with a stand-in for the engine."""
+"""Conversations: sent requests, kept messages, and ends of answers, with a stand-in for the engine."""
 
 import json
 
@@ -33,7 +33,7 @@ class Forward:
 
 
 def events(*pieces, end="stop", usage=True, done=True):
-    """An answer as a stream of events."""
+    """Returns an answer as a stream of events."""
     lines = [{"choices": [{"delta": {"content": piece}, "finish_reason": None}]} for piece in pieces]
     lines.append({"choices": [{"delta": {}, "finish_reason": end}]})
     if usage:
@@ -43,7 +43,7 @@ def events(*pieces, end="stop", usage=True, done=True):
 
 
 class Engine:
-    """Stands in for an engine: answers in turn with what it is given."""
+    """Stands in for an engine: gives the prepared answers in turn."""
 
     def __init__(self, *answers):
         self.answers = list(answers)

@@ -19,7 +19,8 @@ PATH = "/apis/inflight.dev/v1alpha1/namespaces/team-a/inferenceservices"
 
 
 class Server:
-    """Answers GETs with what `answer(path, query)` gives: a status with an object, or a status with lines to stream."""
+    """Answers GETs with the result of `answer(path, query)`: a status with an object, or a status with lines to
+    stream."""
 
     def __init__(self, answer):
         self.asked = []

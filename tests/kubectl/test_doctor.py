@@ -20,7 +20,7 @@ OPERATOR = "inflight-system/inflight-operator"
 
 
 class Connection:
-    """Stands in for a connection: paths with their answers, an exception being raised."""
+    """Stands in for a connection: answers by path; an answer that is an exception is raised."""
 
     context, namespace, host = "test", "default", "https://api.test"
 
@@ -77,7 +77,7 @@ def items(*found):
 
 
 def well(**changed):
-    """Answers of a cluster where all is well."""
+    """Returns the answers of a cluster without a problem."""
     answers = {
         "/version": version(),
         "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/inferenceservices.inflight.dev": crd(),
@@ -331,7 +331,8 @@ def test_without_a_namespace_selector_a_prometheus_looks_in_its_own_namespace():
 
 
 def behind_the_gateway(ready=True, keys=None, **changed):
-    """Answers of a cluster with one service behind the gateway. Args: keys: data of its Secret; None: there is none."""
+    """Returns the answers of a cluster with one service behind the gateway. Args: keys: data of its Secret; None
+    without one."""
     gateway = {"gateway": {"enabled": True, "auth": {"apiKeysSecret": "chat-keys"}}}
     pod = pod_body("inflight-gateway-1", "inflight-system", ready=ready)
     external = {"spec": {"externalName": "inflight-gateway.inflight-system.svc.cluster.local"}}

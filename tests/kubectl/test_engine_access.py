@@ -28,9 +28,9 @@ class ApiServer:
     """Stands in for the API server and a pod: takes websockets, and answers a request as `answer` says.
 
     Attributes:
-        answer: called with the connection once its request has come.
-        status: of the handshake; with another one than 101 the websocket is refused.
-        open: connections.
+        answer: called with the connection once its request has arrived.
+        status: HTTP status of the handshake; with another status than 101 the websocket is refused.
+        open: open connections.
     """
 
     def __init__(self, answer=None, status=101):
@@ -74,7 +74,7 @@ class ApiServer:
             writer.close()
 
     async def _message(self, reader):
-        """The next binary message of the client, which masks it; empty when it closes."""
+        """Returns the next binary message of the client, which masks it; empty when it closes."""
         first, length = await reader.readexactly(2)
         size = length & 127
         if size == 126:

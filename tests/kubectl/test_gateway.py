@@ -1,4 +1,4 @@
-"""Services behind the gateway: how its pods are found and asked, and what the commands show of them."""
+"""Services behind the gateway: discovery of its pods, their answers, and the output of the commands."""
 
 import io
 
@@ -135,7 +135,7 @@ def test_services_without_the_gateway_have_no_view_of_it(api):
 
 
 class TestAsked:
-    """`gateway_view` with the answers of its pods."""
+    """Returns `gateway_view` with the answers of its pods."""
 
     @pytest.fixture(autouse=True)
     def pods(self, monkeypatch):

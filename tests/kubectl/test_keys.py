@@ -1,4 +1,4 @@
-"""`keys`: what is written to the Secret, and that the gateway reads it as it was meant."""
+"""`keys`: the content of the Secret, and that the gateway reads it correctly."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""Loads: drawn as asked for, sent in time, and reported as they were, against a stand-in engine."""
+"""Loads: draws of the given shape, sending in time, and correct reports, against a stand-in engine."""
 
 import asyncio
 import itertools

@@ -8,7 +8,7 @@ from click.testing import CliRunner
 
 from inflight_kubectl.api_problems import refusal
 from inflight_kubectl.commands import limits as limits_command
-from inflight_kubectl.flag_types import DurationType, HeaderType, RangeType, written
+from inflight_kubectl.flag_types import DurationType, HeaderType, RangeType, duration_text
 from inflight_kubectl.output import print_json
 from inflight_kubectl.overrides import Canary, _refused, limits_view
 from inflight_kubectl.resources import Service
@@ -80,7 +80,7 @@ def test_other_refusals_stay_what_they_are():
 
 
 class StandIn:
-    """Stands in for a cluster: the status is what the operator would make of the spec at once, or never."""
+    """Stands in for a cluster: the status follows the spec at once, or never."""
 
     def __init__(self, *, works=True):
         self.works = works
@@ -139,7 +139,7 @@ def test_flags_that_do_not_go_together_are_wrong_usage(monkeypatch, flags):
 def test_durations_and_ranges_are_read_and_wrong_ones_are_explained():
     duration, span = DurationType(1.0, 7200.0), RangeType()
     assert [duration.convert(text, None, None) for text in ("90s", "1m30s", "2h")] == [90.0, 90.0, 7200.0]
-    assert [written(seconds) for seconds in (0.25, 0, 90, 7200, 3661)] == ["250ms", "0s", "1m30s", "2h", "1h1m1s"]
+    assert [duration_text(seconds) for seconds in (0.25, 0, 90, 7200, 3661)] == ["250ms", "0s", "1m30s", "2h", "1h1m1s"]
     assert [span.convert(text, None, None) for text in ("64", "64-512")] == [(64, 64), (64, 512)]
     for kind, wrong in ((duration, "10"), (duration, "3h"), (duration, "0s"), (span, "0"), (span, "9-3"), (span, "x")):
         with pytest.raises(Exception, match=r"(?i)between|such as"):

@@ -1,4 +1,4 @@
-"""Recordings that are fetched: of one service out of many, whole enough to be replayed, from pods that answer bytes."""
+"""Fetched recordings: one service out of many, complete enough for a replay, from pods that answer bytes."""
 
 import gzip
 import json
@@ -37,7 +37,7 @@ def rounds():
 
 @pytest.fixture
 def recorded(tmp_path, rounds, monkeypatch):
-    """A folder as the operator's pod has it: several files, with the rounds of two services mixed."""
+    """Returns a folder as in the operator's pod: several files, with the rounds of two services mixed."""
     monkeypatch.setattr(recorder_module, "FLUSH_BYTES", 1)
     folder = tmp_path / "recording"
     recorder = DecisionRecorder(folder, max_bytes=160_000)

@@ -23,7 +23,7 @@ def text(app):
 
 
 class Running:
-    """A view that runs, with what a test does with it."""
+    """A running view, with the actions of a test."""
 
     def __init__(self, source, size=SIZE):
         self.source, self.app = source, TopApp(source, interval=0.2)

@@ -70,7 +70,7 @@ class Line:
 
 
 class Actors:
-    """Who acts. Ends slowly, and counts as acting until it has ended."""
+    """The processes that act. An action ends slowly, and counts until it has ended."""
 
     def __init__(self):
         self.acting = set()

@@ -15,7 +15,7 @@ CHAT = ServiceKey("team-a", "chat")
 
 @pytest.fixture(autouse=True)
 def keep_logging():
-    """The process's own handlers and levels come back."""
+    """Restores the process's own handlers and levels."""
     names = ["inflight_operator", "kopf", "kubernetes"]
     root, levels = logging.getLogger(), {name: logging.getLogger(name).level for name in names}
     handlers, level = root.handlers[:], root.level

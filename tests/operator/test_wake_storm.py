@@ -1,4 +1,4 @@
-"""Fifty services wake at the first line that says so, each in a round of its own and none after the interval."""
+"""Fifty services wake at the first report of held requests, each in its own round and none after the interval."""
 
 import asyncio
 from contextlib import suppress

@@ -13,7 +13,7 @@ GOOD, BAD, SLOW = (ServiceKey("team", name) for name in ("good", "bad", "slow"))
 
 
 def nothing():
-    """Nobody waits for a round."""
+    """Stands in for `round_done`, which no test needs."""
 
 
 async def run_for(seconds, reconcile, services, **settings):

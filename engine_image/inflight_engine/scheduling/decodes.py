@@ -116,10 +116,10 @@ class DecodeGroup:
         """Give each of `growing()` one of these blocks."""
         table, size = self._table, self._size
         indices = table.num_blocks[slots]
-        table.blocks[slots, indices] = block_ids
+        table.flat_blocks[table.first_cells[slots] + indices] = block_ids
         table.num_blocks[slots] = indices + self._one
         self._room[slots] += size
-        self._offset[slots] = (block_ids - indices) * size
+        self._offset[slots] = (block_ids.astype(np.int64) - indices) * size
         return BlockGrowth(slots, indices, block_ids)
 
     def advance(self) -> list[int]:
@@ -128,11 +128,11 @@ class DecodeGroup:
         return self.count(self._gain, 1, self._num_members)
 
     def count(self, gain: Counts, most: int, total: int) -> list[int]:
-        """The same with several tokens for a member, for which its table has room.
+        """Count a step that may bring a member several tokens, for which its table has room.
 
         Args:
             gain: int64 [num_slots]: tokens for each slot, 0 for those that are no members.
-            most, total: of them.
+            most, total: largest and sum of them.
         """
         num_tokens = self._table.num_tokens
         self._places_in_flight = (self._offset + num_tokens)[self._columns]
@@ -151,18 +151,18 @@ class DecodeGroup:
         return []
 
     def fill(self, token_ids: TokenIds) -> None:
-        """The tokens of the step that was counted last: int32, one for each of what `slots` was then. Tokens of
+        """Store the tokens of the step that was counted last: int32, one for each of what `slots` was then. Tokens of
         slots that left since are unused and harmless: a request that is given their blocks stores its own later."""
         self._flat_sampled[self._places_in_flight] = token_ids
         self._in_flight = self._none
 
     def last_token(self, slot: int) -> int:
-        """What the step that was filled last brought to one of its slots, a member still or not."""
+        """Return the token that the last filled step sampled for one of its slots, still a member or not."""
         end = int(self._table.num_tokens[slot]) - 1
         return int(self._sampled_at(slot, end - 1, end)[0])
 
     def _sampled_at(self, slot: int, start: int, end: int) -> TokenIds:
-        """int32 [end - start]: what these positions of a slot have sampled."""
+        """Return int32 [end - start]: what these positions of a slot have sampled."""
         size = self._block_size
         blocks = self._table.blocks[slot, start // size : -(-end // size)]
         first = start % size

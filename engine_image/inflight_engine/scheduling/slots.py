@@ -1,4 +1,4 @@
-"""Who holds which slot, and the numbers of each, as arrays."""
+"""Slots, the requests that hold them, and the numbers of each, as arrays."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from inflight_engine.scheduling.plan import Slots
 
 
 class SlotTable:
-    """One row per slot; a slot is a running request's place in the batch.
+    """A row per slot; a slot is a running request's place in the batch.
 
     Attributes:
         requests: the slot's request, None when empty.
-        blocks: int32 [num_slots, max_blocks], the block tables; `flat_blocks` is the same memory in one dimension.
+        blocks: int32 [num_slots, max_blocks], the block tables; `flat_blocks` is the same memory in one dimension,
+            where each slot's begins at `first_cells`, intp [num_slots].
         num_blocks: intp [num_slots], length of the block table.
         num_tokens: int64 [num_slots], known tokens of the request, those of a step in flight that is counted included.
         num_computed: int64 [num_slots], tokens whose KV is in the cache. Kept while in prefill only: a slot past it has
@@ -32,6 +33,7 @@ class SlotTable:
         self.requests: list[Request | None] = [None] * num_slots
         self.blocks = np.zeros((num_slots, max_blocks), np.int32)
         self.flat_blocks = self.blocks.reshape(-1)
+        self.first_cells = np.arange(num_slots) * max_blocks
         self.num_blocks = np.zeros(num_slots, np.intp)
         self.num_tokens = np.zeros(num_slots, np.int64)
         self.num_computed = np.zeros(num_slots, np.int64)
@@ -49,7 +51,7 @@ class SlotTable:
         return bool(self._free)
 
     def taken(self) -> Slots:
-        """All slots that hold a request, oldest request first."""
+        """Return all slots that hold a request, oldest request first."""
         slots = np.flatnonzero(self.order >= 0)
         return slots[np.argsort(self.order[slots])]
 
@@ -73,11 +75,11 @@ class SlotTable:
         heapq.heappush(self._free, slot)
 
     def table(self, slot: int) -> BlockIds:
-        """The slot's block table, int32 [num_blocks]; a view."""
+        """Return the slot's block table, int32 [num_blocks]; a view."""
         return self.blocks[slot, : self.num_blocks[slot]]
 
     def request(self, slot: int) -> Request:
-        """The request in a slot that is taken."""
+        """Return the request in a slot that is taken."""
         request = self.requests[slot]
         if request is None:
             raise AssertionError(f"slot {slot} is empty")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
-from inflight_kubectl.flag_types import DurationType, written
+from inflight_kubectl.flag_types import DurationType, duration_text
 from inflight_kubectl.output import Problem, console, in_utc, json_option, plain_table, print_json
 from inflight_kubectl.overrides import LimitsView, clear_override, limits_view, set_override
 from inflight_settings.limits import HIGHEST_LIMITS, Limits, PartialLimits
@@ -158,7 +158,7 @@ def _show(view: LimitsView) -> None:
 def _source(view: LimitsView) -> str:
     if view.until is not None:
         left = max(0.0, (view.until - datetime.now(UTC)).total_seconds())
-        return f"set by hand until {in_utc(view.until):%Y-%m-%dT%H:%M:%SZ}, for {written(left)} more"
+        return f"set by hand until {in_utc(view.until):%Y-%m-%dT%H:%M:%SZ}, for {duration_text(left)} more"
     words = {
         "Capacity": "capacity, which engines start with",
         "Tuning": f"tuning (mode {view.mode})",

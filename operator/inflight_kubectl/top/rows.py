@@ -43,7 +43,7 @@ class Column:
 
 
 SORTS: tuple[str, ...] = ("name", "state", "queue", "kv", "ttft", "tpot", "last")
-"""Keys to sort by; all but the name put first what a person should look at."""
+"""Sort keys; all but the name put services that need attention first."""
 
 _URGENCY = {
     state: place

@@ -122,7 +122,7 @@ class ServiceScreen(LiveScreen):
         service, now = self._service, datetime.now(UTC)
         parts = [f"{service.namespace}/{service.name}", service.model]
         self.query_one(".title", Static).update(title_line(parts, clock(now), self.size.width))
-        self.query_one(Banner).tell(self._trouble(now))
+        self.query_one(Banner).set_text(self._trouble(now))
         self.query_one(".head", Static).update(head(service, self._figures, now))
         shown = pod_columns(self.size.width - 1)
         rows = {pod.uid: pod_cells(service, pod, self._figures.get(pod.name), shown, now) for pod in self._pods}

@@ -63,7 +63,7 @@ class ServicesScreen(LiveScreen):
         wide = is_wide(width, namespaces=namespaces)
         rows = {key: service_cells(one, shown, now, wide=wide) for key, one in self._services.items()}
         self.query_one(Grid).fill(shown, rows)
-        self.query_one(Banner).tell(away(view, now))
+        self.query_one(Banner).set_text(away(view, now))
         self._draw_title(len(found), now)
         self._draw_empty(bool(found))
         self._draw_detail(now)

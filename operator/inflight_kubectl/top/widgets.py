@@ -123,7 +123,7 @@ class Banner(Static):
     def __init__(self) -> None:
         super().__init__(classes="banner", markup=False)
 
-    def tell(self, sentence: str | None) -> None:
+    def set_text(self, sentence: str | None) -> None:
         """Shows the sentence; hides the banner for None."""
         self.set_class(sentence is not None, "shown")
         if sentence is not None:

@@ -23,7 +23,7 @@ class ServiceFacts:
 
     Attributes:
         source: `spec.model.source`.
-        accelerator: resource name of the accelerator; empty when the service asks for none.
+        accelerator: resource name of the accelerator; empty if the service requests none.
         memory_limit: memory limit of the engine container, such as `4Gi`; empty without one.
     """
 

@@ -270,7 +270,7 @@ def _fits(observation: ScalingObservation) -> int:
 
 def _slots(observation: ScalingObservation) -> int | None:
     """Requests that one replica runs at once, the mean over engines that report it; None if none does. A mean, so that
-    one pod with few slots does not limit what the fleet is believed to hold."""
+    one pod with few slots does not limit the estimate for the fleet."""
     reported = [load.max_num_seqs for load in observation.loads if load.max_num_seqs]
     return max(1, sum(reported) // len(reported)) if reported else None
 

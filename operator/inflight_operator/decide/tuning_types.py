@@ -153,15 +153,13 @@ class TuningView:
         itl_mean, itl_p50, itl_p95: inter-token latency in seconds; None without tokens.
         ttft_p95: seconds; None without first tokens.
         generated_tokens: tokens generated in the window.
-        tokens_per_s: tokens generated per second. Not prompt tokens too: a burst of prompts would look like throughput.
-        step_tokens_p50, step_tokens_p95: tokens of one step; None if the engine does not report them.
-        running, waiting: requests per pod, mean over the window.
-        running_now: requests that run in the fullest pod at the end of the window.
-        waiting_prompt_tokens: uncomputed prompt tokens per pod, mean; None if the engine does not report them.
-        kv_usage: the largest share of KV blocks in use in any pod, 0 to 1.
-        preemptions_per_min: preemptions per minute, per pod.
-        quality: service quality of all pods.
-        by_pod: service quality of each pod that accepts limits.
+        tokens_per_s: tokens generated per second. Prompt tokens do not count: a burst of prompts would appear as
+        throughput. step_tokens_p50, step_tokens_p95: tokens of one step; None if the engine does not report them.
+        running, waiting: requests per pod, mean over the window. running_now: requests that run in the fullest pod at
+        the end of the window. waiting_prompt_tokens: uncomputed prompt tokens per pod, mean; None if the engine does
+        not report them. kv_usage: the largest share of KV blocks in use in any pod, 0 to 1. preemptions_per_min:
+        preemptions per minute, per pod. quality: service quality of all pods. by_pod: service quality of each pod that
+        accepts limits.
     """
 
     time: float

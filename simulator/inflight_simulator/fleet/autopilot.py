@@ -101,7 +101,7 @@ class Autopilot:
         samples = {pod.name: scraped(pod, fleet.config, now) for pod in fleet.live if pod.routable}
         # As in the operator: state of pods that no longer take requests is dropped.
         self._window = self._window.with_samples(samples, samples, now)
-        self._pushes = {uid: told for uid, told in self._pushes.items() if uid in samples}
+        self._pushes = {uid: push for uid, push in self._pushes.items() if uid in samples}
         return Snapshot(
             service=self._service,
             policy=self._policy,

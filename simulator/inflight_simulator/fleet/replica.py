@@ -186,7 +186,7 @@ class Replica:
         first = cost.seconds(work)
         seconds: Floats = (first + cost.decode_kv_token_s * decodes * _RAMP[:steps]) * self._noise.ahead(steps)
         seconds[0] += now
-        self._ends = np.cumsum(seconds).tolist()
+        self._ends = seconds.cumsum().tolist()
         self._begun = now
         self.event, self.starts = self._ends[-1], False
         if self._meter is not None:

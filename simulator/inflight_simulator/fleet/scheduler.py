@@ -1,4 +1,4 @@
-"""The engine's scheduler for a fleet: many steps at once, and no contents where nothing depends on them."""
+"""A replica's scheduler: the engine's, which takes in many steps at once."""
 
 from __future__ import annotations
 
@@ -48,31 +48,47 @@ def _output(num_tokens: int) -> TokenIds:
 
 
 class SteadyDecodes(DecodeGroup):
-    """Decodes that all sample `OUTPUT_TOKEN`: many steps can be counted and filled at once."""
+    """Decodes that all sample `OUTPUT_TOKEN`, never ahead of a step that is not filled. So many steps can be counted at
+    once, and what ends when is known when a member joins."""
 
     def __init__(self, table: SlotTable, num_blocks: int, block_size: int) -> None:
         super().__init__(table, 0, block_size)  # no tokens to keep
+        self._ending: dict[int, dict[int, None]] = {}
+        """Members by the clock at which they reach their length."""
 
-    def fill(self, token_ids: TokenIds) -> None:
-        self._in_flight = self._none
+    def join(self, slot: int, num_tokens: int, length: int) -> None:
+        super().join(slot, num_tokens, length)
+        self._ending.setdefault(self.clock + length - num_tokens, {})[slot] = None
+
+    def leave(self, slot: int) -> TokenIds:
+        end = self.clock + int(self._length[slot] - self._table.num_tokens[slot])
+        del self._ending[end][slot]
+        if not self._ending[end]:
+            del self._ending[end]
+        return super().leave(slot)
+
+    def count(self, gain: Counts, most: int, total: int) -> list[int]:
+        self._table.num_tokens += gain
+        self.num_attended += total
+        self.clock += most
+        return list(self._ending.get(self.clock, ()))
+
+    def fill(self, token_ids: TokenIds) -> None: ...
 
     def _sampled_at(self, slot: int, start: int, end: int) -> TokenIds:
         return _output(self._table.max_blocks * self._block_size)[: end - start]
 
     def steady_steps(self, num_free: int) -> int:
-        """How many steps can be counted until, with the last of them, a member reaches its length, or before a table
-        would grow that has no block among `num_free` left."""
-        if self._until_end <= 0:
-            left = self._length[self._columns] - self._table.num_tokens[self._columns]
-            self._until_end = int(np.minimum.reduce(left))
-        steps = self._until_end
+        """Return how many steps can be counted until, with the last of them, a member reaches its length, or before a
+        table would grow that has no block among `num_free` left."""
+        steps = min(self._ending) - self.clock
         if self._num_members * (steps // self._block_size + 1) <= num_free:
             return steps
         return bisect_right(range(1, steps + 1), num_free, key=lambda count: self._num_missing(self._needed(count)))
 
     def advance_many(self, count: int, pool: BlockPool) -> list[int]:
-        """So many times `growing`, `grow`, `advance` and `fill`: at most `steady_steps` of the pool's free blocks, and
-        at least one. `slots` must be settled."""
+        """Count and fill so many steps, at most `steady_steps` of the pool's free blocks and at least one. `slots` must
+        be settled. Returns the members that reach their length with the last of them."""
         table, columns, needed = self._table, self._columns, self._needed(count)
         num_missing = self._num_missing(needed)
         if num_missing:
@@ -81,10 +97,7 @@ class SteadyDecodes(DecodeGroup):
                 self._place(needed, block_ids)
             table.num_blocks[columns] = needed
             self._room[columns] = needed * self._size
-        full = self.count(self._gain * np.array(count), count, count * self._num_members)
-        self.clock += count - 1
-        self._in_flight = self._none
-        return full
+        return self.count(self._gain * np.array(count), count, count * self._num_members)
 
     def _needed(self, count: int) -> Counts:
         """Blocks that each of `slots` needs for so many steps."""
@@ -159,8 +172,10 @@ class FleetScheduler(Scheduler):
         """Tell whether a steady step might have a slot and blocks for a request that waits."""
         if self.num_running >= self._limits.max_num_seqs or not self.running.table.has_free:
             return False
+        if self.changed or self.admission.blocked is None or len(self.queues.by_class) > 1:
+            return True
         # A head that stays at its place, and did not fit, fits no better in a cache that only fills.
-        return self.changed or self.admission.blocked is None or not self.queues.head_stays
+        return not self.queues.by_class[self.admission.blocked.scheduling.service_class].policy.head_stays
 
     def advance_many(self, count: int) -> list[Request]:
         """Take in so many steps at once, at least one and at most `steady_steps`: the state is then that after as many

@@ -1,4 +1,4 @@
-"""A small fake of the Kubernetes API: lists and watches of whatever objects a test puts in."""
+"""A small fake of the Kubernetes API: lists and watches of the objects that a test puts in."""
 
 import asyncio
 import json
@@ -15,8 +15,8 @@ class FakeApi:
 
     Attributes:
         requests: (path, query) of each call, in order.
-        refuse: HTTP status for all calls; None: answer them.
-        ends_watches: at once, after the events that there are.
+        refuse: HTTP status of all calls; None answers them.
+        ends_watches: True to end watches at once, after the events that there are.
     """
 
     def __init__(self):

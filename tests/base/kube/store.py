@@ -7,7 +7,7 @@ from inflight_base.kube.client import Page
 from inflight_base.kube.errors import KubeApiError
 
 SECONDS = 0.01
-"""Seconds from one page to the next: other changes come between them."""
+"""Seconds between two pages of a list: other changes come between them."""
 
 
 class Store:

@@ -1,4 +1,4 @@
-"""KubeApi over a stand-in for the API server that answers as it is told: pages, refusals, and the guard of writes."""
+"""KubeApi over a stand-in for the API server with prepared answers: pages, refusals, and the guard of writes."""
 
 from contextlib import asynccontextmanager
 
@@ -13,7 +13,7 @@ from inflight_base.kube.kinds import Selection
 
 @asynccontextmanager
 async def answering(answers, **more):
-    """A KubeApi, and the requests it made; each is answered with the next (status, body, headers)."""
+    """Returns a KubeApi, and the requests that it made; each is answered with the next (status, body, headers)."""
     requests, left = [], iter(answers)
 
     async def answer(request):

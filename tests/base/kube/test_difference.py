@@ -1,4 +1,4 @@
-"""needs_apply: what makes a child be applied again, and what does not; live objects look as the API server has them."""
+"""needs_apply: the differences for which a child is applied again; live objects are in the API server's form."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""The reflector over a stand-in for the API server: what its reader knows after interruptions."""
+"""The reflector over a stand-in for the API server: the state of its reader after interruptions."""
 
 import asyncio
 from contextlib import asynccontextmanager

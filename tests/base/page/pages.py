@@ -16,8 +16,9 @@ from inflight_settings.scheduling import ServiceClass
 
 
 def engine_page(names=None, observations=1, seed=0):
-    """The page of an engine with limits 48 and 1024 (capacity 64 and 2048, revision 7), 5 requests running, 2 waiting
-    with 300 prompt tokens. With `names`, only these samples, as prometheus_client's servers answer `?name[]=`."""
+    """Returns the page of an engine with limits 48 and 1024 (capacity 64 and 2048, revision 7), 5 requests running, 2
+    waiting with 300 prompt tokens. With `names`, only these samples, as prometheus_client's servers answer
+    `?name[]=`."""
     stats = StepStats(
         num_running=5,
         num_waiting=2,
@@ -59,5 +60,5 @@ BOUNDS = (0.1, 0.2, 0.5, 1.0, float("inf"))
 
 
 def histogram(*values):
-    """The cumulative histogram of `values`."""
+    """Returns the cumulative histogram of `values`."""
     return Histogram(BOUNDS, tuple(sum(value <= bound for value in values) for bound in BOUNDS), sum(values))

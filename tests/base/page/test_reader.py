@@ -1,4 +1,4 @@
-"""The reader of pages: what is an error of the page, and what counts as missing. Whole pages are read in the tests of
+"""The reader of pages: errors of the page, and values that count as missing. Whole pages are read in the tests of
 the programs."""
 
 import pytest

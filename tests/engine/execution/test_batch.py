@@ -10,7 +10,7 @@ from tests.engine.scheduling.workload import Workload
 
 
 def scratch(batch):
-    """The same slots, and no step before."""
+    """A batch with the same slots, and no step before."""
     other = deepcopy(batch)
     other._decodes = None
     return other

@@ -1,4 +1,4 @@
-"""Which number type `auto` is."""
+"""The number type of `auto`."""
 
 import importlib.util
 

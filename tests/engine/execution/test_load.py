@@ -1,4 +1,4 @@
-"""Which quantized weights stay quantized, by device and options."""
+"""Quantized weights that stay quantized, by device and options."""
 
 import logging
 
@@ -47,7 +47,7 @@ def test_what_a_device_or_an_option_rules_out_is_said(found, why_not_fp8, why_no
 
 @pytest.mark.parametrize("attention", ["auto", "torch-sdpa"])
 def test_on_a_cpu_the_log_says_that_weights_are_dequantized(tmp_path, attention, caplog):
-    """By the CPU kernels, where they are here, and by torch."""
+    """Runs with the CPU kernels, where they are built, and with torch."""
     make_model(tmp_path, "llama-gqa-untied", {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4})
     write_checkpoint(tmp_path, awq())
     files, config = ModelFiles("test", tmp_path), EngineConfig(str(tmp_path), attention_backend=attention)

@@ -1,4 +1,4 @@
-"""Which sums one kernel takes, on a machine without GPUs: torch's kernel and memory are stood in for."""
+"""Sums that take one kernel, on a machine without GPUs: stand-ins replace torch's kernel and memory."""
 
 import types
 

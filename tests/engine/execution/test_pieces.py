@@ -33,7 +33,7 @@ def _small_pieces(monkeypatch):
 
 
 class LittleMemory:
-    """In place of a runner's model: fails for many tokens or logits at once, and for one token."""
+    """Stand-in for a runner's model: fails for many tokens or logits at once, and for one token."""
 
     def __init__(self, runner, monkeypatch, most_tokens, most_logits=10**9, poison=-1):
         self.model = runner._model

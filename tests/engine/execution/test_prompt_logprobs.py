@@ -101,7 +101,7 @@ def test_log_probabilities_of_sampled_tokens_are_as_without(model):
 
 
 def test_a_steps_other_tokens_and_graphs_are_as_without(model):
-    """With a full step: what is staged for the device has its largest size."""
+    """The step is full: the staged inputs have their largest size."""
     _, folder = model
     prompts = prompts_for(random.Random(5))
     sampling = [SamplingParams(max_tokens=6, logprobs=2, prompt_logprobs=2 if i % 3 == 0 else None) for i in range(7)]

@@ -199,7 +199,7 @@ def test_a_model_in_float8_has_the_logits_of_dequantized_weights_and_rounded_act
     ("kind", "size"), [(awq(), 2), (gptq(act_order=True), 2), (pack_quantized(), 4)], ids=["awq", "act-order", "cut"]
 )
 def test_ranks_with_parts_of_the_weights_have_the_logits_of_the_whole(tmp_path, kind, size):
-    """With four, a rank has 16 of the output projection's inputs: half of a group."""
+    """With four ranks, each has 16 of the output projection's inputs: half of a group."""
     expected = dequantized_logits(tmp_path, "llama-gqa-untied", kind)
     tensors, barrier, results = [None] * size, threading.Barrier(size, timeout=30), [None] * size
 

@@ -54,7 +54,7 @@ def test_a_part_may_begin_and_end_inside_a_word_and_a_group(checkpoint, dim):
 
 
 def test_awqs_first_word_holds_the_outputs_in_its_own_order(tmp_path):
-    """By hand: in the word 0x76543210 the halves from the lowest are of the outputs 0, 2, 4, 6, 1, 3, 5, 7."""
+    """Expected by hand: in the word 0x76543210 the halves from the lowest are of the outputs 0, 2, 4, 6, 1, 3, 5, 7."""
     make_model(tmp_path, "llama-gqa-untied", SIZES)
     write_checkpoint(tmp_path, awq())
     file = tmp_path / "model.safetensors"

@@ -1,4 +1,4 @@
-"""Which quantized checkpoints are read, and how the others are refused."""
+"""Quantized checkpoints that are read, and the refusal of others."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Which library of kernels is loaded, and the threads that it computes with."""
+"""Choice of the library of kernels, and the threads that it computes with."""
 
 import errno
 import io

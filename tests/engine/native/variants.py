@@ -14,7 +14,7 @@ needs_kernels = pytest.mark.skipif(not VARIANTS, reason="no CPU kernels are comp
 
 @contextlib.contextmanager
 def kernels(variant):
-    """Within, everything made uses this variant; `off`: none."""
+    """All that is made in the block uses this variant; `off`: none."""
     before = os.environ.get(ENVIRONMENT)
     os.environ[ENVIRONMENT] = variant
     forget()

@@ -28,7 +28,7 @@ VOCAB = 40
 
 
 class Keep(io.BytesIO):
-    """Its bytes outlive `close`."""
+    """A file whose bytes outlive `close`."""
 
     def close(self):
         self.content = self.getvalue()
@@ -149,7 +149,7 @@ class Workload:
         self.recorder.limits(LimitsInForce(self.scheduler.limits, self.revision))
 
     def step(self, fails=False):
-        """With lookahead: the next step is planned, then the one before is taken in."""
+        """Runs a step with lookahead: plans the next step, then applies the one before."""
         oldest = self.under_way or self.launch()
         assert oldest is not None
         self.under_way = self.launch() if self.lookahead else None

@@ -39,7 +39,7 @@ class RealServer:
         return self
 
     def status(self, path: str) -> int | None:
-        """None: nobody answers."""
+        """Returns the status of a path; None: the server does not answer."""
         with contextlib.suppress(httpx.TransportError):
             return httpx.get(self.url + path, timeout=5, verify=CERTIFICATES).status_code
         return None

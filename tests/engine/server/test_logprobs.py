@@ -180,7 +180,8 @@ async def test_stream_keeps_none_of_those_it_has_sent(make_fake, path, body):
 
 
 async def test_generate_stream_says_the_same_as_the_whole_answer(make_fake):
-    """Also of tokens without text: a part of a character, or of what may become a stop string; and the stop token."""
+    """This includes tokens without text: a part of a character, or of what may become a stop string; and the stop
+    token."""
     answers = []
     for stream in (False, True):
         fake = await make_fake()

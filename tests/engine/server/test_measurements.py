@@ -78,7 +78,8 @@ MEASURED = {
     "inflight_output_tokens_mean",
     "inflight_output_tokens_second_moment",
 }
-"""There once an engine has done some steps and ended a request; `inflight_step_cost_curve_seconds` may be, too."""
+"""Metrics that exist once an engine has done some steps and ended a request; `inflight_step_cost_curve_seconds` may be,
+too."""
 
 
 async def page(fake):

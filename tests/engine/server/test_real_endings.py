@@ -41,7 +41,7 @@ class Stream(threading.Thread):
 
 
 def test_sigterm_drains(own_server):
-    """For the delay requests are still taken, then refused; what runs ends whole; exit 0."""
+    """During the delay requests are accepted, then refused; running ones end whole; exit 0."""
     server = own_server("--drain-delay", "2", "--drain-timeout", "240")
     with httpx.Client(base_url=server.url, timeout=120) as http:
         assert "connection" not in http.get("/health").headers

@@ -31,7 +31,7 @@ def post(fake, headers):
 
 
 async def tenant_seen(fake, headers):
-    """By the engine."""
+    """Returns the tenant of the request that the engine gets."""
     call, count = post(fake, headers), len(fake.engine.requests)
     await until(lambda: len(fake.engine.requests) > count)
     request = [*fake.engine.requests.values()][-1]

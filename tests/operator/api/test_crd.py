@@ -1,4 +1,4 @@
-"""The generated CRD: kept up to date, and without what a JSON schema has and a structural schema must not."""
+"""The generated CRD: up to date, and without parts of a JSON schema that a structural schema must not have."""
 
 import re
 from dataclasses import replace

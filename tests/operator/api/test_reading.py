@@ -101,7 +101,7 @@ def test_the_error_of_a_service_that_cannot_be_read_names_only_what_is_missing()
 
 
 def places(value, path=()):
-    """Every path to a mapping, a list item or a value below the spec."""
+    """Yields every path to a mapping, a list item or a value below the spec."""
     if path:
         yield path
     children = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -157,7 +157,7 @@ def find(value, path):
 
 
 def put(spec, path, value):
-    """Sets the value at a path, where earlier changes left one there."""
+    """Sets the value at a path, if earlier changes left the path."""
     parent = find(spec, path[:-1])
     if (isinstance(parent, dict) and path[-1] in parent) or (
         isinstance(parent, list) and isinstance(path[-1], int) and path[-1] < len(parent)

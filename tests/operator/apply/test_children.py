@@ -1,4 +1,4 @@
-"""sync_children on a recording API: what is called, in which order, and what never is."""
+"""sync_children on a recording API: the calls, their order, and calls that are never made."""
 
 import pytest
 

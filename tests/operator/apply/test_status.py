@@ -12,7 +12,7 @@ objects = st.dictionaries(st.sampled_from("abc"), values, max_size=3)
 
 
 def merged(target, patch):
-    """JSON merge patch, as RFC 7386 section 2 defines it."""
+    """Applies a JSON merge patch, as RFC 7386 section 2 defines it."""
     if not isinstance(patch, dict):
         return patch
     result = dict(target) if isinstance(target, dict) else {}

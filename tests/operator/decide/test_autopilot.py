@@ -1,4 +1,4 @@
-"""How many replicas demand needs: what holds for any demand, and what each part of the number is."""
+"""Replicas that demand needs: properties for any demand, and each part of the number."""
 
 import math
 import struct
@@ -241,7 +241,7 @@ def test_a_target_that_a_lone_request_just_keeps_orders_no_tenfold_fleet(base):
 @pytest.mark.parametrize("ordered", [False, True])
 @given(st.floats(0.01, 0.06), st.floats(0.001, 0.012))
 def test_a_few_requests_on_a_slow_machine_order_no_fleet(ordered, base, each):
-    """Steps near the TPOT target leave few requests a second; a request that comes alone waits for nobody."""
+    """Steps near the TPOT target leave few requests a second; a single request does not wait."""
     slow = Replica(CostModel(base, each, 0.0004, 1e-7, 0.0), 50_000.0)
     small = Workload(38.0, 38.0, 1_500.0, 96.0, 11_000.0)
     seen = view([1 / 30] * 60, replica=slow, workload=small, ready=1, ordered=ordered)

@@ -1,4 +1,4 @@
-"""Conditions and their sentences: what a person reads for each way a service can stand."""
+"""Conditions and their sentences, for each state of a service."""
 
 import pytest
 

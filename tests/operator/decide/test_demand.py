@@ -1,4 +1,4 @@
-"""Demand: rates over pods that come, go and restart; sizes of requests; what is bounded and what is kept."""
+"""Demand: rates over pods that start, end and restart; sizes of requests; bounds of memory."""
 
 from dataclasses import replace
 from random import Random
@@ -17,14 +17,14 @@ COST = CostModel(5.5e-3, 15e-6, 30e-6, 0.045e-6, 1.05e-9)
 
 
 def counted(time, requests, **more):
-    """A pod that has had so many requests of 100 + 20 tokens."""
+    """Returns the sample of a pod after a number of requests of 100 + 20 tokens."""
     numbers = {"arrived": requests, "arrived_tokens": 100.0 * requests, "arrived_squares": 12_000.0 * requests}
     outputs = {"output_mean": 20.0, "output_square": 500.0}
     return make_sample(time, **{**numbers, "prefix_queries": 100 * requests, **outputs, **more})
 
 
 def fed(rounds, ready_for=None, alive=()):
-    """A history of rounds: (time, samples by uid)."""
+    """Returns a history of rounds: (time, samples by uid)."""
     history = DemandHistory()
     for time, samples in rounds:
         history = history.with_samples(samples, ready_for or {}, time, alive)

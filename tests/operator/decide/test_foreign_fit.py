@@ -1,4 +1,4 @@
-"""Cost model of engines that report none: found from a series of vLLM's pages, and not believed where it cannot be."""
+"""Cost model of engines that report none: fitted to a series of vLLM's pages, and not used where it is not reliable."""
 
 from dataclasses import dataclass, field
 from random import Random
@@ -27,7 +27,7 @@ class Vllm:
     gap_seconds: float = 0.0
 
     def run(self, seconds, decodes, prompt_share, prompt=512):
-        """Steps until `seconds` are over; a share of them computes a prompt besides."""
+        """Runs steps until `seconds` are over; a share of them also computes a prompt."""
         while seconds > 0:
             tokens = prompt if self.random.random() < prompt_share else 0
             took = (BASE + DECODE * decodes + PROMPT * tokens) * self.random.lognormvariate(0, self.noise)

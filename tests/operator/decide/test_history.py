@@ -1,4 +1,4 @@
-"""Histories of scaling are bounded by construction, and what they leave out changes no decision."""
+"""Histories of scaling are bounded by construction, and entries that they leave out change no decision."""
 
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -1,4 +1,4 @@
-"""Scaling: what holds for any observation, and the arithmetic of each target."""
+"""Scaling: properties for any observation, and the arithmetic of each target."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""When a service sleeps, when it wakes, and with how many replicas."""
+"""Scale to zero and from zero: conditions, and the number of replicas."""
 
 from dataclasses import replace
 

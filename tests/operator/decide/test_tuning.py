@@ -1,4 +1,4 @@
-"""Tuning: what holds for any measurement, each rule, and convergence on a model engine (arithmetic, not an engine)."""
+"""Tuning: properties for any measurement, each rule, and convergence on a model engine (arithmetic, not an engine)."""
 
 import random
 from dataclasses import replace

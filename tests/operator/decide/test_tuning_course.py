@@ -23,7 +23,7 @@ SECONDS, SHIFT = 1800.0, 900.0
 
 @cache
 def arrivals(shifted):
-    """2.8 requests a second, 60% of what the engine can do within its targets; after the shift 1.0 with prompts
+    """Traffic: 2.8 requests a second, 60% of the engine's capacity within its targets; after the shift 1.0 with prompts
     that are four times as long."""
     numbers, time, made = random.Random(11), 0.0, []
     while time < SECONDS:

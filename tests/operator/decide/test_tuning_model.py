@@ -1,4 +1,4 @@
-"""Limits from the measured cost of steps: when they move, on which pods, what is reverted, and where that ends."""
+"""Limits from the measured cost of steps: moves, their pods, reverts, and the end of the series."""
 
 from dataclasses import replace
 
@@ -36,7 +36,7 @@ POOR = replace(FINE, ttft_within=0.5)
 
 
 def seen(time, quality=FINE, pods=None, **more):
-    """All pods serve alike, but those in `pods`, by uid."""
+    """Returns a view in which all pods serve alike, except those in `pods`, by uid."""
     by_pod = tuple(PodQuality(uid, f"chat-{uid}", one) for uid, one in (pods or {"a": quality}).items())
     return replace(CALM, time=time, quality=quality, by_pod=by_pod, pods=len(by_pod), itl_mean=0.03, **more)
 

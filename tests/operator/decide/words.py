@@ -7,12 +7,12 @@ USUAL = Behavior(scale_up=ScalingRules(0.0), scale_down=ScalingRules(300.0))
 
 
 def change_said(change):
-    """`CHANGE: REASON`."""
+    """Returns `CHANGE: REASON`."""
     return f"{change_text(change)}: {sentence(change.reason)}"
 
 
 def said(decision):
-    """`CHANGE: REASON` where something changes, else the reason alone."""
+    """Returns `CHANGE: REASON` if something changes, else the reason alone."""
     changes = decision.changes if hasattr(decision, "changes") else [decision.change]
     if not changes or changes[0] is None:
         return sentence(decision.reason)

@@ -185,7 +185,8 @@ def test_a_span_is_what_all_samples_together_tell_from_its_base_on(samples, back
 
 @given(st.integers(2, 400), st.sampled_from([3.0, 5.0, 10.0]), st.floats(0, 1))
 def test_a_span_begins_as_early_as_promised(number, interval, share):
-    """Scrapes at a steady interval: early by less than one within the newest, else by two thirds of what was asked."""
+    """Scrapes at a steady interval: the growth begins early by less than one interval within the newest samples, else
+    by at most two thirds of the requested time."""
     history = History.of(make_sample(0.0))
     for index in range(1, number):
         history = history.with_sample(make_sample(index * interval), 30.0)

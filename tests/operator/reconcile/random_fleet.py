@@ -128,7 +128,7 @@ def overridden(draw):
 
 @dataclass
 class FluidEngine:
-    """Requests as an amount that flows, a step as `COST` says."""
+    """A fluid model of an engine: requests as an amount that flows, steps with the cost `COST`."""
 
     output: int = 100
     capacity: Limits = CAPACITY
@@ -150,12 +150,12 @@ class FluidEngine:
 
     @property
     def pace(self):
-        """Seconds of a step."""
+        """Returns the seconds of a step."""
         return COST.base_s + COST.decode_seq_s * self.running + COST.prefill_token_s * 200
 
     @property
     def rate(self):
-        """Requests a second that end."""
+        """Returns the requests per second that end."""
         return self.running / (self.output * self.pace)
 
     def run(self, seconds, rate, prompt):
@@ -209,7 +209,7 @@ class FluidEngine:
 class Pod:
     """Attributes:
     trouble: "", "blocked" (its image cannot be pulled) or "evicted".
-    leaves_at: when it is gone; None while it stays.
+    leaves_at: time of its end; None while it stays.
     """
 
     number: int
@@ -264,7 +264,7 @@ class RandomFleet:
     Args:
         start_up: seconds from a pod's creation until it is ready.
         small: numbers of pods whose engines have half the capacity.
-        settings: how the operator was installed.
+        settings: settings of the installation.
     """
 
     def __init__(self, spec, *, start_up=12.0, replicas=None, unread=(), small=frozenset(), settings=SETTINGS):

@@ -1,4 +1,5 @@
-"""A fleet behind a gateway that may scale to zero, for property tests: the gateway holds what no pod can take."""
+"""A fleet behind a gateway that may scale to zero, for property tests: the gateway holds requests that no pod can
+take."""
 
 from dataclasses import dataclass, replace
 
@@ -48,8 +49,8 @@ courses = st.lists(_phase, min_size=3, max_size=8).map(lambda phases: [one for p
 
 class SleepingFleet(RandomFleet):
     """Attributes:
-    last: when a request last came or ended, as the gateway knows it.
-    held: requests at the gateway, and since when.
+    last: time when a request last arrived or ended, as the gateway knows it.
+    held: requests at the gateway, and the time since when.
     """
 
     def __init__(self, spec, **more):

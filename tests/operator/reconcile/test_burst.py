@@ -1,5 +1,5 @@
-"""A burst on a fleet of model engines (arithmetic, not engines), driven by `decide` with snapshots made here: whoever
-simulates needs no cluster and no API server."""
+"""A burst on a fleet of model engines (arithmetic, not engines), driven by `decide` with snapshots made here: a
+simulation needs no cluster and no API server."""
 
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta

@@ -101,7 +101,7 @@ async def test_a_fault_of_the_engine_is_reported_before_the_override(world, engi
 
 
 async def test_a_value_above_the_capacity_is_bounded_by_it(world, engine):
-    """The API server refuses it; an operator may still meet it where an older schema is installed."""
+    """The API server refuses such a value; with an older schema an operator may still read one."""
     await world.round()
     edit(world, **override(maxNumSeqs=9000))
     await world.round()

@@ -143,7 +143,7 @@ async def test_a_scale_down_that_is_refused_does_not_mark_pods_again_and_again(w
 
 
 async def test_what_something_else_changes_as_it_is_applied_is_not_written_in_every_round(world):
-    """An admission webhook that rewrites images, say."""
+    """Stands for an admission webhook that rewrites images."""
     world.service(spec=SMALL)
     world.api.rewrite = True
     writes = 0

@@ -17,7 +17,7 @@ def world(world):
 
 
 async def running(world, spec=SLEEPER):
-    """The service with one ready pod, as long as it takes to be measured."""
+    """Runs the service with one ready pod until it is measured."""
     world.service(spec=spec)
     await world.round()
     world.rolled_out()
@@ -40,7 +40,7 @@ async def asleep(world):
 
 
 def leave(world):
-    """Kubernetes has deleted all pods."""
+    """Deletes all pods, as Kubernetes does."""
     for pod in list(world.cache.pods(KEY)):
         delete(world.cache, "Pod", {"metadata": {"name": pod.name, "namespace": KEY.namespace, "uid": pod.uid}})
     world.listed.clear()

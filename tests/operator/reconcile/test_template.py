@@ -1,4 +1,4 @@
-"""Which changes replace pods, and which wait or are held."""
+"""Changes that replace pods, and changes that wait or are held."""
 
 from dataclasses import replace
 

@@ -61,13 +61,13 @@ class World:
         self.restart()
 
     def behind_gateway(self):
-        """From here on the operator runs with a gateway, whose two pods have said nothing of requests for an hour."""
+        """Gives the operator a gateway, whose two pods have reported no request for an hour."""
         self.settings = replace(self.settings, gateway_service=GATEWAY)
         self.gateway = FakeGateway()
         self.restart()
 
     def restart(self):
-        """A new operator process: nothing is remembered but what is in the cluster."""
+        """Starts a new operator process, which knows only the state of the cluster."""
         self.pool = FakePool(self.engines, self.every.span)
         self.pusher = LimitsPusher(FakeEngines(self.engines), self.clock, lambda: True)
         self.reconciler = Reconciler(

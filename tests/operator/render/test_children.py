@@ -1,4 +1,4 @@
-"""All children of a service: labels, owner, order, and what their content is for."""
+"""Children of a service: labels, owner, order, and content."""
 
 import base64
 import json

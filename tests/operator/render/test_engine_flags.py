@@ -1,4 +1,4 @@
-"""How an engine computes and schedules reaches it as flags, and only where it differs from what it does anyway."""
+"""Flags for computation and scheduling: only values that differ from the engine's defaults are set."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Traces and logs of engines: what a service sets, else what the operator was installed with."""
+"""Traces and logs of engines: settings of the service, else of the installation."""
 
 import re
 from dataclasses import replace

@@ -26,7 +26,7 @@ ATTAINMENT = Attainment(Counted(10.0, 9.5), Counted(4.0, 4.0))
 
 
 def recorded_with(findings=FINDINGS, attainment=ATTAINMENT, **changes):
-    """Returns the arguments of `show` for a service with a measured demand and a price."""
+    """Returns the arguments of `record` for a service with a measured demand and a price."""
     values = {
         "desired": 2,
         "replicas": 2,

@@ -14,7 +14,7 @@ from tests.operator.observe.cluster_history import manifest
 
 
 async def nothing(*_):
-    """For parts that a test does not look at."""
+    """Stands in for parts that a test does not use."""
 
 
 def handlers(cache, looked):

@@ -20,7 +20,7 @@ POD_MONITOR = "monitoring.coreos.com/v1/PodMonitor"
 
 
 class Running:
-    """Watches of a store, and the services that they asked a round for."""
+    """Returns watches of a store, and the services that they enqueued."""
 
     def __init__(self, store, *more):
         self.store, self.cache, self.looked = store, ClusterCache(), []
@@ -122,7 +122,7 @@ def test_a_kind_that_is_installed_while_the_operator_runs_is_watched_and_forgott
 
 @pytest.mark.parametrize(("status", "is_there"), [(403, False), (429, True), (503, True)])
 def test_an_optional_kind_that_is_not_listed_does_not_block_the_start(caplog, status, is_there):
-    """After another answer than that it is missing or forbidden its objects must not go, nor those rendered with it."""
+    """Answers other than missing or forbidden must not remove its objects, nor the children rendered with it."""
 
     async def scenario():
         store = Store()

@@ -43,8 +43,8 @@ def tracing_config(
 
 
 def _endpoint_of(environment: Mapping[str, str]) -> str | None:
-    """As https://opentelemetry.io/docs/specs/otel/protocol/exporter/: the URL for traces as it is, the general one with
-    the path of traces behind its own."""
+    """Return the URL for traces as it is, else the general one with the path of traces behind its own
+    (https://opentelemetry.io/docs/specs/otel/protocol/exporter/)."""
     if environment.get("OTEL_TRACES_EXPORTER", "otlp").strip() != "otlp":
         return None
     for name, path in (("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", ""), ("OTEL_EXPORTER_OTLP_ENDPOINT", TRACES_PATH)):

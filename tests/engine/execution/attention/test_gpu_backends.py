@@ -1,4 +1,4 @@
-"""Which backend for GPUs serves what, on a machine that has no GPU: what torch would say of one is given."""
+"""Choice of the backend for GPUs, on a machine that has no GPU: what torch would say of one is given."""
 
 import importlib.machinery
 import sys

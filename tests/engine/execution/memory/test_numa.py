@@ -1,4 +1,4 @@
-"""Which NUMA nodes are this process's, and when its memory is interleaved over them."""
+"""NUMA nodes of this process, and interleaving of its memory over them."""
 
 import errno
 import subprocess
@@ -62,7 +62,7 @@ def test_a_container_that_forbids_it_runs_all_the_same(caplog):
 
 
 def test_the_system_call_takes_the_mask():
-    """On the node that is there, or refused by the container: anything but a wrong argument."""
+    """The call succeeds on the present node, or the container refuses it: the arguments are right."""
     code = "from inflight_engine.execution.memory.numa import _set_policy; print(_set_policy({0}))"
     done = subprocess.run([sys.executable, "-c", code], check=True, stdout=subprocess.PIPE, text=True)
     assert int(done.stdout) in (0, errno.EPERM, errno.ENOSYS)

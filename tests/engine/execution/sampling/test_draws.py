@@ -1,4 +1,4 @@
-"""Which tokens a draw may choose, how often, and that nothing but the row itself decides it."""
+"""Tokens that a draw may choose, and how often: the row alone decides."""
 
 import numpy as np
 import pytest
