@@ -128,11 +128,11 @@ class DecodeGroup:
         return self.count(self._gain, 1, self._num_members)
 
     def count(self, gain: Counts, most: int, total: int) -> list[int]:
-        """The same with several tokens for a member, for which its table has room.
+        """Count a step that may bring a member several tokens, for which its table has room.
 
         Args:
             gain: int64 [num_slots]: tokens for each slot, 0 for those that are no members.
-            most, total: of them.
+            most, total: largest and sum of them.
         """
         num_tokens = self._table.num_tokens
         self._places_in_flight = (self._offset + num_tokens)[self._columns]
@@ -151,7 +151,7 @@ class DecodeGroup:
         return []
 
     def fill(self, token_ids: TokenIds) -> None:
-        """The tokens of the step that was counted last: int32, one for each of what `slots` was then. Tokens of
+        """Store the tokens of the step that was counted last: int32, one for each of what `slots` was then. Tokens of
         slots that left since are unused and harmless: a request that is given their blocks stores its own later."""
         self._flat_sampled[self._places_in_flight] = token_ids
         self._in_flight = self._none
@@ -162,7 +162,7 @@ class DecodeGroup:
         return int(self._sampled_at(slot, end - 1, end)[0])
 
     def _sampled_at(self, slot: int, start: int, end: int) -> TokenIds:
-        """int32 [end - start]: what these positions of a slot have sampled."""
+        """Return int32 [end - start]: what these positions of a slot have sampled."""
         size = self._block_size
         blocks = self._table.blocks[slot, start // size : -(-end // size)]
         first = start % size
