@@ -18,7 +18,6 @@ from inflight_operator.api.setting import setting_duration
 from inflight_operator.api.template import PodTemplate
 from inflight_settings.limits import HIGHEST_LIMITS
 from inflight_settings.scheduling import SchedulingSettings
-from inflight_settings.server import ServerSettings
 from inflight_settings.setting import settings_of
 
 
@@ -133,7 +132,6 @@ class Rollout(SpecModel):
         " first, one at a time, for clusters without a free accelerator for an additional pod.",
     )
     drain_timeout: Duration = setting_duration(
-        ServerSettings,
         "drain_timeout",
         "rollout.drainTimeout",
         "Time in which a pod that is being removed may finish its requests in flight.",
