@@ -32,7 +32,7 @@ class ClassQueue:
             self._resumed.push(request, (request.order,))
 
     def head(self, clock: int) -> Request | None:
-        """The next to be admitted, left in place; None when none waits."""
+        """Return the next request to be admitted, left in place; None when none waits."""
         resumed = self._resumed.first()
         return self.policy.head(clock) if resumed is None else resumed[1]
 
@@ -49,7 +49,7 @@ class ClassQueue:
         return resumed[1]
 
     def behind(self, clock: int) -> Request | None:
-        """The first new request, where `head` is one that resumes before all new ones."""
+        """Return the first new request, where `head` is one that resumes before all new ones."""
         return self.policy.head(clock) if self._resumed else None
 
     def pop_behind(self, clock: int) -> Request:

@@ -1,4 +1,4 @@
-"""Until when a request must start to keep its TTFT target."""
+"""Latest time at which a request can start and keep its TTFT target."""
 
 from __future__ import annotations
 

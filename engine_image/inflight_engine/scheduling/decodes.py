@@ -51,10 +51,10 @@ class DecodeGroup:
         """Tokens of a member when it is complete."""
         self._flat_sampled: TokenIds = np.empty(num_blocks * block_size + 1, np.int32)
         self._sampled = self._flat_sampled[1:].reshape(num_blocks, block_size)
-        """By block and position in it. Place n of the flat array is that of the n-th token in block 0, counted from 1,
-        so a member with n tokens stores the next one at `_offset` + n."""
+        """int32 [num_blocks, block_size]: what each position has sampled. The flat array has an element ahead of it, so
+        that a member with n tokens stores the next one at `_offset` + n."""
         self._offset = np.zeros(num_slots, np.int64)
-        """Set with the block of a member's last token; not valid before its table has grown by that."""
+        """Difference between a place in the flat array and in a member; not valid while its last token has no block."""
         self._gain = self._none = np.zeros(num_slots, np.int64)
         """Tokens that a step brings: 1 for each of `slots`."""
         self._until_end = 0
@@ -128,11 +128,11 @@ class DecodeGroup:
         return self.count(self._gain, 1, self._num_members)
 
     def count(self, gain: Counts, most: int, total: int) -> list[int]:
-        """The same with several tokens for a member, for which its table has room.
+        """Count a step that may bring a member several tokens, for which its table has room.
 
         Args:
             gain: int64 [num_slots]: tokens for each slot, 0 for those that are no members.
-            most, total: of them.
+            most, total: largest and sum of them.
         """
         num_tokens = self._table.num_tokens
         self._places_in_flight = (self._offset + num_tokens)[self._columns]
@@ -151,7 +151,7 @@ class DecodeGroup:
         return []
 
     def fill(self, token_ids: TokenIds) -> None:
-        """The tokens of the step that was counted last: int32, one for each of what `slots` was then. Tokens of
+        """Store the tokens of the step that was counted last: int32, one for each of what `slots` was then. Tokens of
         slots that left since are unused and harmless: a request that is given their blocks stores its own later."""
         self._flat_sampled[self._places_in_flight] = token_ids
         self._in_flight = self._none
@@ -162,7 +162,7 @@ class DecodeGroup:
         return int(self._sampled_at(slot, end - 1, end)[0])
 
     def _sampled_at(self, slot: int, start: int, end: int) -> TokenIds:
-        """int32 [end - start]: what these positions of a slot have sampled."""
+        """Return int32 [end - start]: what these positions of a slot have sampled."""
         size = self._block_size
         blocks = self._table.blocks[slot, start // size : -(-end // size)]
         first = start % size

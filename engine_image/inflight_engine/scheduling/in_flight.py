@@ -30,12 +30,12 @@ class PlansInFlight:
         self._full: list[int] = []
         """Slots that reach their length with `counted`."""
         self._discarded: dict[int, set[int]] = {}
-        """By the step of a plan: slots whose request finished since it was made."""
+        """Slots, by the step of a plan, whose request finished since it was made."""
         self._registered: dict[int, list[int]] = {}
-        """By the step of a plan: blocks that can be found since it was made."""
+        """Blocks, by the step of a plan, that can be found since it was made."""
 
     def add(self, plan: StepPlan, registered: list[int]) -> None:
-        """A plan was made; `registered`: the blocks that it makes findable."""
+        """Add a plan that was made; `registered`: the blocks that it makes findable."""
         self.newest = plan
         if registered:
             self._registered[plan.step] = registered
@@ -135,7 +135,7 @@ class PlansInFlight:
         return [each for each in (self.counted, self.newest) if each is not None]
 
     def _count(self, plan: StepPlan) -> list[int]:
-        """The plan is computed before whatever is planned from now on. Returns the slots that are complete with it."""
+        """Count a plan: it is computed before whatever is planned from now on. Returns the slots that are complete."""
         running = self._running
         full = running.decodes.advance()
         if plan.prefills:

@@ -1,4 +1,4 @@
-"""Where each running request is between its start and its end; a transition that cannot be raises."""
+"""Phases of a running request between its start and its end; a transition that cannot be raises."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class Phase(IntEnum):
     """The request decodes, and the token that its prefill samples is in flight."""
     DECODING = 2
     PAUSED = 3
-    """It would decode, but the token budget is smaller than the number of decodes."""
+    """The request would decode, but the token budget is smaller than the number of decodes."""
     LAST_TOKEN_IN_FLIGHT = 4
-    """It reaches its length with the decode in flight, so no later plan computes it."""
+    """The request reaches its length with the decode in flight, so no later plan computes it."""
     ONLY_TOKEN_IN_FLIGHT = 5
-    """The same, with the token that its prefill samples."""
+    """The request reaches its length with the token that its prefill samples, which is in flight."""
     FINISHED = 6
     """Its last token was in flight and is known: it leaves before anything else is planned."""
 
@@ -50,7 +50,7 @@ class Phases:
         return phase
 
     def slots(self, phase: Phase) -> KeysView[int]:
-        """The slots in a phase, in the order in which they came to it; a view."""
+        """Return the slots in a phase, in the order in which they came to it; a view."""
         return self._slots[phase].keys()
 
     def start(self, slot: int) -> None:

@@ -39,17 +39,17 @@ def lowest(standings: Sequence[tuple[float, int, int]]) -> npt.NDArray[np.intp]:
 
 
 def last_arrived(order: Ints, num_tokens: Ints, num_preemptions: Ints) -> int:
-    """The one that came last has waited and computed the least, as a rule."""
+    """Choose the one that came last: as a rule it has waited and computed the least."""
     return int(np.argmax(order))
 
 
 def longest_first(order: Ints, num_tokens: Ints, num_preemptions: Ints) -> int:
-    """The one with the most tokens frees the most blocks; of equals the last arrived."""
+    """Choose the one with the most tokens, which frees the most blocks; of equals the last arrived."""
     return _last_arrived_of(np.flatnonzero(num_tokens == num_tokens.max()), order)
 
 
 def most_preempted_last(order: Ints, num_tokens: Ints, num_preemptions: Ints) -> int:
-    """The one that was preempted least often, so that no request is hit repeatedly; of equals the last arrived."""
+    """Choose the one that was preempted least often, so that none is hit repeatedly; of equals the last arrived."""
     return _last_arrived_of(np.flatnonzero(num_preemptions == num_preemptions.min()), order)
 
 

@@ -93,12 +93,12 @@ class WaitingQueues:
         self._size += 1
 
     def standing(self, request: Request) -> tuple[float, int]:
-        """A running request's rank when KV blocks run out, smaller is higher: the weight of its class, then its
+        """Return a running request's rank when KV blocks run out, smaller is higher: the weight of its class, then its
         priority where the policy orders by it."""
         return -self._weights[request.scheduling.service_class], request.scheduling.priority if self._by_priority else 0
 
     def pass_time(self, now: float) -> bool:
-        """It is `now`, which never goes back; before `head` and `pop`. True: it makes a difference."""
+        """Set the time, which never goes back; before `head` and `pop`. True: it makes a difference."""
         changed = False
         for queue in self.by_class.values():
             changed |= queue.policy.pass_time(now)
@@ -110,8 +110,8 @@ class WaitingQueues:
         return sum(queue.policy.num_late_tokens for queue in self.by_class.values())
 
     def head(self, clock: int) -> Request | None:
-        """The next to be admitted, left in place; None when none waits. It may change as decodes go on, and where
-        `pass_time` said so."""
+        """Return the next request to be admitted, left in place; None when none waits. It may change as decodes go on,
+        and where `pass_time` said so."""
         queue = self._next_queue(clock)
         return None if queue is None else queue.head(clock)
 
@@ -129,7 +129,7 @@ class WaitingQueues:
         return request
 
     def behind(self, clock: int) -> Request | None:
-        """The first new request of the head's class, where the head is one that resumes before all new ones."""
+        """Return the first new request of the head's class, where the head is one that resumes before all new ones."""
         queue = self._next_queue(clock)
         return None if queue is None else queue.behind(clock)
 
@@ -143,11 +143,6 @@ class WaitingQueues:
         queue.remove(request)
         self._left(request, queue)
 
-    @property
-    def head_stays(self) -> bool:
-        """True if `head` stays the same while no request comes or goes, however the clock moves on."""
-        return self._only is not None and self._only.policy.head_stays
-
     def admitted(self, request: Request, num_tokens: int, clock: int) -> None:
         """A request got a slot, right after it was popped, and its prefill computes this many tokens."""
         num_counted = 0 if request.num_preemptions or len(request.output_token_ids) else num_tokens
@@ -156,13 +151,13 @@ class WaitingQueues:
         self.by_class[request.scheduling.service_class].policy.admitted(request, num_counted, clock)
 
     def decode_started(self, request: Request, clock: int) -> None:
-        """From now on it generates a token for each count of the clock."""
+        """A request generates a token for each count of the clock from now on."""
         if self._counters is not None:
             self._counters.decode_started(request.scheduling.service_class, clock)
         self.by_class[request.scheduling.service_class].policy.decode_started(request, clock)
 
     def decode_ended(self, request: Request, clock: int) -> None:
-        """It no longer does: it ended, lost its slot or pauses. Only after a `decode_started`."""
+        """A request generates no more: it ended, lost its slot or pauses. Only after a `decode_started`."""
         if self._counters is not None:
             self._counters.decode_ended(request.scheduling.service_class, clock)
         self.by_class[request.scheduling.service_class].policy.decode_ended(request, clock)

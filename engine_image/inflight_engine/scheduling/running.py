@@ -70,7 +70,7 @@ class Running:
         self.stops.add(request.sampling.stop_token_ids)
 
     def blocks_by_tenant(self) -> dict[str, int]:
-        """Blocks that each tenant's requests hold. Walks over all of them."""
+        """Return the number of blocks that each tenant's requests hold. Walks over all of them."""
         slots: dict[str, list[int]] = {}
         for slot, request in enumerate(self.table.requests):
             if request is not None:
@@ -78,7 +78,7 @@ class Running:
         return {tenant: self._num_held(of_tenant) for tenant, of_tenant in slots.items()}
 
     def blocks_of(self, tenant: str, service_class: str | None = None) -> int:
-        """Blocks that a tenant's requests hold, those of one class or all. Walks over all requests."""
+        """Return the number of blocks that a tenant's requests hold, of one class or all. Walks over all requests."""
         return self._num_held(
             [
                 slot
@@ -90,7 +90,8 @@ class Running:
         )
 
     def _num_held(self, slots: list[int]) -> int:
-        """A block that several of the slots share counts once: their tables may be far longer than what they take."""
+        """Count the blocks of slots. A block that several share counts once: tables may be far longer than what they
+        take."""
         if not self._prefix_caching or len(slots) < 2:
             return int(self.table.num_blocks[slots].sum())
         held = np.zeros(self.pool.num_blocks, np.bool_)
@@ -107,8 +108,8 @@ class Running:
         return PrefillChunk(slot, start, length, samples=length == remaining)
 
     def count_chunk(self, chunk: PrefillChunk) -> bool:
-        """The chunk is computed before anything that is planned from now on; where it samples, its slot decodes. True:
-        with that token the request has its full length."""
+        """Count a chunk, which is computed before anything that is planned from now on; where it samples, its slot
+        decodes. True: with that token the request has its full length."""
         slot = chunk.slot
         self.table.num_computed[slot] = chunk.start + chunk.length
         self.num_uncomputed_tokens -= chunk.length
@@ -122,7 +123,7 @@ class Running:
         return num_tokens == length
 
     def end_chunk(self, chunk: PrefillChunk, token_id: int) -> None:
-        """A chunk that was counted has been computed. `token_id`: what it sampled, if it does."""
+        """Take in a chunk that was counted and has been computed. `token_id`: what it sampled, if it does."""
         if not chunk.samples:
             return
         slot, phases = chunk.slot, self.phases
@@ -137,7 +138,8 @@ class Running:
         self._stop_decoding(slot)
 
     def take_last_token(self, slot: int) -> None:
-        """The decodes that are filled now brought it, unless the request's only chunk did (`end_chunk`)."""
+        """Take the last token from the decodes that are filled now, unless the request's only chunk brought it
+        (`end_chunk`)."""
         if self.phases[slot] is not Phase.FINISHED:
             self.phases.move(slot, Phase.FINISHED)
             self._append(self.table.request(slot), self.decodes.last_token(slot))
@@ -205,12 +207,12 @@ class Running:
 
 
 def longest_request(config: SchedulerConfig) -> int:
-    """Most tokens, prompt and output, that a request can have."""
+    """Return the maximum number of tokens, prompt and output, of a request."""
     return min(config.max_model_len, config.num_blocks * config.block_size)
 
 
 def all_tokens(request: Request) -> TokenIds:
-    """Prompt and output known so far of a request that is not decoding, int32."""
+    """Return prompt and output known so far of a request that is not decoding, int32."""
     if not len(request.output_token_ids):
         return request.prompt_token_ids
     return np.concatenate([request.prompt_token_ids, request.output_token_ids])

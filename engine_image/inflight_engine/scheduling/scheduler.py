@@ -243,7 +243,7 @@ class Scheduler:
         self.changed = True
 
     def fail(self, plan: StepPlan) -> list[Request]:
-        """A plan in flight, and one that was made after it, give no tokens and are not to be taken in.
+        """Drop a plan in flight, and one that was made after it: they give no tokens and are not to be taken in.
 
         Returns:
             The requests whose keys and values the plan computes or copies, in the order of its tokens, then those that
@@ -259,8 +259,8 @@ class Scheduler:
         return lost
 
     def fail_slots(self, plan: StepPlan, slots: Sequence[int]) -> list[Request]:
-        """There was no memory for these slots of a plan in flight, the older one of two: their requests end with
-        `OUT_OF_MEMORY`. Call it before the plan's `update`, where the plan was computed but for these slots.
+        """End the requests in these slots of a plan in flight, the older one of two, with `OUT_OF_MEMORY`: there was no
+        memory for them. Call it before the plan's `update`, where the plan was computed but for these slots.
 
         Where a chunk is among them, requests that found blocks which plans in flight were to fill may have read
         nothing of use: they are queued to be computed from the start.
@@ -291,11 +291,12 @@ class Scheduler:
         return in_slots + [request for request in swapped_out if request is not None]
 
     def discarded_slots(self, plan: StepPlan) -> Set[int]:
-        """Slots of a plan in flight whose requests finished since it was made: its tokens for them are discarded."""
+        """Return the slots of a plan in flight whose requests finished since it was made: its tokens for them are
+        discarded."""
         return self.in_flight.discarded(plan)
 
     def request_in(self, slot: int) -> Request:
-        """The request that runs in a slot."""
+        """Return the request that runs in a slot."""
         return self.running.table.request(slot)
 
     @property

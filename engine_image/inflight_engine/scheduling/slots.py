@@ -1,4 +1,4 @@
-"""Who holds which slot, and the numbers of each, as arrays."""
+"""Slots, the requests that hold them, and the numbers of each, as arrays."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class SlotTable:
         return bool(self._free)
 
     def taken(self) -> Slots:
-        """All slots that hold a request, oldest request first."""
+        """Return all slots that hold a request, oldest request first."""
         slots = np.flatnonzero(self.order >= 0)
         return slots[np.argsort(self.order[slots])]
 
@@ -75,11 +75,11 @@ class SlotTable:
         heapq.heappush(self._free, slot)
 
     def table(self, slot: int) -> BlockIds:
-        """The slot's block table, int32 [num_blocks]; a view."""
+        """Return the slot's block table, int32 [num_blocks]; a view."""
         return self.blocks[slot, : self.num_blocks[slot]]
 
     def request(self, slot: int) -> Request:
-        """The request in a slot that is taken."""
+        """Return the request in a slot that is taken."""
         request = self.requests[slot]
         if request is None:
             raise AssertionError(f"slot {slot} is empty")

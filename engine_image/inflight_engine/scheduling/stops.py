@@ -1,4 +1,4 @@
-"""Which sampled tokens may end a request, found for all of them at once."""
+"""Sampled tokens that may end a request, found for all requests at once."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StopTokens:
             self._stale = True
 
     def candidates(self, token_ids: TokenIds) -> list[int]:
-        """Indices of tokens that are a stop token of some request."""
+        """Return the indices of tokens that are a stop token of some request."""
         if not self._users:
             return []
         if self._stale:

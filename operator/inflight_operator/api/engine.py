@@ -12,9 +12,8 @@ from inflight_operator.api.observability import Logs, Tracing
 from inflight_operator.api.scheduling import BOUNDS, MOST_QUEUED, Scheduling
 from inflight_operator.api.setting import setting_duration, setting_field, settings_in
 from inflight_operator.api.template import INT_OR_STRING, readable_quantity
-from inflight_settings.engine import DType, EngineConfig, KVCacheDType, Quantization
+from inflight_settings.engine import DType, KVCacheDType, Quantization
 from inflight_settings.limits import HIGHEST_LIMITS
-from inflight_settings.server import ServerSettings
 
 
 class Model(SpecModel):
@@ -59,9 +58,7 @@ class Model(SpecModel):
             ),
         ),
     )
-    revision: str = setting_field(
-        EngineConfig, "revision", "Branch, tag or commit of an hf:// model.", min_length=1, max_length=255
-    )
+    revision: str = setting_field("revision", "Branch, tag or commit of an hf:// model.", min_length=1, max_length=255)
     storage: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] | None = (
         Field(
             default=None,
@@ -86,7 +83,6 @@ class KVCache(SpecModel):
 
     memory: Annotated[str | int, AfterValidator(readable_quantity), Field(json_schema_extra=INT_OR_STRING)] | None = (
         setting_field(
-            EngineConfig,
             "kv_cache_memory",
             "Size of the KV cache, such as 4Gi. Default: a share of what the device has left after the weights.",
             ge=None,
@@ -97,25 +93,21 @@ class KVCache(SpecModel):
         )
     )
     memory_fraction: float = setting_field(
-        EngineConfig,
         "gpu_memory_utilization",
         "Share of an accelerator's memory, 0.05 to 1, for weights, activations and KV cache together. The"
         " KV cache takes the part that weights and activations leave, unless memory sets its size.",
     )
     dtype: KVCacheDType = setting_field(
-        EngineConfig,
         "kv_cache_dtype",
         "Number type of keys and values; auto is engine.dtype. fp8 halves the cache on accelerators that"
         " support it; on others the engine does not start and logs the reason.",
     )
     headroom: float = setting_field(
-        EngineConfig,
         "kv_headroom",
         "Share of the KV cache, 0 to 0.9, that new requests leave free for running ones to grow into. A"
         " larger share means fewer preemptions and fewer concurrent requests.",
     )
     swap: Annotated[str | int, AfterValidator(readable_quantity)] = setting_field(
-        EngineConfig,
         "swap_space",
         "Host memory in each pod for the KV cache of preempted requests, such as 4Gi; with 0 they are"
         " computed again. The operator adds it to its own memory request, and on CPU to its memory limit; where"
@@ -131,7 +123,6 @@ class KVCache(SpecModel):
         },
     )
     prefix_caching: bool = setting_field(
-        EngineConfig,
         "prefix_caching",
         "Keep the KV cache of finished requests while memory lasts, so that the common beginning of prompts"
         " of one tenant is computed once.",
@@ -142,29 +133,24 @@ class StartOptions(SpecModel):
     """Start options of the engine's own command."""
 
     dtype: DType = setting_field(
-        EngineConfig,
         "dtype",
         "Number type of weights and KV cache; auto takes bfloat16 where the device is faster in it, else float32.",
     )
     quantization: Quantization = setting_field(
-        EngineConfig,
         "quantization",
         "Quantization of weights to 8 or 4 bits, on CPU: several times as fast, slightly less accurate.",
     )
     max_model_len: int | None = setting_field(
-        EngineConfig,
         "max_model_len",
         "Longest prompt plus output, in tokens. Default: the maximum of the model.",
         le=16777216,
     )
     max_num_seqs: int = setting_field(
-        EngineConfig,
         "max_num_seqs",
         "Capacity: requests that an engine runs at once. Tuning sets the limit in force, up to this value.",
         le=HIGHEST_LIMITS.max_num_seqs,
     )
     max_num_batched_tokens: int = setting_field(
-        EngineConfig,
         "max_num_batched_tokens",
         "Capacity: tokens that an engine computes in one step. Tuning sets the limit in force, up to this value.",
         le=HIGHEST_LIMITS.max_num_batched_tokens,
@@ -175,20 +161,17 @@ class StartOptions(SpecModel):
         description="Scheduling and preemption.",
     )
     max_queued_requests: int = setting_field(
-        ServerSettings,
         "max_queued_requests",
         "Maximum number of requests that wait in an engine; further requests are answered 503 with Retry-After.",
         le=MOST_QUEUED,
     )
     queue_timeout: Duration = setting_duration(
-        ServerSettings,
         "queue_timeout",
         "engine.queueTimeout",
         "Time that a request may wait before it is answered 504.",
         BOUNDS,
     )
     request_timeout: Duration = setting_duration(
-        ServerSettings,
         "request_timeout",
         "engine.requestTimeout",
         "Time that a request may be without progress, from its arrival to its first token and from each token to the"
@@ -196,7 +179,6 @@ class StartOptions(SpecModel):
         BOUNDS,
     )
     serving_metrics: bool = setting_field(
-        ServerSettings,
         "serving_metrics",
         "Serve /metrics on the serving port, which gateways and dashboards read, as well as on the admin"
         " port. With false, the PodMonitor scrapes the admin port: allow Prometheus in the chart's value"

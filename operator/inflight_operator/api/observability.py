@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from inflight_operator.api.base import SpecModel, validation
 from inflight_operator.api.setting import setting_field
-from inflight_settings.engine import EngineConfig, LogFormat
-from inflight_settings.server import ServerSettings
+from inflight_settings.engine import LogFormat
 
 _GROUP = "[0-9a-fA-F]{1,4}"
 _GROUPS = f"({_GROUP}(:{_GROUP}){{0,6}})?"
@@ -21,7 +20,6 @@ class Tracing(SpecModel):
     """OpenTelemetry traces of requests."""
 
     endpoint: str | None = setting_field(
-        ServerSettings,
         "otlp_traces_endpoint",
         "URL of an OpenTelemetry collector that accepts OTLP over HTTP, such as"
         " http://collector.observability.svc:4318; a URL without a path gets /v1/traces. Default: the chart's value"
@@ -34,7 +32,6 @@ class Tracing(SpecModel):
         ),
     )
     sampling_ratio: float | None = setting_field(
-        ServerSettings,
         "traces_sampling_ratio",
         "Share of requests that are traced, 0 to 1. A request whose caller sends a W3C trace context"
         " follows the caller's decision instead. Default: the chart's value engine.tracing.samplingRatio.",
@@ -45,13 +42,11 @@ class Logs(SpecModel):
     """Logs of engines."""
 
     format: LogFormat | None = setting_field(
-        EngineConfig,
         "log_format",
         "Format of log lines; json is one JSON object a line. Default: the chart's value engine.logs.format.",
         default=None,
     )
     access_log: bool | None = setting_field(
-        ServerSettings,
         "enable_access_log",
         "Log one line for each request when it ends: status, ids, class, tenant, tokens and times, no prompts and no"
         " outputs. Default: the chart's value engine.logs.accessLog.",

@@ -11,8 +11,7 @@ from inflight_operator.api.base import SpecModel, validation
 from inflight_operator.api.duration import Duration
 from inflight_operator.api.setting import setting_duration, setting_field
 from inflight_settings import scheduling
-from inflight_settings.scheduling import PolicyName, PreemptionMode, SchedulingSettings, VictimName
-from inflight_settings.server import ServerSettings
+from inflight_settings.scheduling import PolicyName, PreemptionMode, VictimName
 
 BOUNDS = ("1ms", "240h")
 """Minimum and maximum of the durations here; the engine's flags accept no longer and hardly shorter ones."""
@@ -30,20 +29,20 @@ class ClassSLO(SpecModel):
     """Latency targets of one class of requests."""
 
     ttft_p95: Duration | None = setting_duration(
-        scheduling.ServiceClass,
         "ttft_target",
         "engine.scheduling.classes.slo.ttftP95",
         "Time to first token that 95% of this class's requests should stay under, such as 500ms; engines count how many"
         " do, and policy deadline orders by it. Default: slo.ttftP95 of the service for the order, and no count.",
         BOUNDS,
+        owner=scheduling.ServiceClass,
     )
     tpot_p95: Duration | None = setting_duration(
-        scheduling.ServiceClass,
         "tpot_target",
         "engine.scheduling.classes.slo.tpotP95",
         "Time per output token after the first that 95% of this class's requests should stay under, such as 50ms;"
         " engines count how many do. Default: no target.",
         BOUNDS,
+        owner=scheduling.ServiceClass,
     )
 
 
@@ -60,42 +59,42 @@ class ServiceClass(SpecModel):
         ),
     )
     weight: float = setting_field(
-        scheduling.ServiceClass,
         "weight",
         "The class's share of prompt and output tokens while several classes have requests waiting,"
         " relative to the weights of the others: with 4 and 1, four tokens to one. Above 0.",
         json_schema_extra=validation(
             "self > 0.0", "engine.scheduling.classes.weight must be above 0, such as 4: a class of 0 would starve"
         ),
+        owner=scheduling.ServiceClass,
     )
     priority: int = setting_field(
-        scheduling.ServiceClass,
         "priority",
         "Priority of this class's requests that bring none, from -100 to 100; policy priority uses it. A"
         " request with a smaller number is served earlier within the class; between classes the weights decide.",
+        owner=scheduling.ServiceClass,
     )
     slo: ClassSLO = Field(default_factory=ClassSLO, description="Latency targets of this class.")
     max_queued_requests: int | None = setting_field(
-        scheduling.ServiceClass,
         "max_queued_requests",
         "Requests of this class that may wait in an engine; more are answered 503 with Retry-After. Default: only"
         " engine.maxQueuedRequests bounds them, over all classes.",
         le=MOST_QUEUED,
+        owner=scheduling.ServiceClass,
     )
     shed_after: Duration | None = setting_duration(
-        scheduling.ServiceClass,
         "shed_after",
         "engine.scheduling.classes.shedAfter",
         "Predicted wait of this class's requests above which they are answered 503 at once. Default:"
         " engine.scheduling.shedAfter.",
         BOUNDS,
+        owner=scheduling.ServiceClass,
     )
     request_timeout: Duration | None = setting_duration(
-        scheduling.ServiceClass,
         "request_timeout",
         "engine.scheduling.classes.requestTimeout",
         "Maximum time without progress of this class's requests, as in engine.requestTimeout, which is the default.",
         BOUNDS,
+        owner=scheduling.ServiceClass,
     )
 
 
@@ -103,7 +102,6 @@ class Scheduling(SpecModel):
     """Scheduling and preemption in an engine."""
 
     policy: PolicyName | None = setting_field(
-        SchedulingSettings,
         "policy",
         "Order of waiting requests within a class. fcfs: in order of arrival. sjf: by the expected number"
         " of output tokens, fewest first (expected_output_tokens of the request, else its max_tokens). priority: by"
@@ -114,7 +112,6 @@ class Scheduling(SpecModel):
         " deadline if there is such a target, else fcfs.",
     )
     shed_after: Duration | None = setting_duration(
-        ServerSettings,
         "shed_after",
         "engine.scheduling.shedAfter",
         "Predicted wait in an engine's queue above which a request is answered 503 with Retry-After at once. A request"
@@ -122,7 +119,6 @@ class Scheduling(SpecModel):
         BOUNDS,
     )
     priority_aging: Duration = setting_duration(
-        SchedulingSettings,
         "priority_aging",
         "engine.scheduling.priorityAging",
         "Waiting time after which a request counts as one step of priority more urgent, so that no request starves. It"
@@ -130,14 +126,12 @@ class Scheduling(SpecModel):
         BOUNDS,
     )
     preemption: PreemptionMode = setting_field(
-        SchedulingSettings,
         "preemption",
         "How a preempted request gets its KV cache back. recompute: its tokens are computed again. swap:"
         " its cache is copied to host memory and back (needs kvCache.swap; recompute while that is full). auto: the"
         " cheaper of both by measurement; without kvCache.swap, recompute.",
     )
     preemption_victim: Victim = setting_field(
-        SchedulingSettings,
         "preemption_victim",
         "Running request that is preempted when the KV cache is full. lastArrived: the newest."
         " longestFirst: the request with the most tokens. mostPreemptedLast: the request with the fewest preemptions so"

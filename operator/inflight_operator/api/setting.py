@@ -10,27 +10,31 @@ from pydantic.alias_generators import to_camel
 
 from inflight_operator.api.base import SpecModel
 from inflight_operator.api.duration import duration_field
+from inflight_settings.engine import EngineConfig
 from inflight_settings.flags import written
+from inflight_settings.server import ServerSettings
 from inflight_settings.setting import Setting, settings_of
 
+_SETTINGS = settings_of(ServerSettings) | settings_of(EngineConfig)
 
-def setting_field(owner: type, name: str, description: str, **own: Any) -> Any:
+
+def setting_field(name: str, description: str, *, owner: type | None = None, **own: Any) -> Any:
     """Declares a field for a setting.
 
     Args:
-        owner: dataclass that declares the setting under `name`.
+        owner: dataclass that declares the setting; None: that of the engine process or of the API process.
         own: arguments of `Field` that the setting lacks, such as an upper bound if the engine has none.
     """
-    setting = settings_of(owner)[name]
+    setting = _setting(name, owner)
     stated = {"default": _default(setting), "ge": setting.ge, "le": setting.le, "description": description}
     return _with(setting, Field(**{**stated, **own}))
 
 
 def setting_duration(
-    owner: type, name: str, field: str, description: str, bounds: tuple[str, str] | None = None
+    name: str, field: str, description: str, bounds: tuple[str, str] | None = None, *, owner: type | None = None
 ) -> Any:
     """Declares a duration for a setting in seconds; the rest as in `duration_field`."""
-    setting = settings_of(owner)[name]
+    setting = _setting(name, owner)
     return _with(setting, duration_field(field, description, _default(setting), bounds))
 
 
@@ -40,6 +44,10 @@ def settings_in(model: type[SpecModel]) -> Iterator[tuple[str, Setting]]:
         for each in field.metadata:
             if isinstance(each, Setting):
                 yield name, each
+
+
+def _setting(name: str, owner: type | None) -> Setting:
+    return _SETTINGS[name] if owner is None else settings_of(owner)[name]
 
 
 def _default(setting: Setting) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field
 
@@ -18,7 +18,6 @@ from inflight_operator.api.setting import setting_duration
 from inflight_operator.api.template import PodTemplate
 from inflight_settings.limits import HIGHEST_LIMITS
 from inflight_settings.scheduling import SchedulingSettings
-from inflight_settings.server import ServerSettings
 from inflight_settings.setting import settings_of
 
 
@@ -47,14 +46,16 @@ class SLO(SpecModel):
     )
 
 
+Seqs = Annotated[int, Field(ge=1, le=HIGHEST_LIMITS.max_num_seqs)]
+Tokens = Annotated[int, Field(ge=1, le=HIGHEST_LIMITS.max_num_batched_tokens)]
+
+
 class SeqsBounds(SpecModel):
     """Bounds of max_num_seqs while engines run."""
 
-    min: int = Field(default=1, ge=1, le=HIGHEST_LIMITS.max_num_seqs, description="Lowest value that tuning may set.")
-    max: int | None = Field(
+    min: Seqs = Field(default=1, description="Lowest value that tuning may set.")
+    max: Seqs | None = Field(
         default=None,
-        ge=1,
-        le=HIGHEST_LIMITS.max_num_seqs,
         description="Highest value that tuning may set. Default: the capacity, engine.maxNumSeqs.",
     )
 
@@ -62,16 +63,12 @@ class SeqsBounds(SpecModel):
 class TokensBounds(SpecModel):
     """Bounds of max_num_batched_tokens while engines run."""
 
-    min: int | None = Field(
+    min: Tokens | None = Field(
         default=None,
-        ge=1,
-        le=HIGHEST_LIMITS.max_num_batched_tokens,
         description="Lowest value that tuning may set. Default: 64, or the highest value if that is lower.",
     )
-    max: int | None = Field(
+    max: Tokens | None = Field(
         default=None,
-        ge=1,
-        le=HIGHEST_LIMITS.max_num_batched_tokens,
         description="Highest value that tuning may set. Default: the capacity, engine.maxNumBatchedTokens.",
     )
 
@@ -87,16 +84,12 @@ class Override(SpecModel):
         )
     )
 
-    max_num_seqs: int | None = Field(
+    max_num_seqs: Seqs | None = Field(
         default=None,
-        ge=1,
-        le=HIGHEST_LIMITS.max_num_seqs,
         description="max_num_seqs while the override is in force. Unset: the value that was in force before.",
     )
-    max_num_batched_tokens: int | None = Field(
+    max_num_batched_tokens: Tokens | None = Field(
         default=None,
-        ge=1,
-        le=HIGHEST_LIMITS.max_num_batched_tokens,
         description="max_num_batched_tokens while the override is in force. Unset: the value that was in force before.",
     )
     until: Timestamp = Field(
@@ -139,7 +132,6 @@ class Rollout(SpecModel):
         " first, one at a time, for clusters without a free accelerator for an additional pod.",
     )
     drain_timeout: Duration = setting_duration(
-        ServerSettings,
         "drain_timeout",
         "rollout.drainTimeout",
         "Time in which a pod that is being removed may finish its requests in flight.",

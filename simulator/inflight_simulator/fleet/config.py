@@ -23,7 +23,7 @@ REFERENCE_COST = CostModel(
 """An 8B model on one H100-class GPU, by public arithmetic, not measured."""
 
 REFERENCE_CAPACITY = Limits(512, 16_384)
-DEFAULT_LIMITS = Limits(256, 2048)
+START_LIMITS = Limits(256, 2048)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class FleetConfig:
     """
 
     replica: ReplicaModel = field(default_factory=ReplicaModel)
-    limits: Limits = DEFAULT_LIMITS
+    limits: Limits = START_LIMITS
     routing: Routing = "least-requests"
     start_up_s: float = 60.0
     min_replicas: int = 1

@@ -13,7 +13,7 @@ from inflight_settings.flag_types import number
 from inflight_settings.limits import HIGHEST_LIMITS, Limits
 from inflight_simulator.errors import InputError
 from inflight_simulator.flags import SETTINGS
-from inflight_simulator.fleet.config import DEFAULT_LIMITS, ROUTINGS, FleetConfig, ReplicaModel, RequestTargets
+from inflight_simulator.fleet.config import ROUTINGS, START_LIMITS, FleetConfig, ReplicaModel, RequestTargets
 from inflight_simulator.fleet.replica_file import read_replica
 
 _UNITS = {"ms": 1e-3, "s": 1.0}
@@ -42,7 +42,7 @@ def limits(text: str) -> tuple[bool, Limits]:
     kind, colon, pair = text.partition(":")
     seqs, slash, tokens = pair.partition("/")
     if kind == "autopilot" and not colon:
-        return True, DEFAULT_LIMITS
+        return True, START_LIMITS
     if kind not in ("fixed", "autopilot") or not slash:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not fixed:SEQS/TOKENS, as in fixed:256/2048, nor autopilot or autopilot:SEQS/TOKENS"
@@ -164,7 +164,7 @@ def fleet_config(flags: argparse.Namespace) -> FleetConfig:
         )
     replica = ReplicaModel() if flags.replica is None else read_replica(flags.replica)
     product = getattr(flags, "scaler", "") == "autopilot"
-    tuning, start = flags.limits or (product, DEFAULT_LIMITS)
+    tuning, start = flags.limits or (product, START_LIMITS)
     return FleetConfig(
         replica=replica,
         limits=start,

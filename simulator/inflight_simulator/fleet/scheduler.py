@@ -1,4 +1,4 @@
-"""The engine's scheduler for a fleet: many steps at once, and no contents where nothing depends on them."""
+"""A replica's scheduler: the engine's, which takes in many steps at once."""
 
 from __future__ import annotations
 
@@ -172,8 +172,10 @@ class FleetScheduler(Scheduler):
         """Tell whether a steady step might have a slot and blocks for a request that waits."""
         if self.num_running >= self._limits.max_num_seqs or not self.running.table.has_free:
             return False
+        if self.changed or self.admission.blocked is None or len(self.queues.by_class) > 1:
+            return True
         # A head that stays at its place, and did not fit, fits no better in a cache that only fills.
-        return self.changed or self.admission.blocked is None or not self.queues.head_stays
+        return not self.queues.by_class[self.admission.blocked.scheduling.service_class].policy.head_stays
 
     def advance_many(self, count: int) -> list[Request]:
         """Take in so many steps at once, at least one and at most `steady_steps`: the state is then that after as many

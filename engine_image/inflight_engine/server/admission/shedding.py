@@ -49,7 +49,19 @@ class Shedding:
         bound = self._bounds[service_class]
         if bound is None:
             return None
-        predicted = self._predicted(service_class, now, uncomputed, weights, seconds_for, num_tokens)
+        own = self._waiting.classes[service_class]
+        in_prefill = max(0, uncomputed - self._waiting.num_tokens)
+        competing = sum(weights[name] for name, each in self._waiting.classes.items() if len(each) or each is own)
+        slowed = competing / weights[service_class]
+        waiting = self._waiting.num_requests
+
+        def wait_behind(before: int, num_requests: int) -> float:
+            slots = min(waiting, num_requests * slowed) + 1
+            return seconds_for(min(uncomputed, in_prefill + before * slowed), slots)
+
+        predicted = wait_behind(*own.in_time(now))
+        if predicted > own.target_of(num_tokens):
+            predicted = wait_behind(own.num_tokens, len(own))
         if predicted <= bound:
             return None
         return ApiError(
@@ -59,25 +71,3 @@ class Shedding:
             code="overloaded",
             retry_after=predicted - bound,
         )
-
-    def _predicted(
-        self,
-        service_class: str,
-        now: float,
-        uncomputed: int,
-        weights: Mapping[str, float],
-        seconds_for: Callable[[float, float], float],
-        num_tokens: int | None,
-    ) -> float:
-        own = self._waiting.classes[service_class]
-        in_prefill = max(0, uncomputed - self._waiting.num_tokens)
-        competing = sum(weights[name] for name, each in self._waiting.classes.items() if len(each) or each is own)
-        slowed = competing / weights[service_class]
-        waiting = self._waiting.num_requests
-
-        def wait_behind(num_tokens: int, num_requests: int) -> float:
-            slots = min(waiting, num_requests * slowed) + 1
-            return seconds_for(min(uncomputed, in_prefill + num_tokens * slowed), slots)
-
-        in_time = wait_behind(*own.in_time(now))
-        return in_time if in_time <= own.target_of(num_tokens) else wait_behind(own.num_tokens, len(own))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine, Generator, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import msgspec
 from starlette.types import Send
@@ -64,12 +64,8 @@ class AnswerFormat(Protocol):
         ...
 
 
-class Taken(NamedTuple):
-    """Unsent data of a choice. `done`: this is its end."""
-
-    choice: Generation
-    piece: Piece
-    done: bool
+Taken: TypeAlias = tuple[Generation, Piece, bool]
+"""Unsent data of a choice, and whether this is its end."""
 
 
 class AnswerWriter:
@@ -168,11 +164,11 @@ class AnswerWriter:
         """Write one message with all chunks. Returns whether it is the last."""
         call = self._call
         taken = [self._take(choice) for choice in changed if choice not in self._ended and not self._holds_back(choice)]
-        if sum(each.piece.num_scored for each in taken) >= MANY_SCORED_TOKENS and call.error is None:
+        if sum(piece.num_scored for _, piece, _ in taken) >= MANY_SCORED_TOKENS and call.error is None:
             chunks = await asyncio.to_thread(self._format, taken)
         else:
             chunks = self._format(taken)
-        ended = [each.choice for each in taken if each.done]
+        ended = [choice for choice, _, done in taken if done]
         self._ended.update(ended)
         error = call.error if ended else None
         if error is not None and not self._started:
@@ -193,7 +189,7 @@ class AnswerWriter:
         return await self._send_chunks(chunks, last=last)
 
     def _take(self, choice: Generation) -> Taken:
-        return Taken(choice, choice.take() if self._call.streaming else NO_PIECE, choice.done)
+        return choice, choice.take() if self._call.streaming else NO_PIECE, choice.done
 
     def _holds_back(self, choice: Generation) -> bool:
         """The data of a choice comes with its next token."""

@@ -11,10 +11,9 @@ from typing import Annotated
 import msgspec
 
 from inflight_engine.messages import Configure, Configured
-from inflight_engine.scheduling.limits import LimitError, StaleRevisionError, changed_limits
 from inflight_engine.server.engine.calls import EngineCalls
 from inflight_engine.server.errors import ApiError, bad_request
-from inflight_settings.limits import Limits, LimitsInForce, PartialLimits
+from inflight_settings.limits import KNOBS, Limits, LimitsInForce, PartialLimits
 from inflight_settings.scheduling import ServiceClass
 
 
@@ -62,7 +61,7 @@ class RuntimeConfig:
             if self.limits is None:
                 raise ApiError(503, "the model is still loading", code="loading", retry_after=1)
             current = LimitsInForce(self.limits, self.revision)
-            limits = _limits(current, capacity, change, revision)
+            limits = changed_limits(current, capacity, change, revision)
             weights = _changed_weights(self.class_weights, class_weights)
             if limits != current or weights:
                 await self._calls.ask(lambda call_id: Configure(call_id, limits, weights))
@@ -72,13 +71,28 @@ class RuntimeConfig:
         self.class_weights = {name: answer.class_weights[name] for name in self.class_weights}
 
 
-def _limits(current: LimitsInForce, capacity: Limits, change: PartialLimits, revision: int | None) -> LimitsInForce:
-    try:
-        return changed_limits(current, capacity, change, revision)
-    except LimitError as error:
-        raise bad_request(str(error), str(error).split()[0]) from None
-    except StaleRevisionError as error:
-        raise ApiError(409, str(error), "revision", "stale_revision") from None
+def changed_limits(
+    current: LimitsInForce, capacity: Limits, change: PartialLimits, revision: int | None = None
+) -> LimitsInForce:
+    """Return the limits after a change. Sent twice, a change with the same revision is harmless.
+
+    Args:
+        revision: number of the change; None keeps the one in force.
+
+    Raises:
+        ApiError: 400 a value is below 1 or above the start-up capacity, 409 `revision` is older than the one in force.
+    """
+    if revision is not None and revision < current.revision:
+        message = f"revision {revision} is older than revision {current.revision}, which is in force"
+        raise ApiError(409, message, "revision", "stale_revision")
+    limits = change.over(current.limits)
+    for knob in KNOBS:
+        value, most = limits.get(knob), capacity.get(knob)
+        if not 1 <= value <= most:
+            raise bad_request(
+                f"{knob} must be between 1 and {most} (the capacity this engine was started with), not {value}", knob
+            )
+    return LimitsInForce(limits, current.revision if revision is None else revision)
 
 
 def _changed_weights(current: Mapping[str, float], change: Mapping[str, float]) -> dict[str, float]:

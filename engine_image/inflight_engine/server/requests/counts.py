@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
 
 from prometheus_client.utils import floatToGoString
 
@@ -45,6 +44,9 @@ class Histogram:
 REJECTIONS = ("queue_full", "class_queue_full", "queue_tokens", "shed", "draining", "not_ready", "never_fits")
 """Reasons of rejections: 400 for the last, 503 for the others."""
 
+_PROCESS_COUNTERS = ("num_preemptions", "prefix_queries", "prefix_hits", "num_out_of_memory")
+"""Counters of `StepStats` that begin at zero in each engine process."""
+
 TERMS = {
     "step": "base_s",
     "decode_sequence": "decode_seq_s",
@@ -57,15 +59,6 @@ TERMS = {
 
 CURVE = "curve"
 """The term of the predicted seconds that `CostModel.curve` adds."""
-
-
-class SinceStart(NamedTuple):
-    """Counters of the engine process, summed over all of this server's engine processes."""
-
-    num_preemptions: int
-    prefix_queries: int
-    prefix_hits: int
-    num_out_of_memory: int
 
 
 class StepParts:
@@ -146,7 +139,7 @@ class Counts:
         self.step_tokens = Histogram(buckets.STEP_TOKENS)
         self.step_duration = Histogram(buckets.STEP_DURATION)
         self.schedule_duration = Histogram(buckets.SCHEDULE_DURATION)
-        self._before = SinceStart(0, 0, 0, 0)
+        self._before = dict.fromkeys(_PROCESS_COUNTERS, 0)
 
     def step(self, stats: StepStats, cost: CostModel | None) -> None:
         """Count one step; a report without a step has no computed tokens. `cost`: the model in force."""
@@ -172,12 +165,6 @@ class Counts:
         """`stats`: the last of an engine process; the next one counts from zero again."""
         self._before = self.since_start(stats)
 
-    def since_start(self, stats: StepStats) -> SinceStart:
-        """`stats`: the latest of the engine process that runs."""
-        before = self._before
-        return SinceStart(
-            before.num_preemptions + stats.num_preemptions,
-            before.prefix_queries + stats.prefix_queries,
-            before.prefix_hits + stats.prefix_hits,
-            before.num_out_of_memory + stats.num_out_of_memory,
-        )
+    def since_start(self, stats: StepStats) -> dict[str, int]:
+        """Counters of all of this server's engine processes together. `stats`: the latest of the one that runs."""
+        return {name: before + getattr(stats, name) for name, before in self._before.items()}

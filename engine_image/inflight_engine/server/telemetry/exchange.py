@@ -8,8 +8,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from starlette.types import Scope
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from inflight_engine.request import Scheduling
     from inflight_engine.server.requests.call import Call
+    from inflight_engine.server.requests.generation import Generation
 
 _KEY = "inflight.exchange"
 
@@ -42,15 +45,14 @@ class Exchange:
     @property
     def finish_reasons(self) -> list[str]:
         """Finish reasons of its generations that have ended, in the order of the choices."""
-        choices = () if self.call is None else self.call.choices
-        return [str(choice.finish_reason) for choice in choices if choice.finish_reason is not None]
+        return [str(choice.finish_reason) for choice in self._choices if choice.finish_reason is not None]
 
     @property
     def queue_seconds(self) -> float | None:
         """Seconds from its arrival until the first of its generations had a slot; None: none had."""
         waits = [
             choice.timings.admitted - choice.timings.arrived
-            for choice in (() if self.call is None else self.call.choices)
+            for choice in self._choices
             if choice.timings.admitted is not None
         ]
         return min(waits, default=None)
@@ -58,13 +60,17 @@ class Exchange:
     @property
     def first_token_seconds(self) -> float | None:
         """Seconds from its arrival to the first token of any of its generations; None: there was none."""
-        times = [choice.time_to_first_token for choice in (() if self.call is None else self.call.choices)]
+        times = [choice.time_to_first_token for choice in self._choices]
         return min((seconds for seconds in times if seconds is not None), default=None)
 
     @property
     def num_preemptions(self) -> int:
         """Number of preemptions of its generations."""
-        return sum(choice.num_preemptions for choice in (() if self.call is None else self.call.choices))
+        return sum(choice.num_preemptions for choice in self._choices)
+
+    @property
+    def _choices(self) -> Sequence[Generation]:
+        return () if self.call is None else self.call.choices
 
     @property
     def failed(self) -> bool:

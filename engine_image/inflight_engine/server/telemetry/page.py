@@ -109,17 +109,17 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
 
 def _counters(page: Families, counts: Counts, load: Load) -> None:
     since_start = counts.since_start(load.stats)
-    page.counter("vllm:num_preemptions", "Preemptions of requests.", since_start.num_preemptions)
+    page.counter("vllm:num_preemptions", "Preemptions of requests.", since_start["num_preemptions"])
     page.counter("vllm:prompt_tokens", "Prompt tokens of requests that completed prefill.", counts.prompt_tokens)
     page.counter("vllm:generation_tokens", "Generated tokens.", counts.generation_tokens)
     page.counter(
-        "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", since_start.prefix_queries
+        "vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", since_start["prefix_queries"]
     )
-    page.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", since_start.prefix_hits)
+    page.counter("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", since_start["prefix_hits"])
     page.counter(
         "inflight_step_out_of_memory",
         "Steps for which device memory did not suffice; they were split or failed.",
-        since_start.num_out_of_memory,
+        since_start["num_out_of_memory"],
     )
     page.counters(
         "vllm:request_success",

@@ -1,6 +1,7 @@
 import pytest
 
-from inflight_engine.scheduling.limits import LimitError, StaleRevisionError, changed_limits
+from inflight_engine.server.engine.runtime_config import changed_limits
+from inflight_engine.server.errors import ApiError
 from inflight_settings.limits import Limits, LimitsInForce, PartialLimits
 
 CAPACITY = Limits(256, 8192)
@@ -13,11 +14,11 @@ def test_what_is_not_given_stays():
 
 @pytest.mark.parametrize("value", [0, -1, 257])
 def test_a_value_out_of_range_is_refused_by_name_and_with_the_range(value):
-    with pytest.raises(LimitError, match=r"max_num_seqs must be between 1 and 256.*not"):
+    with pytest.raises(ApiError, match=r"max_num_seqs must be between 1 and 256.*not"):
         changed_limits(CURRENT, CAPACITY, PartialLimits(value))
 
 
 def test_an_older_revision_is_refused_and_the_same_one_is_not():
-    with pytest.raises(StaleRevisionError, match="revision 4 is older than revision 5"):
+    with pytest.raises(ApiError, match="revision 4 is older than revision 5"):
         changed_limits(CURRENT, CAPACITY, PartialLimits(1), 4)
     assert changed_limits(CURRENT, CAPACITY, PartialLimits(8), 5).limits.max_num_seqs == 8
