@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
+COMPLETION_SECONDS = 2.0
+"""Timeout of the API server in seconds: the user is waiting for completion."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -184,12 +187,34 @@ def cluster_options(*, all_namespaces: bool = False) -> Callable[[Callable[..., 
     return decorate
 
 
+def candidates(kind: str, target: Target, incomplete: str) -> list[str]:
+    """Returns the names of `contexts`, `namespaces`, `services` or `keys` that begin with `incomplete`; none
+    where the lookup fails."""
+    try:
+        return [name for name in _names(kind, target) if name.startswith(incomplete)]
+    except Problem:
+        return []
+
+
+def _names(kind: str, target: Target) -> list[str]:
+    if kind == "contexts":
+        from inflight_kubectl.kubeconfig import contexts
+
+        return contexts(target.kubeconfig)
+    cluster = target.connect()
+    if kind == "keys":
+        from inflight_kubectl.key_store import keys_by_secret
+
+        return [one.key_id for those in keys_by_secret(cluster, cluster.services()).values() for one in those]
+    path = "/api/v1/namespaces" if kind == "namespaces" else object_path(KIND, cluster.namespace)
+    items = cluster.connection.request("GET", path, seconds=COMPLETION_SECONDS)["items"]
+    return sorted(item["metadata"]["name"] for item in items)
+
+
 def completing(kind: str) -> Callable[[click.Context, click.Parameter, str], list[str]]:
-    """Completion of an argument or a flag by `names.candidates`."""
+    """Completion of an argument or a flag by `candidates`."""
 
     def complete(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-        from inflight_kubectl.names import candidates
-
         given = context.params
         target = Target(given.get("kubeconfig"), given.get("context"), given.get("namespace"))
         return candidates(kind, target, incomplete)

@@ -9,9 +9,8 @@ import pytest
 import yaml
 
 from inflight_kubectl.api_problems import ApiProblem, UnreachableProblem
-from inflight_kubectl.cluster import Target
+from inflight_kubectl.cluster import Target, candidates
 from inflight_kubectl.feed import ServiceFeed
-from inflight_kubectl.names import candidates
 from inflight_kubectl.output import Problem
 from tests.kubectl.objects import body
 

@@ -15,9 +15,8 @@ from click.testing import CliRunner
 from inflight_gateway.tenants.keys import parse
 from inflight_kubectl.api_keys import DEFAULT_SECRET, authorization, new_key, stored_keys
 from inflight_kubectl.cli import cli
-from inflight_kubectl.cluster import Cluster, Target
+from inflight_kubectl.cluster import Cluster, Target, candidates
 from inflight_kubectl.flag_types import DurationType
-from inflight_kubectl.names import candidates
 from inflight_kubectl.output import Problem
 from inflight_kubectl.resources import Service
 from tests.kubectl.fake_api import FakeApi

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from inflight_kubectl.load.drive import Load, Result, drive
 from inflight_kubectl.load.engine_side import TtftTotals, between
-from inflight_kubectl.load.report import EngineSide, Spread, Targets, percentile, report
+from inflight_kubectl.load.report import Spread, Targets, percentile, report
 from inflight_kubectl.load.shape import Shape, draws
 from tests.kubectl.engine import StandInEngine, serving
 
@@ -162,7 +162,7 @@ def test_attainment_counts_failed_requests_and_long_prompts_have_longer_targets(
 
 def test_the_report_says_when_the_client_or_the_tunnel_was_the_limit():
     quick = Load(results=[result(ttft=0.1)], seconds=10.0, cpu=1.0, lags=[0.001])
-    assert not report(quick, TARGETS, EngineSide(0.095)).client.limited
+    assert not report(quick, TARGETS, 0.095).client.limited
     assert not report(quick, TARGETS, None).client.limited
     for changes, said in (
         ({"cpu": 9.0}, "90% of a core"),
@@ -170,7 +170,7 @@ def test_the_report_says_when_the_client_or_the_tunnel_was_the_limit():
     ):
         busy = Load(**{"results": quick.results, "seconds": 10.0, "cpu": 1.0, "lags": [0.001]} | changes)
         assert said in report(busy, TARGETS, None).client.said
-    added = report(quick, TARGETS, EngineSide(0.02)).client
+    added = report(quick, TARGETS, 0.02).client
     assert added.added_ttft == pytest.approx(0.08)
     assert "80 ms of the mean TTFT" in added.said
 
@@ -178,7 +178,7 @@ def test_the_report_says_when_the_client_or_the_tunnel_was_the_limit():
 def test_engines_are_compared_only_where_all_their_requests_were_ours():
     pods = frozenset({"a"})
     before = TtftTotals(pods, 10.0, 100.0)
-    assert between(before, TtftTotals(pods, 12.0, 110.0), 10) == EngineSide(0.2)
+    assert between(before, TtftTotals(pods, 12.0, 110.0), 10) == 0.2
     assert between(before, TtftTotals(pods, 12.0, 111.0), 10) is None
     assert between(before, TtftTotals(frozenset({"b"}), 12.0, 110.0), 10) is None
     assert between(None, before, 10) is None

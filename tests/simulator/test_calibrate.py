@@ -10,11 +10,10 @@ from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_work import work_of
-from inflight_simulator.calibrate import fit_cost
+from inflight_simulator.calibrate import fit_cost, read_steps
 from inflight_simulator.cli import main
 from inflight_simulator.cost import LLAMA_8B_H100, read_cost
 from inflight_simulator.errors import InputError
-from inflight_simulator.step_log import read_steps
 from tests.simulator.support import scheduler_config
 
 TRUE = CostModel(

@@ -28,9 +28,8 @@ from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_work import work_of
 from inflight_simulator.arrivals import Arrival, Scaling, scaled
-from inflight_simulator.calibrate import fit_cost, fit_text
+from inflight_simulator.calibrate import fit_cost, fit_text, read_steps
 from inflight_simulator.continuous import simulate_continuous
-from inflight_simulator.step_log import read_steps
 from inflight_simulator.trace_files import read_arrivals
 from tools.load.trace_load import Job, Measured, run_load
 from tools.measure.served import served_engine

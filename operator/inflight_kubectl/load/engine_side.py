@@ -10,7 +10,6 @@ from inflight_base.page import reader
 from inflight_base.page.histogram import summed
 from inflight_base.page.reader import PageError, PageReader
 from inflight_kubectl.engine_metrics import page_text
-from inflight_kubectl.load.report import EngineSide
 from inflight_kubectl.output import Problem
 
 if TYPE_CHECKING:
@@ -54,11 +53,11 @@ def read_totals(cluster: Cluster, pods: Sequence[Pod]) -> TtftTotals | None:
     return TtftTotals(frozenset(pod.uid for pod in serving), ttft.total, ttft.count)
 
 
-def between(before: TtftTotals | None, after: TtftTotals | None, requests: int) -> EngineSide | None:
-    """Returns the engine-side measurements of `requests` requests; None if pods were added or removed, or other clients
-    sent requests too."""
+def between(before: TtftTotals | None, after: TtftTotals | None, requests: int) -> float | None:
+    """Returns the mean TTFT of `requests` requests in seconds, from their arrival in the engine; None if pods were
+    added or removed, or other clients sent requests too."""
     if before is None or after is None or before.pods != after.pods or not requests:
         return None
     if after.requests - before.requests != requests:
         return None
-    return EngineSide((after.seconds - before.seconds) / requests)
+    return (after.seconds - before.seconds) / requests

@@ -72,17 +72,6 @@ class Attainment:
 
 
 @dataclass(frozen=True, slots=True)
-class EngineSide:
-    """Engine-side measurements of the same requests; replaced by None if other clients sent requests too.
-
-    Attributes:
-        ttft_mean: seconds, from a request's arrival in the engine.
-    """
-
-    ttft_mean: float
-
-
-@dataclass(frozen=True, slots=True)
 class ClientSide:
     """Measurements that show whether the service or this program limits the results.
 
@@ -127,8 +116,12 @@ class Report:
     client: ClientSide
 
 
-def report(load: Load, targets: Targets, engine: EngineSide | None) -> Report:
-    """Returns the report of a load that has ended."""
+def report(load: Load, targets: Targets, engine_ttft: float | None) -> Report:
+    """Returns the report of a load that has ended.
+
+    Args:
+        engine_ttft: mean TTFT of the same requests by the engines, in seconds; None if unknown.
+    """
     whole = [one for one in load.results if not one.error]
     prompts, outputs = sum(one.prompt_tokens for one in whole), sum(one.output_tokens for one in whole)
     per_s = 1 / load.seconds if load.seconds > 0 else 0.0
@@ -146,7 +139,7 @@ def report(load: Load, targets: Targets, engine: EngineSide | None) -> Report:
         tpot=Spread.of([one.tpot for one in whole if one.tpot is not None]),
         latency=Spread.of([one.latency for one in whole]),
         attainment=_attainment(load.results, targets),
-        client=_client(load, whole, engine),
+        client=_client(load, whole, engine_ttft),
     )
 
 
@@ -165,13 +158,13 @@ def _attainment(results: Sequence[Result], targets: Targets) -> Attainment | Non
     return Attainment(targets, *shares)
 
 
-def _client(load: Load, whole: Sequence[Result], engine: EngineSide | None) -> ClientSide:
+def _client(load: Load, whole: Sequence[Result], engine_ttft: float | None) -> ClientSide:
     cpu = load.cpu / load.seconds if load.seconds > 0 else 0.0
     lag = percentile(sorted(load.lags), 0.95) if load.lags else 0.0
     late = percentile(sorted(one.sent - one.due for one in whole), 0.95) if whole else 0.0
     # From the time of sending: the wait for a free client is not caused by the tunnel.
     seen = [one.ttft - (one.sent - one.due) for one in whole if one.ttft is not None]
-    added = max(0.0, sum(seen) / len(seen) - engine.ttft_mean) if engine is not None and seen else None
+    added = max(0.0, sum(seen) / len(seen) - engine_ttft) if engine_ttft is not None and seen else None
     said = []
     if cpu >= BUSY_SHARE:
         said.append(f"this program used {cpu:.0%} of a core, and cannot use more than one")

@@ -21,7 +21,8 @@ from inflight_kubectl.output import age, described
 from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Service
 from inflight_kubectl.top.rows import against, pod_cells, pod_columns, replicas, share
-from inflight_kubectl.top.widgets import STYLES, Banner, Grid, LiveScreen, away, clock, title_line
+from inflight_kubectl.top.summary import STYLES
+from inflight_kubectl.top.widgets import Banner, Grid, LiveScreen, away, clock, title_line
 
 if TYPE_CHECKING:
     from inflight_kubectl.top.rows import Cell

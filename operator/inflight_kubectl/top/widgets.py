@@ -16,12 +16,10 @@ from textual.widgets import DataTable, Static
 from inflight_kubectl.feed import View
 from inflight_kubectl.output import age
 from inflight_kubectl.top.rows import Cell, Column
+from inflight_kubectl.top.summary import STYLES
 
 if TYPE_CHECKING:
     from inflight_kubectl.top.app import TopApp
-
-STYLES = {"": "", "good": "green", "warn": "yellow", "bad": "bold red", "dim": "dim"}
-"""Rich style of a tone."""
 
 
 class LiveScreen(Screen[None]):

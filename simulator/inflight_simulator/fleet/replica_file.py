@@ -46,15 +46,7 @@ def read_replica(path: Path) -> ReplicaModel:
         raise InputError(f"{path}: {error.strerror or error}") from error
     except ValueError as error:
         raise InputError(f"{path}: {error}\n{FORMAT}") from error
-    return ReplicaModel(
-        cost=file.cost,
-        kv_tokens=file.kv_tokens,
-        block_size=file.block_size,
-        kv_headroom=file.kv_headroom,
-        capacity=file.capacity,
-        noise=file.noise,
-        price=file.price,
-    )
+    return ReplicaModel(**msgspec.structs.asdict(file))
 
 
 def _check(file: _File) -> None:

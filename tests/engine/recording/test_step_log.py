@@ -2,7 +2,7 @@
 
 import pytest
 
-from inflight_simulator.step_log import read_steps
+from inflight_simulator.calibrate import read_steps
 from tests.engine.recording.workload import Workload, config
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from tools.bench.engine.figures import Failure, Figure, number, ratio
 from tools.bench.engine.jobs import Job, make_prompts
-from tools.bench.engine.loop import results
 from tools.bench.engine.report import Report, Result, markdown, text
 from tools.bench.engine.roofline import Ceilings, Costs, limit
 from tools.bench.engine.rows import ROWS
+from tools.bench.engine.servers import loop_results
 
 COSTS = Costs(body_parameters=100, head_parameters=20, weight_bytes=2, kv_token_bytes=8, attention_flops=4)
 
@@ -130,7 +130,7 @@ def test_json_has_every_run_figure_and_reason(report):
 
 def test_the_loops_rows_are_what_its_own_benchmark_prints():
     gap = {"median": 90.5, "p95": 140.2}
-    found = results(json.dumps({"sizes": [{"num_running": 32, "num_steps": 1000, "gap": gap, "parts": {}}]}))
+    found = loop_results(json.dumps({"sizes": [{"num_running": 32, "num_steps": 1000, "gap": gap, "parts": {}}]}))
     assert [(row.title, row.ours, row.more_is_better) for row in found] == [
         ("engine loop, 32 running", Figure.of([90.5]), False)
     ]

@@ -1,4 +1,4 @@
-"""Rows about whole servers: start to ready, and the overhead of HTTP over the engine alone."""
+"""Rows beside throughput: start to ready, the overhead of HTTP over the engine alone, and the engine's loop."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ from tools.measure.served import ENGINE, FIRST_PORT, free_port, seconds_to_ready
 
 OURS = "tools.bench.engine.drivers.ours"
 _HTTP_SECONDS = 120
+_LOOP_SECONDS = 120
+_LOOP_SIZES = (32, 256)
+_LOOP_UNIT = "us between forwards"
 _PEER_RUNS = 2
 
 
@@ -106,3 +109,38 @@ def _figure(num_runs: int, measure: Callable[[], float]) -> Cell:
         return Figure.of([measure() for _ in range(num_runs)])
     except RuntimeError as error:
         return Failure(str(error))
+
+
+def loop(num_steps: int) -> list[Result]:
+    """Returns a row for each number of running requests, with medians over `num_steps`."""
+    command = [sys.executable, "-m", "tools.bench.engine_loop", "--json", "--steps", str(num_steps), "--sizes"]
+    command += map(str, _LOOP_SIZES)
+    try:
+        done = subprocess.run(
+            command, check=True, capture_output=True, text=True, cwd=REPOSITORY, timeout=_LOOP_SECONDS
+        )
+    except subprocess.CalledProcessError as error:
+        reason = (error.stderr.strip().splitlines() or ["nothing printed"])[-1]
+        return [_failed_loop(f"tools.bench.engine_loop: {reason[:200]}")]
+    except subprocess.TimeoutExpired:
+        return [_failed_loop(f"tools.bench.engine_loop took more than {_LOOP_SECONDS} s")]
+    return loop_results(done.stdout)
+
+
+def loop_results(document: str) -> list[Result]:
+    """Reads the output of `tools.bench.engine_loop --json`."""
+    report = json.loads(document)
+    return [
+        Result(
+            f"engine loop, {size['num_running']} running",
+            _LOOP_UNIT,
+            False,
+            Figure.of([size["gap"]["median"]]),
+            note=f"the median of {size['num_steps']} decode steps; 95% of them within {size['gap']['p95']:.0f} us",
+        )
+        for size in report["sizes"]
+    ]
+
+
+def _failed_loop(reason: str) -> Result:
+    return Result("engine loop", _LOOP_UNIT, False, Failure(reason))

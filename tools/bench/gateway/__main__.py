@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tools.bench.gateway import overhead, routing, simulated, tenants
+from tools.bench.gateway import isolation, limits, overhead, routing, simulated
 from tools.bench.gateway.conversations import turns
 from tools.bench.gateway.overhead import Overhead
 from tools.bench.gateway.routing import POLICIES, Routed
@@ -60,12 +60,12 @@ def main() -> int:
     parser.add_argument("--minutes", type=int, default=2, help="of the limits of tenants; 0: skip them (default 2)")
     parser.add_argument("--isolation-seconds", type=float, default=120, help="of each run of tenants (default 120)")
     parser.add_argument(
-        "--arms", default=",".join(tenants.ARMS), metavar="A,B", help="set-ups of tenants (default all)"
+        "--arms", default=",".join(isolation.ARMS), metavar="A,B", help="set-ups of tenants (default all)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     arguments = parser.parse_args()
     parts, policies, arms = arguments.parts or PARTS, arguments.policies.split(","), arguments.arms.split(",")
-    for given, known in ((parts, PARTS), (policies, POLICIES), (arms, tenants.ARMS)):
+    for given, known in ((parts, PARTS), (policies, POLICIES), (arms, isolation.ARMS)):
         if unknown := [each for each in given if each not in known]:
             parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(known)}")
     found: dict[str, object] = {}
@@ -92,9 +92,17 @@ def main() -> int:
                 found["simulated"] = {"replica": asdict(replica), "rows": [asdict(row) for row in again]}
                 print("\n".join(agreement_table(routed.rows, again)), flush=True)
             if "tenants" in parts:
-                tenancy = tenants.measure(folder / "tenants", arguments.minutes, arguments.isolation_seconds, arms, say)
-                found["tenants"] = asdict(tenancy)
-                print("\n".join(tenants.table(tenancy)))
+                limited = None
+                if arguments.minutes:
+                    say(f"limits and keys: {arguments.minutes} minutes")
+                    limited = limits.measure(folder / "limits", arguments.minutes)
+                isolated = isolation.measure(folder / "isolation", arguments.isolation_seconds, arms, say)
+                tables = [*(limits.table(limited) if limited else []), *isolation.table(isolated)]
+                found["tenants"] = {
+                    "limits": limited and asdict(limited),
+                    "isolation": [asdict(row) for row in isolated],
+                }
+                print("\n".join(tables))
         except RuntimeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1

@@ -264,3 +264,20 @@ async def _flood(target: _Target, per_s: float, turn: int, answered: list[float]
             tasks.create_task(one(number))
             number += 1
             await asyncio.sleep(rng.expovariate(per_s))
+
+
+def table(found: Sequence[Isolated]) -> list[str]:
+    """Lines for a terminal. The columns `x` are the quotient to the same arm alone."""
+    head = f"{'arm':<12} {'flood':>5} {'requests':>8} {'failed':>6}"
+    names = ("ttft_p50", "ttft_p95", "latency_p50", "latency_p95")
+    head += "".join(f" {name.replace('_', ' ').replace('ttft', 'TTFT') + ' s':>15} {'x':>5}" for name in names)
+    lines, alone = ["", f"{head} {'others/s':>9}"], dict[str, Isolated]()
+    for row in found:
+        line = f"{row.arm:<12} {'yes' if row.flooded else 'no':>5} {row.requests:>8} {row.failed:>6}"
+        for name in names:
+            value, base = getattr(row, name), getattr(alone.get(row.arm, row), name)
+            line += f" {value:>15.3f} {value / base:>5.2f}"
+        if not row.flooded:
+            alone[row.arm] = row
+        lines.append(f"{line} {row.others_per_s:>9.2f}")
+    return lines

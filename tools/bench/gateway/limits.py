@@ -288,3 +288,24 @@ async def _until(status: Callable[[], Any], wanted: int) -> float:
             raise RuntimeError(f"no status {wanted} in 30 s")
         await asyncio.sleep(0.05)
     return time.monotonic() - began
+
+
+def table(found: Limits) -> list[str]:
+    """Lines for a terminal."""
+    lines = ["", f"{'limit':<12} {'limit':>6} {'asked':>7} {'admitted':<24} {'most':>6} {'refused':>8} {'faults':>7}"]
+    for row in found.limits:
+        admitted = ", ".join(str(each) for each in row.admitted)
+        line = f"{row.name:<12} {row.limit:>6} {row.asked:>7} {admitted:<24} {row.most:>6} {row.refused:>8}"
+        lines.append(f"{line} {row.incomplete + row.other:>7}")
+    lines.append(
+        "admitted: in each minute (concurrent: open at once); most: in any 60 s; faults: 429 without the headers,"
+    )
+    lines.append("and other answers")
+    keys = found.rotated
+    lines += [
+        "",
+        f"Keys rotated {keys.rotations} times under {keys.requests} requests: {keys.refused} with a valid key refused,",
+        f"{keys.revived} with a removed key admitted after its first 401; new keys valid within {keys.seen_s:.2f} s of",
+        f"the change of the file, removed ones refused within {keys.gone_s:.2f} s",
+    ]
+    return lines
