@@ -14,7 +14,7 @@ from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from tests.engine.server.test_measurements import OWN, VLLM
-from tests.operator.telemetry.test_service_metrics import KEY, shown_with
+from tests.operator.telemetry.test_service_metrics import KEY, recorded_with
 from tools import localcluster as cluster
 
 PROJECT = Path(__file__).parents[2]
@@ -65,7 +65,7 @@ def exported_by_the_operator():
     metrics = OperatorMetrics()
     metrics.count_scrapes(lambda: (0, 0))
     metrics.count_gateway_pods(lambda: (0, 0))
-    metrics.of_services.show(KEY, *shown_with())
+    metrics.of_services.record(KEY, *recorded_with())
     page = generate_latest(metrics.registry).decode()
     return {name for name in re.findall(r"^# TYPE (\w+)", page, re.MULTILINE) if not name.endswith("_created")}
 

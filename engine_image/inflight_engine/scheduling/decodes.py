@@ -51,10 +51,10 @@ class DecodeGroup:
         """Tokens of a member when it is complete."""
         self._flat_sampled: TokenIds = np.empty(num_blocks * block_size + 1, np.int32)
         self._sampled = self._flat_sampled[1:].reshape(num_blocks, block_size)
-        """By block and position in it. Place n of the flat array is that of the n-th token in block 0, counted from 1,
-        so a member with n tokens stores the next one at `_offset` + n."""
+        """int32 [num_blocks, block_size]: what each position has sampled. The flat array has an element ahead of it, so
+        that a member with n tokens stores the next one at `_offset` + n."""
         self._offset = np.zeros(num_slots, np.int64)
-        """Set with the block of a member's last token; not valid before its table has grown by that."""
+        """Difference between a place in the flat array and in a member; not valid while its last token has no block."""
         self._gain = self._none = np.zeros(num_slots, np.int64)
         """Tokens that a step brings: 1 for each of `slots`."""
         self._until_end = 0

@@ -21,7 +21,7 @@ from inflight_gateway.types import Endpoint, Finished, Pick, RequestView
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from tests.base.page.pages import engine_page
 from tests.deploy.dashboards.checked import queries
-from tests.operator.telemetry.test_service_metrics import KEY, shown_with
+from tests.operator.telemetry.test_service_metrics import KEY, recorded_with
 from tools import localcluster as cluster
 
 TARGET_LABELS = {"namespace", "name", "pod"}
@@ -39,7 +39,7 @@ def operator_page():
     metrics.count_scrapes(lambda: (1, 0))
     metrics.decisions.labels("Scaling", "Demand").inc()
     metrics.reconciles.labels("done").inc()
-    metrics.of_services.show(KEY, *shown_with())
+    metrics.of_services.record(KEY, *recorded_with())
     return generate_latest(metrics.registry).decode()
 
 

@@ -225,7 +225,14 @@ def choose(logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, t
         logits, slots, positions, *slot_table, peaks, *top_k, *top_p, scores, tokens, *sizes, num_rows, **padded
     )
     combine_kernel[(num_rows,)](
-        scores, tokens, chosen, vocab_size, SPLITS=splits, PADDED_SPLITS=padded["PADDED_SPLITS"], num_warps=1
+        scores,
+        tokens,
+        chosen,
+        vocab_size,
+        SPLITS=splits,
+        PADDED_SPLITS=padded["PADDED_SPLITS"],
+        num_warps=1,
+        enable_fp_fusion=False,
     )
     return chosen
 
@@ -234,5 +241,5 @@ def count(slots: torch.Tensor, token_ids: torch.Tensor, table: SlotTable) -> Non
     """See `Sampler.count`."""
     num_rows = len(slots)
     count_kernel[(triton.cdiv(num_rows, 128),)](
-        slots, token_ids, table.met, table.vocab_size, num_rows, BLOCK=128, num_warps=4
+        slots, token_ids, table.met, table.vocab_size, num_rows, BLOCK=128, num_warps=4, enable_fp_fusion=False
     )
