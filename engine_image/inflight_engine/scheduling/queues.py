@@ -28,7 +28,7 @@ class WaitingQueues:
     along: they were charged where they were generated.
 
     Raises:
-        ValueError: there is no such policy, no class or two of one name, or a weight is not a number above 0.
+        ValueError: there is no class, or two of one name, or a weight is not a number above 0.
 
     Attributes:
         by_class: the queue of each class.
@@ -103,11 +103,6 @@ class WaitingQueues:
         for queue in self.by_class.values():
             changed |= queue.policy.pass_time(now)
         return changed
-
-    @property
-    def num_late_tokens(self) -> int:
-        """Prompt tokens of new requests that those which come now would overtake."""
-        return sum(queue.policy.num_late_tokens for queue in self.by_class.values())
 
     def head(self, clock: int) -> Request | None:
         """Return the next request to be admitted, left in place; None when none waits. It may change as decodes go on,

@@ -54,7 +54,7 @@ class Scheduler:
         make_pool, make_decodes: the types that keep blocks and the requests that decode.
 
     Raises:
-        ValueError: the policy, the victim rule or the way of preemption does not exist, or the classes are not valid.
+        ValueError: the classes are not valid.
 
     Attributes:
         queues, running: the requests without and with a slot.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
@@ -17,9 +17,11 @@ from inflight_engine.server.requests.prepare import ModelFacts, Tokenizer
 from inflight_engine.server.requests.registry import RequestRegistry
 from inflight_engine.server.requests.tenants import Tenants
 from inflight_engine.server.settings.config import ServerConfig
-from inflight_engine.server.telemetry.exchange import RequestSpans
 from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
 from inflight_settings.limits import LimitsInForce
+
+if TYPE_CHECKING:
+    from inflight_engine.server.telemetry.spans import Spans  # imports OpenTelemetry's SDK
 
 
 class Service:
@@ -47,7 +49,7 @@ class Service:
         self.deliveries = Deliveries()
         self.heartbeats = Heartbeats(lambda: self.session.stalled)
         self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)
-        self.spans: RequestSpans | None = None
+        self.spans: Spans | None = None
         self._tokenizer: Tokenizer | None = None
 
     @property

@@ -149,7 +149,8 @@ class FleetScheduler(Scheduler):
     def num_tokens_ahead(self) -> int:
         """Tokens that are computed before the first one of a request that comes now: `num_uncomputed_tokens` without
         those of late requests, which it overtakes."""
-        return self.num_uncomputed_tokens - self.queues.num_late_tokens
+        late = sum(queue.policy.num_late_tokens for queue in self.queues.by_class.values())
+        return self.num_uncomputed_tokens - late
 
     def steady_steps(self) -> int:
         """Count the next steps that are decodes alone, in which nothing is to be decided: they may be taken in with one

@@ -70,7 +70,7 @@ class _Answer(ABC):
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
         choices = [
-            self._whole_choice(choice.request.index, piece.text, self._scores(choice, piece), _finish_reason(choice))
+            _choice(choice, self._whole_content(piece.text), self._scores(choice, piece), _finish_reason(choice))
             | self._new_token_ids(choice, piece)
             | self._prompt_in_choice(choice, piece.prompt)
             for choice, piece in zip(self._call.choices, pieces, strict=True)
@@ -81,18 +81,17 @@ class _Answer(ABC):
     def piece(self, choice: Generation, piece: Piece) -> bytes:
         index = choice.request.index
         if choice.scored or self._shown.continuous_usage or self._shown.token_ids:
-            return self._news(choice, piece, self._choice(index, piece.text, self._scores(choice, piece), None))
+            return self._news(choice, piece, _choice(choice, self._content(piece.text), self._scores(choice, piece)))
         around = self._around.get(index)
         if around is None:
-            around = self._around[index] = self._chunk([self._choice(index, _MARK, None, None)]).split(_encode(_MARK))
+            around = self._around[index] = self._chunk([_choice(choice, self._content(_MARK))]).split(_encode(_MARK))
         before, after = around
         return before + _encode(piece.text) + after
 
     def last(self, choice: Generation, piece: Piece) -> bytes:
         scores = self._scores(choice, piece) if piece.num_scored else None
-        return self._news(
-            choice, piece, self._choice(choice.request.index, piece.text or None, scores, _finish_reason(choice))
-        )
+        written = _choice(choice, self._content(piece.text or None), scores, _finish_reason(choice))
+        return self._news(choice, piece, written)
 
     def end(self) -> bytes:
         return self._chunk([], self._usage()) if self._shown.usage else b""
@@ -158,14 +157,11 @@ class _Answer(ABC):
     def _logprobs(self, choice: Generation, piece: Piece) -> dict[str, Any]: ...
 
     @abstractmethod
-    def _whole_choice(
-        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str
-    ) -> dict[str, Any]: ...
+    def _content(self, text: str | None) -> dict[str, Any]:
+        """Text in a chunk; None: the chunk has none."""
 
     @abstractmethod
-    def _choice(
-        self, index: int, text: str | None, logprobs: dict[str, Any] | None, finish_reason: str | None
-    ) -> dict[str, Any]: ...
+    def _whole_content(self, text: str) -> dict[str, Any]: ...
 
 
 class ChatAnswer(_Answer):
@@ -179,7 +175,7 @@ class ChatAnswer(_Answer):
         delta = {"role": "assistant", "content": ""}
         return b"".join(
             self._chunk(
-                [{"index": choice.request.index, "delta": delta, "logprobs": None, "finish_reason": None}],
+                [_choice(choice, {"delta": delta})],
                 self._usage_of(choice, len(choice.token_ids)),
                 self._prompt_in_body(),
             )
@@ -192,17 +188,11 @@ class ChatAnswer(_Answer):
     def _logprobs(self, choice: Generation, piece: Piece) -> dict[str, Any]:
         return chat_logprobs(piece.tokens, self._tokenizer.token_bytes)
 
-    def _whole_choice(
-        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str
-    ) -> dict[str, Any]:
-        message = {"role": "assistant", "content": text, "refusal": None}
-        return {"index": index, "message": message, "logprobs": logprobs, "finish_reason": finish_reason}
+    def _content(self, text: str | None) -> dict[str, Any]:
+        return {"delta": {} if text is None else {"content": text}}
 
-    def _choice(
-        self, index: int, text: str | None, logprobs: dict[str, Any] | None, finish_reason: str | None
-    ) -> dict[str, Any]:
-        delta = {} if text is None else {"content": text}
-        return {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+    def _whole_content(self, text: str) -> dict[str, Any]:
+        return {"message": {"role": "assistant", "content": text, "refusal": None}}
 
 
 class CompletionAnswer(_Answer):
@@ -224,15 +214,20 @@ class CompletionAnswer(_Answer):
             return scores
         return with_prompt(scores, piece.prompt, request.echo, request.sampling.logprobs or 0, token_bytes)
 
-    def _whole_choice(
-        self, index: int, text: str, logprobs: dict[str, Any] | None, finish_reason: str
-    ) -> dict[str, Any]:
-        return self._choice(index, text, logprobs, finish_reason)
+    def _content(self, text: str | None) -> dict[str, Any]:
+        return {"text": text or ""}
 
-    def _choice(
-        self, index: int, text: str | None, logprobs: dict[str, Any] | None, finish_reason: str | None
-    ) -> dict[str, Any]:
-        return {"index": index, "text": text or "", "logprobs": logprobs, "finish_reason": finish_reason}
+    def _whole_content(self, text: str) -> dict[str, Any]:
+        return {"text": text}
+
+
+def _choice(
+    choice: Generation,
+    content: dict[str, Any],
+    logprobs: dict[str, Any] | None = None,
+    finish_reason: str | None = None,
+) -> dict[str, Any]:
+    return {"index": choice.request.index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
 
 
 _MARK = "\x00text\x00"

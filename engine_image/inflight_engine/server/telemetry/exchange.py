@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from starlette.types import Scope
 
@@ -77,18 +77,6 @@ class Exchange:
         """The response has a status of 500 or more, or was aborted with an error."""
         broken = self.call is not None and self.call.error is not None
         return broken or (self.status is not None and self.status >= 500)
-
-
-class RequestSpans(Protocol):
-    """Creates the trace of a request. No method raises."""
-
-    def begin(self, exchange: Exchange, scope: Scope) -> tuple[str, str]:
-        """Start its server span; returns the ids of trace and span in hexadecimal."""
-        ...
-
-    def end(self, exchange: Exchange, scope: Scope) -> None:
-        """End it, with the spans of its phases."""
-        ...
 
 
 def keep_exchange(scope: Scope, exchange: Exchange) -> None:

@@ -72,7 +72,7 @@ class HeaderGetter(Getter[RawHeaders]):
 
 
 class Spans:
-    """See `RequestSpans`.
+    """Creates the trace of a request. No method raises.
 
     Args:
         model: the served name.
@@ -84,6 +84,7 @@ class Spans:
         self._model = model
 
     def begin(self, exchange: Exchange, scope: Scope) -> tuple[str, str]:
+        """Start its server span; returns the ids of trace and span in hexadecimal."""
         if scope["path"] in PROBE_PATHS:
             return "", ""
         try:
@@ -104,6 +105,7 @@ class Spans:
         return format_trace_id(ids.trace_id), format_span_id(ids.span_id)
 
     def end(self, exchange: Exchange, scope: Scope) -> None:
+        """End it, with the spans of its phases."""
         traced: _Traced | None = exchange.span
         if traced is None or not traced.span.is_recording():
             return
