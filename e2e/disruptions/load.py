@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import threading
+import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from e2e.disruptions.connections import Connections
 from tools.load.driver import Loss
 from tools.localcluster import ClusterError, kubectl
-from tools.localcluster.progress import Progress
+from tools.localcluster.progress import Progress, meanwhile
 from tools.testbed.incluster import ScriptPod
 from tools.testbed.load_pod import driver_pod
 from tools.testbed.service import Service
@@ -29,6 +29,33 @@ FLOW_SECONDS = 60
 END_SECONDS = 90
 SAY_SECONDS = 10
 _TELL_TO_STOP = "import os, signal; os.kill(1, signal.SIGTERM)"
+
+CONNECTIONS = Path("/proc/net/nf_conntrack")
+UPDATE_SECONDS = 0.3
+"""Seconds between two reads of the table: entries of closed connections stay for 10 s, so none is missed."""
+
+# Both directions of an entry, as `src= dst= sport= dport=`: as the client sent it, and as the pod answers.
+_ENTRY = re.compile(r"tcp .*?src=(\S+) dst=\S+ sport=(\d+) dport=\d+ .*?src=(\S+) dst=\S+ sport=\d+ dport=\d+")
+
+
+def parse_connections(table: str, client: str) -> dict[int, str]:
+    """Address of the pod by the client's port, for the connections of the address `client`."""
+    found = (_ENTRY.search(line) for line in table.splitlines() if f"src={client} " in line)
+    return {int(entry[2]): entry[3] for entry in found if entry and entry[1] == client}
+
+
+@contextmanager
+def connections(client: str) -> Iterator[dict[int, str]]:
+    """Yields the address of the pod that the newest connection from each port of a client went to, kept up to date
+    while the block runs, from the node's connection tracking table.
+
+    A request through a Service does not know its pod, and a request that was lost has no response that names it. The
+    node that translates the Service's address (kube-proxy's DNAT) can: each entry has the client's port and the pod's
+    address.
+    """
+    pods: dict[int, str] = {}
+    with meanwhile(lambda: pods.update(parse_connections(CONNECTIONS.read_text(), client)), UPDATE_SECONDS):
+        yield pods
 
 
 @dataclass(frozen=True)
@@ -47,9 +74,9 @@ class Traffic:
 class Load:
     """Running traffic. `end` ends it and returns its account of every request."""
 
-    def __init__(self, pod: ScriptPod, connections: Connections) -> None:
+    def __init__(self, pod: ScriptPod, routed: Mapping[int, str]) -> None:
         self._pod = pod
-        self._connections = connections
+        self._routed = routed
 
     def progress(self) -> dict[str, Any] | None:
         """The newest line of the driver; None while there is none, or no API server to ask."""
@@ -76,7 +103,7 @@ class Load:
         if not closing or not closing.get("done"):
             raise ClusterError(f"the traffic driver ended without a closing line: {closing}")
         losses = tuple(Loss(**loss) for loss in closing["losses"])
-        routed = {loss.port: pod for loss in losses if loss.port and (pod := self._connections.pod(loss.port))}
+        routed = {loss.port: pod for loss in losses if loss.port and (pod := self._routed.get(loss.port))}
         return Traffic(
             closing["sent"],
             closing["answered"],
@@ -93,24 +120,17 @@ def traffic(service: Service, name: str, say: Progress, *, image: str) -> Iterat
     """Traffic from a pod `load-NAME`, which is removed afterwards; says every 10 s how it goes."""
     with driver_pod(service, f"load-{name}", list(ARGUMENTS), image=image) as pod:
         address = kubectl("-n", pod.namespace, "get", "pod", pod.name, "-o", "jsonpath={.status.podIP}")
-        with Connections(address) as connections:
-            load = Load(pod, connections)
-            ended = threading.Event()
-            follower = threading.Thread(target=_follow, args=(load, say, ended), daemon=True)
-            follower.start()
-            try:
+        with connections(address) as routed:
+            load = Load(pod, routed)
+            with meanwhile(lambda: _tell(load, say), SAY_SECONDS):
                 load.wait_flowing()
                 yield load
-            finally:
-                ended.set()
-                follower.join()
 
 
-def _follow(load: Load, say: Progress, ended: threading.Event) -> None:
-    while not ended.wait(SAY_SECONDS):
-        if progress := load.progress():
-            lost = "none lost" if not progress["lost"] else f"lost {progress['lost']}"
-            sent, answered, retries = progress["sent"], progress["answered"], progress["retries"]
-            say(f"  {sent} sent, {answered} answered, {retries} retries, {lost}")
-        else:
-            say("  no news of the traffic: the API server does not answer")
+def _tell(load: Load, say: Progress) -> None:
+    if progress := load.progress():
+        lost = "none lost" if not progress["lost"] else f"lost {progress['lost']}"
+        sent, answered, retries = progress["sent"], progress["answered"], progress["retries"]
+        say(f"  {sent} sent, {answered} answered, {retries} retries, {lost}")
+    else:
+        say("  no news of the traffic: the API server does not answer")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tools.measure.percentile import rounded_percentile
+from tools.measure.report import rounded_percentile
 
 MEBIBYTE = 2**20
 

@@ -49,7 +49,7 @@ from inflight_engine.server.settings.flags import add_serve_flags, read_config
 from inflight_kubectl.answers import Answer
 from inflight_kubectl.load.client import Client
 from inflight_settings.limits import Limits
-from tools.measure.machine import cpu_model
+from tools.measure.report import cpu_model
 from tools.measure.served import MODEL
 
 _TEXT = "Requests that wait are admitted when a slot and memory are free, so that none of them starves. "

@@ -34,7 +34,7 @@ from inflight_settings.engine import EngineConfig
 from inflight_settings.flag_types import number
 from tools.bench.scheduler import Spread, spread, timer_cost_ns
 from tools.bench.scheduler_load import Nanoseconds
-from tools.measure.machine import cpu_model
+from tools.measure.report import cpu_model
 
 GOAL_MICROSECONDS = 150.0
 PROMPT_TOKENS = 16

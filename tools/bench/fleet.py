@@ -17,7 +17,7 @@ from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
 from inflight_simulator.fleet.view import Fixed
-from tools.measure.machine import cpu_model
+from tools.measure.report import cpu_model
 
 GOALS = {8: 30.0, 1000: 600.0}
 """CPU seconds for an hour, by replicas."""

@@ -15,7 +15,7 @@ import numpy as np
 
 from inflight_settings.flag_types import number
 from tools.bench.scheduler_load import BLOCK_SIZE, MAX_MODEL_LEN, STOP_TOKEN_IDS, Nanoseconds, loaded
-from tools.measure.machine import cpu_model
+from tools.measure.report import cpu_model
 
 GOAL_MICROSECONDS, GOAL_MICROSECONDS_PER_1024 = 10.0, 15.0
 """A whole step may take the first, and with many requests the second for each 1,024 of them."""

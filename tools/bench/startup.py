@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tools.measure.machine import cpu_model
+from tools.measure.report import cpu_model
 from tools.measure.served import MODEL, served_engine
 
 GOAL_SECONDS = 3.0

@@ -27,7 +27,7 @@ from typing import Any
 from inflight_kubectl.answers import Answer
 from inflight_kubectl.load.client import Client
 from tools.load.attempts import Outcome, answered
-from tools.measure.percentile import rounded_percentile
+from tools.measure.report import rounded_percentile
 
 WORDS = (
     "please explain why the sky looks blue at noon and red at dusk then compare it with the colour of the sea near "

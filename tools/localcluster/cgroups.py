@@ -34,15 +34,14 @@ def processes_in(groups: Iterable[Path]) -> set[int]:
     return pids
 
 
-def remove() -> int:
-    """Kill what is left in the pods' groups and remove them; how many processes there were."""
+def remove() -> None:
+    """Kill what is left in the pods' groups and remove them."""
     groups = own_groups()
-    killed = kill_all("processes of old pods", lambda: processes_in(groups))
+    kill_all("processes of old pods", lambda: processes_in(groups))
     for group in groups:
         for folder in sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True):
             _rmdir(folder)
         _rmdir(group)
-    return killed
 
 
 def _rmdir(folder: Path) -> None:

@@ -169,9 +169,7 @@ def mounts_below(mountinfo: str, folders: Iterable[Path]) -> list[str]:
     return [point for point in reversed(points) if point.startswith(prefixes)]
 
 
-def unmount_below(folders: Iterable[Path]) -> int:
-    """Unmount everything below `folders`; how many there were."""
-    points = mounts_below(Path("/proc/self/mountinfo").read_text(), list(folders))
-    for point in points:
+def unmount_below(folders: Iterable[Path]) -> None:
+    """Unmount everything below `folders`."""
+    for point in mounts_below(Path("/proc/self/mountinfo").read_text(), folders):
         output(["umount", "--lazy", point])
-    return len(points)

@@ -141,11 +141,9 @@ class Processes:
     def log(self, name: str) -> Path:
         return self.logs / f"{name}.log"
 
-    def wait_ready(self, name: str, ready: Callable[[], bool], timeout_seconds: float) -> float:
-        """Wait until `ready()`; return the seconds it took.
-
-        Raises ClusterError with the log's last lines when the process ends or the time is over.
-        """
+    def wait_ready(self, name: str, ready: Callable[[], bool], timeout_seconds: float) -> None:
+        """Wait until `ready()`. Raises ClusterError with the log's last lines when the process ends or the time is
+        over."""
         start = time.monotonic()
         pause = 0.02
         while not ready():
@@ -155,16 +153,14 @@ class Processes:
                 raise ClusterError(f"{name} {why}; its log {self.log(name)} ends with:\n{tail(self.log(name))}")
             time.sleep(pause)
             pause = min(pause * 1.5, 0.25)
-        return time.monotonic() - start
 
 
-def kill_all(description: str, find: Callable[[], Collection[int]], timeout_seconds: float = 10.0) -> int:
-    """Send SIGKILL to the processes that `find` finds until there are none; how many there were.
+def kill_all(description: str, find: Callable[[], Collection[int]], timeout_seconds: float = 10.0) -> None:
+    """Send SIGKILL to the processes that `find` finds until there are none.
 
     Raises:
         ClusterError: they do not end; `description` names them in the message.
     """
-    killed: set[int] = set()
     deadline = time.monotonic() + timeout_seconds
     while left := find():
         if time.monotonic() > deadline:
@@ -172,9 +168,7 @@ def kill_all(description: str, find: Callable[[], Collection[int]], timeout_seco
         for pid in left:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
-        killed.update(left)
         time.sleep(0.02)
-    return len(killed)
 
 
 def tail(path: Path, lines: int = LOG_LINES_SHOWN) -> str:

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 import base64
 import json
-import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,6 +18,7 @@ from inflight_operator.api.types import InferenceService
 from inflight_operator.render.monitor import pod_monitor
 from tools.localcluster import ClusterError, kubeconfig_path, kubectl, prometheus
 from tools.localcluster.files import write_json
+from tools.localcluster.progress import meanwhile
 from tools.prometheus.prometheus import Prometheus, started
 from tools.prometheus.scraping import Access, Scraping, configuration, targets, targets_file
 from tools.testbed.helm import CHART, rendered
@@ -91,35 +91,13 @@ def _written(path: Path, content: bytes) -> str:
     return str(path)
 
 
-class Targets(threading.Thread):
-    """Writes the pods of monitors to Prometheus' target files periodically, until `end` is called."""
-
-    def __init__(self, monitors: Sequence[Manifest], scraping: Scraping) -> None:
-        super().__init__(daemon=True)
-        self._monitors = monitors
-        self._scraping = scraping
-        self._ended = threading.Event()
-
-    def update(self) -> None:
-        """Writes the present targets. Raises ClusterError."""
-        listing = json.loads(kubectl("get", "pods", "-A", "-o", "json"))["items"]
-        for monitor in self._monitors:
-            namespace = monitor["metadata"]["namespace"]
-            pods = [pod for pod in listing if pod["metadata"]["namespace"] == namespace]
-            found = targets(pods, self._scraping.access)
-            write_json(targets_file(monitor, self._scraping.targets_folder), found)
-
-    def run(self) -> None:
-        while not self._ended.wait(UPDATE_SECONDS):
-            try:
-                self.update()
-            except ClusterError:
-                continue  # the API server restarts: the last targets stay
-
-    def end(self) -> None:
-        """Stop updates."""
-        self._ended.set()
-        self.join()
+def write_targets(monitors: Sequence[Manifest], scraping: Scraping) -> None:
+    """Writes the present pods of monitors to Prometheus' target files. Raises ClusterError."""
+    listing = json.loads(kubectl("get", "pods", "-A", "-o", "json"))["items"]
+    for monitor in monitors:
+        namespace = monitor["metadata"]["namespace"]
+        pods = [pod for pod in listing if pod["metadata"]["namespace"] == namespace]
+        write_json(targets_file(monitor, scraping.targets_folder), targets(pods, scraping.access))
 
 
 @contextmanager
@@ -141,17 +119,17 @@ def watching(interval: float, namespaces: Sequence[str] = ()) -> Iterator[Promet
         where = f"in {', '.join(namespaces)}" if namespaces else "in the cluster"
         raise ClusterError(f"there is no InferenceService {where}: apply one, such as examples/chat.yaml")
     monitors = [*chart_monitors(), *engines]
-    updates: list[Targets] = []
+    prepared: list[Scraping] = []
 
     def configure(folder: Path) -> dict[str, Any]:
         scraping = Scraping(access(kubeconfig_path(), folder), interval, folder, (RULES,))
-        updates.append(Targets(monitors, scraping))
-        updates[0].update()
+        prepared.append(scraping)
+        write_targets(monitors, scraping)
         return configuration(monitors, scraping)
 
-    with started(prometheus(), configure) as running:
-        updates[0].start()
-        try:
-            yield running
-        finally:
-            updates[0].end()
+    def update() -> None:
+        with suppress(ClusterError):  # the API server restarts: the last targets stay
+            write_targets(monitors, prepared[0])
+
+    with started(prometheus(), configure) as running, meanwhile(update, UPDATE_SECONDS):
+        yield running

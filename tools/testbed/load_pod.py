@@ -25,7 +25,7 @@ _CODE = (
     "tools/load/greedy.py",
     "tools/load/storm.py",
     "tools/measure/__init__.py",
-    "tools/measure/percentile.py",
+    "tools/measure/report.py",
 )
 """Files that the programs import besides aiohttp, click and `inflight_base`, which the operator's image has."""
 

@@ -11,11 +11,11 @@ from pathlib import Path
 from inflight_settings.flag_types import number
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config, print_numbers
-from inflight_simulator.fleet.named import NAMES, SPECIAL, check_name, simulate_named
+from inflight_simulator.fleet.named import NAMES, SPECIAL, simulate_named
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.replica_file import FORMAT
 from inflight_simulator.fleet.requests import Requests, read_requests
-from inflight_simulator.fleet.scalers import COMPARED
+from inflight_simulator.fleet.scalers import COMPARED, make_scaler
 from inflight_simulator.fleet.scalers.oracle import MOST_RUNS
 from inflight_simulator.fleet.summary import FleetSummary, summarize_fleet
 from inflight_simulator.report import aligned
@@ -66,7 +66,8 @@ def run_fleet_compare(flags: argparse.Namespace) -> int:
     config = fleet_config(flags)
     names = list(dict.fromkeys(flags.scalers))
     for name in names:
-        check_name(name, config)
+        if name not in SPECIAL:
+            make_scaler(name, config)  # an unknown name is reported before the first simulation
     requests = read_requests(flags.arrivals)
     done = 0
 

@@ -52,12 +52,3 @@ def _with_operator(
     if scaler is not None and not isinstance(scaler, Fixed):
         controllers.append(ScalerController(scaler))
     return replace(run_fleet(requests, config, controllers, progress), decisions=tuple(operator.decisions))
-
-
-def check_name(name: str, config: FleetConfig) -> None:
-    """
-    Raises:
-        InputError: there is no scaler of this name.
-    """
-    if name not in SPECIAL:
-        make_scaler(name, config)

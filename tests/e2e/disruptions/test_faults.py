@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from e2e.disruptions import metrics_page
-from e2e.disruptions.connections import parse
 from e2e.disruptions.faulty_page import redirect
+from e2e.disruptions.load import parse_connections
 from tools.localcluster import machine, packages
 from tools.localcluster.commands import output
 
@@ -27,8 +27,8 @@ sport=53 dport=41006 mark=0 zone=0 use=2
 
 
 def test_each_connection_of_the_client_has_the_pod_that_answers_it():
-    assert parse(ENTRIES, "10.244.0.9") == {41000: "10.244.0.4", 41002: "10.244.0.5", 41004: "10.244.0.5"}
-    assert parse("", "10.244.0.9") == {}
+    assert parse_connections(ENTRIES, "10.244.0.9") == {41000: "10.244.0.4", 41002: "10.244.0.5", 41004: "10.244.0.5"}
+    assert parse_connections("", "10.244.0.9") == {}
 
 
 async def engine(reader, writer):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tools.load import driver
 from tools.load.driver import parse, run
-from tools.measure.percentile import rounded_percentile
+from tools.measure.report import rounded_percentile
 from tools.standin.connection import served
 
 ANSWER = {"choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": 3}}

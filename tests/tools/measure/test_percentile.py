@@ -1,6 +1,6 @@
 import pytest
 
-from tools.measure.percentile import percentile
+from tools.measure.report import percentile
 
 
 def test_a_percentile_is_a_value_that_was_measured():

@@ -12,8 +12,7 @@ from pathlib import Path
 from inflight_operator.apply.engines import EngineError
 from tools.bench.autopilot import options, report
 from tools.bench.autopilot.measure import Bench, measure
-from tools.measure.machine import cpu_model
-from tools.measure.report import say, write_json
+from tools.measure.report import cpu_model, say, write_json
 from tools.signals import exit_on_signals
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tools.bench.autopilot.traffic import Answer
-from tools.measure.percentile import percentile
+from tools.measure.report import percentile
 
 NEAR = 0.02
 """Share by which a goodput may be below that of the best fixed setting and still count as reaching it."""

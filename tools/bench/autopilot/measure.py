@@ -15,7 +15,7 @@ from tools.bench.autopilot.engine import Admin, started
 from tools.bench.autopilot.figures import Targets, goodput
 from tools.bench.autopilot.options import Options
 from tools.bench.autopilot.pilot import Change, Pilot
-from tools.bench.autopilot.report import Fixed, PilotRun, Report
+from tools.bench.autopilot.report import Fixed, PilotRun, Report, pair
 from tools.bench.autopilot.traffic import Answer, Sender, Shape, Slice, trace_slice
 from tools.load.trace_load import Job
 
@@ -69,7 +69,7 @@ async def measure(bench: Bench) -> Report:
             slices = [await _sized(bench, admin, sender, shape) for shape in (SHORT, LONG)]
             for limits in options.settings:
                 fixed.append(Fixed(limits, *[await _fixed(bench, admin, sender, each, limits) for each in slices]))
-                bench.say(f"  {_pair(limits)}: {fixed[-1].short:.2f} and {fixed[-1].long:.2f} requests/s in target")
+                bench.say(f"  {pair(limits)}: {fixed[-1].short:.2f} and {fixed[-1].long:.2f} requests/s in target")
             fixed = await _again(bench, admin, sender, slices, fixed)
     runs = []
     starts = list(STARTS.items())[: 1 if options.quick else None]
@@ -116,7 +116,7 @@ async def _again(
             one = found[index]
             mean = (one.goodputs[number] + await _fixed(bench, admin, sender, traffic, one.limits)) / 2
             found[index] = replace(one, short=mean) if number == 0 else replace(one, long=mean)
-            bench.say(f"  {_pair(one.limits)} again: {mean:.2f} {('short', 'long')[number]} requests/s in target")
+            bench.say(f"  {pair(one.limits)} again: {mean:.2f} {('short', 'long')[number]} requests/s in target")
     return found
 
 
@@ -128,7 +128,7 @@ async def _piloted(bench: Bench, name: str, start: Limits, short: Slice, shift: 
     jobs = list(short.repeated(0.0, end))
     if shift is not None:
         jobs += [job._replace(at=job.at + end) for job in shift.repeated(0.0, last - end)]
-    bench.say(f"autopilot, {name}: {_pair(start)}")
+    bench.say(f"autopilot, {name}: {pair(start)}")
     with started(bench.logs / f"{name.replace(' ', '-')}.log", CAPACITY, targets.ttft, options.threads) as engine:
         async with Client(engine.url) as client:
             admin, sender = Admin(client.http, engine), Sender(client, options.seed)
@@ -173,7 +173,3 @@ def _run(
 def _patience(targets: Targets, jobs: Sequence[Job]) -> float:
     """Seconds after the last request in which any can still keep its targets."""
     return targets.ttft + targets.tpot * max(job.output_tokens for job in jobs)
-
-
-def _pair(limits: Limits) -> str:
-    return f"{limits.max_num_seqs}/{limits.max_num_batched_tokens}"

@@ -122,8 +122,8 @@ def _runs(report: Report) -> list[str]:
         rows.append(
             [
                 run.name,
-                _limits(run.start),
-                _limits(run.at_end),
+                pair(run.start),
+                pair(run.at_end),
                 str(len(run.changes)),
                 "never" if near is None else f"{near:.0f} s",
                 f"{report.whole(run):.2f}",
@@ -143,19 +143,19 @@ def as_json(report: Report) -> dict[str, Any]:
         "window": report.window,
         "rates": [each.rate for each in report.slices],
         "fixed": [
-            {"limits": _limits(one.limits), "short": one.short, "long": one.long} for one in report.fixed
+            {"limits": pair(one.limits), "short": one.short, "long": one.long} for one in report.fixed
         ],
         "runs": [
             {
                 "start": run.name,
-                "from": _limits(run.start),
-                "to": _limits(run.at_end),
+                "from": pair(run.start),
+                "to": pair(run.at_end),
                 "seconds": run.end - run.begin,
                 "seconds_until_near": report.until_near(run),
                 "goodput": report.whole(run),
                 "best_fixed": report.best(run.traffic),
                 "changes": [
-                    {"at": round(one.at - run.begin, 1), "to": _limits(one.limits), "why": one.text}
+                    {"at": round(one.at - run.begin, 1), "to": pair(one.limits), "why": one.text}
                     for one in run.changes
                 ],
             }
@@ -168,7 +168,8 @@ def _share(figure: float, of: float) -> str:
     return f"{figure / of:.0%}" if of > 0 else "-"
 
 
-def _limits(limits: Limits) -> str:
+def pair(limits: Limits) -> str:
+    """Returns both limits, such as `32/256`."""
     return f"{limits.max_num_seqs}/{limits.max_num_batched_tokens}"
 
 

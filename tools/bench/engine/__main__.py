@@ -33,8 +33,7 @@ from tools.bench.engine.roofline import Ceilings, Costs, limit
 from tools.bench.engine.rows import Row
 from tools.bench.engine.servers import OURS, http, loop, ready
 from tools.localcluster.layout import REPOSITORY, current
-from tools.measure.machine import cpu_model
-from tools.measure.report import say, write_json
+from tools.measure.report import cpu_model, say, write_json
 from tools.signals import exit_on_signals
 
 _FEATURES = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8", "asimd", "bf16")

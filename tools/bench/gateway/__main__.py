@@ -14,8 +14,7 @@ from tools.bench.gateway.conversations import turns
 from tools.bench.gateway.overhead import Overhead
 from tools.bench.gateway.routing import POLICIES, Routed
 from tools.bench.gateway.simulated import Simulated
-from tools.measure.machine import cpu_model
-from tools.measure.report import say, write_json
+from tools.measure.report import cpu_model, say, write_json
 from tools.standin.stream import EVENT_SECONDS
 
 DESCRIPTION = """overhead: the gateway (Envoy, relay, picker) beside a direct connection. The engine is a stand-in that

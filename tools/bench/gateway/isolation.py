@@ -32,9 +32,8 @@ from inflight_base.signing import tenant_key
 from inflight_gateway.request.headers import TENANT
 from inflight_kubectl.answers import Answer, AnswerError
 from inflight_kubectl.load.client import Client, DisconnectedError
-from tools.bench.gateway.keys import SECRET, bearer, new_key, secret
-from tools.bench.gateway.stack import gateway
-from tools.measure.percentile import percentile
+from tools.bench.gateway.stack import SECRET, bearer, gateway, new_key, secret
+from tools.measure.report import percentile
 from tools.measure.served import free_port, process, served_engine, wait_ready
 
 SERVICE = "bench"

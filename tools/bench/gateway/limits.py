@@ -18,8 +18,7 @@ from typing import Any
 
 import aiohttp
 
-from tools.bench.gateway.keys import SECRET, bearer, new_key, secret
-from tools.bench.gateway.stack import Gateway, gateway
+from tools.bench.gateway.stack import SECRET, Gateway, bearer, gateway, new_key, secret
 from tools.measure.served import free_port, process
 
 SERVICE = "bench"

@@ -20,7 +20,7 @@ from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, RequestView, ServiceConfig
 from tools.bench.gateway.client import closed_loop, open_streams, prompt_body
 from tools.bench.gateway.stack import Gateway, gateway
-from tools.measure.percentile import percentile
+from tools.measure.report import percentile
 from tools.measure.served import free_port, process
 from tools.standin.stream import EVENT_SECONDS
 

@@ -27,7 +27,7 @@ from inflight_settings.limits import Limits
 from tools.bench.gateway.conversations import Turn
 from tools.bench.gateway.stack import gateway
 from tools.measure.cpu_share import cpu_group
-from tools.measure.percentile import percentile
+from tools.measure.report import percentile
 from tools.measure.served import served_engine
 
 CLIENTS = 16

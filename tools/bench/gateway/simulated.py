@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import simulate_fleet
 from inflight_simulator.fleet.view import Fixed
 from tools.bench.gateway.conversations import BLOCK_TOKENS, Turn
-from tools.measure.percentile import percentile
+from tools.measure.report import percentile
 
 POLICIES: tuple[Routing, ...] = tuple(each for each in ROUTINGS if each != "least-work")
 """Measured policies that are simulated: without plain Service, as the simulator has no clients with connections."""
@@ -77,23 +77,15 @@ def simulate(
         tuple(turn.hash_ids for turn in turns),
         hash_tokens=BLOCK_TOKENS,
     )
+    targets = RequestTargets(ttft=ttft_s, long_ttft=ttft_s)
     found = []
     for routing in POLICIES:
-        rows = [_figures(requests, _config(replica, limits, routing, ttft_s, seed), replicas) for seed in range(_SEEDS)]
+        config = FleetConfig(replica=replica, limits=limits, routing=routing, targets=targets)
+        rows = [_figures(requests, replace(config, seed=seed), replicas) for seed in range(_SEEDS)]
         p50, p95, hits = zip(*rows, strict=True)
         low, middle, high = np.quantile(p95, (0.1, 0.5, 0.9)).tolist()
         found.append(Simulated(routing, float(np.median(p50)), middle, low, high, float(np.median(hits))))
     return found
-
-
-def _config(replica: ReplicaModel, limits: Limits, routing: Routing, ttft_s: float, seed: int) -> FleetConfig:
-    return FleetConfig(
-        replica=replica,
-        limits=limits,
-        routing=routing,
-        targets=RequestTargets(ttft=ttft_s, long_ttft=ttft_s),
-        seed=seed,
-    )
 
 
 def _figures(requests: Requests, config: FleetConfig, replicas: int) -> tuple[float, float, float]:

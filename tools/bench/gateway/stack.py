@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +19,8 @@ from tools.measure.served import free_port, process, wait_ready
 _BIN = Path(sys.executable).parent
 _ENVOY = ("--concurrency", "1", "--use-dynamic-base-id", "--log-level", "warning")
 _READY_SECONDS = 30.0
+SECRET = "keys"
+"""Name of the Secret with API keys."""
 
 Object = dict[str, Any]
 """Content of a file of `inflight-gateway picker --static`."""
@@ -85,3 +89,20 @@ def write_static(file: Path, services: Sequence[Object], secrets: Sequence[Objec
     new = file.with_suffix(".new")
     new.write_text(json.dumps({"services": list(services), "secrets": list(secrets)}))
     new.replace(file)
+
+
+def new_key() -> str:
+    return "ifk_" + secrets.token_urlsafe(32)
+
+
+def secret(keys: Mapping[str, str]) -> dict[str, Any]:
+    """The Secret, as the gateway's static file has it. Args: keys: key -> tenant."""
+    entries = {
+        f"{tenant}-{number}": json.dumps({"tenant": tenant, "sha256": hashlib.sha256(key.encode()).hexdigest()})
+        for number, (key, tenant) in enumerate(keys.items())
+    }
+    return {"name": SECRET, "data": entries}
+
+
+def bearer(key: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {key}"}

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tools.bench.operator.readings import Reading, Values
-from tools.measure.percentile import percentile
 from tools.measure.processes import Memory
+from tools.measure.report import percentile
 
 GOAL_CORES = 1.0
 GOAL_MEMORY = 300e6

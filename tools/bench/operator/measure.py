@@ -34,8 +34,7 @@ from tools.bench.operator.plane import OPERATOR_USER, Plane, nodes, plane
 from tools.bench.operator.readings import AuditLog
 from tools.localcluster import ClusterError, kubectl_program
 from tools.localcluster.progress import Progress, to_stdout
-from tools.measure.machine import cpu_model
-from tools.measure.report import write_json
+from tools.measure.report import cpu_model, write_json
 
 CREATION_PATIENCE = 1800.0
 SHOWN_EVERY = 10.0
