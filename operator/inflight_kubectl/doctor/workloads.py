@@ -8,12 +8,12 @@ from datetime import UTC, datetime, timedelta
 from inflight_base.manifest.names import SERVICE_LABEL
 from inflight_base.manifest.units import parse_quantity
 from inflight_kubectl.cluster import Cluster, Json
+from inflight_kubectl.doctor.monitoring import PART
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
 from inflight_kubectl.events import Event
 from inflight_kubectl.operators import upgrade_command
 from inflight_kubectl.resources import Service
 
-PART = "app.kubernetes.io/name in (inflight-engine, inflight-operator)"
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _LATELY = timedelta(hours=1)
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"

@@ -5,9 +5,8 @@ from dataclasses import asdict
 
 import pytest
 
-from tools.bench.engine.figures import Failure, Figure, number, ratio
 from tools.bench.engine.jobs import Job, make_prompts
-from tools.bench.engine.report import Report, Result, markdown, text
+from tools.bench.engine.report import Failure, Figure, Report, Result, markdown, number, ratio, text
 from tools.bench.engine.roofline import Ceilings, Costs, limit
 from tools.bench.engine.rows import ROWS
 from tools.bench.engine.servers import loop_results

@@ -11,11 +11,11 @@ from tools.bench.engine import peers
 from tools.bench.engine.__main__ import parse
 from tools.bench.engine.compare import Contender, run_rows
 from tools.bench.engine.drivers import ceilings
-from tools.bench.engine.figures import Failure, Figure
 from tools.bench.engine.http_client import run
 from tools.bench.engine.jobs import Job
 from tools.bench.engine.peers import InstallError, installed
 from tools.bench.engine.process import EngineError, started
+from tools.bench.engine.report import Failure, Figure
 from tools.bench.engine.rows import ROWS
 from tools.measure.served import free_port, seconds_to_ready
 from tools.standin.connection import served

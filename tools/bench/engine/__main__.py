@@ -24,11 +24,9 @@ from typing import Any
 from tools.bench.engine import peers as known_peers
 from tools.bench.engine import rows
 from tools.bench.engine.compare import Contender, run_rows
-from tools.bench.engine.figures import Failure
-from tools.bench.engine.model import Model, exported
-from tools.bench.engine.peers import InstallError, Peer, driver_environment, installed
+from tools.bench.engine.peers import InstallError, Model, Peer, driver_environment, exported, installed
 from tools.bench.engine.process import EngineError, EngineProcess, started
-from tools.bench.engine.report import Report, Result, markdown, text
+from tools.bench.engine.report import Failure, Report, Result, markdown, text
 from tools.bench.engine.roofline import Ceilings, Costs, limit
 from tools.bench.engine.rows import Row
 from tools.bench.engine.servers import OURS, http, loop, ready

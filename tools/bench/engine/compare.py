@@ -7,9 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tools.bench.engine.figures import Cell, Failure, Figure
 from tools.bench.engine.jobs import Job
 from tools.bench.engine.process import EngineError
+from tools.bench.engine.report import Cell, Failure, Figure
 from tools.bench.engine.rows import WARM_UPS, Row
 
 

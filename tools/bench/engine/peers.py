@@ -1,4 +1,4 @@
-"""The engines to compare with: installation and start command of each."""
+"""The engines to compare with, installation and start command of each, and the model that all of them load."""
 
 from __future__ import annotations
 
@@ -12,10 +12,52 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tools.bench.engine.model import Model
+from inflight_engine.models.source import resolve
 from tools.measure.served import log_end
 
+SOURCE = "builtin://smollm2"
+_FOLDER = "smollm2-135m-instruct-bfloat16"
 _NEVER = 'python_version < "3"'
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """The built-in model, written out once in the format that every engine reads.
+
+    Attributes:
+        folder: in Hugging Face's format, in bfloat16.
+        gguf: the file that it was made from.
+    """
+
+    folder: Path
+    gguf: Path
+
+
+def exported(cache: Path, say: Callable[[str], None]) -> Model:
+    """The model's files, written the first time (20 seconds)."""
+    files = resolve(SOURCE)
+    if files.gguf is None:
+        raise AssertionError(f"{SOURCE} is a GGUF file")
+    folder = cache / "models" / _FOLDER
+    if not folder.exists():
+        say(f"writing {SOURCE} as safetensors to {folder}")
+        new = folder.with_suffix(".new")
+        shutil.rmtree(new, ignore_errors=True)
+        new.mkdir(parents=True)
+        _export(files.gguf, new)
+        new.rename(folder)  # whole, or not there
+    return Model(folder, files.gguf)
+
+
+def _export(gguf: Path, folder: Path) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
+    model = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
+    )
+    model.save_pretrained(folder)
+    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 
 
 class InstallError(Exception):

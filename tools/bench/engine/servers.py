@@ -11,12 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from tools.bench.engine.figures import Cell, Failure, Figure
 from tools.bench.engine.jobs import Job
-from tools.bench.engine.model import Model
-from tools.bench.engine.peers import Peer, driver_environment
+from tools.bench.engine.peers import Model, Peer, driver_environment
 from tools.bench.engine.process import EngineError, started
-from tools.bench.engine.report import Result
+from tools.bench.engine.report import Cell, Failure, Figure, Result
 from tools.localcluster.layout import REPOSITORY
 from tools.measure.served import ENGINE, FIRST_PORT, free_port, seconds_to_ready, served_engine
 

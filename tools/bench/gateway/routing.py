@@ -18,8 +18,6 @@ from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from inflight_kubectl.answers import Answer
 from inflight_kubectl.load.client import Client
 from inflight_operator.observe.metrics import Sample, parse_metrics
@@ -44,7 +42,6 @@ ENGINE_FLAGS = (
     "--num-kv-blocks=1500",
     "--max-queued-requests=1000",
 )
-HITS, QUERIES = "vllm:prefix_cache_hits_total", "vllm:prefix_cache_queries_total"
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +142,7 @@ async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Client(url)) for url in urls]
         front = await stack.enter_async_context(Client(through)) if through is not None else None
-        before = [await _counters(client) for client in clients]
+        before = [_sample(url) for url in urls]
         in_flight = [0] * len(urls)
         began = time.monotonic()
 
@@ -161,16 +158,16 @@ async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through:
                 in_flight[place] -= 1
 
         ttfts = await asyncio.gather(*(send(number, turn) for number, turn in enumerate(turns)))
-        after = [await _counters(client) for client in clients]
-    hits, queries = (
-        [now[name] - then[name] for then, now in zip(before, after, strict=True)] for name in (HITS, QUERIES)
-    )
+        after = [_sample(url) for url in urls]
+    spans = list(zip(before, after, strict=True))
+    hits = sum(now.prefix_hits - then.prefix_hits for then, now in spans)
+    queries = [now.prefix_queries - then.prefix_queries for then, now in spans]
     return Routed(
         policy=policy,
         requests=len(ttfts),
         ttft_p50=percentile(ttfts, 0.5),
         ttft_p95=percentile(ttfts, 0.95),
-        hit_rate=sum(hits) / sum(queries),
+        hit_rate=hits / sum(queries),
         busiest=max(queries) / sum(queries),
     )
 
@@ -188,14 +185,3 @@ async def _ttft(client: Client, turn: Turn, salt: str) -> float:
     await client.ask(body, answer, headers={"Host": SERVICE})
     assert answer.ttft is not None, "a whole answer has a first token"
     return answer.ttft
-
-
-async def _counters(client: Client) -> dict[str, float]:
-    async with client.http.get("/metrics") as answer:
-        families = text_string_to_metric_families(await answer.text())
-    values = dict.fromkeys((HITS, QUERIES), 0.0)
-    for family in families:
-        for sample in family.samples:
-            if sample.name in values:
-                values[sample.name] += sample.value
-    return values

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from tools.bench.engine.figures import number
+from tools.bench.engine.report import number
 from tools.bench.gpu.correctness import Check
 from tools.bench.gpu.shapes import TITLES
 
