@@ -1,7 +1,7 @@
 """The /metrics page: vLLM's names for metrics that vLLM has, `inflight_*` for others.
 
 Names, types and meanings of `vllm:*` are those of vLLM's v1 engine,
-https://docs.vllm.ai/en/latest/design/counts.html.
+https://docs.vllm.ai/en/latest/design/metrics.html.
 """
 
 from __future__ import annotations
