@@ -83,7 +83,10 @@ class PersistentBatch:
         """Prompt length and number of likeliest tokens to report, by slot that asks for log-probabilities of its
         prompt."""
         self._decodes: _Decodes | None = None
-        """Decodes of the last plan. While the same slots decode, each step follows from the one before."""
+        """Decodes of the last plan that was computed. While the same slots decode, each step follows from the one
+        before."""
+        self._packed_decodes: _Decodes | None = None
+        """Decodes of what was packed last."""
 
     def apply(self, plan: StepPlan) -> None:
         """Edit the rows that the plan names."""
@@ -101,7 +104,7 @@ class PersistentBatch:
         """Lay the plan's tokens out in one sequence: the decodes, then the chunks. The plan, or pieces of it, may be
         packed several times until `advance`."""
         slots = plan.decode_slots
-        decodes = self._decodes = self._next_decodes(plan) or self._new_decodes(slots)
+        decodes = self._packed_decodes = self._next_decodes(plan) or self._new_decodes(slots)
         if not plan.prefills:
             return PackedStep(
                 token_slots=slots,
@@ -154,6 +157,7 @@ class PersistentBatch:
         """Take in that the plan is computed: each sequence that it samples is one token longer."""
         self._num_tokens[plan.sampled_slots] += 1
         self._changed_cells.clear()
+        self._decodes = self._packed_decodes
 
     def _scored_span(self, chunk: PrefillChunk) -> PromptSpan | None:
         """Return the prompt tokens that follow a chunk's, if they are to be scored; the tokens behind a preempted

@@ -36,6 +36,7 @@ def test_a_step_that_follows_from_the_one_before_is_packed_as_from_scratch(seed)
             batch.apply(plan)
             fresh = scratch(batch)
             num_steady += plan.decode_slots is getattr(batch._decodes, "slots", None) and len(plan.decode_slots) > 0
+            batch.pack(plan)  # an attempt for which there was no memory
             packed, expected = batch.pack(plan), fresh.pack(plan)
             for name in ("positions", "token_slots", "token_ids", "sampled_slots", "sampled_positions"):
                 np.testing.assert_array_equal(getattr(packed, name), getattr(expected, name))

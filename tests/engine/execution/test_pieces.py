@@ -33,10 +33,11 @@ def _small_pieces(monkeypatch):
 
 
 class LittleMemory:
-    """Stand-in for a runner's model: fails for many tokens or logits at once, and for one token."""
+    """Stand-in for a runner's model: fails for many tokens or logits at once, for one token, and now and then."""
 
-    def __init__(self, runner, monkeypatch, most_tokens, most_logits=10**9, poison=-1):
+    def __init__(self, runner, monkeypatch, most_tokens, most_logits=10**9, poison=-1, every=10**9):
         self.model = runner._model
+        self.every = every
         self.most_tokens, self.most_logits, self.poison = most_tokens, most_logits, poison
         self.attempts = self.failures = 0
         for name in ("hidden_states", "logits"):
@@ -47,6 +48,7 @@ class LittleMemory:
             self.attempts += 1
             hidden = compute(token_ids, positions, attention, sampled_rows)  # a failed attempt has written, too
             self._require(len(token_ids) <= self.most_tokens and self.poison not in token_ids.tolist())
+            self._require(self.attempts % self.every)
             return hidden
 
         return limited
@@ -86,6 +88,17 @@ def test_tokens_are_those_of_a_run_with_memory(folder, monkeypatch, limits, look
     for sequence, other in zip(driver.sequences, whole.sequences, strict=True):
         for report, same in zip(sequence.logprobs, other.logprobs, strict=True):
             assert report.top_token_ids == same.top_token_ids
+
+
+def test_tokens_are_those_of_a_run_with_memory_where_a_step_fails_once(folder, monkeypatch):
+    monkeypatch.setattr(pieces_module, "_STEPS_UNTIL_LARGER", 1)
+    prompts = prompts_for(random.Random(5))
+    sampling = [SamplingParams(max_tokens=12)] * len(prompts)
+    expected = Driver(tiny_runner(folder), rng=random.Random(1), max_running=LEAST).run(prompts, sampling)
+    runner = tiny_runner(folder)
+    memory = LittleMemory(runner, monkeypatch, 10**9, every=5)
+    assert Driver(runner, rng=random.Random(1), max_running=LEAST).run(prompts, sampling) == expected
+    assert memory.failures > 5
 
 
 def test_prompts_are_scored_in_pieces_as_in_whole_steps(folder, monkeypatch):
