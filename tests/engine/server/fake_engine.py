@@ -137,14 +137,15 @@ class FakeEngine(asyncio.Protocol):
         self._transport.close()
 
     def report(self, admitted=(), tokens=None, finished=(), logprobs=(), prompt_logprobs=(), preempted=(), **stats):
-        tokens = tokens or {}
+        """`tokens`: by slot, or pairs of a slot and a token where a slot has several."""
+        tokens = list((tokens or {}).items()) if isinstance(tokens, dict | None) else tokens
         self._steps += 1
         self.send(
             StepReport(
                 self._steps,
                 [Admission(*each) for each in admitted],
-                np.array(list(tokens), np.int32).tobytes(),
-                np.array(list(tokens.values()), np.int32).tobytes(),
+                np.array([slot for slot, _ in tokens], np.int32).tobytes(),
+                np.array([token for _, token in tokens], np.int32).tobytes(),
                 list(logprobs),
                 [Finished(request_id, reason) for request_id, reason in finished],
                 StepStats(**{**dict.fromkeys(StepStats.__struct_fields__, 0), **stats}),

@@ -126,6 +126,18 @@ async def test_stop_string_over_token_boundaries_ends_the_request_in_the_engine(
     assert [(c.request_id, c.reason) for c in fake.engine.cancels] == [(0, FinishReason.STOP)]
 
 
+async def test_tokens_behind_a_stop_string_in_the_same_step_are_dropped(make_fake):
+    fake = await make_fake()
+    call = start(fake, stop=["END"])
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(admitted=[(0, 0)], tokens=[(0, token) for token in b"so END more"])
+    answer = (await call).json()
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("so ", "stop")
+    assert answer["usage"]["completion_tokens"] == len("so END")
+    await until(lambda: fake.engine.cancels)
+    assert [(c.request_id, c.reason) for c in fake.engine.cancels] == [(0, FinishReason.STOP)]
+
+
 async def test_stop_token_is_no_part_of_the_text_but_counts(make_fake):
     fake = await make_fake()
     call = start(fake, "/v1/generate")

@@ -242,8 +242,7 @@ class RequestRegistry:
         for admission in report.admitted:
             self._admitted(admission, began)
         self._slots.add_prompt_logprobs(report)
-        for generation in self._slots.add_tokens(report, now):
-            self.end(generation, FinishReason.STOP)
+        self._slots.add_tokens(report, now, lambda generation: self.end(generation, FinishReason.STOP))
         for finished in report.finished:
             self._finished(finished)
 

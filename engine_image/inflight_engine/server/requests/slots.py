@@ -4,6 +4,7 @@ of running requests."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import numpy as np
 
@@ -44,14 +45,13 @@ class Slots:
             if owner is not None and not owner.done:
                 owner.add_prompt_logprobs(prompt_logprobs)
 
-    def add_tokens(self, report: StepReport, now: float) -> list[Generation]:
-        """Add the tokens of a report that arrived at `now`, in seconds on the monotonic clock. Returns requests whose
-        text reached a stop string."""
+    def add_tokens(self, report: StepReport, now: float, end: Callable[[Generation], None]) -> None:
+        """Add the tokens of a report that arrived at `now`, in seconds on the monotonic clock. `end` ends a request
+        whose text reached a stop string: it gets no later token of the same report."""
         if not report.slots:
-            return []
+            return
         counts, last, owners = self._counts, self._last_tokens_at, self._owners
         logprobs = {each.slot: each for each in report.logprobs}
-        stopped: list[Generation] = []
         steady = count = 0
         slots = np.frombuffer(report.slots, np.int32).tolist()
         token_ids = np.frombuffer(report.token_ids, np.int32).tolist()
@@ -72,14 +72,13 @@ class Slots:
                 counts.inter_token_latency.observe(now - generation.last_token_at)
             generation.last_token_at = now
             if generation.add_token(token_id, logprobs.get(slot)):
-                stopped.append(generation)
+                end(generation)
         if steady:
             counts.inter_token_latency.observe(now - last, steady)
         if self._resumed:
             self._resumed = [generation for generation in self._resumed if not _caught_up(generation, now)]
         counts.generation_tokens += count
         self._last_tokens_at = now
-        return stopped
 
 
 def _caught_up(generation: Generation, now: float) -> bool:
