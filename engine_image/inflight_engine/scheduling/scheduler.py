@@ -295,10 +295,6 @@ class Scheduler:
         discarded."""
         return self.in_flight.discarded(plan)
 
-    def request_in(self, slot: int) -> Request:
-        """Return the request that runs in a slot."""
-        return self.running.table.request(slot)
-
     @property
     def limits(self) -> Limits:
         """Live limits, within capacity; in force from the next step."""

@@ -99,7 +99,7 @@ class Engine:
         if self._plan is None:
             return []
         for chunk in self._plan.prefills:
-            sent = self._sent[self._scheduler.request_in(chunk.slot).request_id]
+            sent = self._sent[self._scheduler.running.table.request(chunk.slot).request_id]
             if chunk.samples:
                 sent.first = sent.first or now
         token_ids = np.zeros(len(self._plan.sampled_slots), np.int32)

@@ -40,8 +40,7 @@ class QueueAdmission:
             num_tokens: of each prompt; empty before they are known.
             weights: of all classes.
         """
-        retry_after = min(self.demand.predicted_seconds(load), LONGEST_RETRY_AFTER)
-        full = self._full(service_class, num_requests, sum(num_tokens), retry_after)
+        full = self._full(service_class, num_requests, sum(num_tokens), load)
         if full is not None:
             return full
         # All are accepted or none: the shortest prompt has the least time.
@@ -56,9 +55,7 @@ class QueueAdmission:
         shed = self._shedding.refusal(service_class, now, uncomputed, weights, seconds_for, shortest)
         return None if shed is None else ("shed", shed)
 
-    def _full(
-        self, service_class: str, num_requests: int, num_tokens: int, retry_after: float
-    ) -> tuple[str, ApiError] | None:
+    def _full(self, service_class: str, num_requests: int, num_tokens: int, load: Load) -> tuple[str, ApiError] | None:
         waiting, most_tokens = self.waiting, self._max_tokens
         for reason, num_waiting, most, where, flag in (
             ("queue_full", waiting.num_requests, self._max_requests, "the queue", "--max-queued-requests"),
@@ -79,8 +76,8 @@ class QueueAdmission:
                     param="n",
                 )
             if num_waiting + num_requests > most:
-                return reason, _full(
-                    f"{where} is full ({num_waiting} requests wait, and {flag} allows {most})", retry_after
+                return reason, self._full_error(
+                    f"{where} is full ({num_waiting} requests wait, and {flag} allows {most})", load
                 )
         if most_tokens is None:
             return None
@@ -90,14 +87,14 @@ class QueueAdmission:
                 param="prompt",
             )
         if waiting.num_tokens + num_tokens > most_tokens:
-            return "queue_tokens", _full(
+            return "queue_tokens", self._full_error(
                 f"the queue is full ({waiting.num_tokens} prompt tokens wait, and --max-queued-tokens allows "
                 f"{most_tokens})",
-                retry_after,
+                load,
             )
         return None
 
-
-def _full(why: str, retry_after: float) -> ApiError:
-    message = f"{why}; try again later or add replicas"
-    return ApiError(503, message, code="queue_full", retry_after=retry_after)
+    def _full_error(self, why: str, load: Load) -> ApiError:
+        message = f"{why}; try again later or add replicas"
+        retry_after = min(self.demand.predicted_seconds(load), LONGEST_RETRY_AFTER)
+        return ApiError(503, message, code="queue_full", retry_after=retry_after)
