@@ -238,6 +238,8 @@ class Finished:
         longest_gap_s: longest time between two writes to the client after the first token, in seconds.
         error: code of the relay's error that ended the response, before or after its head; `client_left`; empty: none.
         external_id: X-Request-Id; `request_id` is the gateway's own.
+        tenant, key_id: whom the API key belongs to, and the id of the key; empty at services without keys.
+        path: without its query; empty: refused before it was read.
     """
 
     request_id: str
@@ -254,3 +256,6 @@ class Finished:
     continuations: int = 0
     error: str = ""
     external_id: str = ""
+    tenant: str = ""
+    key_id: str = ""
+    path: str = ""

@@ -1,0 +1,1 @@
+"""The stream between a relay process and the picker of its pod."""

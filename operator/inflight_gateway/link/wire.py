@@ -1,0 +1,204 @@
+"""Messages between the relays and the picker of a gateway pod.
+
+One stream for each relay process, on a UNIX socket (`Sockets.picker`). A frame is its length in 4 bytes, most
+significant first, and a msgpack list of messages: all that one side has to say in one turn of its event loop.
+
+A request has one id, made by the relay, for all its attempts. Each attempt is asked for, answered by `Held` and then
+`Go` or `Refuse`, or by one of these alone, and ended by `Left`; `Ended` comes last. Messages on an attempt that is over
+at the receiver are ignored, because both sides may have decided at the same time.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import msgspec
+
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
+from inflight_gateway.request.body import NO_FIELDS, Body
+from inflight_gateway.types import Endpoint, Finished, ServiceConfig
+
+MAX_FRAME_BYTES = 32 * 2**20
+"""Most bytes of a frame; a longer one ends the stream. Senders split what may grow beyond it."""
+
+ACKNOWLEDGED_S = 0.2
+"""Seconds in which the picker answers an `Ask` by `Held`, `Go` or `Refuse`; after it the relay picks by itself."""
+
+Headers: TypeAlias = tuple[tuple[str, str], ...]
+
+
+class _Message(msgspec.Struct, frozen=True, array_like=True, tag=True):
+    """Base of the messages: an array that begins with the name of its type."""
+
+
+class Ask(_Message, frozen=True):
+    """A relay asks for an engine for an attempt.
+
+    Attributes:
+        id: of the request, the same for all its attempts.
+        attempt: number of the attempt, from 1; only the first one is charged to its tenant.
+        tenant, key_id: whom the API key belongs to, and the id of the key; empty at services without keys.
+        path: without its query.
+        body: what a pick depends on; prompt tokens include those of a continuation.
+        body_bytes: memory that the relay keeps for the body.
+        avoid: addresses of engines that failed this request.
+        external_id: X-Request-Id.
+        age_s: seconds since the request arrived at the relay.
+    """
+
+    id: str
+    attempt: int
+    service: ServiceKey
+    tenant: str = ""
+    key_id: str = ""
+    path: str = ""
+    body: Body = NO_FIELDS
+    body_bytes: int = 0
+    avoid: tuple[str, ...] = ()
+    external_id: str = ""
+    age_s: float = 0.0
+
+
+class Hello(_Message, frozen=True):
+    """The first message of a relay. Attributes: relay: unique for each process. running: attempts that engines answer
+    now, for a picker that started after them: each with the engine's address."""
+
+    relay: str
+    running: tuple[tuple[Ask, str], ...] = ()
+
+
+class Answering(_Message, frozen=True):
+    """An engine has begun to answer an attempt. Attributes: address: the engine. refused: those that were tried before
+    and refused it. Also sent for an attempt that the relay started alone, after its `Ask`."""
+
+    id: str
+    attempt: int
+    address: str
+    refused: tuple[str, ...] = ()
+
+
+class Progress(_Message, frozen=True):
+    """Completion tokens of answers under way, by request: totals over all attempts, about once a second."""
+
+    tokens: tuple[tuple[str, int], ...]
+
+
+class Left(_Message, frozen=True):
+    """An attempt is over, or no longer wanted; the request asks again or ends."""
+
+    id: str
+    attempt: int
+
+
+class Ended(_Message, frozen=True):
+    """A request has ended, also one that the relay refused and never asked for."""
+
+    report: Finished
+
+
+class Held(_Message, frozen=True):
+    """The attempt waits in the picker's queue."""
+
+    id: str
+    attempt: int
+
+
+class Go(_Message, frozen=True):
+    """The attempt goes to these engines, best first, until one accepts it.
+
+    Attributes:
+        first_token_within_s: seconds from the head of the answer in which the first token must come.
+        headers: for the response: the tenant's limits.
+    """
+
+    id: str
+    attempt: int
+    endpoints: tuple[str, ...]
+    first_token_within_s: float = 60.0
+    headers: Headers = ()
+
+
+class Refuse(_Message, frozen=True):
+    """The picker refuses the attempt; fields as in `Refusal`."""
+
+    id: str
+    attempt: int
+    status: int
+    code: str
+    message: str
+    headers: Headers = ()
+
+
+class Known(_Message, frozen=True):
+    """Changes of the catalog since the last message, at first all of it; None or empty: removed.
+
+    Attributes:
+        outside: InferenceServices that are not behind the gateway, and whether they are so.
+        complete: the picker has sent all services that it knows.
+    """
+
+    services: tuple[tuple[ServiceKey, ServiceConfig | None], ...] = ()
+    endpoints: tuple[tuple[ServiceKey, tuple[Endpoint, ...]], ...] = ()
+    secrets: tuple[tuple[ObjectKey, dict[str, bytes] | None], ...] = ()
+    outside: tuple[tuple[ServiceKey, bool], ...] = ()
+    complete: bool = False
+
+
+class Keys(_Message, frozen=True):
+    """The gateway keys that sign tenants for engines. None: keyed services cannot be served."""
+
+    current: bytes | None
+    previous: bytes | None = None
+
+
+class Pods(_Message, frozen=True):
+    """Live gateway pods, with this one, and relay processes of this one: the shares of limits without a picker."""
+
+    pods: int
+    relays: int
+
+
+FromRelay: TypeAlias = Hello | Ask | Answering | Progress | Left | Ended
+FromPicker: TypeAlias = Held | Go | Refuse | Known | Keys | Pods
+
+_LENGTH = struct.Struct(">I")
+_encoder = msgspec.msgpack.Encoder()
+from_relay = msgspec.msgpack.Decoder(list[FromRelay])
+from_picker = msgspec.msgpack.Decoder(list[FromPicker])
+
+
+def frame(messages: Sequence[FromRelay | FromPicker]) -> bytes:
+    """Returns the frame of these messages."""
+    content = _encoder.encode(messages)
+    return _LENGTH.pack(len(content)) + content
+
+
+class Frames:
+    """Splits a stream into the contents of its frames."""
+
+    def __init__(self) -> None:
+        self._begun = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Returns the contents that `data` completes.
+
+        Raises:
+            ValueError: a frame is too long; no more data may be fed.
+        """
+        begun = self._begun
+        begun += data
+        complete: list[bytes] = []
+        begin = 0
+        while len(begun) - begin >= _LENGTH.size:
+            length = _LENGTH.unpack_from(begun, begin)[0]
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame of {length} bytes")
+            end = begin + _LENGTH.size + length
+            if len(begun) < end:
+                break
+            complete.append(bytes(begun[begin + _LENGTH.size : end]))
+            begin = end
+        del begun[:begin]
+        return complete
