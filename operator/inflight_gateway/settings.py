@@ -6,6 +6,9 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.discovery.hosts import Hosts
+
 RUN_DIR = Path("/run/inflight-gateway")
 """Folder of the UNIX sockets; the containers of a gateway pod share it."""
 
@@ -63,6 +66,10 @@ class PickerSettings:
         ext_proc_port: TCP port of external processing for other gateways; None: no port for other gateways is open,
             nor any port of InferencePools.
         ext_proc_tls: whether these ports take TLS.
+        model_namespaces: namespaces whose services a request may choose by its model alone; empty: none.
+        usage_dir: folder for usage of tenants; None: usage is not written.
+        local_port: port on loopback of the picks; 0 takes a free one.
+        service: NAMESPACE/NAME of the gateway's own Service; empty: its address names no service.
     """
 
     sockets: Sockets = Sockets()
@@ -81,6 +88,17 @@ class PickerSettings:
     name: str = field(default_factory=socket.gethostname)
     ext_proc_port: int | None = None
     ext_proc_tls: bool = True
+    model_namespaces: tuple[str, ...] = ()
+    usage_dir: Path | None = None
+    local_port: int = 9004
+    service: str = ""
+
+    @property
+    def hosts(self) -> Hosts:
+        """The rules of Hosts that follow from these flags."""
+        namespace, _, name = self.service.partition("/")
+        own = ServiceKey(namespace, name) if name else None
+        return Hosts(self.cluster_domain.strip(".").lower(), own, bool(self.model_namespaces))
 
 
 def any_address() -> str:

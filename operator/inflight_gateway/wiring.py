@@ -13,6 +13,7 @@ from aiohttp import web
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.page.scraper import metrics_session
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData
+from inflight_gateway.discovery.models import ModelClaims
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
 from inflight_gateway.ext_proc.endpoint_picker_ports import EndpointPickerPorts
@@ -59,7 +60,8 @@ class Gateway:
     """
 
     def __init__(self, settings: PickerSettings, http: aiohttp.ClientSession) -> None:
-        self.catalog = Catalog(settings.cluster_domain)
+        self.catalog = Catalog(settings.hosts)
+        ModelClaims(self.catalog, settings.model_namespaces)
         self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
         self._refusals: Timers[str] = Timers(REFUSAL_S)

@@ -6,7 +6,7 @@ One writer (discovery), many readers. Runs in the event loop's thread; nothing h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
@@ -81,7 +81,7 @@ class Catalog:
         return self._hosts
 
     @property
-    def outside(self) -> Set[ServiceKey]:
+    def outside(self) -> frozenset[ServiceKey]:
         """InferenceServices that are not behind the gateway."""
         return frozenset(self._outside)
 
