@@ -6,9 +6,6 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.discovery.hosts import Hosts
-
 RUN_DIR = Path("/run/inflight-gateway")
 """Folder of the UNIX sockets; the containers of a gateway pod share it."""
 
@@ -92,13 +89,6 @@ class PickerSettings:
     usage_dir: Path | None = None
     local_port: int = 9004
     service: str = ""
-
-    @property
-    def hosts(self) -> Hosts:
-        """The rules of Hosts that follow from these flags."""
-        namespace, _, name = self.service.partition("/")
-        own = ServiceKey(namespace, name) if name else None
-        return Hosts(self.cluster_domain.strip(".").lower(), own, bool(self.model_namespaces))
 
 
 def any_address() -> str:

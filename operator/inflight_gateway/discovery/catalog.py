@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import TypeVar
 
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
-from inflight_gateway.discovery.hosts import NO_SERVICE, Hosts, hostname_of
+from inflight_gateway.discovery.hosts import DEFAULT_HOSTS, NO_SERVICE, Hosts, hostname_of
 from inflight_gateway.types import Endpoint, Refusal, ServiceConfig
 
 K = TypeVar("K", bound=Hashable)
@@ -59,7 +59,7 @@ class Catalog:
         complete: all services have been read once; a service that is missing before may exist.
     """
 
-    def __init__(self, hosts: Hosts = Hosts()) -> None:  # noqa: B008: immutable
+    def __init__(self, hosts: Hosts = DEFAULT_HOSTS) -> None:
         self.complete = False
         self._hosts = hosts
         self._services: dict[ServiceKey, ServiceConfig] = {}

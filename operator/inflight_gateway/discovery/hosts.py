@@ -15,9 +15,9 @@ NO_SERVICE = ServiceKey("", "")
 class Hosts:
     """Rules of Hosts.
 
-    NAME.NAMESPACE, NAME.NAMESPACE.svc and NAME.NAMESPACE.svc.DOMAIN are addresses of services, and are never resolved by
-    the model: a deleted service's requests must not go to another one. A name without a namespace is none of any
-    service.
+    NAME.NAMESPACE, NAME.NAMESPACE.svc and NAME.NAMESPACE.svc.DOMAIN are addresses of services. They never go by the
+    model: the requests of a deleted service must not reach another one. A name without a namespace is no address of any
+    service, and does not go by the model either.
 
     Attributes:
         cluster_domain: domain of the cluster's DNS, in lower case and without dots around it.
@@ -45,6 +45,10 @@ class Hosts:
             key = ServiceKey(namespace, name)
             return None if key == self.own else key
         return NO_SERVICE if suffix.startswith("svc.") else None
+
+
+DEFAULT_HOSTS = Hosts()
+"""Rules of Hosts where no model chooses a service."""
 
 
 def hostname_of(host: str) -> str:
