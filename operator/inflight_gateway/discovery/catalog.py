@@ -23,11 +23,13 @@ SecretData = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The keys of the objects that an update added, changed or removed."""
+    """The keys of the objects that an update added, changed or removed. Attributes: outside: services that are outside
+    the gateway since then, or no longer."""
 
     services: frozenset[ServiceKey] = frozenset()
     endpoints: frozenset[ServiceKey] = frozenset()
     secrets: frozenset[ObjectKey] = frozenset()
+    outside: frozenset[ServiceKey] = frozenset()
 
 
 Subscriber = Callable[[Change], None]
@@ -85,6 +87,11 @@ class Catalog:
         """Returns the keys of the known Secrets."""
         return frozenset(self._secrets)
 
+    @property
+    def outside(self) -> frozenset[ServiceKey]:
+        """InferenceServices that are not behind the gateway."""
+        return frozenset(self._outside)
+
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Calls `subscriber` after each update that changed something. Returns the function that unsubscribes."""
         self._subscribers.append(subscriber)
@@ -101,7 +108,7 @@ class Catalog:
         """Sets each of these objects, or removes it where the value is None or, for endpoints, empty.
 
         `outside` are InferenceServices that are not behind the gateway. Clients of a service that was behind it until
-        now may still connect, and must not reach another service by their model. Subscribers are not notified of them.
+        now may still connect, and must not reach another service by their model.
 
         Subscribers are called once, after all changes, and not at all without a change. A failing subscriber does not
         prevent calls to the others, as the change is not repeated.
@@ -110,9 +117,9 @@ class Catalog:
             frozenset(key for key, config in services.items() if self._set_service(key, config)),
             frozenset(key for key, each in endpoints.items() if self._set_endpoints(key, each)),
             frozenset(ref for ref, data in secrets.items() if self._set_secret(ref, data)),
+            frozenset(key for key, is_outside in outside.items() if is_outside != (key in self._outside)),
         )
-        self._outside |= {key for key, is_outside in outside.items() if is_outside}
-        self._outside -= {key for key, is_outside in outside.items() if not is_outside}
+        self._outside ^= change.outside
         if change != Change():
             for subscriber in tuple(self._subscribers):
                 try:

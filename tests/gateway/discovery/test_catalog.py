@@ -169,3 +169,12 @@ def test_indexes_agree_with_the_content_after_any_updates(steps):
     for key in live:
         for host in known.hosts(key):
             assert known.resolve(host) == key
+
+
+def test_subscribers_are_told_which_services_are_outside():
+    catalog, seen, key = Catalog(), [], ServiceKey("team", "chat")
+    catalog.subscribe(seen.append)
+    for is_outside in (True, True, False, False):
+        catalog.update(outside={key: is_outside})
+    assert [change.outside for change in seen] == [{key}, {key}]
+    assert key not in catalog.outside
