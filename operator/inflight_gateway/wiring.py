@@ -13,6 +13,8 @@ from aiohttp import web
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.page.scraper import metrics_session
 from inflight_gateway.discovery.catalog import Catalog, Change
+from inflight_gateway.discovery.hosts import Hosts
+from inflight_gateway.discovery.models import ModelClaims
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.ext_proc.dispatcher import Dispatcher
 from inflight_gateway.ext_proc.endpoint_picker_ports import EndpointPickerPorts
@@ -60,7 +62,8 @@ class Gateway:
     """
 
     def __init__(self, settings: PickerSettings, http: aiohttp.ClientSession) -> None:
-        self.catalog = Catalog(settings.cluster_domain)
+        self.catalog = Catalog(_hosts(settings))
+        ModelClaims(self.catalog, settings.model_namespaces)
         self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
         self._refusals: Timers[str] = Timers(REFUSAL_S)
@@ -206,6 +209,12 @@ class Gateway:
 
     def _heard_from(self, gateway: str, sent: Mapping[str, SentLoad]) -> None:
         self._ledger.peer(gateway, sent, monotonic())
+
+
+def _hosts(settings: PickerSettings) -> Hosts:
+    namespace, _, name = settings.service.partition("/")
+    own = ServiceKey(namespace, name) if name else None
+    return Hosts(settings.cluster_domain.strip(".").lower(), own, bool(settings.model_namespaces))
 
 
 def gateway_key(file: Path) -> bytes | None:
