@@ -14,7 +14,7 @@ from inflight_gateway.relay.heads import find
 from inflight_gateway.relay.wrong_keys import WrongKeys
 from inflight_gateway.request import paths
 from inflight_gateway.request.headers import JWT_TENANT
-from inflight_gateway.request.paths import Kind, Path
+from inflight_gateway.request.paths import HEALTH, Answers, Path
 from inflight_gateway.settings import MAX_BODY_BYTES
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.keys import KeyTables, digest_of, presented_key
@@ -29,12 +29,8 @@ _UNSIGNED = ClientError(
     "gateway_key_unavailable",
     retry_after_s=5,
 )
-_WRONG_KEYS = ClientError(
-    429, "this address sent too many wrong API keys", "too_many_wrong_keys", retry_after_s=10
-)
-_WRONG_TENANT = ClientError(
-    403, "the tenant of this token may not use this service", "tenant_not_allowed"
-)
+_WRONG_KEYS = ClientError(429, "this address sent too many wrong API keys", "too_many_wrong_keys", retry_after_s=10)
+_WRONG_TENANT = ClientError(403, "the tenant of this token may not use this service", "tenant_not_allowed")
 
 
 def too_large(most: int) -> ClientError:
@@ -57,6 +53,7 @@ class Admitted:
     """A request that passed the checks of its head.
 
     Attributes:
+        health: the request asks for the gateway's health, which needs no key.
         config: None: its body's model names the service, or the request is for none.
         tenant, key_id: whom the API key belongs to, and the id of the key; empty without.
         owner: who its body counts for.
@@ -64,6 +61,7 @@ class Admitted:
     """
 
     path: Path
+    health: bool
     client: Client
     config: ServiceConfig | None
     owner: BodyOwner
@@ -72,7 +70,7 @@ class Admitted:
 
     @property
     def most(self) -> int:
-        return MAX_BODY_BYTES if self.path.kind is Kind.GENERATES else MAX_OTHER_BYTES
+        return MAX_BODY_BYTES if self.path.answers is Answers.GENERATION else MAX_OTHER_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +96,8 @@ class Admission:
 
     def check(self, request: Request, now: float, unix: float) -> Admitted | Refused:
         """Checks a head. Args: now: seconds of one monotonic clock. unix: Unix time, in seconds."""
-        path = paths.of(request.path.decode("latin-1"))
-        if path.kind is Kind.HIDDEN:
+        path = paths.path_of(request.path.decode("latin-1"))
+        if path is None:
             return Refused(ClientError(404, "the gateway serves no such path", "not_found"))
         method = request.method.decode("latin-1")
         if method not in path.methods:
@@ -110,9 +108,14 @@ class Admission:
         if isinstance(service, Refusal):
             return Refused(refused(service) if self._catalog.complete else STARTING)
         if service is None:
-            admitted = self._admit_by_model(path, client, now)
+            admitted = self._admit_by_model(Admitted(path, request.path == _HEALTH, client, None, _BY_MODEL), now)
         else:
-            admitted = self._admit(Admitted(path, client, None, _NOBODY), self._catalog.services[service], now, unix)
+            admitted = self._admit(
+                Admitted(path, request.path == _HEALTH, client, None, _NOBODY),
+                self._catalog.services[service],
+                now,
+                unix,
+            )
         if isinstance(admitted, Admitted) and (request.length or 0) > admitted.most:
             return Refused(too_large(admitted.most), admitted.config)
         return admitted
@@ -125,12 +128,12 @@ class Admission:
         return self._admit(admitted, self._catalog.services[service], now, unix)
 
     def _admit(self, admitted: Admitted, config: ServiceConfig, now: float, unix: float) -> Admitted | Refused:
-        if not config.keyed or admitted.path.name == "/health":
+        if not config.keyed or admitted.health:
             return replace(admitted, config=config, owner=BodyOwner(keyed=False, name=str(config.key)))
         found = self._identity(admitted.client, config, now, unix)
         if isinstance(found, Refused):
             return found
-        if not self.signs and admitted.path.kind is not Kind.ANSWERED:
+        if not self.signs and admitted.path.answers is not Answers.GATEWAY:
             return Refused(_UNSIGNED, config)
         tenant, key_id = found
         owner = BodyOwner(keyed=True, name=f"{config.key}/{key_id or tenant}")
@@ -155,14 +158,16 @@ class Admission:
         self._wrong.right(client.key)
         return found.tenant, found.key_id
 
-    def _admit_by_model(self, path: Path, client: Client, now: float) -> Admitted | Refused:
+    def _admit_by_model(self, admitted: Admitted, now: float) -> Admitted | Refused:
         """Admits a request whose body will name its service. Its key must be one of these services, so that clients
         without a key cannot have bodies read for those with keys; it is checked again for the one service."""
-        if path.kind is Kind.PASSED:
-            return Refused(ClientError(404, "this path needs the full name of a service as its Host", "service_not_found"))
+        client = admitted.client
+        if admitted.path.answers is Answers.ENGINE:
+            return Refused(
+                ClientError(404, "this path needs the full name of a service as its Host", "service_not_found")
+            )
         secrets, keyless = self._of_models()
-        admitted = Admitted(path, client, None, BodyOwner(keyed=False, name="by model"))
-        if path.name == "/health" or client.token_tenant is not None:
+        if admitted.health or client.token_tenant is not None:
             return admitted
         if self._wrong.refuses(client.address, client.key, now):
             return Refused(_WRONG_KEYS, counted=False)
@@ -189,7 +194,8 @@ class Admission:
             self._by_model = None
 
 
-_NOBODY = BodyOwner(keyed=False, name="")
+_HEALTH = HEALTH.encode()
+_NOBODY, _BY_MODEL = BodyOwner(keyed=False, name=""), BodyOwner(keyed=False, name="by model")
 
 
 def _client(request: Request) -> Client:
