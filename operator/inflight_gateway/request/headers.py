@@ -58,6 +58,9 @@ TENANT = "x-inflight-tenant"
 TENANT_SIGNATURE = "x-inflight-tenant-signature"
 """`v1=` and the hexadecimal HMAC-SHA256 of TENANT, a line feed and the request id, by the service's tenant key."""
 
+JWT_TENANT = "x-inflight-jwt-tenant"
+"""From Envoy to the relay: the tenant in a JSON Web Token that Envoy has verified. Envoy then removes Authorization."""
+
 INTERNAL = (
     OWN_REQUEST_ID,
     DESTINATION,
@@ -74,6 +77,7 @@ INTERNAL = (
     PROGRESS,
     TENANT,
     TENANT_SIGNATURE,
+    JWT_TENANT,
 )
 
 FROM_RELAYS = (OWN_REQUEST_ID, AVOID, ATTEMPT, BODY, CHECK_KEY)
