@@ -86,6 +86,9 @@ def _picker(arguments: argparse.Namespace) -> int:
         name=arguments.name,
         ext_proc_port=arguments.ext_proc_port,
         ext_proc_tls=arguments.ext_proc_tls,
+        model_namespaces=tuple(dict.fromkeys(arguments.model_namespace)),
+        usage_dir=arguments.usage_dir,
+        local_port=arguments.local_port,
     )
 
     async def until_signal() -> None:
@@ -133,6 +136,7 @@ def build_parser() -> argparse.ArgumentParser:
         "Configures Envoy and picks replicas until SIGTERM or SIGINT; then drains.",
     )
     flags.picker(picker)
+    flags.hosts(picker)
     flags.process(picker)
     relay = _command(
         commands,
@@ -149,6 +153,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="relay processes, as the picker's --relays says; they divide the 256 MiB that bodies of requests in flight"
         " may have, but each may keep one of 32 MiB (default: 1)",
     )
+    flags.hosts(relay)
     flags.process(relay)
     envoy = _command(
         commands,

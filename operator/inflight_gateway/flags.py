@@ -75,17 +75,24 @@ def picker(parser: argparse.ArgumentParser) -> None:
         help="relay processes; 0: none, answers are not continued at another replica (default: 1)",
     )
     parser.add_argument(
-        "--cluster-domain",
-        default="cluster.local",
-        metavar="DOMAIN",
-        help="DNS domain of the cluster (default: cluster.local)",
-    )
-    parser.add_argument(
         "--peers",
         type=_peers,
         default="",
         metavar="NAMESPACE/NAME",
         help="Service of the gateway's pods: they tell each other their load and share limits (default: no peers)",
+    )
+    parser.add_argument(
+        "--local-port",
+        type=_port,
+        default=9004,
+        metavar="PORT",
+        help="port of /v1/picks on loopback only, for `kubectl port-forward`; 0 takes a free one (default: 9004)",
+    )
+    parser.add_argument(
+        "--usage-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="usage of tenants is written there, as JSON lines, and read again at the start (default: not written)",
     )
     parser.add_argument(
         "--gateway-key-file",
@@ -108,6 +115,24 @@ def picker(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="a log line for each request that ended",
+    )
+
+
+def hosts(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of picker and relay on which services a request may name."""
+    parser.add_argument(
+        "--cluster-domain",
+        default="cluster.local",
+        metavar="DOMAIN",
+        help="DNS domain of the cluster (default: cluster.local)",
+    )
+    parser.add_argument(
+        "--model-namespace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="requests whose Host names no service may choose a service of this namespace by their model; repeat it for"
+        " several (default: none)",
     )
 
 

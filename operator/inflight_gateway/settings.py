@@ -62,6 +62,10 @@ class PickerSettings:
         ext_proc_port: TCP port of external processing for other gateways; None: no port for other gateways is open,
             nor any port of InferencePools.
         ext_proc_tls: whether these ports take TLS.
+        model_namespaces: namespaces whose services a request may choose by its model alone; empty: none.
+        usage_dir: folder for usage of tenants; None: usage is not written.
+        local_port: port on loopback of the picks; 0 takes a free one.
+        service: NAMESPACE/NAME of the gateway's own Service; empty: its address names no service.
     """
 
     sockets: Sockets = Sockets()
@@ -80,6 +84,10 @@ class PickerSettings:
     name: str = field(default_factory=socket.gethostname)
     ext_proc_port: int | None = None
     ext_proc_tls: bool = True
+    model_namespaces: tuple[str, ...] = ()
+    usage_dir: Path | None = None
+    local_port: int = 9004
+    service: str = ""
 
 
 def any_address() -> str:

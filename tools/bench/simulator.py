@@ -39,6 +39,10 @@ ENGINE_FLAGS = ("--max-num-seqs=64", "--max-num-batched-tokens=512")
 VOCAB_SIZE = 49152
 BURSTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32)
 GOAL = 0.10
+"""Largest error, as a share of the measured figure."""
+FLOOR = {"TTFT": 0.010, "TPOT": 0.002}
+"""Errors in seconds that are never too large: the client's and the socket's time on the cores that they share with the
+engine, which the simulator does not have."""
 
 
 def calibration_jobs(rng: random.Random) -> list[Job]:
@@ -122,7 +126,7 @@ def compare(folder: Path, seconds: float) -> bool:
     good = True
     for (name, real), model in zip(figures(served).items(), figures(simulated).values(), strict=True):
         error = model / real - 1
-        good &= abs(error) <= GOAL
+        good &= abs(error) <= GOAL or abs(model - real) <= FLOOR.get(name.partition(" ")[0], 0.0)
         print(f"{name:22}{real:10.3f}{model:11.3f}{error:+8.1%}")
     return good
 

@@ -60,6 +60,9 @@ SIGNATURE = "x-inflight-signature"
 TENANT_SIGNATURE_V1 = "x-inflight-tenant-signature"
 """The signature for engines of release 0.2: without a time, by one key."""
 
+JWT_TENANT = "x-inflight-jwt-tenant"
+"""From Envoy to the relay: the tenant in a JSON Web Token that Envoy has verified. Envoy then removes Authorization."""
+
 INTERNAL = (
     OWN_REQUEST_ID,
     DESTINATION,
@@ -77,6 +80,7 @@ INTERNAL = (
     TENANT,
     SIGNATURE,
     TENANT_SIGNATURE_V1,
+    JWT_TENANT,
 )
 
 FROM_RELAYS = (OWN_REQUEST_ID, AVOID, ATTEMPT, BODY, CHECK_KEY)

@@ -20,7 +20,7 @@ class EngineHeaders:
 
     Args:
         current, previous: keys of the Secret `inflight-gateway-key`. Without a current one requests are not signed, and
-            services with API keys cannot be served.
+            services with API keys or tokens cannot be served.
         wall: Unix time.
     """
 
@@ -33,7 +33,7 @@ class EngineHeaders:
 
     def refusal(self, config: ServiceConfig) -> Refusal | None:
         """Returns the 503 for requests to a service with API keys while there is no gateway key; else None."""
-        return no_gateway_key(config) if config.api_keys_secret is not None and not self._gateway_keys else None
+        return no_gateway_key(config) if config.keyed and not self._gateway_keys else None
 
     def to_set(self, config: ServiceConfig, tenant: str, request_id: str) -> tuple[tuple[str, str], ...]:
         """Headers to set: the tenant, unless it is empty, and signatures; none without a gateway key.
@@ -58,5 +58,5 @@ class EngineHeaders:
 
     @staticmethod
     def to_remove(config: ServiceConfig) -> tuple[str, ...]:
-        """Headers to remove: API keys, for services with API keys. Without them, the engine handles credentials."""
-        return CREDENTIALS if config.api_keys_secret is not None else ()
+        """Headers to remove: API keys, for services that check them. Without, the engine handles credentials."""
+        return CREDENTIALS if config.keyed else ()
