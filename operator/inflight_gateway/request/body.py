@@ -40,6 +40,7 @@ _BYTES_PER_ID = 6
 """Mean bytes of a token id in a JSON list, with its comma, for vocabularies of 32k to 256k tokens."""
 
 _LISTED_IDS = re.compile(rb"\[\s*(\[\s*)?\d")
+_LISTED_TEXTS = re.compile(rb'\[\s*"')
 
 _LARGEST = 2**31 - 1
 """Largest number that is read; larger ones count as absent: engines refuse them."""
@@ -164,9 +165,9 @@ def _prompts_read(fields: _Fields, salt: str) -> tuple[int, int, bytes]:
 def _number_of_prompts(prompt: msgspec.Raw) -> int:
     """Returns the number of prompts in a long JSON text without decoding it; exact for those that engines take."""
     text = bytes(prompt)
-    if text[:1] != b"[":
+    if not text.startswith(b"["):
         return 1
-    if text[1:].lstrip()[:1] != b'"':
+    if not _LISTED_TEXTS.match(text):
         return max(1, text.count(b"[") - 1)
     plain = text.replace(b"\\\\", b"")  # the second of two backslashes escapes nothing
     return (plain.count(b'"') - plain.count(b'\\"')) // 2
