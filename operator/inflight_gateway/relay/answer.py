@@ -76,7 +76,7 @@ class Answer:
 
     def __init__(self, num_choices: int = 1, max_tokens: int | None = None) -> None:
         self._num_choices = num_choices
-        self._max_tokens = MAX_TOKENS if max_tokens is None else min(max_tokens, MAX_TOKENS)
+        self._max_tokens = min(max_tokens or MAX_TOKENS, MAX_TOKENS)
         self._choices: dict[int, Choice] = {}
         self.usage: Usage | None = None
         self.has_tokens = self.advanced = False

@@ -1,7 +1,7 @@
 """Connections to engines: each carries one request at a time, and is reused for the next one to its engine.
 
-An engine may be hostile. llhttp refuses heads against RFC 9112: control characters in values, line folding, two lengths,
-a length beside a transfer coding, data after `connection: close`. The bounds on sizes are here.
+An engine may be hostile. llhttp refuses heads against RFC 9112: control characters in values, line folding, two
+lengths, a length beside a transfer coding, data after `connection: close`. The bounds on sizes are here.
 """
 
 from __future__ import annotations

@@ -6,13 +6,12 @@ Without them, streams of engines without progress frames would count no output.
 from __future__ import annotations
 
 import re
-from typing import NamedTuple
 
 import msgspec
 
 from inflight_gateway.relay.answer import Usage
 
-_STRIPPED_PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions"))
+_PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions"))
 """Paths with `stream_options` (OpenAI's)."""
 
 _TAIL_BYTES = 2048
@@ -32,8 +31,6 @@ _EVENT_END = re.compile(rb"\r?\n\r?\n")
 class _Fields(msgspec.Struct):
     """Fields of a request's body, as JSON; others, possibly of megabytes, are skipped."""
 
-    n: int | None = None
-    prompt: msgspec.Raw = msgspec.Raw()
     stream: msgspec.Raw = msgspec.Raw()
     stream_options: msgspec.Raw = msgspec.Raw()
 
@@ -42,59 +39,43 @@ class _Options(msgspec.Struct):
     include_usage: bool | None = None
 
 
-_fields = msgspec.json.Decoder(_Fields, strict=False)
+_fields = msgspec.json.Decoder(_Fields)
 _options = msgspec.json.Decoder(_Options | None)
-_SEVERAL = re.compile(rb'\[\s*["\[]')
+_object = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-class Asked(NamedTuple):
-    """A request as an engine gets it. Attributes: num_choices: `n` for each of its prompts. strip: the token counts are
-    not for the client."""
+def with_usage(body: bytes, path: bytes) -> bytes | None:
+    """Returns the body of a request for a stream with the token counts asked for, other fields byte for byte. None: the
+    client asks for them itself, there is no such field, or an engine refuses the fields.
 
-    body: bytes
-    num_choices: int
-    strip: bool
-
-
-def asked(body: bytes, path: bytes) -> Asked:
-    """Returns the request with the token counts asked for, other fields byte for byte. Fields of unexpected types stay:
-    an engine refuses them. Args: body: a JSON object."""
-    try:
-        fields = _fields.decode(body)
-    except ValueError:
-        return Asked(body, 1, strip=False)
-    several = _SEVERAL.match(fields.prompt)
-    prompts = len(msgspec.json.decode(fields.prompt, type=list[msgspec.Raw])) if several else 1
-    num_choices = max(1, fields.n or 1) * max(1, prompts)
-    if path not in _STRIPPED_PATHS or bytes(fields.stream) != b"true":
-        return Asked(body, num_choices, strip=False)
+    Args:
+        body: a JSON object.
+    """
+    if path not in _PATHS:
+        return None
+    fields = _fields.decode(body)
+    if bytes(fields.stream) != b"true":
+        return None
     if not len(fields.stream_options):
-        opened = body.rstrip().removesuffix(b"}")
-        return Asked(opened + b',"stream_options":{"include_usage":true}}', num_choices, strip=True)
+        return body.rstrip().removesuffix(b"}") + b',"stream_options":{"include_usage":true}}'
     try:
         options = _options.decode(fields.stream_options)
     except ValueError:
-        return Asked(body, num_choices, strip=False)
+        return None
     if options is not None and options.include_usage:
-        return Asked(body, num_choices, strip=False)
-    return Asked(_with_usage(body), num_choices, strip=True)
-
-
-def _with_usage(body: bytes) -> bytes:
-    fields = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
-    options = msgspec.json.decode(fields["stream_options"], type=dict[str, msgspec.Raw] | None) or {}
-    options["include_usage"] = msgspec.Raw(b"true")
-    fields["stream_options"] = msgspec.Raw(msgspec.json.encode(options))
-    return msgspec.json.encode(fields)
+        return None
+    changed = {} if options is None else _object.decode(fields.stream_options)
+    changed["include_usage"] = msgspec.Raw(b"true")
+    return msgspec.json.encode({**_object.decode(body), "stream_options": changed})
 
 
 def without_usage(event: bytes, *, counts: bool) -> bytes:
-    """Returns an event of a stream without token counts; empty if it has nothing else.
+    """Returns the data of a frame without token counts; empty if it has nothing else.
 
     Args:
-        counts: it may be the one with the counts of the whole answer.
+        counts: it may have those of the whole answer.
     """
-    if counts and _NO_CHOICES.search(event) is not None and b'"usage"' in event:
+    if counts and _NO_CHOICES.search(event) is not None:
         return b""
     # Engines that follow OpenAI write it in all other events.
     return event.replace(b',"usage":null', b"")
