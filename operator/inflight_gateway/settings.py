@@ -6,11 +6,10 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from inflight_settings.requests import MAX_BODY_BYTES as MAX_BODY_BYTES
+
 RUN_DIR = Path("/run/inflight-gateway")
 """Folder of the UNIX sockets; the containers of a gateway pod share it."""
-
-MAX_BODY_BYTES = 32 * 2**20
-"""Longest request body; requests with a longer one get status 413."""
 
 GATEWAY_KEY_FILE = Path("/etc/inflight-gateway/key")
 
@@ -66,6 +65,7 @@ class PickerSettings:
         model_namespaces: namespaces whose services a request may choose by its model alone; empty: none.
         usage_dir: folder for usage of tenants; None: usage is not written.
         local_port: port on loopback of the picks; 0 takes a free one.
+        service: NAMESPACE/NAME of the gateway's own Service; empty: its address names no service.
     """
 
     sockets: Sockets = Sockets()
@@ -87,6 +87,7 @@ class PickerSettings:
     model_namespaces: tuple[str, ...] = ()
     usage_dir: Path | None = None
     local_port: int = 9004
+    service: str = ""
 
 
 CA_FILE = Path("/etc/ssl/certs/ca-certificates.crt")

@@ -20,7 +20,7 @@ from inflight_gateway.request.paths import GENERATING
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.accounts import TenantKey
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.tenants.keys import KeyTables
+from inflight_gateway.tenants.keys import KeyTables, presented_key
 from inflight_gateway.tenants.sharing import Grant, SharedLimits
 from inflight_gateway.tenants.usage import Counts, Usage
 from inflight_gateway.timers import Timers
@@ -29,9 +29,6 @@ from inflight_gateway.types import Finished, Refusal, RequestView, ServiceConfig
 REPORT_WAIT_S = 30.0
 """Maximum wait for a request's report after its last attempt. Without one (a relay that died, or Envoy's way
 around it) its estimate stands."""
-
-SecretData = Callable[[str, str], Mapping[str, bytes] | None]
-"""(namespace, name) -> the decoded entries of a Secret; None: there is none, or it was not read yet."""
 
 
 @dataclass(slots=True)
@@ -58,7 +55,7 @@ class Gate:
     """The checks.
 
     Args:
-        secret_data: reads a Secret of the catalog.
+        keys: API keys of the catalog's Secrets.
         limits: limits shared between the gateways.
         estimates: estimates of the lengths of answers, shared with the ledger; they learn from requests that end.
         wall: returns the Unix time, for the expiry of keys.
@@ -69,7 +66,7 @@ class Gate:
 
     def __init__(
         self,
-        secret_data: SecretData,
+        keys: KeyTables,
         limits: SharedLimits,
         estimates: Estimates,
         *,
@@ -77,10 +74,9 @@ class Gate:
     ) -> None:
         self.usage = Usage()
         self._estimates = estimates
-        self._secret_data = secret_data
+        self._keys = keys
         self._limits = limits
         self._wall = wall
-        self._tables = KeyTables()
         self._admitted: dict[str, _Admitted] = {}
         """Admitted requests by request id, which is the gateway's own."""
         self._unreported: Timers[str] = Timers(REPORT_WAIT_S)
@@ -98,7 +94,7 @@ class Gate:
         running = self._admitted.get(headers.get(OWN_REQUEST_ID, "")) if headers.get(ATTEMPT, "1") != "1" else None
         if running is not None and running.service == config.key:
             return running.request.tenant
-        found = self._find(headers, config, config.api_keys_secret)
+        found = self._find(headers, config)
         return self._refused(config, found) if isinstance(found, Refusal) else found
 
     def check_before_body(self, headers: Mapping[str, str], configs: Collection[ServiceConfig]) -> Refusal | None:
@@ -108,7 +104,7 @@ class Gate:
         for config in configs:
             if config.api_keys_secret is None:
                 return None
-            found = self._find(headers, config, config.api_keys_secret)
+            found = self._find(headers, config)
             if not isinstance(found, Refusal):
                 return None
             if found.status == 401:
@@ -190,36 +186,15 @@ class Gate:
             self._admitted.pop(request_id).counts.requests += 1
 
     def _label(self, config: ServiceConfig, tenant: str) -> str:
-        name = config.api_keys_secret
-        data = self._secret_data(config.key.namespace, name) if name is not None else None
-        table = self._tables.table(config.key.namespace, name, data) if name is not None else None
-        return self.usage.label(config, tenant, table.tenants if table is not None else ())
+        return self.usage.label(config, tenant, self._keys.tenants(config))
 
-    def _find(self, headers: Mapping[str, str], config: ServiceConfig, name: str) -> str | Refusal:
-        """Returns the tenant of the presented key. Args: name: name of the service's Secret."""
-        namespace = config.key.namespace
-        table = self._tables.table(namespace, name, self._secret_data(namespace, name))
-        self.usage.malformed_keys = self._tables.malformed
-        if table is None:
-            return answers.no_keys(config)
-        given = presented_key(headers)
-        if not given:
-            return answers.no_key()
-        key = table.find(given)
-        if key is None:
-            return answers.wrong_key()
-        if key.expires is not None and self._wall() >= key.expires:
-            return answers.expired_key(key.key_id)
-        return key.tenant
+    def _find(self, headers: Mapping[str, str], config: ServiceConfig) -> str | Refusal:
+        """Returns the tenant of the presented key."""
+        self.usage.malformed_keys = self._keys.malformed
+        given = presented_key(headers.get("authorization", ""), headers.get("api-key", ""))
+        found = self._keys.check(given, config, self._wall())
+        return found if isinstance(found, Refusal) else found.tenant
 
     def _refused(self, config: ServiceConfig, refusal: Refusal) -> Refusal:
         self.usage.refused(config.key, self.usage.label(config, "", ()), "key")
         return refusal
-
-
-def presented_key(headers: Mapping[str, str]) -> str:
-    """Returns the API key of a request: the Bearer token (RFC 6750), else the header `api-key`; empty without one."""
-    scheme, _, credentials = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and credentials.strip():
-        return credentials.strip()
-    return headers.get("api-key", "").strip()
