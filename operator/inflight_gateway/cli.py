@@ -175,12 +175,6 @@ def build_parser() -> argparse.ArgumentParser:
             metavar="FOLDER",
             help=f"UNIX sockets of Envoy, relays and picker are there (default: {RUN_DIR})",
         )
-    picker.add_argument(
-        "--name",
-        default=socket.gethostname(),
-        metavar="NAME",
-        help="name of this gateway pod, for its peers and in logs (default: the host name)",
-    )
     return parser
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -217,6 +218,12 @@ def picker(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         default=True,
         help="a log line for each request that ended",
+    )
+    parser.add_argument(
+        "--name",
+        default=socket.gethostname(),
+        metavar="NAME",
+        help="name of this gateway pod, for its peers and in logs (default: the host name)",
     )
 
 
