@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from inflight_gateway.discovery.static import StaticDiscovery
-from inflight_gateway.ext_proc import grpc_server
+from inflight_gateway.guests import grpc_server
 from inflight_gateway.proxy.drain import drain
 from inflight_gateway.proxy.snapshot import LISTENERS, ROUTES
 from inflight_gateway.settings import PickerSettings, Sockets

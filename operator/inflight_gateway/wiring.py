@@ -14,10 +14,10 @@ from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.page.scraper import metrics_session
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData
 from inflight_gateway.engines.ledger import Ledger
-from inflight_gateway.ext_proc.dispatcher import Dispatcher
-from inflight_gateway.ext_proc.endpoint_picker_ports import EndpointPickerPorts
-from inflight_gateway.ext_proc.exchange import Parts
-from inflight_gateway.ext_proc.server import Processor
+from inflight_gateway.guests.dispatcher import Dispatcher
+from inflight_gateway.guests.endpoint_picker_ports import EndpointPickerPorts
+from inflight_gateway.guests.exchange import Parts
+from inflight_gateway.guests.server import Processor
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.proxy.publisher import Publisher

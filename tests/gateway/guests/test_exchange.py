@@ -13,9 +13,9 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import HttpHeaders, Proces
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
-from inflight_gateway.ext_proc.dispatcher import Dispatcher
-from inflight_gateway.ext_proc.exchange import Exchange, Parts
-from inflight_gateway.ext_proc.server import Processor
+from inflight_gateway.guests.dispatcher import Dispatcher
+from inflight_gateway.guests.exchange import Exchange, Parts
+from inflight_gateway.guests.server import Processor
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.request.body import NO_FIELDS, Body, to_header

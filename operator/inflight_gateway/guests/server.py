@@ -12,8 +12,8 @@ from typing import Any
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingResponse, TrailersResponse
 
-from inflight_gateway.ext_proc import messages
-from inflight_gateway.ext_proc.exchange import Exchange, Parts
+from inflight_gateway.guests import messages
+from inflight_gateway.guests.exchange import Exchange, Parts
 from inflight_gateway.request.body import NO_FIELDS, parse
 from inflight_gateway.request.headers import SUBSET
 from inflight_gateway.request.view import Head, addresses

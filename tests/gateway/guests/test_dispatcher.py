@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
-from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
+from inflight_gateway.guests.dispatcher import Dispatcher, Start
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.tenants.estimate import Estimates

@@ -10,8 +10,8 @@ from typing import Any
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
-from inflight_gateway.ext_proc import messages
-from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start, none_allowed
+from inflight_gateway.guests import messages
+from inflight_gateway.guests.dispatcher import Dispatcher, Start, none_allowed
 from inflight_gateway.proxy.names import METADATA
 from inflight_gateway.proxy.routes import RETRY_ON_LOSS
 from inflight_gateway.request.body import Body

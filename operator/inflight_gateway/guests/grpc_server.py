@@ -17,8 +17,8 @@ from envoy.service.discovery.v3 import ads_pb2_grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
 from inflight_base.manifest.slices import address_of
-from inflight_gateway.ext_proc.endpoint_picker import EndpointPickerProcessor
-from inflight_gateway.ext_proc.server import Processor
+from inflight_gateway.guests.endpoint_picker import EndpointPickerProcessor
+from inflight_gateway.guests.server import Processor
 from inflight_gateway.proxy.ads import Ads
 from inflight_gateway.settings import MAX_BODY_BYTES, any_address
 

@@ -23,9 +23,9 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
 )
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.ext_proc import messages
-from inflight_gateway.ext_proc.exchange import Exchange, Parts
-from inflight_gateway.ext_proc.server import allowed
+from inflight_gateway.guests import messages
+from inflight_gateway.guests.exchange import Exchange, Parts
+from inflight_gateway.guests.server import allowed
 from inflight_gateway.request.body import NO_FIELDS, parse
 from inflight_gateway.request.headers import INTERNAL, SUBSET
 from inflight_gateway.request.view import Head
