@@ -1,16 +1,15 @@
-"""Usage of each tenant, as metrics. A service's label values are the tenants that its spec names and those of its
-API keys, at most `MAX_TENANTS`; all others count together as `other`."""
+"""Usage of each tenant, as metrics. A service's label values are the tenants of its requests, which come from API keys or
+tokens, at most `MAX_TENANTS`; all others count together as `other`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.types import ServiceConfig
 
 MAX_TENANTS = 200
 """Most values of the label `tenant` for each service."""
@@ -41,19 +40,12 @@ class Usage(Collector):
         self._services: dict[ServiceKey, dict[str, Counts]] = {}
         self.malformed_keys = 0
 
-    def label(self, config: ServiceConfig, tenant: str, key_tenants: Collection[str]) -> str:
-        """Returns the label value of a tenant.
-
-        Args:
-            key_tenants: tenants of the service's API keys.
-        """
+    def label(self, service: ServiceKey, tenant: str) -> str:
+        """Returns the label value of an authenticated tenant; empty: the service has no keys."""
         if not tenant:
             return ANONYMOUS
-        counts = self._services.get(config.key, {})
-        if tenant in counts:
-            return tenant
-        known = tenant in key_tenants or any(one.name == tenant for one in config.tenants)
-        return tenant if known and len(counts) < MAX_TENANTS else OTHER
+        counts = self._services.get(service, {})
+        return tenant if tenant in counts or len(counts) < MAX_TENANTS else OTHER
 
     def of(self, service: ServiceKey, label: str) -> Counts:
         """Returns the counters of a label value, to add to."""
