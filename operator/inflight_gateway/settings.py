@@ -66,6 +66,7 @@ class PickerSettings:
         model_namespaces: namespaces whose services a request may choose by its model alone; empty: none.
         usage_dir: folder for usage of tenants; None: usage is not written.
         local_port: port on loopback of the picks; 0 takes a free one.
+        service: NAMESPACE/NAME of the gateway's own Service; empty: its address names no service.
     """
 
     sockets: Sockets = Sockets()
@@ -87,6 +88,7 @@ class PickerSettings:
     model_namespaces: tuple[str, ...] = ()
     usage_dir: Path | None = None
     local_port: int = 9004
+    service: str = ""
 
 
 def any_address() -> str:

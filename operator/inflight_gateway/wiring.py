@@ -10,9 +10,11 @@ from time import monotonic
 import aiohttp
 from aiohttp import web
 
-from inflight_base.manifest.keys import ObjectKey, ServiceKey
+from inflight_base.manifest.keys import ServiceKey
 from inflight_base.page.scraper import metrics_session
-from inflight_gateway.discovery.catalog import Catalog, Change, SecretData
+from inflight_gateway.discovery.catalog import Catalog, Change
+from inflight_gateway.discovery.hosts import Hosts
+from inflight_gateway.discovery.models import ModelClaims
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.guests.dispatcher import Dispatcher
 from inflight_gateway.guests.endpoint_picker_ports import EndpointPickerPorts
@@ -35,6 +37,7 @@ from inflight_gateway.telemetry.metrics import DiscoveryCollector, Metrics
 from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
+from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.routes import PeerClient, limits_handler
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
@@ -59,7 +62,8 @@ class Gateway:
     """
 
     def __init__(self, settings: PickerSettings, http: aiohttp.ClientSession) -> None:
-        self.catalog = Catalog(settings.cluster_domain)
+        self.catalog = Catalog(_hosts(settings))
+        ModelClaims(self.catalog, settings.model_namespaces)
         self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
         self._refusals: Timers[str] = Timers(REFUSAL_S)
@@ -75,7 +79,7 @@ class Gateway:
         self._key_read = monotonic()
         self._peer_client = PeerClient(key or b"")
         self.limits = SharedLimits(settings.name, self._trusted_peers, self._peer_client.post)
-        self._gate = Gate(self._secret, self.limits, estimates)
+        self._gate = Gate(KeyTables(self.catalog), self.limits, estimates)
         self.metrics.registry.register(self._gate.usage)
         loads = GatewayLoads(self.catalog, self._holds, self._ledger, monotonic)
         self.metrics.watch_loads(loads.service_loads)
@@ -203,11 +207,14 @@ class Gateway:
         """Returns live peers; none without a key: without trusted messages each gateway enforces limits alone."""
         return self._peers.live() if self._key is not None else {}
 
-    def _secret(self, namespace: str, name: str) -> SecretData | None:
-        return self.catalog.secret(ObjectKey(namespace, name))
-
     def _heard_from(self, gateway: str, sent: Mapping[str, SentLoad]) -> None:
         self._ledger.peer(gateway, sent, monotonic())
+
+
+def _hosts(settings: PickerSettings) -> Hosts:
+    namespace, _, name = settings.service.partition("/")
+    own = ServiceKey(namespace, name) if name else None
+    return Hosts(settings.cluster_domain.strip(".").lower(), own, bool(settings.model_namespaces))
 
 
 def gateway_key(file: Path) -> bytes | None:

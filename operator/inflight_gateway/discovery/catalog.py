@@ -6,16 +6,19 @@ One writer (discovery), many readers. Runs in the event loop's thread; nothing h
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import TypeVar
 
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
+from inflight_gateway.discovery.hosts import DEFAULT_HOSTS, NO_SERVICE, Hosts, hostname_of
 from inflight_gateway.types import Endpoint, Refusal, ServiceConfig
 
-logger = logging.getLogger(__name__)
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
 
+logger = logging.getLogger(__name__)
 
 SecretData = Mapping[str, bytes]
 """Entries of a Secret, decoded from base64."""
@@ -23,13 +26,21 @@ SecretData = Mapping[str, bytes]
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """The keys of the objects that an update added, changed or removed. Attributes: outside: services that are outside
-    the gateway since then, or no longer."""
+    """The keys of the objects that an update added, changed or removed.
+
+    Attributes:
+        outside: InferenceServices that are behind the gateway no longer, or again.
+        models: names of models whose claims changed.
+        hosts: the rules of Hosts changed. complete: the catalog became complete.
+    """
 
     services: frozenset[ServiceKey] = frozenset()
     endpoints: frozenset[ServiceKey] = frozenset()
     secrets: frozenset[ObjectKey] = frozenset()
     outside: frozenset[ServiceKey] = frozenset()
+    models: frozenset[str] = frozenset()
+    hosts: bool = False
+    complete: bool = False
 
 
 Subscriber = Callable[[Change], None]
@@ -42,17 +53,20 @@ class Catalog:
     belong to one.
 
     Args:
-        cluster_domain: domain of the cluster's DNS, as in NAME.NAMESPACE.svc.DOMAIN.
+        hosts: which Hosts name a service, and whether models may.
+
+    Attributes:
+        complete: all services have been read once; a service that is missing before may exist.
     """
 
-    def __init__(self, cluster_domain: str = "cluster.local") -> None:
-        self._cluster_domain = cluster_domain.strip(".").lower()
+    def __init__(self, hosts: Hosts = DEFAULT_HOSTS) -> None:
+        self.complete = False
+        self._hosts = hosts
         self._services: dict[ServiceKey, ServiceConfig] = {}
         self._endpoints: dict[ServiceKey, tuple[Endpoint, ...]] = {}
         self._secrets: dict[ObjectKey, SecretData] = {}
         self._outside: set[ServiceKey] = set()
-        self._by_name: dict[str, set[ServiceKey]] = defaultdict(set)
-        self._by_model: dict[str, set[ServiceKey]] = defaultdict(set)
+        self._models: dict[str, tuple[ServiceKey, ...]] = {}
         self._by_address: dict[str, ServiceKey] = {}
         self._subscribers: list[Subscriber] = []
 
@@ -60,6 +74,21 @@ class Catalog:
     def services(self) -> Mapping[ServiceKey, ServiceConfig]:
         """A live, read-only view of all services."""
         return MappingProxyType(self._services)
+
+    @property
+    def hosts(self) -> Hosts:
+        """The rules of Hosts."""
+        return self._hosts
+
+    @property
+    def outside(self) -> frozenset[ServiceKey]:
+        """InferenceServices that are not behind the gateway."""
+        return frozenset(self._outside)
+
+    @property
+    def models(self) -> Mapping[str, tuple[ServiceKey, ...]]:
+        """A live, read-only view of the services that claim each model, see `ModelClaims`."""
+        return MappingProxyType(self._models)
 
     @property
     def endpoints(self) -> Mapping[ServiceKey, tuple[Endpoint, ...]]:
@@ -87,11 +116,6 @@ class Catalog:
         """Returns the keys of the known Secrets."""
         return frozenset(self._secrets)
 
-    @property
-    def outside(self) -> frozenset[ServiceKey]:
-        """InferenceServices that are not behind the gateway."""
-        return frozenset(self._outside)
-
     def subscribe(self, subscriber: Subscriber) -> Callable[[], None]:
         """Calls `subscriber` after each update that changed something. Returns the function that unsubscribes."""
         self._subscribers.append(subscriber)
@@ -104,22 +128,34 @@ class Catalog:
         endpoints: Mapping[ServiceKey, Collection[Endpoint]] = MappingProxyType({}),
         secrets: Mapping[ObjectKey, SecretData | None] = MappingProxyType({}),
         outside: Mapping[ServiceKey, bool] = MappingProxyType({}),
+        models: Mapping[str, tuple[ServiceKey, ...]] = MappingProxyType({}),
+        hosts: Hosts | None = None,
+        complete: bool = False,
     ) -> Change:
-        """Sets each of these objects, or removes it where the value is None or, for endpoints, empty.
-
-        `outside` are InferenceServices that are not behind the gateway. Clients of a service that was behind it until
-        now may still connect, and must not reach another service by their model.
+        """Sets each of these objects, or removes it where the value is None or empty.
 
         Subscribers are called once, after all changes, and not at all without a change. A failing subscriber does not
         prevent calls to the others, as the change is not repeated.
+
+        Args:
+            outside: InferenceServices, and whether they are not behind the gateway. Clients of a service that was
+                behind it until now may still connect, and get an answer that says so.
+            models: services that claim a model.
+            hosts: new rules of Hosts; None: unchanged.
+            complete: all services have been read once.
         """
         change = Change(
-            frozenset(key for key, config in services.items() if self._set_service(key, config)),
+            frozenset(key for key, config in services.items() if _set(self._services, key, config)),
             frozenset(key for key, each in endpoints.items() if self._set_endpoints(key, each)),
-            frozenset(ref for ref, data in secrets.items() if self._set_secret(ref, data)),
+            frozenset(ref for ref, data in secrets.items() if _set(self._secrets, ref, data)),
             frozenset(key for key, is_outside in outside.items() if is_outside != (key in self._outside)),
+            frozenset(model for model, keys in models.items() if _set(self._models, model, keys or None)),
+            hosts not in (None, self._hosts),
+            complete and not self.complete,
         )
         self._outside ^= change.outside
+        self._hosts = hosts or self._hosts
+        self.complete = complete or self.complete
         if change != Change():
             for subscriber in tuple(self._subscribers):
                 try:
@@ -128,65 +164,59 @@ class Catalog:
                     logger.exception("a change of the catalog was not taken: %s", change)
         return change
 
-    def hosts(self, key: ServiceKey) -> tuple[str, ...]:
-        """Returns all host names by which clients reach the service, without ports: `resolve` maps them to it."""
-        name, namespace = key.name, key.namespace
-        full = f"{name}.{namespace}"
-        hosts = (full, f"{full}.svc", f"{full}.svc.{self._cluster_domain}")
-        return (name, *hosts) if self._by_name.get(name) == {key} else hosts
-
-    def resolve(self, host: str, model: str | None = None, subset: Sequence[str] = ()) -> ServiceKey | Refusal:
-        """Returns the service that a request is for.
-
-        The Host header decides where it names services. Where it names several (a short name in several namespaces) or
-        none, the request's model decides, then the addresses that another gateway allows. The gateway never guesses a
-        service: if more than one remains, the request is rejected.
+    def resolve_host(self, host: str) -> ServiceKey | Refusal | None:
+        """Returns the service that a Host names; None: it is no address of a Service, so the model decides.
 
         Args:
             host: Host or :authority, with or without a port.
-            model: field of the body.
-            subset: addresses that another gateway allows, see `headers.SUBSET`.
         """
-        hostname = _hostname(host)
-        named = self._key_of(hostname)
+        hostname = hostname_of(host)
+        named = self._hosts.service_of(hostname)
+        if named is None:
+            return None if self._hosts.by_model else _no_address(hostname)
         if named in self._services:
             return named
         if named in self._outside:
             return _outside(named)
-        candidates = set(self._by_name.get(hostname, ()))
-        if len(candidates) == 1:
-            return next(iter(candidates))
-        for hinted in (self._by_model.get(model or "", set()), self._owners(subset)):
-            # Each hint narrows the result of the previous one; a hint without a match is ignored.
-            candidates = (candidates & hinted if candidates else hinted) or candidates
-            if len(candidates) == 1:
-                return next(iter(candidates))
-        return _unresolved(hostname, model, len(candidates))
+        return _no_address(hostname) if named == NO_SERVICE else _no_service(named)
 
-    def _key_of(self, hostname: str) -> ServiceKey | None:
-        """Returns the service that NAME.NAMESPACE[.svc[.DOMAIN]] names, whether it exists or not."""
-        name, _, rest = hostname.partition(".")
-        namespace, _, suffix = rest.partition(".")
-        full = name and namespace and suffix in ("", "svc", f"svc.{self._cluster_domain}")
-        return ServiceKey(namespace, name) if full else None
+    def resolve_model(self, model: str | None) -> ServiceKey | Refusal:
+        """Returns the service that a model names, where `resolve_host` returned None.
 
-    def _owners(self, addresses: Iterable[str]) -> set[ServiceKey]:
-        owners = (self.service_of(address.strip()) for address in addresses)
-        return {key for key in owners if key is not None}
+        Args:
+            model: field of the body.
+        """
+        if not model:
+            return _not_found("service_not_found", "Host is no service, and the request names no model")
+        claims = self._models.get(model, ())
+        if len(claims) > 1:
+            return Refusal(404, "service_ambiguous", _CONTESTED.format(model=model))
+        if not claims or claims[0] not in self._services:
+            return _not_found("model_not_found", f"no service that model names may choose serves {model!r}")
+        return claims[0]
 
-    def _set_service(self, key: ServiceKey, config: ServiceConfig | None) -> bool:
-        before = self._services.get(key)
-        if config == before:
-            return False
-        if before is not None:
-            del self._services[key]
-            _take_out(self._by_name, key.name, key)
-            _take_out(self._by_model, before.model, key)
-        if config is not None:
-            self._services[key] = config
-            self._by_name[key.name].add(key)
-            self._by_model[config.model].add(key)
-        return True
+    def model_services(self) -> list[ServiceConfig]:
+        """Returns the services that a model chooses, by model."""
+        found = (self._services.get(claims[0]) for _, claims in sorted(self._models.items()) if len(claims) == 1)
+        return [config for config in found if config is not None]
+
+    def owner_of(self, addresses: Iterable[str]) -> ServiceKey | None:
+        """Returns the service that all of these endpoints belong to, without unknown ones; None: none, or several."""
+        owners = {self.service_of(address.strip()) for address in addresses} - {None}
+        return owners.pop() if len(owners) == 1 else None
+
+    def resolve(self, host: str, model: str | None = None, subset: Sequence[str] = ()) -> ServiceKey | Refusal:
+        """Returns the service that a request of another gateway is for: that of its Host, else of the endpoints that
+        the other gateway allows, else of its model.
+
+        Args:
+            host, model: see `resolve_host`, `resolve_model`.
+            subset: addresses, see `headers.SUBSET`.
+        """
+        named = self.resolve_host(host)
+        if isinstance(named, ServiceKey) or (isinstance(named, Refusal) and named.code != "service_not_found"):
+            return named
+        return self.owner_of(subset) or named or self.resolve_model(model)
 
     def _set_endpoints(self, key: ServiceKey, endpoints: Collection[Endpoint]) -> bool:
         ordered = tuple(sorted(endpoints, key=lambda endpoint: endpoint.address))
@@ -204,26 +234,16 @@ class Catalog:
             self._endpoints.pop(key, None)
         return True
 
-    def _set_secret(self, ref: ObjectKey, data: SecretData | None) -> bool:
-        if data == self._secrets.get(ref):
-            return False
-        if data is None:
-            del self._secrets[ref]
-        else:
-            self._secrets[ref] = data
-        return True
 
-
-def _take_out(index: dict[str, set[ServiceKey]], entry: str, key: ServiceKey) -> None:
-    index[entry].discard(key)
-    if not index[entry]:
-        del index[entry]
-
-
-def _hostname(host: str) -> str:
-    """Returns the host without its port and the root's dot. A bracketed IPv6 address, which names no service, stays."""
-    name, _, port = host.strip().lower().rpartition(":")
-    return (name if name and port.isdigit() else host.strip().lower()).removesuffix(".")
+def _set(objects: dict[K, V], key: K, value: V | None) -> bool:
+    """Sets an entry, or removes it where the value is None. Returns True if that changed something."""
+    if objects.get(key) == value:
+        return False
+    if value is None:
+        del objects[key]
+    else:
+        objects[key] = value
+    return True
 
 
 def _outside(key: ServiceKey) -> Refusal:
@@ -231,20 +251,37 @@ def _outside(key: ServiceKey) -> Refusal:
         404,
         "service_not_behind_gateway",
         f"InferenceService {key} is not behind the gateway: set spec.gateway.enabled, or where that was just switched"
-        " off try again, as addresses are cached for some seconds",
+        " off try again on a new connection",
     )
 
 
-def _unresolved(hostname: str, model: str | None, candidates: int) -> Refusal:
+_CONTESTED = (
+    "several services claim model {model!r}, or the one that it named is gone: send the request to"
+    " http://NAME.NAMESPACE.svc; whoever installed the gateway may rename the others, or restart it to let the model"
+    " choose another service"
+)
+
+
+def _not_found(code: str, problem: str) -> Refusal:
     """Returns the refusal. It names no other namespaces: the client may not be permitted to see them."""
-    way_out = "send the request to http://NAME.NAMESPACE.svc with the name of an InferenceService behind this gateway"
-    if candidates:
-        names = f"host {hostname!r} and model {model!r}" if model else f"host {hostname!r}"
-        return Refusal(404, "service_ambiguous", f"{names} fit {candidates} services: {way_out}")
-    if not model:
-        return Refusal(
-            404, "service_not_found", f"host {hostname!r} is no service, and the request names no model: {way_out}"
-        )
     return Refusal(
-        404, "model_not_found", f"no service is called {hostname!r}, and none serves model {model!r}: {way_out}"
+        404,
+        code,
+        f"{problem}: send the request to http://NAME.NAMESPACE.svc with the name of an InferenceService behind this"
+        " gateway",
     )
+
+
+def _no_service(key: ServiceKey) -> Refusal:
+    return _not_found("service_not_found", f"no InferenceService {key} is behind this gateway")
+
+
+def _no_address(hostname: str) -> Refusal:
+    """Returns the refusal of a Host that is no address of a service."""
+    if hostname and "." not in hostname and ":" not in hostname and hostname != "localhost":
+        return Refusal(
+            404,
+            "service_not_found",
+            f"host {hostname!r} has no namespace: send the request to http://{hostname}.NAMESPACE.svc",
+        )
+    return _not_found("service_not_found", f"host {hostname!r} is no service")

@@ -98,6 +98,7 @@ class KubeDiscovery:
             if waiting:
                 return [one.problem or f"{one.path} has not been listed yet" for one in waiting]
             self._complete = True
+            self._catalog.update(complete=True)
         return []
 
     def problems(self) -> list[str]:

@@ -90,6 +90,7 @@ class StaticDiscovery:
             services={**dict.fromkeys(catalog.services), **file.services},
             endpoints={**dict.fromkeys(catalog.endpoints, ()), **file.endpoints},
             secrets={**dict.fromkeys(catalog.secret_refs()), **file.secrets},
+            complete=True,
         )
         self._keep_peers(file.peers)
 

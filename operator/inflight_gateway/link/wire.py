@@ -17,6 +17,7 @@ from typing import TypeAlias
 import msgspec
 
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
+from inflight_gateway.discovery.hosts import Hosts
 from inflight_gateway.request.body import NO_FIELDS, Body
 from inflight_gateway.types import Endpoint, Finished, ServiceConfig
 
@@ -136,6 +137,7 @@ class Known(_Message, frozen=True):
 
     Attributes:
         outside: InferenceServices that are not behind the gateway, and whether they are so.
+        models: services that claim each model. hosts: the rules of Hosts; None: unchanged.
         complete: the picker has sent all services that it knows.
     """
 
@@ -143,6 +145,8 @@ class Known(_Message, frozen=True):
     endpoints: tuple[tuple[ServiceKey, tuple[Endpoint, ...]], ...] = ()
     secrets: tuple[tuple[ObjectKey, dict[str, bytes] | None], ...] = ()
     outside: tuple[tuple[ServiceKey, bool], ...] = ()
+    models: tuple[tuple[str, tuple[ServiceKey, ...]], ...] = ()
+    hosts: Hosts | None = None
     complete: bool = False
 
 

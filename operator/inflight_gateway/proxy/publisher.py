@@ -66,5 +66,5 @@ class Publisher:
 
     def _whole(self) -> Snapshot:
         catalog = self._catalog
-        hosts = {key: catalog.hosts(key) for key in catalog.services}
+        hosts = {key: (f"{key.name}.{key.namespace}", f"{key.name}.{key.namespace}.svc") for key in catalog.services}
         return snapshot(self._fixed, catalog.services, hosts, catalog.endpoints)

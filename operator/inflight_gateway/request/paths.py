@@ -1,28 +1,74 @@
-"""HTTP paths: paths of engines that clients reach through the gateway, and paths of the picker for relays."""
+"""HTTP paths: which ones clients of the gateway reach, and who answers them."""
 
 from __future__ import annotations
 
-from posixpath import normpath
-from urllib.parse import unquote
+from dataclasses import dataclass
+from enum import Enum
 
-_OWN = frozenset({"/metrics", "/ready", "/v1/runtime_config", "/admin"})
-"""Paths for the operator, Prometheus and Kubernetes, which reach engines directly."""
+_READ, _WRITE = frozenset({"GET", "HEAD"}), frozenset({"POST"})
 
-PUBLIC = r"/v1/(chat/completions|completions|generate|models|models/.+)|/tokenize|/detokenize|/version"
-"""Paths that Envoy forwards while no picker responds, as a regular expression (RE2)."""
+MODELS = "/v1/models"
+"""Path of the list of models; the path of one model has its id behind it."""
+
+HEALTH = "/health"
 
 
-GENERATING = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/generate"})
+class Answers(Enum):
+    """Who answers a path. GENERATION: an engine, at the cost of tokens: such requests may be held, and are continued.
+    GATEWAY: the gateway itself. ENGINE: an engine that is ready, at once; nothing is generated."""
+
+    GENERATION = 1
+    GATEWAY = 2
+    ENGINE = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A path that clients may reach. Attributes: methods: of HTTP; others get status 405."""
+
+    answers: Answers
+    methods: frozenset[str]
+
+
+_MODEL = Path(Answers.GATEWAY, _READ)
+
+PATHS = {
+    "/v1/chat/completions": Path(Answers.GENERATION, _WRITE),
+    "/v1/completions": Path(Answers.GENERATION, _WRITE),
+    "/v1/generate": Path(Answers.GENERATION, _WRITE),
+    MODELS: _MODEL,
+    HEALTH: Path(Answers.GATEWAY, _READ),
+    "/tokenize": Path(Answers.ENGINE, _WRITE),
+    "/detokenize": Path(Answers.ENGINE, _WRITE),
+    "/version": Path(Answers.ENGINE, _READ),
+}
+"""All paths that clients reach, besides those of single models. Paths of engines for the operator, Prometheus and
+Kubernetes, such as /metrics and /admin, are not among them."""
+
+GENERATING = frozenset(name for name, path in PATHS.items() if path.answers is Answers.GENERATION)
 """Paths whose responses cost tokens, and are continued."""
+
+
+def path_of(target: str) -> Path | None:
+    """Returns the path that a request is for; None: status 404.
+
+    Paths are compared as they were sent, because an engine may read another spelling (`//`, `%2F`, `..`) as a path that
+    is counted or hidden.
+
+    Args:
+        target: the path as sent, with its query.
+    """
+    sent = target.partition("?")[0]
+    if len(sent) > len(MODELS) + 1 and sent.startswith(f"{MODELS}/"):
+        return _MODEL
+    return PATHS.get(sent)
+
 
 FINISHED = "/v1/finished"
 RETRIED = "/v1/retried"
-"""Paths of the relays' reports, on the picker's socket."""
+PUBLIC = "|".join((*PATHS, f"{MODELS}/.+"))
 
 
-def is_hidden(path: str) -> bool:
-    """Returns whether clients of the gateway may not reach this path: an internal path, or a generation path that the
-    gateway would not recognize and thus not count. `path`: the path as sent, with its query."""
-    sent = path.partition("?")[0]
-    plain = normpath("/" + unquote(sent).partition("?")[0].lstrip("/"))
-    return plain in _OWN or plain.startswith("/admin/") or ("%" in sent and plain in GENERATING)
+def is_hidden(target: str) -> bool:
+    """Returns whether clients of the gateway may not reach this path."""
+    return path_of(target) is None

@@ -34,6 +34,11 @@ def no_key() -> Refusal:
     return _unauthorized("The request has no API key. Send it as `Authorization: Bearer KEY`.")
 
 
+def no_token() -> Refusal:
+    """Returns the refusal of a request without a token at a service that takes no API keys."""
+    return _unauthorized("The request has no valid token. Send it as `Authorization: Bearer TOKEN`.")
+
+
 def wrong_key() -> Refusal:
     """Returns the refusal of a key that is none of the service's keys."""
     return _unauthorized("The API key is not valid for this service. Ask the operator of the service for a new key.")

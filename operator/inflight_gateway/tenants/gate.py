@@ -11,21 +11,17 @@ Everything but `ask` is synchronous.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from inflight_base.manifest.keys import ObjectKey
 from inflight_gateway.request.paths import GENERATING
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.accounts import TenantKey
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.tenants.keys import ApiKey, KeyTables
+from inflight_gateway.tenants.keys import ApiKey, KeyTables, presented_key
 from inflight_gateway.tenants.sharing import Grant, SharedLimits
 from inflight_gateway.tenants.usage import Counts, Usage
 from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig
-
-SecretData = Callable[[ObjectKey], Mapping[str, bytes] | None]
-"""Returns the decoded entries of a Secret; None: there is none, or it was not read yet."""
 
 KEYLESS = ApiKey("", "", None)
 """Key of all requests to services without API keys."""
@@ -59,7 +55,7 @@ class Gate:
     """The checks.
 
     Args:
-        secret_data: reads a Secret of the catalog.
+        tables: API keys.
         limits: limits shared between the gateways.
         estimates: estimates of the lengths of answers, shared with the ledger; they learn from requests that end.
         wall: returns the Unix time, for the expiry of keys.
@@ -70,18 +66,17 @@ class Gate:
 
     def __init__(
         self,
-        secret_data: SecretData,
+        tables: KeyTables,
         limits: SharedLimits,
         estimates: Estimates,
         *,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        self.usage = Usage()
+        self.usage = Usage(lambda: tables.malformed)
         self._estimates = estimates
-        self._secret_data = secret_data
         self._limits = limits
         self._wall = wall
-        self._tables = KeyTables()
+        self._tables = tables
 
     def check(self, headers: Mapping[str, str], config: ServiceConfig) -> ApiKey | Refusal:
         """Returns the key of another gateway's request; or 401, or 503 while there are no keys.
@@ -89,27 +84,10 @@ class Gate:
         Args:
             headers: headers with names in lower case.
         """
-        name, namespace = config.api_keys_secret, config.key.namespace
-        if name is None:
+        if config.api_keys_secret is None:
             return KEYLESS
-        table = self._tables.table(namespace, name, self._secret_data(ObjectKey(namespace, name)))
-        if table is None:
-            return answers.no_keys(config)
-        given = presented_key(headers)
-        if not given:
-            return answers.no_key()
-        key = table.find(given)
-        if key is None:
-            return answers.wrong_key()
-        if key.expires is not None and self._wall() >= key.expires:
-            return answers.expired_key(key.key_id)
-        return key
-
-    def secrets_changed(self, refs: Iterable[ObjectKey]) -> None:
-        """Reads changed Secrets, to count and log malformed entries."""
-        for ref in refs:
-            self._tables.table(ref.namespace, ref.name, self._secret_data(ref))
-        self.usage.malformed_keys = self._tables.malformed
+        key = presented_key(headers.get("authorization", ""), headers.get("api-key", ""))
+        return self._tables.check(key, config, self._wall())
 
     def admit(self, view: RequestView, config: ServiceConfig, now: float) -> Admitted | Refusal | None:
         """Charges a request to its tenant's limits. Returns 429 if it is above them; None: another gateway pod decides,
@@ -202,10 +180,3 @@ def _count(counts: Counts, finished: Finished, prompt_tokens: int) -> None:
     counts.cached_tokens += finished.cached_tokens
     counts.completion_tokens += finished.completion_tokens
 
-
-def presented_key(headers: Mapping[str, str]) -> str:
-    """Returns the API key of a request: the Bearer token (RFC 6750), else the header `api-key`; empty without one."""
-    scheme, _, credentials = headers.get("authorization", "").partition(" ")
-    if scheme.lower() == "bearer" and credentials.strip():
-        return credentials.strip()
-    return headers.get("api-key", "").strip()

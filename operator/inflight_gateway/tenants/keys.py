@@ -1,13 +1,17 @@
-"""API keys of a service, as its Secret has them."""
+"""API keys of services, as their Secrets have them, and their check."""
 
 from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from inflight_base.manifest.api_keys import read_entry
+from inflight_base.manifest.keys import ObjectKey
+from inflight_gateway.discovery.catalog import Catalog, Change
+from inflight_gateway.tenants import answers
+from inflight_gateway.types import Refusal, ServiceConfig
 
 log = logging.getLogger(__name__)
 
@@ -39,14 +43,20 @@ class KeyTable:
     malformed: Mapping[str, str]
 
     def find(self, key: str) -> ApiKey | None:
-        """Returns the entry of a key; None for a wrong one.
+        """Returns the entry of a key; None for a wrong one."""
+        digest = digest_of(key)
+        return None if digest is None else self.by_digest.get(digest)
 
-        It takes one hash and one lookup, whether the key is right or wrong and however many keys there are. The lookup
-        compares hashes: its duration reveals nothing about a key.
-        """
-        if len(key) > MAX_KEY_CHARACTERS:
-            return None
-        return self.by_digest.get(hashlib.sha256(key.encode(errors="backslashreplace")).digest())
+
+def digest_of(key: str) -> bytes | None:
+    """Returns the SHA-256 of a key, 32 bytes; None for one that is too long to be valid.
+
+    Tables are searched by it: one hash and one lookup, whether the key is right or wrong and however many keys there
+    are. The lookup compares hashes, so its duration reveals nothing about a key.
+    """
+    if len(key) > MAX_KEY_CHARACTERS:
+        return None
+    return hashlib.sha256(key.encode(errors="backslashreplace")).digest()
 
 
 def parse(data: Mapping[str, bytes]) -> KeyTable:
@@ -67,30 +77,86 @@ def parse(data: Mapping[str, bytes]) -> KeyTable:
 
 
 class KeyTables:
-    """The parsed Secrets. An update of a Secret takes effect at the next request."""
+    """The keys of all Secrets of a catalog, read when a Secret changes.
 
-    def __init__(self) -> None:
-        self._known: dict[tuple[str, str], tuple[Mapping[str, bytes], KeyTable]] = {}
+    Attributes:
+        malformed: ignored entries, over all Secrets.
+    """
 
-    def table(self, namespace: str, name: str, data: Mapping[str, bytes] | None) -> KeyTable | None:
-        """Returns the keys of a Secret; None without `data`.
+    def __init__(self, catalog: Catalog) -> None:
+        self.malformed = 0
+        self._catalog = catalog
+        self._tables: dict[ObjectKey, KeyTable] = {}
+        self._secrets: dict[bytes, dict[ObjectKey, None]] = {}
+        """Digest of a key -> the Secrets that have it."""
+        catalog.subscribe(self._changed)
+        self._changed(Change(secrets=catalog.secret_refs()))
+
+    def table(self, secret: ObjectKey) -> KeyTable | None:
+        """Returns the keys of a Secret; None: it does not exist, or was not read yet."""
+        return self._tables.get(secret)
+
+    def secrets_with(self, digest: bytes) -> Collection[ObjectKey]:
+        """Returns the Secrets that have a key with this digest."""
+        return self._secrets.get(digest, ())
+
+    def tenants(self, config: ServiceConfig) -> Collection[str]:
+        """Returns the tenants that the keys of a service name."""
+        table = self._table(config)
+        return table.tenants if table is not None else ()
+
+    def check(self, key: str, config: ServiceConfig, now: float) -> ApiKey | Refusal:
+        """Checks a key at a service with API keys.
 
         Args:
-            data: entries from the catalog; None: the Secret does not exist, or was not read yet.
-        """
-        if data is None:
-            self._known.pop((namespace, name), None)
-            return None
-        known = self._known.get((namespace, name))
-        if known is not None and (known[0] is data or known[0] == data):
-            return known[1]
-        table = parse(data)
-        self._known[namespace, name] = data, table
-        for key_id, reason in table.malformed.items():
-            log.warning("Secret %s/%s: entry %r is ignored: it %s", namespace, name, key_id, reason)
-        return table
+            key: from `presented_key`; empty: the client sent none.
+            now: Unix time, in seconds.
 
-    @property
-    def malformed(self) -> int:
-        """Number of ignored entries, over all Secrets."""
-        return sum(len(table.malformed) for _, table in self._known.values())
+        Returns:
+            The key's entry; 401 for a missing, wrong or expired key; 503 while the service's Secret is not known.
+        """
+        table = self._table(config)
+        if table is None:
+            return answers.no_keys(config)
+        if not key:
+            return answers.no_key()
+        found = table.find(key)
+        if found is None:
+            return answers.wrong_key()
+        if found.expires is not None and now >= found.expires:
+            return answers.expired_key(found.key_id)
+        return found
+
+    def _table(self, config: ServiceConfig) -> KeyTable | None:
+        name = config.api_keys_secret
+        return None if name is None else self._tables.get(ObjectKey(config.key.namespace, name))
+
+    def _changed(self, change: Change) -> None:
+        for secret in change.secrets:
+            before = self._tables.pop(secret, _EMPTY)
+            data = self._catalog.secret(secret)
+            table = _EMPTY if data is None else parse(data)
+            if data is not None:
+                self._tables[secret] = table
+            self.malformed += len(table.malformed) - len(before.malformed)
+            for digest in before.by_digest.keys() - table.by_digest.keys():
+                self._secrets[digest].pop(secret)
+                if not self._secrets[digest]:
+                    del self._secrets[digest]
+            for digest in table.by_digest.keys() - before.by_digest.keys():
+                self._secrets.setdefault(digest, {})[secret] = None
+            for key_id, reason in table.malformed.items():
+                if before.malformed.get(key_id) != reason:
+                    log.warning("Secret %s: entry %r is ignored: it %s", secret, key_id, reason)
+
+
+_EMPTY = KeyTable({}, frozenset(), {})
+
+
+def presented_key(authorization: str, api_key: str) -> str:
+    """Returns the API key of a request: the Bearer token of `Authorization` (RFC 6750), else the header `api-key`;
+    empty without one."""
+    scheme, _, credentials = authorization.partition(" ")
+    if scheme.lower() == "bearer" and credentials.strip():
+        return credentials.strip()
+    return api_key.strip()

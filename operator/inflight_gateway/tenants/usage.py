@@ -3,7 +3,7 @@ tokens, at most `MAX_TENANTS`; all others count together as `other`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -34,11 +34,12 @@ class Counts:
 
 
 class Usage(Collector):
-    """Counts by tenant; register it at the registry of the gateway's metrics."""
+    """Counts by tenant; register it at the registry of the gateway's metrics. Args: malformed_keys: returns the entries
+    of Secrets that are ignored."""
 
-    def __init__(self) -> None:
+    def __init__(self, malformed_keys: Callable[[], int] = lambda: 0) -> None:
         self._services: dict[ServiceKey, dict[str, Counts]] = {}
-        self.malformed_keys = 0
+        self._malformed_keys = malformed_keys
 
     def label(self, service: ServiceKey, tenant: str) -> str:
         """Returns the label value of an authenticated tenant; empty: the service has no keys."""
@@ -94,5 +95,5 @@ class Usage(Collector):
         yield GaugeMetricFamily(
             "inflight_gateway_malformed_api_keys",
             "Entries of Secrets with API keys that are ignored because they are malformed; the log names them.",
-            value=self.malformed_keys,
+            value=self._malformed_keys(),
         )

@@ -6,96 +6,179 @@ from hypothesis import strategies as st
 
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery.catalog import Catalog, Change
+from inflight_gateway.discovery.hosts import Hosts
+from inflight_gateway.discovery.models import ModelClaims
 from inflight_gateway.types import Endpoint, Refusal, ServiceConfig
 
 A_CHAT, B_CHAT, A_CODE = ServiceKey("a", "chat"), ServiceKey("b", "chat"), ServiceKey("a", "code")
+OWN = ServiceKey("inflight-system", "inflight-gateway")
 
 
 def config(key, model=None):
     return ServiceConfig(key, f"uid-{key}", model or key.name)
 
 
-def catalog(*configs):
-    made = Catalog()
-    made.update(services={one.key: one for one in configs})
+def catalog(*configs, models_of=()):
+    made = Catalog(Hosts(own=OWN, by_model=bool(models_of)))
+    ModelClaims(made, models_of)
+    made.update(services={one.key: one for one in configs}, complete=True)
     return made
 
 
 @pytest.mark.parametrize(
-    "host",
-    [
-        "chat.a",
-        "chat.a:80",
-        "CHAT.a.svc",
-        "chat.a.svc.cluster.local",
-        "chat.a.svc.cluster.local.:8080",
-        "code",
-    ],
+    "host", ["chat.a", "chat.a:80", "CHAT.a.svc", "chat.a.svc.cluster.local", "chat.a.svc.cluster.local.:8080"]
 )
 def test_the_host_names_a_service(host):
-    found = catalog(config(A_CHAT), config(B_CHAT), config(A_CODE)).resolve(host, "any model")
-    assert found == (A_CODE if host == "code" else A_CHAT)
+    known = catalog(config(A_CHAT), config(B_CHAT), config(A_CODE), models_of=["a", "b"])
+    assert known.resolve_host(host) == A_CHAT
 
 
-@pytest.mark.parametrize("host", ["chat.a.svc.other.domain", "chat.a.pod", "x.chat.a", "chat.c", "[::1]:80", "", ":80"])
-def test_other_hosts_name_none(host):
-    refusal = catalog(config(A_CHAT), config(B_CHAT)).resolve(host)
-    assert isinstance(refusal, Refusal)
+@pytest.mark.parametrize("host", ["chat", "CODE:80", "inflight-gateway"])
+@pytest.mark.parametrize("models_of", [(), ("a",)])
+def test_a_host_without_a_namespace_is_refused_and_told_its_address(host, models_of):
+    refusal = catalog(config(A_CHAT), config(A_CODE), models_of=models_of).resolve_host(host)
+    assert (refusal.status, refusal.code) == (404, "service_not_found")
+    assert f"http://{host.lower().removesuffix(':80')}.NAMESPACE.svc" in refusal.message
+
+
+@pytest.mark.parametrize("host", ["chat.a.svc.other.domain", "chat.c", "chat.c.svc", "chat.c.svc.cluster.local"])
+@pytest.mark.parametrize("models_of", [(), ("a", "b")])
+def test_an_address_inside_a_cluster_never_goes_by_the_model(host, models_of):
+    refusal = catalog(config(A_CHAT), config(B_CHAT), models_of=models_of).resolve_host(host)
     assert (refusal.status, refusal.code) == (404, "service_not_found")
     assert "http://NAME.NAMESPACE.svc" in refusal.message
 
 
-def test_any_host_works_with_a_model_that_one_service_serves():
-    known = catalog(config(A_CHAT, "llama"), config(A_CODE, "qwen"))
-    assert known.resolve("localhost:8080", "qwen") == A_CODE
-    assert known.resolve("127.0.0.1", "llama") == A_CHAT
+OTHER_HOSTS = (
+    "localhost:8080", "127.0.0.1", "[::1]:80", "10.0.0.1:80", "llm.example.com", "x.chat.a", "", ":80",
+    "inflight-gateway.inflight-system", "inflight-gateway.inflight-system.svc.cluster.local:80",
+)  # fmt: skip
 
 
-def test_the_host_counts_more_than_the_model():
-    assert catalog(config(A_CHAT, "llama"), config(A_CODE, "qwen")).resolve("chat.a", "qwen") == A_CHAT
+@pytest.mark.parametrize("host", OTHER_HOSTS)
+def test_other_hosts_go_by_the_model_only_where_the_installer_named_a_namespace(host):
+    configs = config(A_CHAT, "llama"), config(B_CHAT, "qwen")
+    refusal = catalog(*configs).resolve_host(host)
+    assert (refusal.status, refusal.code) == (404, "service_not_found")
+    known = catalog(*configs, models_of=["a"])
+    assert known.resolve_host(host) is None
+    assert known.resolve_model("llama") == A_CHAT
+    assert known.resolve_model("qwen").code == "model_not_found"
+    assert known.resolve_model("").code == "service_not_found"
+    assert known.model_services() == [config(A_CHAT, "llama")]
 
 
-def test_a_short_name_in_two_namespaces_is_refused_unless_the_model_tells_them_apart():
-    known = catalog(config(A_CHAT, "llama"), config(B_CHAT, "qwen"))
-    assert known.resolve("chat", "qwen") == B_CHAT
-    refusal = known.resolve("chat", "gemma")
-    assert isinstance(refusal, Refusal)
+def test_prompts_of_a_deleted_service_go_to_no_service_of_the_same_name():
+    known = catalog(config(A_CHAT, "llama"), config(B_CHAT, "llama"), models_of=["a", "b"])
+    assert known.resolve_host("chat.a.svc") == A_CHAT
+    known.update(services={A_CHAT: None}, outside={A_CHAT: True})
+    for host in ("chat", "chat.a", "chat.a.svc"):
+        assert isinstance(known.resolve_host(host), Refusal)
+    known.update(outside={A_CHAT: False})
+    for host in ("chat", "chat.a", "chat.a.svc"):
+        assert isinstance(known.resolve_host(host), Refusal)
+    assert known.resolve_host("chat.b") == B_CHAT
+
+
+def test_a_model_never_moves_to_a_service_that_took_its_name():
+    known = catalog(config(A_CHAT, "llama"), models_of=["a", "b"])
+    assert known.resolve_model("llama") == A_CHAT
+    known.update(services={B_CHAT: config(B_CHAT, "llama")})
+    assert known.resolve_model("llama").code == "service_ambiguous"
+    known.update(services={A_CHAT: None})
+    refusal = known.resolve_model("llama")
     assert (refusal.status, refusal.code) == (404, "service_ambiguous")
-    assert "2 services" in refusal.message
+    assert "a/chat" not in refusal.message
+    assert "b/chat" not in refusal.message
+    assert known.model_services() == []
+    known.update(services={A_CHAT: config(A_CHAT, "llama")})
+    assert known.resolve_model("llama").code == "service_ambiguous"
+    known.update(services={B_CHAT: config(B_CHAT, "qwen")})
+    assert known.resolve_model("llama") == A_CHAT
 
 
-def test_a_model_of_two_services_is_refused_unless_another_gateway_allows_endpoints_of_one():
-    known = catalog(config(A_CHAT, "llama"), config(A_CODE, "llama"))
+def test_a_model_does_not_move_to_a_service_that_comes_after_the_first_is_gone():
+    known = catalog(config(A_CHAT, "llama"), models_of=["a", "b"])
+    known.update(services={A_CHAT: None})
+    assert known.resolve_model("llama").code == "model_not_found"
+    known.update(services={B_CHAT: config(B_CHAT, "llama")})
+    assert known.resolve_model("llama").code == "service_ambiguous"
+
+
+def test_a_service_outside_the_named_namespaces_cannot_take_a_model():
+    known = catalog(config(A_CHAT, "llama"), models_of=["a"])
+    known.update(services={B_CHAT: config(B_CHAT, "llama")})
+    assert known.resolve_model("llama") == A_CHAT
+
+
+def test_no_service_has_a_model_before_all_are_known():
+    known = Catalog(Hosts(by_model=True))
+    ModelClaims(known, ["a", "b"])
+    known.update(services={B_CHAT: config(B_CHAT, "llama")})
+    known.update(services={A_CHAT: config(A_CHAT, "llama")})
+    known.update(services={B_CHAT: None})
+    known.update(complete=True)
+    assert known.resolve_model("llama") == A_CHAT
+
+
+def test_names_of_services_that_are_gone_are_remembered_up_to_a_bound(monkeypatch):
+    monkeypatch.setattr("inflight_gateway.discovery.models.MAX_REMEMBERED", 2)
+    known = catalog(config(A_CHAT, "m0"), models_of=["a"])
+    for number in range(1, 5):
+        known.update(services={A_CHAT: config(A_CHAT, f"m{number}")})
+    assert list(known.models) == ["m2", "m3", "m4"]
+
+
+def test_a_mirror_of_a_catalog_resolves_as_it_does():
+    source, mirror = catalog(models_of=["a", "b"]), Catalog()
+    mirror.update(hosts=source.hosts, complete=source.complete)
+
+    def follow(change):
+        mirror.update(
+            services={key: source.services.get(key) for key in change.services},
+            outside={key: key in source.outside for key in change.outside},
+            models={model: source.models.get(model, ()) for model in change.models},
+        )
+
+    source.subscribe(follow)
+    for services in (
+        {A_CHAT: config(A_CHAT, "x")},
+        {B_CHAT: config(B_CHAT, "x")},
+        {A_CHAT: None},
+        {A_CODE: config(A_CODE)},
+    ):
+        source.update(services=services, outside={A_CHAT: services.get(A_CHAT, 1) is None})
+        for model in ("x", "code"):
+            assert mirror.resolve_model(model) == source.resolve_model(model)
+        for host in ("chat.a", "chat.b", "code.a", "chat", "localhost"):
+            assert mirror.resolve_host(host) == source.resolve_host(host)
+
+
+def test_endpoints_that_another_gateway_allows_name_the_service_where_its_host_names_none():
+    known = catalog(config(A_CHAT, "llama"), config(A_CODE, "llama"), models_of=["a"])
     known.update(
         endpoints={A_CODE: [Endpoint("10.0.0.1:8000", "code-0")], A_CHAT: [Endpoint("10.0.0.2:8000", "chat-0")]}
     )
     assert known.resolve("localhost", "llama").code == "service_ambiguous"
     assert known.resolve("localhost", "llama", ["10.0.0.1:8000"]) == A_CODE
-    assert known.resolve("localhost", None, ["10.0.0.2:8000"]) == A_CHAT
-    assert known.resolve("localhost", "llama", ["10.9.9.9:8000"]).code == "service_ambiguous"
+    assert known.resolve("chat", None, ["10.0.0.2:8000", "10.9.9.9:8000"]) == A_CHAT
+    assert known.resolve("chat.a", None, ["10.0.0.1:8000"]) == A_CHAT
+    assert known.resolve("localhost", "llama", ["10.0.0.1:8000", "10.0.0.2:8000"]).code == "service_ambiguous"
 
 
 def test_an_unknown_model_is_not_found_and_other_services_are_not_named():
-    refusal = catalog(config(ServiceKey("secret-team", "chat"))).resolve("localhost", "gpt")
+    refusal = catalog(config(ServiceKey("secret-team", "chat")), models_of=["secret-team"]).resolve_model("gpt")
     assert refusal.code == "model_not_found"
     assert "secret-team" not in refusal.message
 
 
-def test_a_service_that_left_the_gateway_is_refused_and_its_requests_go_nowhere_else():
+def test_a_service_that_left_the_gateway_is_refused():
     known = catalog(config(B_CHAT, "llama"))
     known.update(outside={A_CHAT: True})
-    refusal = known.resolve("chat.a.svc", "llama")
+    refusal = known.resolve_host("chat.a.svc")
     assert (refusal.status, refusal.code) == (404, "service_not_behind_gateway")
-    assert known.resolve("localhost", "llama") == B_CHAT
     known.update(services={A_CHAT: config(A_CHAT)}, outside={A_CHAT: False})
-    assert known.resolve("chat.a.svc", "llama") == A_CHAT
-
-
-def test_the_short_name_is_a_host_of_a_service_while_no_other_has_it():
-    known = catalog(config(A_CHAT))
-    assert known.hosts(A_CHAT) == ("chat", "chat.a", "chat.a.svc", "chat.a.svc.cluster.local")
-    known.update(services={B_CHAT: config(B_CHAT)})
-    assert known.hosts(A_CHAT) == ("chat.a", "chat.a.svc", "chat.a.svc.cluster.local")
+    assert known.resolve_host("chat.a.svc") == A_CHAT
 
 
 def test_subscribers_hear_once_of_what_really_changed():
@@ -158,17 +241,12 @@ def test_indexes_agree_with_the_content_after_any_updates(steps):
             endpoints[key] = value
     live = {key: model for key, model in services.items() if model is not None}
     assert set(known.services) == set(live)
-    for model in ("llama", "qwen"):
-        serving = [key for key, named in live.items() if named == model]
-        found = known.resolve("localhost", model)
-        assert found == serving[0] if len(serving) == 1 else isinstance(found, Refusal)
     for address in ("10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"):
         owners = [key for key in live if address in endpoints.get(key, ())]
         assert known.service_of(address) == (owners[0] if owners else None)
         assert (address in known.addresses()) == bool(owners)
     for key in live:
-        for host in known.hosts(key):
-            assert known.resolve(host) == key
+        assert known.resolve_host(f"{key.name}.{key.namespace}") == key
 
 
 def test_subscribers_are_told_which_services_are_outside():

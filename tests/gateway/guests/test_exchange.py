@@ -22,6 +22,7 @@ from inflight_gateway.request.body import NO_FIELDS, Body, to_header
 from inflight_gateway.request.view import Head
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
+from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import Endpoint, Retried, ServiceConfig
@@ -67,7 +68,7 @@ class World:
         self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None, estimates)
         dispatcher = Dispatcher(self.catalog, Picker(), HoldQueue(), self.ledger, lambda: self.now, lambda: None)
         limits = SharedLimits("gw", lambda: {}, None)
-        self.gate = Gate(lambda namespace, name: self.catalog.secret(ObjectKey(namespace, name)), limits, estimates)
+        self.gate = Gate(KeyTables(self.catalog), limits, estimates)
         self.records = AccessRecords()
         self.refused = []
         self.parts = Parts(

@@ -3,9 +3,11 @@
 import hashlib
 import json
 
-from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.keys import ObjectKey, ServiceKey
+from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
+from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.types import Finished, RateLimits, RequestView, ServiceConfig, TenantConfig
 
@@ -38,14 +40,20 @@ def finished(number=1, status=200, endpoints=("10.0.0.1:8000",), **more):
     return Finished(f"r-{number}", CHAT, status, stream=False, endpoints=endpoints, **more)
 
 
+def catalog_with(secrets):
+    catalog = Catalog()
+    catalog.update(secrets={ObjectKey(CHAT.namespace, name): data for name, data in secrets.items()})
+    return catalog
+
+
 def alone(secrets=None, **options):
-    """A gate of a gateway without peers. Args: secrets: name of a Secret -> its data."""
+    """A gate of a gateway without peers. Args: secrets: name of a Secret -> its data; or their catalog."""
 
     async def post(address, content):
         raise AssertionError("there is nobody to ask")
 
-    known = secrets if secrets is not None else {}
-    return Gate(lambda namespace, name: known.get(name), SharedLimits("gw-0", lambda: {}, post), Estimates(), **options)
+    catalog = secrets if isinstance(secrets, Catalog) else catalog_with(secrets or {})
+    return Gate(KeyTables(catalog), SharedLimits("gw-0", lambda: {}, post), Estimates(), **options)
 
 
 def alone_with(keys, **options):
