@@ -112,8 +112,8 @@ class HoldQueue:
         return True
 
     def served(self, request: RequestView, output_tokens: int) -> None:
-        """Charge the tokens that a request generated since the last call; `release` has charged its prompt and one token of
-        its answer."""
+        """Charge the tokens that a request generated since the last call; `release` has charged its prompt and first
+        token."""
         queue = self._services.get(request.service)
         if queue is not None:
             queue.charge(request.service_class, request.tenant, OUTPUT_TOKEN * output_tokens)

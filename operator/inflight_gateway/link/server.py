@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
@@ -94,13 +94,12 @@ class RelayLinks:
         return len(self._streams)
 
     async def serve(self, socket: Path) -> None:
-        """Listens until closed. Removes the stale socket of a killed picker.
+        """Listens until closed.
 
         Raises:
             OSError: it cannot listen there.
         """
-        socket.parent.mkdir(parents=True, exist_ok=True)
-        socket.unlink(missing_ok=True)
+        _make_room(socket)
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: _Stream(self._registry, self._streams, self._welcome, self._max_unsent_bytes), str(socket)
         )
@@ -118,26 +117,42 @@ class RelayLinks:
             self._keys = keys
             self._to_all([keys])
 
-    def set_pods(self, pods: Pods) -> None:
-        """Sends the shares of limits to the relays, if they have changed."""
-        if pods != self._pods:
-            self._pods = pods
-            self._to_all([pods])
+    def set_pods(self, pods: int) -> None:
+        """Sends the shares of limits to the relays, if they have changed. Args: pods: live gateway pods, this one among
+        them."""
+        shares = Pods(pods, max(1, len(self._streams)))
+        if shares != self._pods:
+            self._pods = shares
+            self._to_all([shares])
 
     def _welcome(self) -> Iterator[bytes]:
         catalog = self._catalog
         yield frame([self._keys, self._pods])
-        yield from map(_frame, known(catalog, catalog.services, catalog.endpoints, catalog.secret_refs(), catalog.outside))
+        every = Change(
+            frozenset(catalog.services),
+            frozenset(catalog.endpoints),
+            catalog.secret_refs(),
+            catalog.outside,
+            frozenset(catalog.models),
+            hosts=True,
+        )
+        yield from (frame([one]) for one in known(catalog, every))
 
     def _changed(self, change: Change) -> None:
         if self._streams:
-            for one in known(self._catalog, change.services, change.endpoints, change.secrets, change.outside):
+            for one in known(self._catalog, change):
                 self._to_all([one])
 
     def _to_all(self, messages: Sequence[FromPicker]) -> None:
         content = frame(messages)
         for stream in tuple(self._streams):
             stream.write(content)
+
+
+def _make_room(socket: Path) -> None:
+    """Removes the stale socket of a killed picker."""
+    socket.parent.mkdir(parents=True, exist_ok=True)
+    socket.unlink(missing_ok=True)
 
 
 class _Stream(asyncio.Protocol):
@@ -235,35 +250,33 @@ class _Stream(asyncio.Protocol):
                 registry.hello(message.running, self, self.reply)
 
 
-def known(
-    catalog: Catalog,
-    services: Iterable[ServiceKey],
-    endpoints: Iterable[ServiceKey],
-    secrets: Iterable[ObjectKey],
-    outside: Collection[ServiceKey],
-) -> Iterator[Known]:
-    """Yields the present state of these objects in messages of bounded sizes; the last one is `complete`."""
-    parts: list[Known] = []
-    for configs in _chunks(((key, catalog.services.get(key)) for key in services), _service_bytes):
+def known(catalog: Catalog, change: Change) -> Iterator[Known]:
+    """Yields the present state of changed objects in messages of bounded sizes; the last one is `complete`, if the
+    catalog is."""
+    parts = [Known(hosts=catalog.hosts if change.hosts else None)]
+    for configs in _chunks(((key, catalog.services.get(key)) for key in change.services), _service_bytes):
         parts.append(Known(services=configs))
-    for listed in _chunks(((key, catalog.endpoints_of(key)) for key in endpoints), lambda one: 100 * len(one[1])):
+    for listed in _chunks(
+        ((key, catalog.endpoints_of(key)) for key in change.endpoints), lambda one: 100 * len(one[1])
+    ):
         parts.append(Known(endpoints=listed))
-    for data in _chunks(((ref, _entries(catalog, ref)) for ref in secrets), _secret_bytes):
+    for data in _chunks(((ref, _entries(catalog, ref)) for ref in change.secrets), _secret_bytes):
         parts.append(Known(secrets=data))
-    for flags in _chunks(((key, key in catalog.outside) for key in outside), lambda _: 100):
+    for flags in _chunks(((key, key in catalog.outside) for key in change.outside), lambda _: 100):
         parts.append(Known(outside=flags))
-    last = parts.pop() if parts else Known()
-    yield from parts
-    yield msgspec.structs.replace(last, complete=True)
-
-
-def _frame(message: Known) -> bytes:
-    return frame([message])
+    for claims in _chunks(((one, catalog.models.get(one, ())) for one in change.models), _list_bytes):
+        parts.append(Known(models=claims))
+    yield from parts[:-1]
+    yield msgspec.structs.replace(parts[-1], complete=catalog.complete)
 
 
 def _entries(catalog: Catalog, ref: ObjectKey) -> dict[str, bytes] | None:
     data = catalog.secret(ref)
     return None if data is None else dict(data)
+
+
+def _list_bytes(item: tuple[object, Sequence[object]]) -> int:
+    return 100 + 100 * len(item[1])
 
 
 def _service_bytes(item: tuple[ServiceKey, ServiceConfig | None]) -> int:

@@ -196,6 +196,15 @@ class Requests:
         if request is not None:
             request.status = status
 
+    def least_requests(self, config: ServiceConfig, allowed: Collection[str] | None) -> tuple[str, ...] | Refusal:
+        """Returns replicas for a request that generates nothing, the one with the fewest requests first. Such requests
+        are never held, and wake no replica. Args: allowed: addresses that another gateway allows; None: all."""
+        every = [endpoint.address for endpoint in self._catalog.endpoints_of(config.key)]
+        pick = self._starter.least_requests(config, every if allowed is None else allowed)
+        if pick is None:
+            return _no_replica(f"no replica of {config.key} takes requests now; only generations wait for one")
+        return tuple(endpoint.address for endpoint in pick.endpoints)
+
     # What changes without them.
 
     def release(self, service: ServiceKey | None = None) -> None:
@@ -222,12 +231,11 @@ class Requests:
         """Rejects held requests of deleted services, and starts held requests that new endpoints can serve."""
         deleted = change.services - self._catalog.services.keys()
         for request in [one for one in self._requests.values() if one.phase is Phase.HELD]:
-            service = request.view.service
+            service, allowed = request.view.service, request.allowed
             if service in deleted:
                 self._refuse(request, _deleted(service))
-            elif request.allowed and service in change.endpoints:
-                if not self._starter.allowed(service, request.allowed):
-                    self._refuse(request, none_allowed(service))
+            elif allowed and service in change.endpoints and not self._starter.allowed(service, allowed):
+                self._refuse(request, none_allowed(service))
         for key in deleted:
             self._starter.shares.forget(key)
             self._holds.forget(key)

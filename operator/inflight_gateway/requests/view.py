@@ -36,6 +36,7 @@ def view(ask: Ask, config: ServiceConfig, now: float) -> RequestView:
         body_bytes=ask.body_bytes,
         attempt=ask.attempt,
         avoid=frozenset(ask.avoid),
+        choices=body.choices,
         external_id=ask.external_id,
     )
 

@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from inflight_gateway.request.paths import GENERATING
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.accounts import TenantKey
 from inflight_gateway.tenants.estimate import Estimates
@@ -84,10 +83,13 @@ class Gate:
         Args:
             headers: headers with names in lower case.
         """
-        if config.api_keys_secret is None:
+        if not config.keyed:
             return KEYLESS
-        key = presented_key(headers.get("authorization", ""), headers.get("api-key", ""))
-        return self._tables.check(key, config, self._wall())
+        given = presented_key(headers.get("authorization", ""), headers.get("api-key", ""))
+        key = self._tables.check(given, config, self._wall())
+        if isinstance(key, Refusal):
+            self.usage.refused(config.key, self.usage.label(config.key, ""), "key")
+        return key
 
     def admit(self, view: RequestView, config: ServiceConfig, now: float) -> Admitted | Refusal | None:
         """Charges a request to its tenant's limits. Returns 429 if it is above them; None: another gateway pod decides,
@@ -98,9 +100,7 @@ class Gate:
     async def ask(self, view: RequestView, config: ServiceConfig, now: float) -> Admitted | Refusal:
         """Asks the gateway pod that owns the tenant."""
         tokens = self._estimates.tokens(view)
-        return self._admitted(
-            view, config, await self._limits.admit(_key(view), _limits(view, config), tokens, now)
-        )
+        return self._admitted(view, config, await self._limits.admit(_key(view), _limits(view, config), tokens, now))
 
     def adopt(self, view: RequestView) -> Admitted:
         """Counts a request that is under way already, whatever the limits: its relay started it, or it began before
@@ -179,4 +179,3 @@ def _count(counts: Counts, finished: Finished, prompt_tokens: int) -> None:
     counts.prompt_tokens += prompt_tokens
     counts.cached_tokens += finished.cached_tokens
     counts.completion_tokens += finished.completion_tokens
-

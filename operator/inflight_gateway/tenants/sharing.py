@@ -138,9 +138,7 @@ class SharedLimits:
             if owner != self._name:
                 self._link(owner, peers[owner]).touch(key)
 
-    def _without(
-        self, link: Link, peers: int, key: TenantKey, limits: RateLimits, tokens: int, now: float
-    ) -> Grant:
+    def _without(self, link: Link, peers: int, key: TenantKey, limits: RateLimits, tokens: int, now: float) -> Grant:
         """Decides on a share of the limits while the owner does not respond."""
         part = share(limits, peers + 1)
         admission = Admission(key, part, charge_for(tokens, part))

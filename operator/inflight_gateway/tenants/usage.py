@@ -1,5 +1,5 @@
-"""Usage of each tenant, as metrics. A service's label values are the tenants of its requests, which come from API keys or
-tokens, at most `MAX_TENANTS`; all others count together as `other`."""
+"""Usage of each tenant, as metrics. A service's label values are the tenants of its API keys and tokens, at most
+`MAX_TENANTS`; all others count together as `other`."""
 
 from __future__ import annotations
 
