@@ -124,10 +124,7 @@ class _Process:
     async def _watch_envoy(self) -> None:
         async with Admin(self._settings.sockets.admin) as admin:
             while True:
-                try:
-                    self._envoy_ready = await admin.ready()
-                except OSError:
-                    self._envoy_ready = False
+                self._envoy_ready = await admin.ready()
                 await asyncio.sleep(_ENVOY_S)
 
     async def _tick(self) -> None:

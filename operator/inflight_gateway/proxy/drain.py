@@ -30,14 +30,6 @@ class Admin:
     ) -> None:
         await self._session.close()
 
-    async def ready(self) -> bool:
-        """Returns whether Envoy runs with its configuration, and does not drain."""
-        try:
-            async with self._session.get("http://envoy/ready") as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError) as error:
-            raise OSError(f"Envoy's admin interface: {error or type(error).__name__}") from error
-
     async def drain_inbound(self) -> None:
         """Drains the listeners for clients: each response asks the client to reconnect elsewhere; later the listeners
         close."""
