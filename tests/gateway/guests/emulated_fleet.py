@@ -18,7 +18,7 @@ from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
-from inflight_gateway.ext_proc.dispatcher import Dispatcher, Start
+from inflight_gateway.guests.dispatcher import Dispatcher, Start
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.tenants.estimate import Estimates
