@@ -65,6 +65,7 @@ class Attempt:
         request: head, with the header for progress frames, and body.
         go: its engines, at least one.
         stream: the answer is a stream.
+        head_due: the engine knows progress frames, so that it sends its head within `Tuning.head_s`.
         blocked: the client does not read now.
 
     Attributes:
@@ -81,6 +82,7 @@ class Attempt:
         kept: AnswerBytes,
         *,
         stream: bool,
+        head_due: bool,
         blocked: bool,
     ) -> None:
         self.endpoint = ""
@@ -93,6 +95,7 @@ class Attempt:
         self._first_token_within_s = go.first_token_within_s
         self._kept = kept
         self._stream = stream
+        self._head_due = head_due
         self._blocked = blocked
         self._loop = asyncio.get_running_loop()
         self._parser: FrameParser | None = None
@@ -116,7 +119,8 @@ class Attempt:
             self._call.write(part)
         self._call.sent = True
         self._heard_at = self._loop.time()
-        self._watch(self._heard_at + self._silence_s)
+        if self._head_due:
+            self._watch(self._heard_at + self._silence_s)
 
     def first_token(self) -> None:
         """Notes that the first token has arrived."""
