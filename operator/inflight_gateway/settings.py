@@ -6,11 +6,10 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from inflight_settings.requests import MAX_BODY_BYTES as MAX_BODY_BYTES
+
 RUN_DIR = Path("/run/inflight-gateway")
 """Folder of the UNIX sockets; the containers of a gateway pod share it."""
-
-MAX_BODY_BYTES = 32 * 2**20
-"""Longest request body; requests with a longer one get status 413."""
 
 GATEWAY_KEY_FILE = Path("/etc/inflight-gateway/key")
 

@@ -39,8 +39,8 @@ class Gateway:
     def __init__(self, reader):
         self.view = reader.view
 
-    def tenant_key(self, key, uid):
-        return GatewayKey(b"k" * 32).tenant_key(key, uid)
+    def tenant_keys(self, key, uid):
+        return GatewayKey(b"k" * 32).tenant_keys(key, uid)
 
 
 def sleeping(cache):

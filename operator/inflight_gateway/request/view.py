@@ -103,6 +103,7 @@ def view(head: Head, body: Body, body_bytes: int, config: ServiceConfig, tenant:
         path=head.path.partition("?")[0],
         prompt_tokens=body.prompt_tokens,
         max_tokens=body.max_tokens,
+        choices=body.choices,
         service_class=chosen.name,
         priority=_FIRST_OF_ALL if again else priority,
         tenant=tenant,

@@ -37,9 +37,9 @@ class LiveGateway(GatewayReader):
         super().__init__(http, slices, held)
         self._key = LiveGatewayKey(api, namespace, GATEWAY_KEY_SECRET_NAME)
 
-    def tenant_key(self, key: ServiceKey, uid: str) -> str:
-        """Returns the tenant key of the service with this uid; `read_key` must have succeeded once."""
-        return self._key.current.tenant_key(key, uid)
+    def tenant_keys(self, key: ServiceKey, uid: str) -> tuple[str, ...]:
+        """Returns the tenant keys of the service with this uid; `read_key` must have succeeded once."""
+        return self._key.current.tenant_keys(key, uid)
 
     async def read_key(self) -> None:
         """Reads the key, or creates it.
