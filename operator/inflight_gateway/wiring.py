@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from time import monotonic
 
 import aiohttp
@@ -37,6 +36,7 @@ from inflight_gateway.telemetry.metrics import DiscoveryCollector, Metrics
 from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
+from inflight_gateway.tenants.gateway_key import GatewayKey
 from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.routes import PeerClient, limits_handler
 from inflight_gateway.tenants.sharing import SharedLimits
@@ -73,11 +73,10 @@ class Gateway:
         estimates = Estimates()
         self._ledger = Ledger(self._willing, self._samples.get, estimates)
         self._picks = PicksLog()
-        self._peers = Peers(http, self._heard_from)
-        self._key_file = settings.gateway_key_file
-        self._key = key = gateway_key(settings.gateway_key_file)
+        self._key = GatewayKey(settings.gateway_key_file)
         self._key_read = monotonic()
-        self._peer_client = PeerClient(key or b"")
+        self._peer_client = PeerClient(self._key)
+        self._peers = Peers(http, self._heard_from, self._key)
         self.limits = SharedLimits(settings.name, self._trusted_peers, self._peer_client.post)
         self._gate = Gate(KeyTables(self.catalog), self.limits, estimates)
         self.metrics.registry.register(self._gate.usage)
@@ -90,9 +89,8 @@ class Gateway:
         self._dispatcher = Dispatcher(
             self.catalog, Picker(), self._holds, self._ledger, monotonic, self._stream.changed
         )
-        self._parts = Parts(
-            self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.records, monotonic, self._refused
-        )
+        headers = EngineHeaders(self._key.current, self._key.previous)
+        self._parts = Parts(self.catalog, self._gate, headers, self._dispatcher, self.records, monotonic, self._refused)
         self.processor = Processor(self._parts)
         port = settings.ext_proc_port
         self.endpoint_picker = (
@@ -121,11 +119,8 @@ class Gateway:
     def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
         """Makes the HTTP port. Args: unready: see `StatePort`. problems: failing calls to the Kubernetes API."""
         self.metrics.registry.register(DiscoveryCollector(self.catalog, self._samples, self._peers, problems))
-
-        async def decide(request: web.Request) -> web.Response:
-            return await limits_handler(self.limits, self._key)(request)
-
-        return StatePort(self._stream, self._picks, self.metrics.page, unready, [web.post(wire.PATH, decide)])
+        limits = web.post(wire.PATH, limits_handler(self.limits, self._key))
+        return StatePort(self._stream, self._picks, self.metrics.page, unready, self._key, [limits])
 
     async def run(self) -> None:
         """Reports requests in flight to the gateways that own their tenants, until cancelled."""
@@ -147,11 +142,8 @@ class Gateway:
     def _read_key(self) -> None:
         """Reads the gateway key again: the operator creates it when it starts, possibly after the gateway."""
         self._key_read = monotonic()
-        key = gateway_key(self._key_file)
-        if key != self._key:
-            self._key = key
-            self._parts.engine_headers = EngineHeaders(key)
-            self._peer_client.use(key or b"")
+        if self._key.refresh():
+            self._parts.engine_headers = EngineHeaders(self._key.current, self._key.previous)
 
     def _changed(self, change: Change) -> None:
         self.publisher.catalog_changed(change)
@@ -205,7 +197,7 @@ class Gateway:
 
     def _trusted_peers(self) -> Mapping[str, str]:
         """Returns live peers; none without a key: without trusted messages each gateway enforces limits alone."""
-        return self._peers.live() if self._key is not None else {}
+        return self._peers.live() if self._key.current is not None else {}
 
     def _heard_from(self, gateway: str, sent: Mapping[str, SentLoad]) -> None:
         self._ledger.peer(gateway, sent, monotonic())
@@ -215,11 +207,3 @@ def _hosts(settings: PickerSettings) -> Hosts:
     namespace, _, name = settings.service.partition("/")
     own = ServiceKey(namespace, name) if name else None
     return Hosts(settings.cluster_domain.strip(".").lower(), own, bool(settings.model_namespaces))
-
-
-def gateway_key(file: Path) -> bytes | None:
-    """Reads the gateway key. None: not readable, so engines get no tenant header, and gateways do not share limits."""
-    try:
-        return file.read_bytes().strip()
-    except OSError:
-        return None
