@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from inflight_gateway.ext_proc.exchange import HEAD_WITHIN_S
+from inflight_gateway.guests.exchange import HEAD_WITHIN_S
 from tests.gateway.client import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import GatewayStack, until

@@ -97,6 +97,11 @@ class ClientConnection(asyncio.Protocol):
     def busy(self) -> bool:
         return self._exchange is not None or self._receiving
 
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes of responses that the client did not read."""
+        return self._transport.get_write_buffer_size()
+
     def drain(self) -> None:
         """Close after the current request."""
         self._last = True

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from inflight_gateway.relay import decide
 from inflight_gateway.relay.answer import Answer, Ended, Ending
-from inflight_gateway.relay.attempt import Attempt, attempt_head, with_readable_id
+from inflight_gateway.relay.attempt import Attempt, with_readable_id
 from inflight_gateway.relay.bodies import CHECKED_BYTES, Received
 from inflight_gateway.relay.client import ClientConnection, Request
 from inflight_gateway.relay.decide import Again, Failure, History, next_step
@@ -124,7 +124,7 @@ class Generation:
                 self._refuse(decide.NOT_CONTINUED)
                 return
             fields = fields and fields.continued(self._answer.num_tokens)
-        head = attempt_head(self._request, self._record.request_id, len(body), fields, self._history)
+        head = b""
         self._answer.begin_attempt()
         self._attempt = Attempt(self._shared, self, (head, body), blocked=self._blocked)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from inflight_gateway.relay.client import Request
+from inflight_gateway.relay.engine_pool import EnginePool
 from inflight_gateway.relay.heads import Headers, find, request_head
-from inflight_gateway.relay.inner import InnerPool
 from inflight_gateway.request import headers as names
 
 _CHECK = names.CHECK_KEY.encode()
@@ -23,7 +23,7 @@ class KeyCheck:
     """
 
     def __init__(
-        self, pool: InnerPool, request: Request, request_id: str, done: Callable[[tuple[Headers, bytes] | None], None]
+        self, pool: EnginePool, request: Request, request_id: str, done: Callable[[tuple[Headers, bytes] | None], None]
     ) -> None:
         self._done = done
         self._refusal: tuple[Headers, list[bytes]] | None = None

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from inflight_gateway.relay.bodies import MAX_BODIES_BYTES, Bodies
 from inflight_gateway.relay.budget import BudgetLimits, RetryBudget
 from inflight_gateway.relay.decide import Limits
-from inflight_gateway.relay.inner import InnerPool
+from inflight_gateway.relay.engine_pool import EnginePool
+from inflight_gateway.relay.kept import Kept
 from inflight_gateway.types import Finished, Retried
 
 
@@ -18,10 +19,12 @@ class Tuning:
 
     Attributes:
         silence_s: an attempt fails after this time without a byte; engines send a heartbeat each second.
+        head_s: an attempt fails after this time without a head of a response: engines send it at once.
         max_bodies_bytes: most bytes of the bodies of requests in flight in this process.
     """
 
     silence_s: float = 5.0
+    head_s: float = 10.0
     max_bodies_bytes: int = MAX_BODIES_BYTES
     limits: Limits = field(default_factory=Limits)
     budget: BudgetLimits = field(default_factory=BudgetLimits)
@@ -32,7 +35,8 @@ class Shared:
     """Dependencies of requests. Attributes: report: receives the report of a finished request. retried: receives the
     report of an attempt for which Envoy tried several endpoints."""
 
-    pool: InnerPool
+    pool: EnginePool
+    kept: Kept
     tuning: Tuning
     bodies: Bodies
     budget: RetryBudget

@@ -10,8 +10,9 @@ from pathlib import Path
 from inflight_gateway.relay.bodies import Bodies
 from inflight_gateway.relay.budget import RetryBudget
 from inflight_gateway.relay.client import ClientConnection, Exchange, Request
+from inflight_gateway.relay.engine_pool import EnginePool
 from inflight_gateway.relay.generation import Generation
-from inflight_gateway.relay.inner import InnerPool
+from inflight_gateway.relay.kept import Kept
 from inflight_gateway.relay.proxying import PassThrough
 from inflight_gateway.relay.reports import Reports
 from inflight_gateway.relay.shared import Shared, Tuning
@@ -31,7 +32,8 @@ class Worker:
     def __init__(self, inner: Path, reports: Path, tuning: Tuning) -> None:
         self._reports = Reports(str(reports))
         self._shared = Shared(
-            InnerPool(str(inner)),
+            EnginePool(),
+            Kept(),
             tuning,
             Bodies(tuning.max_bodies_bytes),
             RetryBudget(tuning.budget, asyncio.get_running_loop().time()),
