@@ -21,7 +21,6 @@ from inflight_gateway.relay.heads import (
     without,
     without_internal,
 )
-
 from inflight_gateway.request.headers import JWT_TENANT
 
 _log = logging.getLogger(__name__)

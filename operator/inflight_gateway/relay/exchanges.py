@@ -75,6 +75,7 @@ class _Passed:
         self._config = config
         self._received = Received(shared.bodies, admitted.owner)
         self._address = ""
+        self._over = False
         self._passing: PassThrough | None = None
         self._report = short_report(request, config, 0, request.arrived)
 
@@ -96,10 +97,14 @@ class _Passed:
         if self._passing is None:
             return
         if self._received.size > self._admitted.most or self._received.is_over:
-            too_long = self._received.size > self._admitted.most
+            error = FULL if self._received.size <= self._admitted.most else too_large(self._admitted.most)
             passing, self._passing = self._passing, None
-            passing.cancel()
-            self._refuse(too_large(self._admitted.most) if too_long else FULL)
+            if passing.begun:
+                passing.left()
+                self._client.abort()
+            else:
+                self._refuse(error)
+                passing.left()
         else:
             self._passing.body(data)
 
@@ -120,6 +125,9 @@ class _Passed:
         self._client.refuse(error)
 
     def _ended(self, status: int, error: str = "") -> None:
+        if self._over:
+            return
+        self._over = True
         self._received.release()
         self._shared.link.ended(
             replace(

@@ -23,7 +23,7 @@ from inflight_gateway.relay.delivery import DONE, Delivery, TooMuchUnsent, json_
 from inflight_gateway.relay.engine_head import generation_head
 from inflight_gateway.relay.errors import FULL, ClientError, engine_died, engine_error, refused
 from inflight_gateway.relay.frames import Frame
-from inflight_gateway.relay.heads import Headers, find, retry_after_seconds
+from inflight_gateway.relay.heads import Headers, retry_after_seconds
 from inflight_gateway.relay.kept import AnswerBytes
 from inflight_gateway.relay.proxying import start_proxied
 from inflight_gateway.relay.record import Record
@@ -333,9 +333,7 @@ class Generation:
     def failed(self, failure: Failure) -> None:
         self._failed(failure)
 
-    def _failed(
-        self, failure: Failure, *, retry_after_s: float | None = None, said: ClientError | None = None
-    ) -> None:
+    def _failed(self, failure: Failure, *, retry_after_s: float | None = None, said: ClientError | None = None) -> None:
         now = self._loop.time()
         if self._plain is not None:
             self._end(error="engine_lost")

@@ -171,7 +171,7 @@ class PickerLink:
                 ended: asyncio.Future[None] = self._loop.create_future()
                 begun = self._loop.time()
                 try:
-                    await self._loop.create_unix_connection(lambda ended=ended: _Stream(self, ended), self._path)
+                    await self._loop.create_unix_connection(partial(_Stream, self, ended), self._path)
                     await ended
                 except OSError:
                     pass

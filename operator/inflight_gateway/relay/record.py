@@ -11,7 +11,6 @@ from inflight_gateway.relay.client import Request
 from inflight_gateway.relay.engine_head import external_id
 from inflight_gateway.types import Finished, ServiceConfig
 
-
 _NO_SERVICE = ServiceKey("", "")
 
 
