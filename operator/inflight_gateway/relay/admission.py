@@ -32,7 +32,7 @@ def too_large(most: int) -> ClientError:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What a head says of its sender. Attributes: key: API key, empty without one. token_tenant: tenant of a token that
+    """The sender of a request, by its head. Attributes: key: API key, empty without one. token_tenant: tenant of a token that
     Envoy verified; None without one. address: of the peer."""
 
     key: str

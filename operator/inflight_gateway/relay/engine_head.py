@@ -36,10 +36,6 @@ def engine_headers(request: Request, config: ServiceConfig, tenant: str, signing
 
 
 def generation_head(request: Request, config: ServiceConfig, tenant: str, signing: EngineHeaders, length: int) -> bytes:
-    """Returns the head of a generation request. It asks for progress frames where answers may be continued. Args:
-    length: bytes of the body."""
+    """Returns the head of a generation request, which asks for progress frames. Args: length: bytes of the body."""
     headers = engine_headers(request, config, tenant, signing)
-    headers.append((b"content-length", b"%d" % length))
-    if config.continuation:
-        headers.append(_PROGRESS)
-    return request_head(request.method, request.target, headers)
+    return request_head(request.method, request.target, [*headers, (b"content-length", b"%d" % length), _PROGRESS])

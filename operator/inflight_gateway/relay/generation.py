@@ -181,7 +181,7 @@ class Generation:
             go,
             self._kept,
             stream=self._record.stream,
-            progress=config.continuation,
+            head_due=config.continuation,
             blocked=self._blocked,
         )
 

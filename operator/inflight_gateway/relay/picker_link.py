@@ -8,6 +8,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Protocol, cast
 
@@ -322,7 +323,7 @@ def _none() -> int:
 
 
 class _Stream(asyncio.Protocol):
-    """One connection to the picker. Attributes: full: the picker does not read now."""
+    """A connection to the picker. Attributes: full: the picker does not read now."""
 
     def __init__(self, link: PickerLink, ended: asyncio.Future[None]) -> None:
         self.full = False
