@@ -32,8 +32,13 @@ def too_large(most: int) -> ClientError:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """The sender of a request, by its head. Attributes: key: API key, empty without one. token_tenant: tenant of a token that
-    Envoy verified; None without one. address: of the peer."""
+    """The sender of a request, by its head.
+
+    Attributes:
+        key: API key, empty without one.
+        token_tenant: tenant of a token that Envoy verified; None without one.
+        address: of the peer.
+    """
 
     key: str
     token_tenant: str | None
