@@ -62,7 +62,7 @@ class Attempt:
     """An attempt.
 
     Args:
-        request: head, with the header for progress frames, and body.
+        request: head and body.
         go: its engines, at least one.
         stream: the answer is a stream.
         head_due: the engine knows progress frames, so that it sends its head within `Tuning.head_s`.
