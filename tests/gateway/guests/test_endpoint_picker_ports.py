@@ -12,11 +12,11 @@ import pytest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import POOL_PORTS, pool_port
 from inflight_gateway.discovery.catalog import Catalog
-from inflight_gateway.ext_proc import endpoint_picker_ports
-from inflight_gateway.ext_proc.endpoint_picker_ports import EndpointPickerPorts, only_services
+from inflight_gateway.guests import endpoint_picker_ports
+from inflight_gateway.guests.endpoint_picker_ports import EndpointPickerPorts, only_services
 from inflight_gateway.types import ServiceConfig
-from tests.gateway.ext_proc.test_exchange import OPEN, World
 from tests.gateway.gateway_stack import free_port, until
+from tests.gateway.guests.test_exchange import OPEN, World
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from google.protobuf.struct_pb2 import Struct
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
-from inflight_gateway.ext_proc.endpoint_picker import CHUNK_BYTES
+from inflight_gateway.guests.endpoint_picker import CHUNK_BYTES
 from inflight_gateway.settings import any_address
 from tests.gateway.client import service
 from tests.gateway.gateway_stack import GatewayStack, free_port, until

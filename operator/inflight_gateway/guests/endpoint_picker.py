@@ -23,12 +23,11 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import (
 )
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.ext_proc import messages
-from inflight_gateway.ext_proc.exchange import Exchange, Parts
-from inflight_gateway.ext_proc.server import allowed
+from inflight_gateway.guests import messages
+from inflight_gateway.guests.exchange import Exchange, Parts
+from inflight_gateway.guests.head import Head, addresses
 from inflight_gateway.request.body import NO_FIELDS, parse
-from inflight_gateway.request.headers import INTERNAL, SUBSET
-from inflight_gateway.request.view import Head
+from inflight_gateway.request.headers import SUBSET
 from inflight_gateway.settings import MAX_BODY_BYTES
 from inflight_gateway.types import Refusal
 
@@ -40,7 +39,9 @@ CHUNK_BYTES = 62_000
 MAX_BODIES_BYTES = 256 * 2**20
 """Most bytes kept of all bodies that come in parts and are not complete yet, or not sent back."""
 
-_NOT_FROM_CLIENTS = frozenset((*INTERNAL, SUBSET))
+_SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+"""Namespace of the metadata in which another gateway names the endpoints that may be picked (Gateway API Inference
+Extension, docs/proposals/004-endpoint-picker-protocol)."""
 
 
 @dataclass(slots=True)
@@ -51,8 +52,7 @@ class Bodies:
 
 
 class EndpointPickerProcessor(external_processor_pb2_grpc.ExternalProcessorServicer):  # type: ignore[misc]  # no types
-    """Serves one stream for each request, as `Processor` does. No proxy has removed the internal headers, so a client
-    may have sent them: they are ignored.
+    """Serves one stream for each request, open until its response has ended.
 
     Bodies come whole (mode BUFFERED), or in parts that must be sent back (FULL_DUPLEX_STREAMED).
 
@@ -124,17 +124,15 @@ class _Stream:
         modes = message.protocol_config
         self._duplex = modes.request_body_mode == ProcessingMode.FULL_DUPLEX_STREAMED
         self._duplex_response = modes.response_body_mode == ProcessingMode.FULL_DUPLEX_STREAMED
-        pairs = messages.header_pairs(message.request_headers)
-        ends = bool(message.request_headers.end_of_stream)
-        head = Head([pair for pair in pairs if pair[0] not in _NOT_FROM_CLIENTS], end_of_stream=ends)
-        self._exchange = Exchange(self._parts, head, allowed(message), other_gateway=True, pool=self._pool)
+        head = Head(messages.header_pairs(message.request_headers))
+        self._exchange = Exchange(self._parts, head, _allowed(message), self._pool)
         refusal = self._exchange.refusal()
         if refusal is not None:
             self._answered = True
             yield refusal
-        elif head.body is not None:
+        elif message.request_headers.end_of_stream:
             self._answered = True
-            async for answer in self._exchange.place("request_headers", head.body, 0):
+            async for answer in self._exchange.place("request_headers", NO_FIELDS, 0):
                 yield answer
         elif not self._duplex:
             yield messages.CONTINUE_HEADERS
@@ -159,7 +157,7 @@ class _Stream:
             self._answered = True
             too_large = self._kept > MAX_BODY_BYTES
             self._forget_body()
-            yield messages.refuse(_TOO_LARGE if too_large else _FULL, None)
+            yield messages.refuse(_TOO_LARGE if too_large else _FULL)
         elif part.end_of_stream:
             async for answer in self._whole(ends=True):
                 yield answer
@@ -198,3 +196,14 @@ def _sent_back(body: bytes, *, ends: bool) -> Any:
 
 _TOO_LARGE = Refusal(413, "request_too_large", f"the request's body is larger than {MAX_BODY_BYTES >> 20} MiB")
 _FULL = Refusal(503, "gateway_full", "the gateway holds too many large requests", (("retry-after", "1"),))
+
+
+def _allowed(message: Any) -> frozenset[str] | None:
+    """Returns the addresses that another gateway allows for a request, possibly none; None: all. They come from the
+    metadata: a client may send the header."""
+    struct = message.metadata_context.filter_metadata.get(_SUBSET_NAMESPACE)
+    if struct is None or SUBSET not in struct.fields:
+        return None
+    value = struct.fields[SUBSET]
+    listed = [item.string_value for item in value.list_value.values]
+    return addresses(",".join([value.string_value, *listed]))

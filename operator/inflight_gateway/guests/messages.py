@@ -6,15 +6,9 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 from envoy.config.core.v3.base_pb2 import HeaderValueOption
-from envoy.extensions.filters.http.ext_proc.v3.processing_mode_pb2 import ProcessingMode
 from envoy.service.ext_proc.v3.external_processor_pb2 import HeadersResponse, ProcessingResponse
 from google.protobuf.duration_pb2 import Duration
-from google.protobuf.json_format import ParseDict
 
-from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.proxy.listeners import PROCESSING_MODE
-from inflight_gateway.proxy.names import LONGEST_MESSAGE_TIMEOUT_S
-from inflight_gateway.request.headers import SERVICE
 from inflight_gateway.request.openai_error import error_body
 from inflight_gateway.types import Refusal
 
@@ -26,11 +20,8 @@ Pairs = Iterable[tuple[str, str]]
 CONTINUE_HEADERS = ProcessingResponse(request_headers=HeadersResponse())
 """Answer to the head of a request of another gateway, which sends the body next."""
 
-SEND_BODY = ProcessingResponse(
-    request_headers=HeadersResponse(),
-    mode_override=ParseDict({**PROCESSING_MODE, "request_body_mode": "BUFFERED"}, ProcessingMode()),
-)
-"""Answer to a head that asks the Envoy of this pod for the body."""
+_LONGEST_TIMEOUT_S = 3600
+"""Longest message timeout to ask for: the longest hold."""
 
 _MESSAGE_CHARACTERS = 2000
 """Longest error message: it may quote text of a client, such as a model of any length."""
@@ -59,15 +50,12 @@ def go_on(stage: Stage, to_set: Pairs, to_remove: Iterable[str], metadata: Mappi
     return answer
 
 
-def refuse(refusal: Refusal, service: ServiceKey | None) -> Any:
+def refuse(refusal: Refusal) -> Any:
     """Makes the answer that ends a request with an error in OpenAI's format."""
-    headers = [("content-type", "application/json"), *refusal.headers]
-    if service is not None:
-        headers.append((SERVICE, str(service)))
     answer = ProcessingResponse()
     response = answer.immediate_response
     response.status.code = refusal.status
-    _set(response.headers, headers)
+    _set(response.headers, [("content-type", "application/json"), *refusal.headers])
     response.body = error_body(refusal.status, refusal.code, refusal.message[:_MESSAGE_CHARACTERS])
     response.details = refusal.code
     return answer
@@ -76,7 +64,7 @@ def refuse(refusal: Refusal, service: ServiceKey | None) -> Any:
 def wait_longer(seconds: float) -> Any:
     """Makes the message that sets Envoy's timeout for the answer, from now; Envoy accepts one such message for each
     response that it waits for."""
-    bounded = min(int(seconds) + 1, LONGEST_MESSAGE_TIMEOUT_S)
+    bounded = min(int(seconds) + 1, _LONGEST_TIMEOUT_S)
     return ProcessingResponse(override_message_timeout=Duration(seconds=bounded))
 
 

@@ -1,5 +1,4 @@
-"""The gRPC servers: ADS and external processing for the Envoy of this pod; external processing for other gateways,
-with a self-signed certificate.
+"""The gRPC server of external processing for other gateways, with a self-signed certificate.
 
 Gateways connect to an endpoint picker with TLS and do not verify its certificate: an InferencePool has no field for an
 authority, and the reference endpoint picker of the Gateway API Inference Extension signs its own certificate at its
@@ -10,16 +9,12 @@ from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import grpc
-from envoy.service.discovery.v3 import ads_pb2_grpc
 from envoy.service.ext_proc.v3 import external_processor_pb2_grpc
 
 from inflight_base.manifest.slices import address_of
-from inflight_gateway.ext_proc.endpoint_picker import EndpointPickerProcessor
-from inflight_gateway.ext_proc.server import Processor
-from inflight_gateway.proxy.ads import Ads
+from inflight_gateway.guests.endpoint_picker import EndpointPickerProcessor
 from inflight_gateway.settings import MAX_BODY_BYTES, any_address
 
 VALID_DAYS = 3650
@@ -71,20 +66,10 @@ _OPTIONS = (
 )
 
 
-async def serve(socket: Path, ads: Ads, processor: Processor) -> grpc.aio.Server:
-    """Listens until stopped. `socket` must not exist."""
-    server = grpc.aio.server(options=_OPTIONS)
-    ads_pb2_grpc.add_AggregatedDiscoveryServiceServicer_to_server(ads, server)
-    external_processor_pb2_grpc.add_ExternalProcessorServicer_to_server(processor, server)
-    server.add_insecure_port(f"unix:{socket}")
-    await server.start()
-    return server
-
-
 async def serve_endpoint_picker(
     port: int, processor: EndpointPickerProcessor, certificate: Certificate | None
 ) -> grpc.aio.Server:
-    """Listens on a TCP port of all addresses until stopped. Other gateways do not get ADS, which would configure them.
+    """Listens on a TCP port of all addresses until stopped.
 
     Args:
         certificate: None: without TLS.

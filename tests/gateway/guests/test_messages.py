@@ -1,7 +1,7 @@
 """Answers to Envoy."""
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.ext_proc import messages
+from inflight_gateway.guests import messages
 from inflight_gateway.types import Refusal
 
 

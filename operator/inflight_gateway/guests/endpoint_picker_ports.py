@@ -13,9 +13,9 @@ import grpc
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
 from inflight_gateway.discovery.catalog import Catalog, Change
-from inflight_gateway.ext_proc.endpoint_picker import Bodies, EndpointPickerProcessor
-from inflight_gateway.ext_proc.exchange import Parts
-from inflight_gateway.ext_proc.grpc_server import self_signed, serve_endpoint_picker
+from inflight_gateway.guests.endpoint_picker import Bodies, EndpointPickerProcessor
+from inflight_gateway.guests.exchange import Parts
+from inflight_gateway.guests.grpc_server import self_signed, serve_endpoint_picker
 
 _log = logging.getLogger(__name__)
 
