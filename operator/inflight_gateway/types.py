@@ -152,7 +152,8 @@ class RequestView:
 
     Attributes:
         prompt_tokens: estimated number; exact for lists of token ids up to `MAX_DECODED_BYTES`.
-        max_tokens: most output tokens that the client asks for; None: not set.
+        max_tokens: most output tokens of each choice that the client asks for; None: not set.
+        choices: answers that the engine generates: `n` of each prompt.
         prefix: hashes of the prompt's leading blocks, each of all text up to its block's end (with tenant and salt).
         block_tokens: estimated tokens of one of these blocks.
         deadline: when its first token is due.
@@ -169,6 +170,7 @@ class RequestView:
     path: str = "/v1/chat/completions"
     prompt_tokens: int = 0
     max_tokens: int | None = None
+    choices: int = 1
     service_class: str = "default"
     priority: int = 0
     tenant: str = ""

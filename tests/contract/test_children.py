@@ -351,7 +351,7 @@ async def test_the_service_becomes_an_alias_of_the_gateway_and_a_service_of_its_
     namespace, operator = simple.metadata.namespace, Operator(api, simple)
     apart = render(simple, PLAN, SETTINGS)
     behind = simple.model_copy(update={"spec": simple.spec.model_copy(update={"gateway": Gateway(enabled=True)})})
-    through = render(behind, replace(PLAN, tenant_key="key"), SETTINGS)
+    through = render(behind, replace(PLAN, tenant_keys=("key",)), SETTINGS)
     for _ in range(2):
         await operator.applied(apart)
         plain = await api.get("Service", namespace, "chat")

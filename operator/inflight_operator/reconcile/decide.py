@@ -103,7 +103,7 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
 
 def _children(snapshot: Snapshot, memory: Memory) -> tuple[Memory, Rendered]:
     pods = snapshot.gateway_pods or ()
-    plan = ChildPlan(memory.replicas, memory.limits, snapshot.admin_token, snapshot.tenant_key, pods)
+    plan = ChildPlan(memory.replicas, memory.limits, snapshot.admin_token, snapshot.tenant_keys, pods)
     known = memory.rendered
     if known is not None and known.made_of(snapshot.service, snapshot.settings, plan):
         return memory, known

@@ -218,7 +218,7 @@ class Reconciler:
             mover=self._pace.holder,
             pooled=gateway is not None,
             gateway=None if gateway is None else gateway.view(key),
-            tenant_key="" if gateway is None else gateway.tenant_key(key, uid),
+            tenant_keys=() if gateway is None else gateway.tenant_keys(key, uid),
             gateway_pods=gateway.addresses if gateway is not None and reading.policy.inference_pool else (),
             pool_parents=pool_parents(self._cache.child(key, "InferencePool", child_names(key.name).main)),
         )

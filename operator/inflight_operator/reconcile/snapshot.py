@@ -47,7 +47,7 @@ class Snapshot:
         may_move: whether the service may upgrade to a newer engine release now.
         mover: a service that is upgrading and that others wait for; empty without one.
         gateway: reports of the gateway's pods on the service; None for one that is not behind the gateway.
-        tenant_key: tenant key of the service; empty for one that is not behind the gateway.
+        tenant_keys: current and previous tenant key of the service; empty for one that is not behind the gateway.
         gateway_pods: endpoints of the picker of its InferencePool, empty for a service without; None: not known yet.
         pool_parents: gateways that report on its InferencePool.
     """
@@ -71,7 +71,7 @@ class Snapshot:
     may_move: bool = True
     mover: str = ""
     gateway: GatewayView | None = None
-    tenant_key: str = ""
+    tenant_keys: tuple[str, ...] = ()
     gateway_pods: tuple[GatewayAddress, ...] | None = ()
     pool_parents: tuple[PoolParent, ...] = ()
 
