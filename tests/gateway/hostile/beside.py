@@ -14,8 +14,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import psutil
 
+from inflight_base.signing import PEER_SIGNATURE, get_message, signed
 from tests.gateway.gateway_stack import GatewayStack
 from tests.gateway.hostile.attacks import ATTACKS, SERVICES
 from tests.gateway.hostile.case import RIGHT_KEY, chat_body, post
@@ -24,6 +26,8 @@ from tools.measure.report import percentile
 
 KEYLESS, KEYED, EVIL = "keyless.default", "keyed.default", "evil.default"
 EVIL_ENGINES = 20
+_KEY = b"of the gateway"
+
 MOST_MIB = 1024
 """Memory limit of each container in the chart."""
 
@@ -63,11 +67,27 @@ async def run(
         attackers.begin(stack, rate, kinds)
         with _memory(stack, found):
             await client.until(time.monotonic() + flood_s, found.beside_s)
+            await _operator(stack, found)
         found.got = await attackers.end()
         await asyncio.sleep(1.0)  # until the connections of the attackers are closed
         await client.until(time.monotonic() + alone_s / 2, found.alone_s)
         _check(stack, found, kinds)
     return found
+
+
+async def _operator(stack: GatewayStack, found: Beside) -> None:
+    """Reads the state stream as the operator does: without it, no service sleeps or wakes."""
+    path = "/v1/state?watch=1"
+    signature = {PEER_SIGNATURE: signed((_KEY,), get_message(path), time.time())}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(5.0)) as http,
+            http.get(stack.state_url + path, headers=signature) as answer,
+        ):
+            if answer.status != 200 or not await answer.content.readline():
+                found.faults[f"the operator cannot read the state: {answer.status}"] += 1
+    except (aiohttp.ClientError, TimeoutError) as error:
+        found.faults[f"the operator cannot read the state: {type(error).__name__}"] += 1
 
 
 class _Client:
@@ -136,7 +156,10 @@ async def _attackers() -> AsyncIterator[_Attackers]:
 @asynccontextmanager
 async def _gateway(folder: Path, evil: list[str]) -> AsyncIterator[GatewayStack]:
     engine = await CheckingEngine().start()
-    stack = GatewayStack(folder, relays=1)
+    stack = GatewayStack(folder)
+    key = folder / "key"
+    key.write_bytes(_KEY)
+    stack.picker_flags += ["--gateway-key-file", str(key)]
     service = {"model": "m", "endpoints": [engine.address]}
     crowd = range(SERVICES)
     stack.services(
