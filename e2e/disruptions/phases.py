@@ -256,9 +256,9 @@ def gateway_switched(stage: Stage) -> Iterator[None]:
         goal = f"the Service to lead to the {'gateway' if enabled else 'engines'}"
         stage.wait(goal, partial(leads_to, pods))
         stage.wait_ready(REPLICAS)
+    if (after := stage.cluster_ip()) != address:
+        raise RuntimeError(f"the Service had the address {address}, and has {after}")
     stage.note = f"the Service kept its address {address}"
-    if stage.cluster_ip() != address:
-        raise RuntimeError(f"the Service had the address {address}, and has {stage.cluster_ip()}")
 
 
 def picker_killed(stage: Stage) -> Iterator[None]:
