@@ -177,10 +177,10 @@ class _Stream(asyncio.Protocol):
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = stream = cast(asyncio.Transport, transport)  # uvloop's has no common base with asyncio's
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
         self._streams.add(self)
         for content in self._welcome():
-            stream.write(content)
+            self._transport.write(content)
 
     def data_received(self, data: bytes) -> None:
         try:
