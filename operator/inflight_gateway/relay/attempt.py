@@ -25,6 +25,9 @@ the bytes that arrived meanwhile are read first."""
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.025, 0.25
 """Bounds of the pause after an engine has refused the request."""
 
+_LONGEST_S = 86_400.0
+"""Seconds in which any head must come."""
+
 _PROGRESS = names.PROGRESS.encode()
 _REQUEST_ID = names.REQUEST_ID.encode()
 
@@ -62,9 +65,10 @@ class Attempt:
     """An attempt.
 
     Args:
-        request: head, with the header for progress frames, and body.
+        request: head and body.
         go: its engines, at least one.
         stream: the answer is a stream.
+        head_due: the engine sends its head at once; else possibly with its whole answer.
         blocked: the client does not read now.
 
     Attributes:
@@ -81,6 +85,7 @@ class Attempt:
         kept: AnswerBytes,
         *,
         stream: bool,
+        head_due: bool,
         blocked: bool,
     ) -> None:
         self.endpoint = ""
@@ -98,7 +103,7 @@ class Attempt:
         self._parser: FrameParser | None = None
         self._call: EngineConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._silence_s = shared.tuning.head_s
+        self._silence_s: float = shared.tuning.head_s if head_due else _LONGEST_S
         self._heard_at = 0.0
         self._first_token_by: float | None = None
         self._resent = self._over = False

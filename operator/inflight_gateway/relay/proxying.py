@@ -50,6 +50,11 @@ class PassThrough:
         self._parts: list[bytes] = []
         self._status = 0
 
+    @property
+    def begun(self) -> bool:
+        """True if the client has the head of the response."""
+        return self._status != 0
+
     # Called by the connection to the client.
 
     def begin(self) -> None:
