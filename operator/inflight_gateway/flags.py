@@ -161,7 +161,7 @@ def picker(parser: argparse.ArgumentParser) -> None:
         type=_port,
         default=9003,
         metavar="PORT",
-        help="port of /metrics, /healthz, /readyz and /v1/state; 0 takes a free one (default: 9003)",
+        help="port of /metrics, /healthz, /readyz and the signed /v1/state; 0 takes a free one (default: 9003)",
     )
     parser.add_argument(
         "--ext-proc-port",
@@ -189,7 +189,8 @@ def picker(parser: argparse.ArgumentParser) -> None:
         type=_port,
         default=9004,
         metavar="PORT",
-        help="port of /v1/picks on loopback only, for `kubectl port-forward`; 0 takes a free one (default: 9004)",
+        help="port of /v1/state and /v1/picks without signatures, on loopback only, for `kubectl port-forward`; 0 takes"
+        " a free one (default: 9004)",
     )
     parser.add_argument(
         "--usage-dir",
@@ -202,8 +203,9 @@ def picker(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=GATEWAY_KEY_FILE,
         metavar="FILE",
-        help="key that signs tenants for engines and messages to peers; without the file engines are not told the"
-        f" tenant (default: {GATEWAY_KEY_FILE})",
+        help="key that signs requests to engines and messages to peers; the file `previous` beside it may have the key"
+        " before. Read again when they change; without the file services with API keys get 503"
+        f" (default: {GATEWAY_KEY_FILE})",
     )
     parser.add_argument(
         "--drain-min",

@@ -92,8 +92,8 @@ class _Process:
         settings = self._settings
         port = self._gateway.state_port(self._unready, self._discovery.problems)
         self._closing.push_async_callback(port.close)
-        number = await port.start(settings.http_port)
-        _log.info("metrics, health and state on port %d", number)
+        numbers = await port.start(settings.http_port, settings.local_port)
+        _log.info("metrics, health and signed state on port %d, state and picks on loopback port %d", *numbers)
         async with asyncio.TaskGroup() as tasks:
             always = self._discovery.run(), self._tick(), self._watch_envoy(), self._gateway.run()
             running = [tasks.create_task(one) for one in always]

@@ -64,7 +64,7 @@ class PickerSettings:
         ext_proc_tls: whether these ports take TLS.
         model_namespaces: namespaces whose services a request may choose by its model alone; empty: none.
         usage_dir: folder for usage of tenants; None: usage is not written.
-        local_port: port on loopback of the picks; 0 takes a free one.
+        local_port: port on loopback of load and picks; 0 takes a free one.
         service: NAMESPACE/NAME of the gateway's own Service; empty: its address names no service.
     """
 

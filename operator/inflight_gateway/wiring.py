@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING
 
@@ -35,6 +34,7 @@ from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
+from inflight_gateway.tenants.gateway_key import GatewayKey
 from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.routes import PeerClient, limits_handler
 from inflight_gateway.tenants.sharing import SharedLimits
@@ -45,9 +45,6 @@ from inflight_gateway.types import Endpoint
 if TYPE_CHECKING:
     from inflight_gateway.guests.endpoint_picker_ports import EndpointPickerPorts
     from inflight_gateway.guests.exchange import Parts
-
-PREVIOUS_KEY = "previous"
-"""File beside the gateway key with the one before."""
 
 KEY_SECONDS = 5.0
 """Seconds between two reads of the gateway key's file."""
@@ -76,11 +73,10 @@ class Gateway:
         estimates = Estimates()
         self._ledger = Ledger(self._willing, self._samples.get, estimates)
         self._picks = PicksLog()
-        self._peers = Peers(http, self._heard_from)
-        self._key_file = settings.gateway_key_file
-        self._keys = keys = gateway_keys(settings.gateway_key_file)
+        self._key = GatewayKey(settings.gateway_key_file)
         self._key_read = monotonic()
-        self._peer_client = PeerClient(keys.current or b"")
+        self._peer_client = PeerClient(self._key)
+        self._peers = Peers(http, self._heard_from, self._key)
         self.limits = SharedLimits(settings.name, self._trusted_peers, self._peer_client.post)
         gate = Gate(KeyTables(self.catalog), self.limits, estimates)
         self._usage = gate.usage
@@ -96,7 +92,7 @@ class Gateway:
             refused=self._refused,
         )
         self.links = RelayLinks(self._requests, self.catalog)
-        self.links.set_keys(keys)
+        self.links.set_keys(Keys(self._key.current, self._key.previous))
         self._guest_parts: Parts | None = None
         self.guests: EndpointPickerPorts | None = None
         if settings.ext_proc_port is not None:
@@ -104,9 +100,8 @@ class Gateway:
             from inflight_gateway.guests.endpoint_picker_ports import EndpointPickerPorts
             from inflight_gateway.guests.exchange import Parts
 
-            self._guest_parts = Parts(
-                self.catalog, gate, EngineHeaders(keys.current, keys.previous), self._requests, log
-            )
+            headers = EngineHeaders(self._key.current, self._key.previous)
+            self._guest_parts = Parts(self.catalog, gate, headers, self._requests, log)
             self.guests = EndpointPickerPorts(self._guest_parts, settings.ext_proc_port, tls=settings.ext_proc_tls)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}
         self._usable: dict[ServiceKey, Sequence[Endpoint]] = {}
@@ -129,11 +124,8 @@ class Gateway:
     def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
         """Makes the HTTP port. Args: unready: see `StatePort`. problems: failing calls to the Kubernetes API."""
         self.metrics.registry.register(DiscoveryCollector(self.catalog, self._samples, self._peers, problems))
-
-        async def decide(request: web.Request) -> web.Response:
-            return await limits_handler(self.limits, self._keys.current)(request)
-
-        return StatePort(self._stream, self._picks, self.metrics.page, unready, [web.post(wire.PATH, decide)])
+        limits = web.post(wire.PATH, limits_handler(self.limits, self._key))
+        return StatePort(self._stream, self._picks, self.metrics.page, unready, self._key, [limits])
 
     async def run(self) -> None:
         """Reports requests in flight to the gateways that own their tenants, until cancelled."""
@@ -156,13 +148,10 @@ class Gateway:
     def _read_keys(self) -> None:
         """Reads the gateway keys again: the operator creates them when it starts, possibly after the gateway."""
         self._key_read = monotonic()
-        keys = gateway_keys(self._key_file)
-        if keys != self._keys:
-            self._keys = keys
-            self.links.set_keys(keys)
-            self._peer_client.use(keys.current or b"")
+        if self._key.refresh():
+            self.links.set_keys(Keys(self._key.current, self._key.previous))
             if self._guest_parts is not None:
-                self._guest_parts.engine_headers = EngineHeaders(keys.current, keys.previous)
+                self._guest_parts.engine_headers = EngineHeaders(self._key.current, self._key.previous)
 
     def _changed(self, change: Change) -> None:
         self._usable.clear()
@@ -207,7 +196,7 @@ class Gateway:
 
     def _trusted_peers(self) -> Mapping[str, str]:
         """Returns live peers; none without a key: without trusted messages each gateway enforces limits alone."""
-        return self._peers.live() if self._keys.current else {}
+        return self._peers.live() if self._key.current is not None else {}
 
     def _heard_from(self, gateway: str, sent: Mapping[str, SentLoad]) -> None:
         self._ledger.peer(gateway, sent, monotonic())
@@ -217,15 +206,3 @@ def _hosts(settings: PickerSettings) -> Hosts:
     namespace, _, name = settings.service.partition("/")
     own = ServiceKey(namespace, name) if name else None
     return Hosts(settings.cluster_domain.strip(".").lower(), own, bool(settings.model_namespaces))
-
-
-def gateway_keys(file: Path) -> Keys:
-    """Reads the gateway keys. Without one, keyed services are not served, and gateways do not share limits."""
-    return Keys(_read(file), _read(file.with_name(PREVIOUS_KEY)))
-
-
-def _read(file: Path) -> bytes | None:
-    try:
-        return file.read_bytes().strip() or None
-    except OSError:
-        return None

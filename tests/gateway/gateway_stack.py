@@ -45,7 +45,8 @@ async def until(condition: Any, what: str, within: float = START_S) -> Any:
 
 
 class GatewayStack:
-    """A started gateway. Attributes: url: for clients. state_url: of the picker's HTTP port."""
+    """A started gateway. Attributes: url: for clients. state_url, local_url: of the picker on the pod network and on
+    loopback."""
 
     def __init__(self, folder: Path, relays: int = 1) -> None:
         self.folder, self.relays = folder, relays
@@ -53,6 +54,7 @@ class GatewayStack:
         self.run_dir.mkdir()
         self.port, self.state_port, self.local_port = free_port(), free_port(), free_port()
         self.url, self.state_url = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.state_port}"
+        self.local_url = f"http://127.0.0.1:{self.local_port}"
         self.file = folder / "services.json"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.picker_flags: list[str] = []
@@ -112,7 +114,7 @@ class GatewayStack:
             return await answer.text()
 
     async def state(self) -> Any:
-        async with aiohttp.ClientSession() as http, http.get(f"{self.state_url}/v1/state") as answer:
+        async with aiohttp.ClientSession() as http, http.get(f"{self.local_url}/v1/state") as answer:
             return await answer.json()
 
     def signal(self, name: str, number: signal.Signals) -> None:
