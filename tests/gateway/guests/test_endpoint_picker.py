@@ -104,7 +104,7 @@ async def started(stack, *services, drain_min):
         stack.picker_flags = ["--ext-proc-port", str(port), "--no-ext-proc-tls", "--drain-min", drain_min]
         stack.start_picker()
         picker = stack.processes["picker"]
-        await until(lambda: picker.poll() is not None or "Envoy may connect" in stack.log("picker"), "it serves")  # noqa: B023
+        await until(lambda: picker.poll() is not None or "relays may connect" in stack.log("picker"), "it serves")  # noqa: B023
         if picker.poll() is None:
             return port
     raise AssertionError(stack.log("picker"))
@@ -150,7 +150,7 @@ async def test_the_endpoint_is_one_of_the_subset_in_header_and_metadata(port):
             answer = await other.answer()
             headers, removed = mutated(answer.request_body.response)
             assert headers == {DESTINATION: "10.0.0.2:80"}
-            assert {"x-inflight-tenant", "x-inflight-attempt", f"{DESTINATION}-subset"} <= removed
+            assert {"x-inflight-tenant", "x-inflight-progress", f"{DESTINATION}-subset"} <= removed
             assert dict(answer.dynamic_metadata["envoy.lb"]) == {DESTINATION: "10.0.0.2:80"}
 
 

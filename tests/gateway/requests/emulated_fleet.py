@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from inflight_gateway.guests.dispatcher import Dispatcher, Start
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel, StepWork
