@@ -173,12 +173,10 @@ def test_usage_is_in_the_pod_or_in_a_folder_of_each_pod_in_a_claim(helm, objects
     assert pod_of(given)["securityContext"]["fsGroup"] == pod_of(given)["securityContext"]["runAsGroup"]
 
 
-def test_picker_and_relay_know_the_same_hosts(helm):
-    given = helm.objects(*ENABLED, "--set", "gateway.modelNamespaces={team,search},clusterDomain=k8s.example")
-    for name in ("picker", "relay"):
-        arguments = understood(given, name)
-        assert arguments.model_namespace == ["team", "search"]
-        assert arguments.cluster_domain == "k8s.example"
+def test_a_model_chooses_services_of_the_namespaces_of_a_value(helm, objects):
+    given = helm.objects(*ENABLED, "--set", "gateway.modelNamespaces={team,search}")
+    assert understood(objects, "picker").model_namespace == []
+    assert understood(given, "picker").model_namespace == ["team", "search"]
 
 
 def test_sidecars_end_after_the_picker_has_drained_envoy_before_the_relay(objects):

@@ -1,4 +1,4 @@
-"""One client with an API key beside a flood of attacks."""
+"""A client with an API key beside a flood of attacks."""
 
 from __future__ import annotations
 
