@@ -26,6 +26,7 @@ from inflight_operator.decide.conditions import unreadable
 from inflight_operator.decide.tuning_types import TuningPolicy
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ClusterCache
+from inflight_operator.observe.front_view import front_view
 from inflight_operator.observe.live_gateway import LiveGateway
 from inflight_operator.observe.pool_view import pool_parents
 from inflight_operator.observe.scrape import ScrapePool, Target
@@ -198,6 +199,7 @@ class Reconciler:
         self._pool.keep(key, targets)
         window, uid = self._pool.window(key), reading.service.metadata.uid
         gateway = self._gateway if reading.policy.gateway else None
+        front = front_view(self._cache, key, uid)
         return Snapshot(
             service=reading.service,
             unread=reading.unread,
@@ -219,7 +221,9 @@ class Reconciler:
             pooled=gateway is not None,
             gateway=None if gateway is None else gateway.view(key),
             tenant_key="" if gateway is None else gateway.tenant_key(key, uid),
-            gateway_pods=gateway.addresses if gateway is not None and reading.policy.inference_pool else (),
+            gateway_pods=() if self._gateway is None else self._gateway.addresses,
+            front=front,
+            leaving=self._gateway.view(key) if self._gateway is not None and gateway is None and front.routed else None,
             pool_parents=pool_parents(self._cache.child(key, "InferencePool", child_names(key.name).main)),
         )
 
