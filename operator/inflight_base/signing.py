@@ -1,4 +1,5 @@
-"""HMAC-SHA256 (RFC 2104) between operator, gateway and engines: derived keys, tenants of requests, and admin calls.
+"""HMAC-SHA256 (RFC 2104) between operator, gateway and engines: derived keys, tenants of requests, messages between
+gateway and operator, and admin calls.
 
 An admin call never sends its token, and only the intended pod can answer:
 
@@ -14,6 +15,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import re
+from collections.abc import Sequence
+from typing import Final
 
 from inflight_base.manifest.keys import ServiceKey
 
@@ -32,9 +36,52 @@ def tenant_key(gateway_key: bytes, service: ServiceKey, uid: str) -> str:
     return derived(gateway_key, f"tenant/{service}/{uid}")
 
 
-def tenant_signature(key: str, tenant: str, request_id: str) -> str:
-    """Proof for an engine that the gateway checked the tenant of a request. Args: key: from `tenant_key`."""
-    return "v1=" + _hex(key, f"{tenant}\n{request_id}")
+MAX_AGE_S: Final = 300.0
+"""Most seconds between the time in a signature and the verifier's clock, as of admin calls: nodes' clocks may differ by
+that much."""
+
+_SIGNED = re.compile(r"v2=([0-9]{1,12}):([0-9a-f]{64}(?:,[0-9a-f]{64}){0,3})")
+
+
+def signed(keys: Sequence[bytes], message: bytes, now: float) -> str:
+    """Returns `v2=TIME:HEX[,HEX]`: for each key the HMAC of TIME, a line feed and the message.
+
+    Signer and verifier each have a current key and, after a change, the previous one. They see a change at different
+    times; with both keys on both sides a signature is valid throughout.
+
+    Args:
+        now: Unix time; TIME is its whole seconds.
+    """
+    at = str(int(now))
+    return f"v2={at}:" + ",".join(_hmac(key, at, message) for key in keys)
+
+
+def is_signed(keys: Sequence[bytes], message: bytes, value: str, now: float, max_age_s: float = MAX_AGE_S) -> bool:
+    """Returns whether one of these keys made one of the signatures in `value`, within `max_age_s` of `now`."""
+    found = _SIGNED.fullmatch(value)
+    if found is None or abs(now - int(found[1])) > max_age_s:
+        return False
+    given = found[2].split(",")
+    return any(hmac.compare_digest(_hmac(key, found[1], message), one) for key in keys for one in given)
+
+
+PEER_SIGNATURE = "x-inflight-peer-signature"
+"""Header of calls between gateway pods, and of the operator to them."""
+
+
+def get_message(target: str) -> bytes:
+    """The message to sign for a GET. Args: target: path and query as sent."""
+    return f"GET {target}\n".encode()
+
+
+def tenant_message(tenant: str, request_id: str) -> bytes:
+    """The message that the gateway signs for an engine with the service's tenant keys. Args: tenant: may be empty."""
+    return f"{tenant}\n{request_id}".encode()
+
+
+def tenant_signature_v1(key: bytes, message: bytes) -> str:
+    """Signature for engines of release 0.2, which know one key and no time."""
+    return "v1=" + hmac.digest(key, message, "sha256").hex()
 
 
 def signature(token: str, method: str, path: str, pod_uid: str, time: int, body: bytes) -> str:
@@ -63,3 +110,7 @@ def is_proof(token: str, signed: str, given: str) -> bool:
 
 def _hex(key: str, message: str) -> str:
     return hmac.digest(key.encode(), message.encode(), "sha256").hex()
+
+
+def _hmac(key: bytes, at: str, message: bytes) -> str:
+    return hmac.digest(key, at.encode() + b"\n" + message, "sha256").hex()

@@ -79,6 +79,7 @@ class ServiceConfig:
         continuation: responses continue at another replica after a failure.
         max_attempts: most replicas that are tried for a request.
         api_keys_secret: Secret of the same namespace with the keys; None: no key is required.
+        jwt_tenants: tenants whose tokens the service accepts; `*`: all; empty: no token is accepted.
         default_limits: limits of each tenant not listed in `tenants`.
         inference_pool: other gateways find the service by an InferencePool.
     """
@@ -97,9 +98,15 @@ class ServiceConfig:
     max_attempts: int = defaults.MAX_ATTEMPTS
     weights: ScoreWeights = ScoreWeights()
     api_keys_secret: str | None = None
+    jwt_tenants: tuple[str, ...] = ()
     tenants: tuple[TenantConfig, ...] = ()
     default_limits: RateLimits = RateLimits()
     inference_pool: bool = False
+
+    @property
+    def keyed(self) -> bool:
+        """True if a request needs an API key or a token, and so has a tenant."""
+        return self.api_keys_secret is not None or bool(self.jwt_tenants)
 
     def tenant(self, name: str) -> TenantConfig:
         """Settings of a tenant, whether it is listed or not."""
@@ -145,7 +152,8 @@ class RequestView:
 
     Attributes:
         prompt_tokens: estimated number; exact for lists of token ids up to `MAX_DECODED_BYTES`.
-        max_tokens: most output tokens that the client asks for; None: not set.
+        max_tokens: most output tokens of each choice that the client asks for; None: not set.
+        choices: answers that the engine generates: `n` of each prompt.
         prefix: hashes of the prompt's leading blocks, each of all text up to its block's end (with tenant and salt).
         block_tokens: estimated tokens of one of these blocks.
         deadline: when its first token is due.
@@ -162,6 +170,7 @@ class RequestView:
     path: str = "/v1/chat/completions"
     prompt_tokens: int = 0
     max_tokens: int | None = None
+    choices: int = 1
     service_class: str = "default"
     priority: int = 0
     tenant: str = ""

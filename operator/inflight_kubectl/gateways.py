@@ -10,7 +10,7 @@ from inflight_base.manifest.names import (
     GATEWAY_ANNOTATION,
     GATEWAY_HTTP_PORT,
     GATEWAY_LABELS,
-    GATEWAY_STATE_PORT,
+    GATEWAY_LOCAL_PORT,
     HTTP_PORT_NAME,
     selector_string,
 )
@@ -30,7 +30,7 @@ LABEL = selector_string(GATEWAY_LABELS)
 
 @dataclass(frozen=True, slots=True)
 class GatewayPod:
-    """A ready pod of the gateway. Attributes: http: its OpenAI API. state: the picker's port."""
+    """A ready pod of the gateway. Attributes: http: its OpenAI API. state: the picker's port on loopback."""
 
     name: str
     http: Address
@@ -91,5 +91,5 @@ def _pod(pod: dict[str, Any]) -> GatewayPod:
     return GatewayPod(
         name,
         (namespace, name, ports.get(HTTP_PORT_NAME, GATEWAY_HTTP_PORT)),
-        (namespace, name, ports.get("state", GATEWAY_STATE_PORT)),
+        (namespace, name, GATEWAY_LOCAL_PORT),
     )

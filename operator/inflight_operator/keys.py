@@ -158,19 +158,29 @@ class LiveAdminKey(LiveKey[AdminKey]):
 
 @dataclass(frozen=True, slots=True)
 class GatewayKey:
-    """The key of gateway and operator. The tenant key of each service is derived from it; the gateway signs the tenant
-    of a request with it, and the engine verifies it."""
+    """The key of gateway and operator. The tenant keys of each service are derived from it: the gateway signs requests
+    with them, and engines verify it. The operator signs its watches of the gateway's state.
+
+    Attributes:
+        previous: the key before a rotation: it stays valid.
+    """
 
     key: bytes = field(repr=False)
+    previous: bytes | None = field(default=None, repr=False)
 
-    def tenant_key(self, service: ServiceKey, uid: str) -> str:
-        """Returns the tenant key of the service with this uid."""
-        return tenant_key(self.key, service, uid)
+    @property
+    def keys(self) -> tuple[bytes, ...]:
+        """The current and the previous key."""
+        return (self.key,) if self.previous is None else (self.key, self.previous)
+
+    def tenant_keys(self, service: ServiceKey, uid: str) -> tuple[str, ...]:
+        """Returns the tenant keys, current and previous, of the service with this uid."""
+        return tuple(tenant_key(key, service, uid) for key in self.keys)
 
 
 class LiveGatewayKey(LiveKey[GatewayKey]):
-    """The key in a Secret with the field `key`, which the gateway's pods mount. Both sides strip white space around
-    it."""
+    """The key in a Secret with the fields `key` and, after a rotation, `previous`, which the gateway's pods mount. Both
+    sides strip white space around them."""
 
     what = "the gateway's key"
 
@@ -179,4 +189,5 @@ class LiveGatewayKey(LiveKey[GatewayKey]):
         return {"key": secrets.token_urlsafe(KEY_BYTES).encode()}
 
     def read(self, fields: Mapping[str, bytes]) -> GatewayKey:
-        return GatewayKey(long_enough(fields.get("key", b"").strip()))
+        previous = fields.get("previous", b"").strip()
+        return GatewayKey(long_enough(fields.get("key", b"").strip()), previous or None)

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from inflight_gateway.ext_proc.exchange import HEAD_WITHIN_S
+from inflight_gateway.guests.exchange import HEAD_WITHIN_S
 from tests.gateway.client import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import GatewayStack, until
@@ -35,7 +35,7 @@ async def test_a_request_is_served_reported_and_logged(tmp_path, engines, http):
         assert line["service"] == "default/a"
         assert line["endpoint"] == engine.address
         assert (line["status"], line["attempts"]) == (200, 1)
-        url = f"{stack.state_url}/v1/picks?namespace=default&service=a"
+        url = f"{stack.local_url}/v1/picks?namespace=default&service=a"
         async with http.get(url) as answer:
             assert (await answer.json())["picks"][0]["request_id"] == "one"
     finally:

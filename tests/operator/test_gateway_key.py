@@ -14,11 +14,22 @@ from tests.operator.test_admin_key import Secrets
 def test_a_tenant_key_is_derived_from_namespace_name_and_uid():
     digest = hmac.new(b"k" * 32, b"tenant/team/chat/u-1", hashlib.sha256).digest()
     expected = base64.urlsafe_b64encode(digest).decode().rstrip("=")
-    assert GatewayKey(b"k" * 32).tenant_key(ServiceKey("team", "chat"), "u-1") == expected
+    assert GatewayKey(b"k" * 32).tenant_keys(ServiceKey("team", "chat"), "u-1") == (expected,)
 
 
 def test_a_key_does_not_show_in_its_representation():
-    assert "kkk" not in repr(GatewayKey(b"k" * 32))
+    assert "kkk" not in repr(GatewayKey(b"k" * 32, b"k" * 32))
+
+
+async def test_the_previous_key_is_read_beside_the_current_one_and_its_tenant_keys_stay():
+    store = Secrets()
+    key = LiveGatewayKey(store, "system", "inflight-gateway-key")
+    await key.refresh()
+    before = key.current.tenant_keys(ServiceKey("team", "chat"), "u-1")
+    store.set(key=b"n" * 64 + b"\n", previous=key.current.key)
+    await key.refresh()
+    assert key.current.keys[0] == b"n" * 64
+    assert key.current.tenant_keys(ServiceKey("team", "chat"), "u-1")[1:] == before
 
 
 async def test_the_key_is_made_once_and_has_no_byte_that_stripping_would_take():

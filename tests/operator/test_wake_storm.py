@@ -40,8 +40,8 @@ class Gateway:
         self.view = reader.view
         self.addresses = ()
 
-    def tenant_key(self, key, uid):
-        return GatewayKey(b"k" * 32).tenant_key(key, uid)
+    def tenant_keys(self, key, uid):
+        return GatewayKey(b"k" * 32).tenant_keys(key, uid)
 
 
 def sleeping(cache):
@@ -79,7 +79,7 @@ async def test_fifty_services_wake_at_one_line_in_fifty_rounds_without_delay(mon
             done.append(key)
             return outcome
 
-        reader = GatewayReader(http, slices, wake)
+        reader = GatewayReader(http, slices, wake, lambda: [b"k" * 32])
         settings = Settings(engine_image="engine:dev", gateway_service="g.system.svc.cluster.local")
         reconciler = Reconciler(
             api,

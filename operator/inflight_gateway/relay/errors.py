@@ -5,14 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from inflight_gateway.link.wire import Refuse
 from inflight_gateway.relay.heads import Headers
 from inflight_gateway.request.openai_error import error_body
+from inflight_gateway.types import Refusal
 
 
 @dataclass(frozen=True)
 class ClientError:
     """An error for a client. Attributes: code: OpenAI's machine-readable name. body_as_is: an engine's error object,
-    sent in place of the relay's own. final: clients should not try again on their own."""
+    sent in place of the relay's own. final: clients should not try again on their own. more: further headers."""
 
     status: int
     message: str = ""
@@ -20,6 +22,7 @@ class ClientError:
     retry_after_s: int | None = None
     body_as_is: bytes = b""
     final: bool = False
+    more: tuple[tuple[str, str], ...] = ()
 
     @cached_property
     def body(self) -> bytes:
@@ -40,7 +43,15 @@ class ClientError:
         if self.final:
             # OpenAI's client libraries retry after each 5xx otherwise.
             headers.append((b"x-should-retry", b"false"))
-        return headers
+        return [*headers, *((name.encode(), value.encode("latin-1")) for name, value in self.more)]
+
+
+FULL = ClientError(503, "the gateway holds too many large requests", "gateway_full", retry_after_s=1)
+
+
+def refused(refusal: Refusal | Refuse) -> ClientError:
+    """Returns the error of a request that the gateway itself refuses."""
+    return ClientError(refusal.status, refusal.message, refusal.code, more=refusal.headers)
 
 
 def engine_error(status: int, body: bytes) -> ClientError:

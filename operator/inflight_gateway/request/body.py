@@ -23,6 +23,7 @@ from inflight_gateway.request.prefix import (
     text_blocks,
     token_blocks,
 )
+from inflight_settings.requests import MAX_N
 
 NAME_CHARACTERS = 256
 """Most characters of the name of a model or class; longer names are cut. Names of models have at most 255
@@ -39,6 +40,7 @@ _BYTES_PER_ID = 6
 """Mean bytes of a token id in a JSON list, with its comma, for vocabularies of 32k to 256k tokens."""
 
 _LISTED_IDS = re.compile(rb"\[\s*(\[\s*)?\d")
+_LISTED_TEXTS = re.compile(rb'\[\s*"')
 
 _LARGEST = 2**31 - 1
 """Largest number that is read; larger ones count as absent: engines refuse them."""
@@ -60,6 +62,7 @@ class _Fields(msgspec.Struct):
     stream: msgspec.Raw = _ABSENT
     max_tokens: msgspec.Raw = _ABSENT
     max_completion_tokens: msgspec.Raw = _ABSENT
+    n: msgspec.Raw = _ABSENT
     service_class: msgspec.Raw = msgspec.field(default=_ABSENT, name="class")
     priority: msgspec.Raw = _ABSENT
     cache_salt: msgspec.Raw = _ABSENT
@@ -74,6 +77,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
         prompt_tokens: estimated number, with the tokens of a continuation.
         blocks: hashes of the first prompt's leading blocks, see `prefix.py`.
         continues: the body has the relay's own field, which a client may not set.
+        choices: answers that the engine generates: `n` of each prompt.
     """
 
     model: str | None = None
@@ -84,6 +88,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
     prompt_tokens: Annotated[int, msgspec.Meta(ge=0)] = 0
     blocks: Annotated[bytes, msgspec.Meta(max_length=MAX_BLOCKS * HASH_BYTES)] = b""
     continues: bool = False
+    choices: Annotated[int, msgspec.Meta(ge=1)] = 1
 
     def prefix(self, tenant: str) -> tuple[int, ...]:
         """Returns the hashes of the leading blocks. Engines share no blocks between tenants."""
@@ -130,7 +135,7 @@ def _read(fields: _Fields) -> Body:
         ValueError: a part that is decoded is no UTF-8.
         RecursionError: tools are nested almost as deeply as can be decoded; encoding them takes more.
     """
-    prompt_tokens, blocks = _tokens_and_blocks(fields, _string(fields.cache_salt) or "")
+    prompts, prompt_tokens, blocks = _prompts_read(fields, _string(fields.cache_salt) or "")
     return Body(
         model=_name(fields.model),
         stream=len(fields.stream) > _SCALAR_BYTES or bool(_decoded(fields.stream)),
@@ -140,20 +145,32 @@ def _read(fields: _Fields) -> Body:
         prompt_tokens=prompt_tokens,
         blocks=blocks,
         continues=len(fields.inflight_continuation) > 0,
+        choices=max(1, prompts) * min(_count(fields.n) or 1, MAX_N),
     )
 
 
-def _tokens_and_blocks(fields: _Fields, salt: str) -> tuple[int, bytes]:
-    """Returns the estimated tokens of all prompts, and the hashes of the first prompt's leading blocks."""
+def _prompts_read(fields: _Fields, salt: str) -> tuple[int, int, bytes]:
+    """Returns the number of prompts, their estimated tokens, and the hashes of the first prompt's leading blocks."""
     long = len(fields.messages) > MAX_DECODED_BYTES
     messages = None if long else _decoded(fields.messages)
     parts = (fields.tools, fields.messages) if long or messages else (fields.prompt,)
     if sum(map(len, parts)) > MAX_DECODED_BYTES:
-        return _of_json(parts, salt)
+        return (1 if len(parts) > 1 else _number_of_prompts(fields.prompt)), *_of_json(parts, salt)
     prompts = [_conversation(messages, _decoded(fields.tools))] if messages else _prompts(_decoded(fields.prompt))
     first = prompts[0] if prompts else ""
     blocks = text_blocks(first, salt) if isinstance(first, str) else token_blocks(first, salt)
-    return sum(map(_tokens, prompts)), blocks
+    return len(prompts), sum(map(_tokens, prompts)), blocks
+
+
+def _number_of_prompts(prompt: msgspec.Raw) -> int:
+    """Returns the number of prompts in a long JSON text without decoding it; exact for those that engines take."""
+    text = bytes(prompt)
+    if not text.startswith(b"["):
+        return 1
+    if not _LISTED_TEXTS.match(text):
+        return max(1, text.count(b"[") - 1)
+    plain = text.replace(b"\\\\", b"")  # the second of two backslashes escapes nothing
+    return (plain.count(b'"') - plain.count(b'\\"')) // 2
 
 
 def _of_json(parts: tuple[msgspec.Raw, ...], salt: str) -> tuple[int, bytes]:

@@ -55,8 +55,10 @@ PROGRESS = "x-inflight-progress"
 """From the relay to the engine, `1`: answer with progress frames, see docs/engine.md; in responses: the engine does."""
 
 TENANT = "x-inflight-tenant"
-TENANT_SIGNATURE = "x-inflight-tenant-signature"
-"""`v1=` and the hexadecimal HMAC-SHA256 of TENANT, a line feed and the request id, by the service's tenant key."""
+SIGNATURE = "x-inflight-signature"
+"""Signature of the tenant, a line feed and the request id by the service's tenant keys, see `signing.signed`."""
+TENANT_SIGNATURE_V1 = "x-inflight-tenant-signature"
+"""The signature for engines of release 0.2: without a time, by one key."""
 
 JWT_TENANT = "x-inflight-jwt-tenant"
 """From Envoy to the relay: the tenant in a JSON Web Token that Envoy has verified. Envoy then removes Authorization."""
@@ -76,7 +78,8 @@ INTERNAL = (
     MAX_ATTEMPTS,
     PROGRESS,
     TENANT,
-    TENANT_SIGNATURE,
+    SIGNATURE,
+    TENANT_SIGNATURE_V1,
     JWT_TENANT,
 )
 

@@ -29,9 +29,25 @@ def no_keys(config: ServiceConfig) -> Refusal:
     )
 
 
+def no_gateway_key(config: ServiceConfig) -> Refusal:
+    """Returns the refusal of all requests to a service with API keys while the gateway cannot sign their tenants."""
+    return Refusal(
+        503,
+        "gateway_key_unavailable",
+        f"The gateway cannot sign requests for service {config.key.name}: it has no key. The operator creates the"
+        " Secret inflight-gateway-key in the gateway's namespace, and the kubelet mounts it within about a minute.",
+        (("retry-after", str(KEYS_RETRY_S)),),
+    )
+
+
 def no_key() -> Refusal:
     """Returns the refusal of a request without an API key."""
     return _unauthorized("The request has no API key. Send it as `Authorization: Bearer KEY`.")
+
+
+def no_token() -> Refusal:
+    """Returns the refusal of a request without a token at a service that takes no API keys."""
+    return _unauthorized("The request has no valid token. Send it as `Authorization: Bearer TOKEN`.")
 
 
 def wrong_key() -> Refusal:

@@ -20,14 +20,15 @@ class Estimates:
         self._lengths: dict[TenantKey, Lengths] = {}
 
     def tokens(self, request: RequestView) -> int:
-        """Returns the tokens of prompt and answer: `max_tokens`, its upper bound, else the tenant's mean."""
+        """Returns the tokens of prompt and answers. An answer counts `max_tokens`, its upper bound, or else the
+        tenant's mean."""
         if request.path not in GENERATING:
             return 0
         output = request.max_tokens if request.max_tokens is not None else round(self._of(request).mean())
-        return request.prompt_tokens + output
+        return request.prompt_tokens + request.choices * output
 
     def answer_tokens(self, request: RequestView) -> float:
-        """Returns the expected output tokens of a request that starts now."""
+        """Returns the expected output tokens of each choice of a request that starts now."""
         most = _most(request)
         return self._of(request).left(0.0, most) if most else 0.0
 
@@ -36,9 +37,9 @@ class Estimates:
         return self._of(request).begin(_most(request))
 
     def learn(self, request: RequestView, output_tokens: int) -> None:
-        """Learns from a complete response."""
+        """Learns from a complete response. Args: output_tokens: of all choices, which count as of one length."""
         if request.path in GENERATING:
-            self._of(request).ended(output_tokens)
+            self._of(request).ended(round(output_tokens / request.choices))
 
     def _of(self, request: RequestView) -> Lengths:
         key = TenantKey(request.service, request.tenant)

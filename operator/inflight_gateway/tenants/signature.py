@@ -1,37 +1,62 @@
-"""The tenant of a request, signed for the engine, and the headers that must not reach it."""
+"""The signature that engines accept requests by, and the headers that must not reach them."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+
 from inflight_base.manifest.keys import ServiceKey
-from inflight_base.signing import tenant_key, tenant_signature
-from inflight_gateway.request.headers import TENANT, TENANT_SIGNATURE
-from inflight_gateway.types import ServiceConfig
+from inflight_base.signing import signed, tenant_key, tenant_message, tenant_signature_v1
+from inflight_gateway.request.headers import SIGNATURE, TENANT, TENANT_SIGNATURE_V1
+from inflight_gateway.tenants.answers import no_gateway_key
+from inflight_gateway.types import Refusal, ServiceConfig
 
 CREDENTIALS = ("authorization", "api-key")
 """Headers that clients put API keys in."""
 
 
 class EngineHeaders:
-    """Changes of the picker to the headers of a request to an engine.
+    """Changes to the headers of a request to an engine. Each attempt is signed anew: signatures have a time.
 
     Args:
-        gateway_key: content of the Secret `inflight-gateway-key`; None: engines get no tenant header.
+        current, previous: keys of the Secret `inflight-gateway-key`. Without a current one requests are not signed, and
+            services with API keys or tokens cannot be served.
+        wall: Unix time.
     """
 
-    def __init__(self, gateway_key: bytes | None) -> None:
-        self._gateway_key = gateway_key
-        self._keys: dict[tuple[ServiceKey, str], str] = {}
+    def __init__(
+        self, current: bytes | None, previous: bytes | None = None, *, wall: Callable[[], float] = time.time
+    ) -> None:
+        self._gateway_keys = [key for key in (current, previous) if key] if current else []
+        self._wall = wall
+        self._keys: dict[tuple[ServiceKey, str], list[bytes]] = {}
+
+    def refusal(self, config: ServiceConfig) -> Refusal | None:
+        """Returns the 503 for requests to a service with API keys while there is no gateway key; else None."""
+        return no_gateway_key(config) if config.keyed and not self._gateway_keys else None
 
     def to_set(self, config: ServiceConfig, tenant: str, request_id: str) -> tuple[tuple[str, str], ...]:
-        """Headers to set: the tenant and its signature; none for requests without a tenant."""
-        if not tenant or self._gateway_key is None:
+        """Headers to set: the tenant, unless it is empty, and signatures; none without a gateway key.
+
+        Requests without a tenant are signed too: engines still ask for signatures after a service's API keys went.
+
+        Args:
+            request_id: X-Request-Id as the engine gets it.
+        """
+        if not self._gateway_keys:
             return ()
-        key = self._keys.get((config.key, config.uid))
-        if key is None:
-            key = self._keys[config.key, config.uid] = tenant_key(self._gateway_key, config.key, config.uid)
-        return (TENANT, tenant), (TENANT_SIGNATURE, tenant_signature(key, tenant, request_id))
+        keys = self._keys.get((config.key, config.uid))
+        if keys is None:
+            keys = [tenant_key(key, config.key, config.uid).encode() for key in self._gateway_keys]
+            self._keys[config.key, config.uid] = keys
+        message = tenant_message(tenant, request_id)
+        signature = (SIGNATURE, signed(keys, message, self._wall()))
+        if not tenant:
+            return (signature,)
+        # Engines of release 0.2 may stay for long: InferenceServices can name their image.
+        return (TENANT, tenant), signature, (TENANT_SIGNATURE_V1, tenant_signature_v1(keys[0], message))
 
     @staticmethod
     def to_remove(config: ServiceConfig) -> tuple[str, ...]:
-        """Headers to remove: API keys, for services with API keys. Without them, the engine handles credentials."""
-        return CREDENTIALS if config.api_keys_secret is not None else ()
+        """Headers to remove: API keys, for services that check them. Without, the engine handles credentials."""
+        return CREDENTIALS if config.keyed else ()

@@ -34,12 +34,12 @@ class LiveGateway(GatewayReader):
         async def slices() -> Sequence[dict[str, Any]]:
             return await api.list(Selection(ENDPOINTS, namespace, f"{SLICE_OF_LABEL}={name}"))
 
-        super().__init__(http, slices, held)
+        super().__init__(http, slices, held, lambda: self._key.current.keys)
         self._key = LiveGatewayKey(api, namespace, GATEWAY_KEY_SECRET_NAME)
 
-    def tenant_key(self, key: ServiceKey, uid: str) -> str:
-        """Returns the tenant key of the service with this uid; `read_key` must have succeeded once."""
-        return self._key.current.tenant_key(key, uid)
+    def tenant_keys(self, key: ServiceKey, uid: str) -> tuple[str, ...]:
+        """Returns the tenant keys of the service with this uid; `read_key` must have succeeded once."""
+        return self._key.current.tenant_keys(key, uid)
 
     async def read_key(self) -> None:
         """Reads the key, or creates it.

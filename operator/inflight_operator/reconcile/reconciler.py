@@ -200,6 +200,7 @@ class Reconciler:
         window, uid = self._pool.window(key), reading.service.metadata.uid
         gateway = self._gateway if reading.policy.gateway else None
         front = front_view(self._cache, key, uid)
+        through = self._gateway if gateway is not None or front.routed else None
         return Snapshot(
             service=reading.service,
             unread=reading.unread,
@@ -220,10 +221,10 @@ class Reconciler:
             mover=self._pace.holder,
             pooled=gateway is not None,
             gateway=None if gateway is None else gateway.view(key),
-            tenant_key="" if gateway is None else gateway.tenant_key(key, uid),
+            tenant_keys=() if through is None else through.tenant_keys(key, uid),
             gateway_pods=() if self._gateway is None else self._gateway.addresses,
             front=front,
-            leaving=self._gateway.view(key) if self._gateway is not None and gateway is None and front.routed else None,
+            leaving=None if through is None or gateway is not None else through.view(key),
             pool_parents=pool_parents(self._cache.child(key, "InferencePool", child_names(key.name).main)),
         )
 

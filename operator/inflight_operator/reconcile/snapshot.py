@@ -48,7 +48,7 @@ class Snapshot:
         may_move: whether the service may upgrade to a newer engine release now.
         mover: a service that is upgrading and that others wait for; empty without one.
         gateway: reports of the gateway's pods on the service; None for one that is not behind the gateway.
-        tenant_key: tenant key of the service; empty for one that is not behind the gateway.
+        tenant_keys: current and previous tenant key of the service; empty for one that the gateway does not serve.
         gateway_pods: the gateway's ready pods; None: not known yet.
         front: endpoints of its Service.
         leaving: reports of the gateway's pods on a service that left the gateway; None for all others.
@@ -74,7 +74,7 @@ class Snapshot:
     may_move: bool = True
     mover: str = ""
     gateway: GatewayView | None = None
-    tenant_key: str = ""
+    tenant_keys: tuple[str, ...] = ()
     gateway_pods: tuple[GatewayAddress, ...] | None = ()
     front: FrontView = NO_FRONT
     leaving: GatewayView | None = None

@@ -175,9 +175,9 @@ class DecisionRecorder:
 def tokens_in(snapshot: Snapshot, memory: Memory) -> set[str]:
     """Returns all admin tokens and tenant keys that a round may have seen: the children may have been rendered with
     earlier ones."""
-    seen, rendered = {snapshot.admin_token, snapshot.tenant_key}, memory.rendered
+    seen, rendered = {snapshot.admin_token, *snapshot.tenant_keys}, memory.rendered
     if rendered is not None:
-        seen |= {rendered.plan.admin_token, rendered.plan.tenant_key}
+        seen |= {rendered.plan.admin_token, *rendered.plan.tenant_keys}
     return seen - {""}
 
 

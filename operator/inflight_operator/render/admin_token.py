@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
@@ -13,20 +14,26 @@ if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
 
 TOKEN_KEY = "token"
-TENANT_KEY = "tenant-key"
+TENANT_KEY, PREVIOUS_TENANT_KEY = "tenant-key", "tenant-key-previous"
 """Keys in the Secret and names of the files in the engine's container."""
+
+UNSIGNED = "none"
+"""Content of `TENANT_KEY` at services without API keys: their engines take requests that the gateway did not sign."""
 
 SECRET_FOLDER = "/etc/inflight/admin"
 
 
-def admin_token_secret(service: InferenceService, token: str, tenant_key: str) -> Manifest:
-    """The Secret; engines read it from files, so that it appears in no environment variable and no process list.
+def admin_token_secret(service: InferenceService, token: str, tenant_keys: Sequence[str]) -> Manifest:
+    """The Secret; engines read it from files, so that it appears in no environment variable and no process list. They
+    read changes within about a minute, without a restart.
 
     Args:
         token: token for admin calls.
-        tenant_key: `ChildPlan.tenant_key`; empty renders none.
+        tenant_keys: `ChildPlan.tenant_keys`.
     """
-    values = {TOKEN_KEY: token, **({TENANT_KEY: tenant_key} if tenant_key else {})}
+    keyless = service.spec.gateway.auth is None
+    keys = (UNSIGNED,) if tenant_keys and keyless else tenant_keys
+    values = {TOKEN_KEY: token, **dict(zip((TENANT_KEY, PREVIOUS_TENANT_KEY), keys, strict=False))}
     return {
         **child("v1", "Secret", service, child_names(service.metadata.name).admin_token),
         "type": "Opaque",

@@ -17,8 +17,8 @@ class ChildPlan:
         replicas: replicas of the Deployment.
         limits: limits in force, with which new pods start.
         admin_token: token for the engines' admin calls.
-        tenant_key: for engines to verify the tenant of a request that the gateway signs; empty for a service that is
-            not behind the gateway.
+        tenant_keys: current and previous key by which engines verify that the gateway signed a request; empty for a
+            service that is not behind the gateway.
         gateway_pods: endpoints of the picker of the service's InferencePool; empty for one without.
         front_pods: the gateway's pods as endpoints of the Service of the service's name; empty: none, or unknown.
         leaving: the gateway sends requests to the engines, although the service is no longer behind it.
@@ -27,7 +27,7 @@ class ChildPlan:
     replicas: int
     limits: LimitsInForce
     admin_token: str
-    tenant_key: str = ""
+    tenant_keys: tuple[str, ...] = ()
     gateway_pods: tuple[GatewayAddress, ...] = ()
     front_pods: tuple[GatewayAddress, ...] = ()
     leaving: bool = False

@@ -48,7 +48,7 @@ def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> li
     """
     behind = behind_gateway(service, settings)
     children = [
-        admin_token_secret(service, plan.admin_token, plan.tenant_key),
+        admin_token_secret(service, plan.admin_token, plan.tenant_keys),
         limits_config_map(service, plan.limits),
         network_policy(service, settings),
         deployment(service, plan.replicas, settings),

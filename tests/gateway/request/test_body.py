@@ -37,7 +37,7 @@ ANYTHING = st.recursive(
     max_leaves=10,
 )
 FIELDS = st.sampled_from(
-    "model messages prompt tools stream max_tokens max_completion_tokens class priority cache_salt"
+    "model messages prompt tools stream max_tokens max_completion_tokens n class priority cache_salt"
     " inflight_continuation".split()
 )
 
@@ -134,6 +134,28 @@ def test_token_ids_are_counted_and_text_is_estimated():
     assert parse(b'{"prompt": [1, 2, 3]}').prompt_tokens == 3
     assert parse(b'{"prompt": [[1, 2], [3]]}').prompt_tokens == 3
     assert parse(json.dumps({"prompt": "x" * 400}).encode()).prompt_tokens == 100
+
+
+@pytest.mark.parametrize("n", [1, 8, 128])
+@pytest.mark.parametrize("prompt", ["a", ["a"], ["a", "b"], [1, 2, 3], [[1, 2, 3]], [[1], [2], [3]]])
+def test_choices_are_n_of_each_prompt(n, prompt):
+    prompts = len(prompt) if isinstance(prompt, list) and not isinstance(prompt[0], int) else 1
+    assert parse(json.dumps({"prompt": prompt, "n": n}).encode()).choices == n * prompts
+    assert chat("hello", n=n).choices == n
+
+
+@pytest.mark.parametrize("n", [0, -1, 2.0, "8", True, None, 10**40])
+def test_choices_of_requests_that_engines_refuse_are_bounded(n):
+    assert chat("hello", n=n).choices == 1
+    assert chat("hello", n=2**30).choices == 128
+
+
+@given(st.lists(st.text(alphabet='a\\"[]', max_size=9), min_size=1), st.booleans())
+def test_prompts_of_a_long_list_are_counted_as_engines_read_them(texts, escaped):
+    texts = [*texts, "x" * MAX_DECODED_BYTES]
+    assert parse(json.dumps({"prompt": texts}, ensure_ascii=escaped).encode()).choices == len(texts)
+    several = [[1] * (MAX_DECODED_BYTES // 3), *([2] for _ in texts)]
+    assert parse(json.dumps({"prompt": several}).encode()).choices == len(several)
 
 
 def test_a_continuation_has_its_tokens_prefilled_and_the_same_prefix():

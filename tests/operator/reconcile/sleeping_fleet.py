@@ -88,7 +88,9 @@ class SleepingFleet(RandomFleet):
         )
 
     def snapshot(self):
-        return replace(super().snapshot(), gateway=self.gateway, pooled=True, tenant_key="a tenant key, 32 characters")
+        return replace(
+            super().snapshot(), gateway=self.gateway, pooled=True, tenant_keys=("a tenant key, 32 characters",)
+        )
 
     def _apply(self, plan):
         super()._apply(plan)

@@ -1,5 +1,7 @@
 """The Service of a service that is put behind the gateway, or taken from behind it, in rounds: no client is lost."""
 
+import base64
+
 import pytest
 
 from inflight_base.manifest.names import pod_labels
@@ -87,10 +89,18 @@ async def test_switched_on_without_a_ready_gateway_pod_clients_stay_at_the_engin
     assert [found async for found in rounds(world, 2)][-1] == {"10.0.0.9"}
 
 
-async def test_switched_off_the_engines_come_first_and_the_gateway_goes_when_they_are_listed(world):
+async def switched_off(world):
+    """Switches the gateway off; the engines are replaced."""
+    world.service(spec={}, generation=2)
+    async for _ in rounds(world, 3):
+        assert not selects_engines(world), "pods that ask for a signature are left"
+    world.rolled_out()
+
+
+async def test_switched_off_the_engines_are_replaced_first_and_the_gateway_goes_when_they_are_listed(world):
     await running(world, ON)
     assert endpoints(world) == {"10.0.0.1", "10.0.0.2"}
-    world.service(spec={}, generation=2)
+    await switched_off(world)
     await world.round()
     assert selects_engines(world)
     assert gateway_pods(world) == ["10.0.0.1", "10.0.0.2"]
@@ -103,15 +113,30 @@ async def test_switched_off_the_engines_come_first_and_the_gateway_goes_when_the
 async def test_switched_off_without_a_ready_engine_the_gateways_pods_stay(world):
     await running(world, ON)
     world.pod(1, ready=False)
-    world.service(spec={}, generation=2)
+    await switched_off(world)
     async for found in rounds(world, 20):
         assert found == {"10.0.0.1", "10.0.0.2"}
+
+
+async def test_engines_from_before_can_verify_the_gateway_until_it_serves_the_service_no_more(world):
+    keyed = {"enabled": True, "auth": {"apiKeysSecret": "keys"}}
+    await running(world, {"gateway": keyed})
+    world.service(spec={"gateway": {**keyed, "enabled": False}}, generation=2)
+    async for _ in rounds(world, 3):
+        pass
+    secret = known_secret(world)["data"]
+    assert base64.b64decode(secret["tenant-key"]) == b"tenant key of service-uid"
+
+
+def known_secret(world):
+    children = world.reconciler._known[KEY].memory.rendered.children
+    return next(child for child in children if child["kind"] == "Secret")
 
 
 async def test_the_gateway_serves_a_service_that_left_until_no_request_comes(world):
     await running(world, ON)
     world.gateway.says(idle_s=0.0)
-    world.service(spec={}, generation=2)
+    await switched_off(world)
     async for _ in rounds(world, 30):
         assert has_engines_service(world)
     world.gateway.says(heard=1, idle_s=3600.0)
@@ -128,9 +153,9 @@ async def test_the_gateway_serves_a_service_that_left_until_no_request_comes(wor
 async def test_clients_that_never_leave_the_gateway_are_served_for_a_quarter_of_an_hour(world):
     await running(world, ON)
     world.gateway.says(in_flight=1, idle_s=0.0)
-    world.service(spec={}, generation=2)
+    await switched_off(world)
     served = [has_engines_service(world) async for _ in rounds(world, 32, 30.0)]
-    assert served == [True] * 30 + [False] * 2
+    assert served == [True] * 29 + [False] * 3
 
 
 async def test_an_uninstalled_gateway_leaves_no_addresses_behind(world):

@@ -113,6 +113,6 @@ def test_every_decision_can_be_repeated_from_its_recording_and_no_key_is_in_it(m
         recorded = list(Recording(file).rounds())
     assert len(recorded) == len(rounds)
     for was, one in zip(rounds, recorded, strict=True):
-        keys = {"admin_token": one.snapshot.admin_token, "tenant_key": one.snapshot.tenant_key}
+        keys = {"admin_token": one.snapshot.admin_token, "tenant_keys": one.snapshot.tenant_keys}
         assert [str(each) for each in differences(replace(was.snapshot, **keys), one.snapshot)] == []
         assert [str(each) for each in differences(one.plan, decide(one.snapshot, one.memory))] == []

@@ -199,10 +199,10 @@ async def test_held_requests_count_as_waiting_ones(world):
     assert world.replicas() > 1
 
 
-async def test_engines_get_the_tenant_key_and_metrics_show_what_is_held(world):
+async def test_engines_take_unsigned_requests_and_metrics_show_what_is_held(world):
     await asleep(world)
     (secret,) = [call[2] for call in world.api.calls if call[:2] == ("apply", "Secret")] or [written_secret(world)]
-    assert base64.b64decode(secret["data"]["tenant-key"]) == b"tenant key of service-uid"
+    assert base64.b64decode(secret["data"]["tenant-key"]) == b"none"
     world.gateway.says(held=2, held_prompt_tokens=50, oldest_held_s=1.5)
     await world.round()
     labels = {"namespace": "team", "name": "chat"}

@@ -35,8 +35,8 @@ class FakeGateway:
     def view(self, key):
         return self.seen
 
-    def tenant_key(self, key, uid):
-        return f"tenant key of {uid}"
+    def tenant_keys(self, key, uid):
+        return (f"tenant key of {uid}",)
 
     def says(self, **more):
         self.seen = replace(self.seen, **more)

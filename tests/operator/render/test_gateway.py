@@ -66,14 +66,21 @@ def test_a_gateway_changes_nothing_of_services_that_do_not_ask_for_it():
 
 
 def test_engines_verify_tenants_by_a_key_from_their_secret():
-    service = make(**BEHIND)
-    secret = child("Secret", service, replace(PLAN, tenant_key="a key"), GATEWAY)
-    assert base64.b64decode(secret["data"]["tenant-key"]) == b"a key"
-    assert "tenant-key" not in child("Secret", make(**CPU))["data"]
+    service, plan = make(**KEYS), replace(PLAN, tenant_keys=("a key", "another"))
+    data = child("Secret", service, plan, GATEWAY)["data"]
+    assert [base64.b64decode(data[name]) for name in ("tenant-key", "tenant-key-previous")] == [b"a key", b"another"]
+    assert not {"tenant-key", "tenant-key-previous"} & {*child("Secret", make(**CPU))["data"]}
     container = engine(service, GATEWAY)
     (flag,) = (one for one in container["command"] if one.startswith("--tenant-key-file="))
     assert flag == "--tenant-key-file=/etc/inflight/admin/tenant-key"
     assert "/etc/inflight/admin" in [mount["mountPath"] for mount in container["volumeMounts"]]
+
+
+def test_without_api_keys_engines_take_unsigned_requests_and_neither_api_keys_nor_a_rotation_restart_them():
+    data = child("Secret", make(**BEHIND), replace(PLAN, tenant_keys=("a key", "another")), GATEWAY)["data"]
+    assert base64.b64decode(data["tenant-key"]) == b"none"
+    assert "tenant-key-previous" not in data
+    assert pod(make(**BEHIND), GATEWAY) == pod(make(**KEYS), GATEWAY)
 
 
 def test_to_put_a_service_behind_the_gateway_is_a_change_of_its_spec_and_no_upgrade():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from tools.standin.stream import EVENT_SECONDS
 
 DESCRIPTION = """overhead: the gateway (Envoy, relay, picker) beside a direct connection. The engine is a stand-in that
 answers at once, so nearly all of the latency is that of the path. Clients, stand-in and gateway share the machine; the
-CPU time of each process for a request is what a dedicated core would spend.
+CPU time of each process for a request or a streamed token is what a dedicated core would spend. With --beside, the
+gateway of another version too, in turns, and the ratios. Two minutes for each gateway.
 
 routing: conversations of a Mooncake trace, scaled, on real replicas of the built-in model: time to first token and
 prefix hits of the gateway, of least requests, of round robin and of a plain Service, in one run; then the same in the
@@ -45,6 +46,12 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run of overhead (default 5)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each path, in turns (default 3)")
+    parser.add_argument(
+        "--beside",
+        type=Path,
+        metavar="FOLDER",
+        help="another version of this repository, whose gateway overhead measures in turns with this one",
+    )
     parser.add_argument("--streams", type=int, default=2000, help="open streams for the memory (default 2000)")
     parser.add_argument("--replicas", type=int, default=4, help="engines of routing (default 4)")
     parser.add_argument("--load-seconds", type=float, default=160, help="length of routing's load (default 160)")
@@ -74,10 +81,14 @@ def main() -> int:
         try:
             if "overhead" in parts:
                 measured = overhead.measure(
-                    folder, seconds=arguments.seconds, rounds=arguments.rounds, streams=arguments.streams
+                    folder,
+                    seconds=arguments.seconds,
+                    rounds=arguments.rounds,
+                    streams=arguments.streams,
+                    beside=arguments.beside,
                 )
-                found["overhead"] = asdict(measured)
-                print("\n".join(overhead_table(measured)), flush=True)
+                found["overhead"] = {name: asdict(each) for name, each in measured.items()}
+                print("\n".join(overhead_tables(measured)), flush=True)
             if "routing" in parts:
                 load = turns(arguments.load_seconds, VOCAB_SIZE)
                 (folder / "routing").mkdir()
@@ -109,22 +120,66 @@ def main() -> int:
     return 0
 
 
+def overhead_tables(found: Mapping[str, Overhead]) -> list[str]:
+    """Lines for a terminal: each gateway, and their ratios where there are two."""
+    lines = []
+    for name, each in found.items():
+        lines += ["", f"gateway: {name}", *overhead_table(each)]
+    return [*lines, *ratio_table(*found.items())] if len(found) == 2 else lines
+
+
 def overhead_table(found: Overhead) -> list[str]:
-    """Lines for a terminal."""
-    lines = ["", f"{'path':<10} {'connections':>11} {'p50 ms':>8} {'p99 ms':>8} {'requests/s':>11}"]
+    lines = [f"{'path':<10} {'connections':>11} {'p50 ms':>8} {'p99 ms':>8} {'requests/s':>11}"]
     for row in found.latencies:
         lines.append(f"{row.path:<10} {row.connections:>11} {row.p50_ms:>8.2f} {row.p99_ms:>8.2f} {row.rps:>11.0f}")
-    total = sum(found.cpu_ms.values())
-    parts = ", ".join(f"{name} {each:.2f}" for name, each in found.cpu_ms.items())
-    lines += ["", f"CPU for a request: {total:.2f} ms ({parts}): {1000 / total:.0f} requests/s a core"]
+    total, of_token, sent = sum(found.cpu_ms.values()), sum(found.tokens.cpu_us.values()), found.tokens.sent
+    lines += [
+        f"CPU for a streamed token: {of_token:.1f} us ({_parts(found.tokens.cpu_us, 1)}):"
+        f" {found.tokens.per_cpu_second:,.0f} tokens/s a core; {found.tokens.delivered:,.0f} of {sent:,.0f} tokens/s"
+        " were delivered",
+        f"CPU for a request: {total:.2f} ms ({_parts(found.cpu_ms, 2)}): {found.requests_per_cpu_second:.0f} requests/s"
+        " a core",
+    ]
     picks = ", ".join(f"{us:.0f} us of {replicas} replicas" for replicas, us in found.pick_us.items())
     lines.append(f"CPU for a pick: {picks}")
-    before, added = sum(found.memory_mib.values()), sum(found.stream_memory_mib.values())
-    parts = ", ".join(f"{name} {each:.0f}" for name, each in found.stream_memory_mib.items())
-    lines.append(f"Memory: {before:.0f} MiB idle; {found.streams} open streams add {added:.0f} MiB ({parts})")
+    alone, beside = found.gap_ms
     lines.append(
-        f"Longest gap between events of a stream then: {found.longest_gap_s:.2f} s; events come every {EVENT_SECONDS} s"
+        f"Longest gap in {overhead.GAP_STREAMS} streams of an event every {1e3 * overhead.TOKEN_SECONDS:.0f} ms:"
+        f" {alone:.0f} ms alone, {beside:.0f} ms beside {overhead.PROMPTS_PER_S:.0f} prompts of"
+        f" {overhead.LONG_PROMPT_TOKENS:,} tokens a second"
     )
+    before, added = sum(found.memory_mib.values()), sum(found.stream_memory_mib.values())
+    lines.append(
+        f"Memory: {before:.0f} MiB idle; {found.streams} open streams add {added:.0f} MiB"
+        f" ({_parts(found.stream_memory_mib, 0)}); longest gap between events then {found.longest_gap_s:.2f} s, where"
+        f" they come every {EVENT_SECONDS} s"
+    )
+    return lines
+
+
+def _sum(of: Mapping[str, float]) -> float:
+    return sum(of.values())
+
+
+def _parts(of: Mapping[str, float], digits: int) -> str:
+    return ", ".join(f"{name} {each:.{digits}f}" for name, each in of.items())
+
+
+def ratio_table(ours: tuple[str, Overhead], other: tuple[str, Overhead]) -> list[str]:
+    """Lines for a terminal: above 1 where the first is better."""
+    one, two = ours[1], other[1]
+    rows = [
+        ("tokens/s a core", one.tokens.per_cpu_second, two.tokens.per_cpu_second, True),
+        ("requests/s a core", one.requests_per_cpu_second, two.requests_per_cpu_second, True),
+        *((f"pick of {count}, us", us, two.pick_us[count], False) for count, us in one.pick_us.items()),
+        ("longest gap beside long prompts, ms", one.gap_ms[1], two.gap_ms[1], False),
+        ("memory, MiB", _sum(one.memory_mib), _sum(two.memory_mib), False),
+        (f"memory of {one.streams} streams, MiB", _sum(one.stream_memory_mib), _sum(two.stream_memory_mib), False),
+    ]
+    lines = ["", f"{'':<36} {ours[0]:>12} {other[0]:>12} {'ratio':>7}"]
+    for name, first, second, more_is_better in rows:
+        ratio = first / second if more_is_better else second / first
+        lines.append(f"{name:<36} {first:>12,.0f} {second:>12,.0f} {ratio:>6.2f}x")
     return lines
 
 

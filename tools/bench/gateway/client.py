@@ -13,10 +13,9 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
-from inflight_kubectl.answers import Answer
-from inflight_kubectl.load.client import Client
-
 Address = tuple[str, int]
+
+HOST = "bench.default"
 
 
 def prompt_body(characters: int) -> dict[str, Any]:
@@ -25,9 +24,9 @@ def prompt_body(characters: int) -> dict[str, Any]:
     return {"model": "bench", "prompt": text, "max_tokens": 1, "stream": False}
 
 
-def _request(body: Mapping[str, Any]) -> bytes:
+def _request(body: Mapping[str, Any], host: str = HOST) -> bytes:
     content = json.dumps(body).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: bench.default\r\ncontent-type: application/json\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: {host}\r\ncontent-type: application/json\r\n".encode()
     return head + b"content-length: %d\r\n\r\n%s" % (len(content), content)
 
 
@@ -66,40 +65,97 @@ async def closed_loop(address: Address, connections: int, seconds: float, body: 
     return taken
 
 
+class Stream(asyncio.Protocol):
+    """A streamed answer that is counted and thrown away.
+
+    Attributes:
+        events: received so far.
+        longest_s: longest time between two reads with events since `forget`.
+        first: done with the first event, or with the error that ended the stream before it.
+    """
+
+    def __init__(self, request: bytes) -> None:
+        self.events, self.longest_s = 0, 0.0
+        self.first: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._request, self._newest = request, 0.0
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        if not (events := data.count(b"data: {")):
+            if not self.events and not data.startswith(b"HTTP/1.1 200"):
+                self._fail(data[:300].decode(errors="replace"))
+            return
+        now = time.perf_counter()
+        if self.events:
+            self.longest_s = max(self.longest_s, now - self._newest)
+        elif not self.first.done():
+            self.first.set_result(None)
+        self.events, self._newest = self.events + events, now
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._fail(f"the stream ended: {exc or 'end of file'}")
+
+    def forget(self) -> None:
+        """Restarts the search for the longest gap."""
+        self.longest_s = 0.0
+
+    def _fail(self, why: str) -> None:
+        if not self.first.done():
+            self.first.set_exception(RuntimeError(why))
+
+
 @asynccontextmanager
-async def open_streams(address: Address, streams: int, body: Mapping[str, Any]) -> AsyncIterator[list[float]]:
-    """Opens so many streams, whose events are read. Yields the time of each stream's newest event; every stream has had
-    one when the block begins."""
-    newest = [0.0] * streams
-    begun = asyncio.Semaphore(64)
+async def open_streams(
+    address: Address, streams: int, body: Mapping[str, Any], host: str = HOST
+) -> AsyncIterator[list[Stream]]:
+    """Opens so many streams, 64 at a time. Each has had an event when the block begins.
 
-    async def read(index: int, first: asyncio.Event) -> None:
-        def seen(_: str) -> None:
-            newest[index] = time.perf_counter()
-            first.set()
+    Raises:
+        RuntimeError: a stream ended before its first event.
+    """
+    request, few = _request({**body, "stream": True}, host), asyncio.Semaphore(64)
+    opened: list[Stream] = []
 
-        await client.ask(
-            {**body, "stream": True}, Answer(time.monotonic()), headers={"host": "bench.default"}, show=seen
-        )
+    async def begin() -> None:
+        async with few:
+            _, stream = await asyncio.get_running_loop().create_connection(lambda: Stream(request), *address)
+            opened.append(stream)
+            await stream.first
 
-    tasks: list[asyncio.Task[None]] = []
+    try:
+        await asyncio.gather(*(begin() for _ in range(streams)))
+        yield opened
+    finally:
+        for stream in opened:
+            stream.first.cancel()
+            stream.transport.abort()
 
-    async def begin(index: int) -> None:
-        async with begun:
-            first = asyncio.Event()
-            task = asyncio.create_task(read(index, first))
-            tasks.append(task)
-            begins = asyncio.create_task(first.wait())
-            await asyncio.wait((task, begins), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                begins.cancel()
-                raise RuntimeError(f"a stream ended at once: {task.exception() or 'without an event'}")
 
-    async with Client(f"http://{address[0]}:{address[1]}") as client:
+async def send_steadily(
+    address: Address, per_second: float, seconds: float, bodies: Sequence[Mapping[str, Any]]
+) -> int:
+    """Sends these bodies in turn at a fixed rate, each on a new connection, whether or not answers come. Returns the
+    number of answers.
+
+    Raises:
+        RuntimeError: an answer is not 200.
+    """
+    requests = [_request(body) for body in bodies]
+
+    async def one(request: bytes) -> None:
+        reader, writer = await asyncio.open_connection(*address)
         try:
-            await asyncio.gather(*(begin(index) for index in range(streams)))
-            yield newest
+            await _one(reader, writer, request)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            writer.close()
+
+    sent, begin = [], time.perf_counter()
+    for number in range(round(per_second * seconds)):
+        await asyncio.sleep(max(0.0, begin + number / per_second - time.perf_counter()))
+        sent.append(asyncio.create_task(one(requests[number % len(requests)])))
+    await asyncio.gather(*sent)
+    return len(sent)

@@ -1,5 +1,5 @@
-"""Overhead of the gateway over a direct connection: latency, CPU time for each request and pick, memory of open
-streams."""
+"""Overhead of the gateway over a direct connection: latency, CPU time for each request, streamed token and pick, gaps
+in streams beside long prompts, memory of open streams."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,20 +17,30 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.pick.picker import Picker
+from inflight_gateway.request.prefix import BYTES_PER_TOKEN
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, RequestView, ServiceConfig
-from tools.bench.gateway.client import closed_loop, open_streams, prompt_body
+from tools.bench.gateway.beside import Tree
+from tools.bench.gateway.client import Stream, closed_loop, open_streams, prompt_body, send_steadily
 from tools.bench.gateway.stack import Gateway, gateway
 from tools.measure.report import percentile
 from tools.measure.served import free_port, process
 from tools.standin.stream import EVENT_SECONDS
 
+OURS, DIRECT = "this", "direct"
 CONNECTIONS = (1, 8)
 PROMPT_CHARACTERS = 2000
+TOKEN_STREAMS = 256
+TOKEN_SECONDS = 0.02
+"""Between two tokens of a stream: 12,800 tokens a second of all, which two cores carry beside clients and stand-in."""
+GAP_STREAMS = 64
+LONG_PROMPT_TOKENS = 60_000
+PROMPTS_PER_S = 20.0
+_DIFFERENT_PROMPTS = 20
 _WARM_UP_SECONDS = 1.0
 _SETTLE_SECONDS = 3.0
 
-PICK_REPLICAS = (4, 100)
+PICK_REPLICAS = (4, 100, 500)
 _KEY = ServiceKey("default", "bench")
 _CONFIG = ServiceConfig(_KEY, "uid", "bench")
 _NOW = 100.0
@@ -52,60 +63,130 @@ class Latency:
 
 
 @dataclass(frozen=True, slots=True)
-class Overhead:
-    """Results of the measurement.
+class Tokens:
+    """Streamed tokens through a gateway.
 
     Attributes:
-        latencies: direct and through the gateway, in turns; medians of the rounds.
+        sent: tokens a second that the stand-in sends. delivered: that reach the client.
+        cpu_us: CPU microseconds for each delivered token, by process.
+    """
+
+    sent: float
+    delivered: float
+    cpu_us: dict[str, float]
+
+    @property
+    def per_cpu_second(self) -> float:
+        return 1e6 / sum(self.cpu_us.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Figures of one gateway; medians of the rounds.
+
+    Attributes:
+        latencies: of this gateway and, where it is the first one measured, direct.
         cpu_ms: CPU milliseconds for each request, by process.
+        tokens: of `TOKEN_STREAMS` streams.
         pick_us: CPU microseconds of a pick, by the number of replicas.
         streams: open streams. stream_memory_mib: MiB that they add, by process.
         longest_gap_s: between two events of a stream while so many were open; events come every `EVENT_SECONDS`.
+        gap_ms: longest milliseconds between two events of `GAP_STREAMS` streams, whose events come every
+            `TOKEN_SECONDS`, alone and beside `PROMPTS_PER_S` prompts of `LONG_PROMPT_TOKENS` tokens a second.
     """
 
     latencies: list[Latency]
     cpu_ms: dict[str, float]
+    tokens: Tokens
     pick_us: dict[int, float]
     streams: int
     memory_mib: dict[str, float]
     stream_memory_mib: dict[str, float]
     longest_gap_s: float
+    gap_ms: tuple[float, float]
+
+    @property
+    def requests_per_cpu_second(self) -> float:
+        return 1e3 / sum(self.cpu_ms.values())
 
 
-def measure(folder: Path, *, seconds: float, rounds: int, streams: int) -> Overhead:
-    """Start a stand-in engine and a gateway in front of it, and measure both paths in turns.
+def measure(
+    folder: Path, *, seconds: float, rounds: int, streams: int, beside: Path | None = None
+) -> dict[str, Overhead]:
+    """Starts stand-in engines and a gateway in front of them, and measures the direct path and the gateway in turns.
+
+    Args:
+        beside: folder of another version of this repository, whose gateway is measured too, in the same turns.
+
+    Returns:
+        The figures by gateway: `OURS`, and the name of the other folder.
 
     Raises:
         RuntimeError: a request was not answered, or a process did not start.
     """
-    port = free_port()
-    upstream = [sys.executable, "-m", "tools.standin.stream", str(port)]
-    service = {"name": "bench", "endpoints": [f"127.0.0.1:{port}"], "max_num_seqs": 100_000}
-    with process(folder / "upstream.log", upstream), gateway(folder / "gateway", [service]) as running:
-        latencies, cpu_ms = _latencies(port, running, seconds, rounds)
-        memory, added, gap = asyncio.run(_streams(running, streams))
-    return Overhead(latencies, cpu_ms, pick_microseconds(), streams, memory, added, gap)
+    with ExitStack() as stack:
+        services, direct = [], 0
+        for name, every in (("tokens", TOKEN_SECONDS), ("bench", EVENT_SECONDS)):
+            direct = free_port()
+            command = [sys.executable, "-m", "tools.standin.stream", str(direct), str(every)]
+            stack.enter_context(process(folder / f"{name}.log", command))
+            services.append({"name": name, "endpoints": [f"127.0.0.1:{direct}"], "max_num_seqs": 100_000})
+        gateways = {OURS: stack.enter_context(gateway(folder / "gateway", services))}
+        picks = {OURS: pick_microseconds()}
+        if beside is not None:
+            other = Tree(beside)
+            gateways[other.name] = stack.enter_context(other.gateway(folder / "beside", services))
+            picks[other.name] = other.pick_microseconds(PICK_REPLICAS)
+        latencies, cpu_ms = _latencies(direct, gateways, seconds, rounds)
+        tokens = _tokens(gateways, seconds, rounds)
+        gaps = _gaps(gateways, seconds, rounds)
+        found = {}
+        for name, running in gateways.items():
+            memory, added, gap = asyncio.run(_memory(running, streams))
+            found[name] = Overhead(
+                latencies[name], cpu_ms[name], tokens[name], picks[name], streams, memory, added, gap, gaps[name]
+            )
+    return found
 
 
-def _latencies(port: int, running: Gateway, seconds: float, rounds: int) -> tuple[list[Latency], dict[str, float]]:
-    paths = {"direct": port, "gateway": running.port}
+def _turns(names: Iterable[str], rounds: int) -> Iterator[str]:
+    """Yields all names in each round, in the next one in reverse."""
+    forward = list(names)
+    for number in range(rounds):
+        yield from reversed(forward) if number % 2 else forward
+
+
+def _latencies(
+    direct: int, gateways: Mapping[str, Gateway], seconds: float, rounds: int
+) -> tuple[dict[str, list[Latency]], dict[str, dict[str, float]]]:
+    ports = {DIRECT: direct, **{name: each.port for name, each in gateways.items()}}
     body = prompt_body(PROMPT_CHARACTERS)
-    for each in paths.values():
+    for each in ports.values():
         asyncio.run(closed_loop(("127.0.0.1", each), 2, _WARM_UP_SECONDS, body))
-    found: list[Latency] = []
-    used, requests = dict.fromkeys(running.pids, 0.0), 0
+    found: dict[str, list[Latency]] = {name: [] for name in ports}
+    used: dict[str, list[dict[str, float]]] = {name: [] for name in gateways}
     for connections in CONNECTIONS:
-        taken: dict[str, list[Latency]] = {path: [] for path in paths}
-        for _ in range(rounds):
-            for path, each in paths.items():
-                before = running.cpu()
-                times = asyncio.run(closed_loop(("127.0.0.1", each), connections, seconds, body))
-                taken[path].append(_latency(path, connections, times, seconds))
-                if path == "gateway":
-                    requests += len(times)
-                    used = {name: used[name] + after - before[name] for name, after in running.cpu().items()}
-        found += [_median(rows) for rows in taken.values()]
-    return found, {name: 1000 * total / requests for name, total in used.items()}
+        taken: dict[str, list[Latency]] = {name: [] for name in ports}
+        for name in _turns(ports, rounds):
+            running = gateways.get(name)
+            before = running.cpu() if running else {}
+            times = asyncio.run(closed_loop(("127.0.0.1", ports[name]), connections, seconds, body))
+            path = name if name == DIRECT else "gateway"
+            taken[name].append(_latency(path, connections, times, seconds))
+            if running:
+                used[name].append(_each(running.cpu(), before, len(times) / 1e3))
+        for name, rows in taken.items():
+            found[name].append(_median(rows))
+    found[OURS] = [row for pair in zip(found.pop(DIRECT), found[OURS], strict=True) for row in pair]
+    return found, {name: _medians(rows) for name, rows in used.items()}
+
+
+def _each(after: Mapping[str, float], before: Mapping[str, float], number: float) -> dict[str, float]:
+    return {name: (after[name] - before[name]) / number for name in after}
+
+
+def _medians(rows: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(row[name] for row in rows) for name in rows[0]}
 
 
 def _latency(path: str, connections: int, times: Sequence[float], seconds: float) -> Latency:
@@ -118,16 +199,65 @@ def _median(rows: Sequence[Latency]) -> Latency:
     return Latency(rows[0].path, rows[0].connections, p50, p99, rps)
 
 
-async def _streams(running: Gateway, streams: int) -> tuple[dict[str, float], dict[str, float], float]:
-    before = running.memory()
+def _tokens(gateways: Mapping[str, Gateway], seconds: float, rounds: int) -> dict[str, Tokens]:
+    taken: dict[str, list[Tokens]] = {name: [] for name in gateways}
+    for name in _turns(gateways, rounds):
+        taken[name].append(asyncio.run(_tokens_of(gateways[name], seconds)))
+    return {
+        name: Tokens(
+            rows[0].sent, statistics.median(row.delivered for row in rows), _medians([row.cpu_us for row in rows])
+        )
+        for name, rows in taken.items()
+    }
+
+
+async def _tokens_of(running: Gateway, seconds: float) -> Tokens:
     body = prompt_body(PROMPT_CHARACTERS)
-    async with open_streams(("127.0.0.1", running.port), streams, body) as newest:
-        longest, until = 0.0, time.perf_counter() + _SETTLE_SECONDS
-        while (now := time.perf_counter()) < until:
-            longest = max(longest, max(now - each for each in newest))
-            await asyncio.sleep(EVENT_SECONDS / 10)
+    async with open_streams(("127.0.0.1", running.port), TOKEN_STREAMS, body, "tokens.default") as streams:
+        await asyncio.sleep(_WARM_UP_SECONDS)
+        before, events, begin = running.cpu(), _events(streams), time.perf_counter()
+        await asyncio.sleep(seconds)
+        count, taken = _events(streams) - events, time.perf_counter() - begin
+        return Tokens(TOKEN_STREAMS / TOKEN_SECONDS, count / taken, _each(running.cpu(), before, count / 1e6))
+
+
+def _events(streams: Iterable[Stream]) -> int:
+    return sum(stream.events for stream in streams)
+
+
+def _gaps(gateways: Mapping[str, Gateway], seconds: float, rounds: int) -> dict[str, tuple[float, float]]:
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in gateways}
+    for name in _turns(gateways, rounds):
+        taken[name].append(asyncio.run(_gaps_of(gateways[name], seconds)))
+    return {
+        name: (statistics.median(alone for alone, _ in rows), statistics.median(beside for _, beside in rows))
+        for name, rows in taken.items()
+    }
+
+
+async def _gaps_of(running: Gateway, seconds: float) -> tuple[float, float]:
+    address, body = ("127.0.0.1", running.port), prompt_body(PROMPT_CHARACTERS)
+    text = prompt_body(LONG_PROMPT_TOKENS * BYTES_PER_TOKEN)
+    prompts = [{**text, "prompt": f"{number} {text['prompt']}"} for number in range(_DIFFERENT_PROMPTS)]
+    async with open_streams(address, GAP_STREAMS, body, "tokens.default") as streams:
+        await asyncio.sleep(_WARM_UP_SECONDS)
+        alone = await _longest(streams, asyncio.sleep(seconds))
+        return alone, await _longest(streams, send_steadily(address, PROMPTS_PER_S, seconds, prompts))
+
+
+async def _longest(streams: Sequence[Stream], meanwhile: Awaitable[object]) -> float:
+    for stream in streams:
+        stream.forget()
+    await meanwhile
+    return 1e3 * max(stream.longest_s for stream in streams)
+
+
+async def _memory(running: Gateway, count: int) -> tuple[dict[str, float], dict[str, float], float]:
+    before = running.memory()
+    async with open_streams(("127.0.0.1", running.port), count, prompt_body(PROMPT_CHARACTERS)) as streams:
+        longest = await _longest(streams, asyncio.sleep(_SETTLE_SECONDS))
         with_streams = running.memory()
-    return before, {name: with_streams[name] - before[name] for name in before}, longest
+    return before, {name: with_streams[name] - before[name] for name in before}, longest / 1e3
 
 
 def pick_microseconds() -> dict[int, float]:

@@ -18,6 +18,7 @@ from inflight_engine.server.errors import ApiError
 from inflight_engine.server.service import Service
 from inflight_engine.server.telemetry.access_log import AccessLog
 from inflight_engine.server.telemetry.exchange import Exchange, keep_exchange
+from inflight_settings.requests import MAX_BODY_BYTES
 
 REQUEST_ID_HEADER = "x-request-id"
 
@@ -36,10 +37,6 @@ def request_id(scope: Scope) -> str:
     """The id of a request, set by `give_request_id`."""
     chosen: str = scope[_KEY]
     return chosen
-
-
-MAX_BODY_BYTES = 16 * 1024 * 1024
-"""A prompt of a million tokens as text is 4 MB, as a list of ids 7 MB."""
 
 
 class OpenResponses:

@@ -12,11 +12,10 @@ from pydantic_core import PydanticCustomError
 
 from inflight_engine.request import MAX_LOGIT_BIAS, Scheduling
 from inflight_engine.server.errors import bad_request
+from inflight_settings.requests import MAX_N
 from inflight_settings.scheduling import ServiceClass
 from inflight_settings.setting import settings_of
 
-MAX_N = 128
-"""OpenAI's limit of answers to a request."""
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOP_LOGPROBS = 20
