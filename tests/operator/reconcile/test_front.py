@@ -118,14 +118,10 @@ async def test_switched_off_without_a_ready_engine_the_gateways_pods_stay(world)
         assert found == {"10.0.0.1", "10.0.0.2"}
 
 
-async def test_engines_from_before_can_verify_the_gateway_until_it_serves_the_service_no_more(world):
-    keyed = {"enabled": True, "auth": {"apiKeysSecret": "keys"}}
-    await running(world, {"gateway": keyed})
-    world.service(spec={"gateway": {**keyed, "enabled": False}}, generation=2)
-    async for _ in rounds(world, 3):
-        pass
-    secret = known_secret(world)["data"]
-    assert base64.b64decode(secret["tenant-key"]) == b"tenant key of service-uid"
+async def test_engines_from_before_take_all_requests_until_they_are_replaced(world):
+    await running(world, {"gateway": {"enabled": True, "auth": {"apiKeysSecret": "keys"}}})
+    await switched_off(world)
+    assert base64.b64decode(known_secret(world)["data"]["tenant-key"]) == b"none"
 
 
 def known_secret(world):
