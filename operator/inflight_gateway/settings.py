@@ -22,18 +22,8 @@ class Sockets:
 
     @property
     def picker(self) -> Path:
-        """gRPC: ADS and ext_proc."""
+        """Messages of the relays, `link.wire`."""
         return self.run_dir / "picker.sock"
-
-    @property
-    def reports(self) -> Path:
-        """HTTP: relays report finished requests to the picker."""
-        return self.run_dir / "reports.sock"
-
-    @property
-    def inner(self) -> Path:
-        """HTTP: Envoy's inner listener, which relays send requests to."""
-        return self.run_dir / "inner.sock"
 
     @property
     def admin(self) -> Path:
@@ -53,8 +43,7 @@ class PickerSettings:
         static: YAML file with services and endpoints; None: Kubernetes discovery.
         kubeconfig: None: the service account of the pod.
         namespaces: namespaces to serve; empty: all.
-        port: port of Envoy's outer listener. http_port: port of metrics, health and state.
-        relays: relay processes; 0: Envoy sends requests to its inner listener directly.
+        http_port: port of metrics, health and state.
         cluster_domain: DNS domain of the cluster; names of services end with it.
         peers: name of the headless Service of the gateway's pods; empty: no other gateway pods.
         drain_min_s, drain_max_s: seconds of a graceful shutdown, at least and at most.
@@ -72,9 +61,7 @@ class PickerSettings:
     static: Path | None = None
     kubeconfig: str | None = None
     namespaces: tuple[str, ...] = ()
-    port: int = 8080
     http_port: int = 9003
-    relays: int = 1
     cluster_domain: str = "cluster.local"
     peers: str = ""
     gateway_key_file: Path = GATEWAY_KEY_FILE

@@ -6,7 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import msgspec
 
@@ -177,11 +177,10 @@ class _Stream(asyncio.Protocol):
     # Called by the event loop.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
         self._streams.add(self)
         for content in self._welcome():
-            transport.write(content)
+            self._transport.write(content)
 
     def data_received(self, data: bytes) -> None:
         try:

@@ -26,6 +26,13 @@ from inflight_gateway.tenants.signature import EngineHeaders
 
 _log = logging.getLogger(__name__)
 
+BACKLOG = 4096
+"""Connections that may wait to be accepted: a UNIX socket refuses more."""
+
+
+KNOWN_WITHIN_S = 2.0
+"""Seconds for which a new process accepts no connection while the picker has not told it the services."""
+
 
 class Worker:
     """Serves a socket. Create it in the event loop. Args: picker: socket of the picker."""
@@ -51,16 +58,22 @@ class Worker:
         )
         self._connections: set[ClientConnection] = set()
         self._none_open = asyncio.Event()
+        self._known = asyncio.Event()
+        catalog.subscribe(lambda change: self._known.set() if change.complete else None)
         self._server: asyncio.AbstractServer
         self._linking: asyncio.Task[None]
 
     async def start(self, listener: socket.socket) -> None:
-        """Accepts the connections of a listening socket."""
+        """Accepts the connections of a listening socket, once the services are known: connections wait for that, as
+        those of a worker that died do."""
+        self._linking = asyncio.create_task(self._shared.link.run())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._known.wait(), KNOWN_WITHIN_S)
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: ClientConnection(partial(exchange, self._shared), self._connections.add, self._closed),
             sock=listener,
+            backlog=BACKLOG,
         )
-        self._linking = asyncio.create_task(self._shared.link.run())
         _log.info("relay listens on %s", listener.getsockname())
 
     async def stop(self, seconds: float) -> None:
