@@ -162,7 +162,7 @@ class FakeEngine:
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task] = set()
 
-    async def start(self, count: int = 4) -> None:
+    async def start(self, count: int) -> None:
         for _ in range(count):
 
             async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
