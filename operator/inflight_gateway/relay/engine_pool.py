@@ -173,7 +173,7 @@ class EnginePool:
 
 _READ = bytearray(MAX_HEAD_BYTES)
 _VIEW = memoryview(_READ)
-"""What one read brings. All connections share it: it is parsed before the next read."""
+"""Data of one read. All connections share it: it is parsed before the next read."""
 
 
 class EngineConnection(asyncio.BufferedProtocol):
