@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 
-import pytest
-
 from tests.gateway.client import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import until
