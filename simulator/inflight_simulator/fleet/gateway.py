@@ -83,12 +83,14 @@ class Gateway:
             self._next_scrape = now + SCRAPE_S
             for pod in routable:
                 self._samples[pod.name] = self._sample(pod, now)
+                self._ledger.sampled(pod.name, now)
 
     def release(self, now: float, send: Callable[[int, int], None]) -> None:
         """Calls `send` with the id of each request that can start, and the number of its pod."""
 
         def can_start(request: RequestView) -> Pick | None:
-            pick = self._picker.pick(request, self._config, self._ledger.loads(_SERVICE, request, now), now)
+            found = self._ledger.candidates(self._config, request, now)
+            pick = self._picker.pick(request, self._config, found.loads, now, replicas=found.replicas)
             if pick is not None:
                 self._ledger.begin(request, pick, now)
             return pick
