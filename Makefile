@@ -111,9 +111,8 @@ crd: .venv/tools.stamp ## Regenerate the CRD from the operator's API types
 dashboards-json: .venv/tools.stamp ## Regenerate the JSON of the Grafana dashboards from deploy/dashboards/
 	$(PY) -m deploy.dashboards --write
 
-chart-files: .venv/tools.stamp ## Regenerate Envoy's bootstrap, the table of the chart's values and the manifests for kustomize
+chart-files: .venv/tools.stamp ## Regenerate the table of the chart's values and the manifests for kustomize
 	$(PY) -m deploy.values_table --write
-	$(PY) -m deploy.envoy_bootstrap --write
 	$(PY) -m deploy.manifest --write
 
 scan: .venv/tools.stamp ## checkov over what the chart and the operator render; installs checkov beside .venv at first

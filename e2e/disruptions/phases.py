@@ -242,9 +242,28 @@ def gateway_rolled(stage: Stage) -> Iterator[None]:
     stage.wait_available(GATEWAY)
 
 
+def gateway_switched(stage: Stage) -> Iterator[None]:
+    """`spec.gateway.enabled` off and on. The Service keeps its address and leads to other pods; clients connect anew
+    for each request, and connections to the pods before end as the pods are replaced."""
+
+    def leads_to(pods: Callable[[], list[Pod]]) -> bool:
+        return stage.rolled_out() and stage.destinations() == {pod.address for pod in pods() if pod.ready}
+
+    yield
+    address = stage.cluster_ip()
+    for enabled, pods in ((False, stage.ready_pods), (True, partial(system_pods, GATEWAY))):
+        stage.apply(gateway={"enabled": enabled})
+        goal = f"the Service to lead to the {'gateway' if enabled else 'engines'}"
+        stage.wait(goal, partial(leads_to, pods))
+        stage.wait_ready(REPLICAS)
+    if (after := stage.cluster_ip()) != address:
+        raise RuntimeError(f"the Service had the address {address}, and has {after}")
+    stage.note = f"the Service kept its address {address}"
+
+
 def picker_killed(stage: Stage) -> Iterator[None]:
-    """Envoy and relay of the pod go on without it: running streams are not touched. As the pod is not ready meanwhile,
-    new connections go to the other pod."""
+    """Envoy and relays of the pod go on without it: running streams are not touched, and relays pick engines alone,
+    also for requests with API keys. As the pod is not ready meanwhile, new connections go to the other pod."""
     yield
     victim = system_pods(GATEWAY)[0]
     pickers = processes.with_argument(victim.uid, "picker")
@@ -318,6 +337,12 @@ _ORDER = (
         "gateway-drained",
         "kubectl drain of the gateway's pods against their disruption budget, then uncordon",
         gateway_drained,
+        of_gateway=True,
+    ),
+    Phase(
+        "gateway-switched",
+        "spec.gateway.enabled false, then true again",
+        gateway_switched,
         of_gateway=True,
     ),
     Phase(

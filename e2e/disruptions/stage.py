@@ -73,7 +73,8 @@ class Stage:
 
     def apply(self, **changes: Any) -> None:
         """Apply the service with top-level fields of its spec replaced; without any: as at the start."""
-        self.service.apply(specification(**({"gateway": {"enabled": True}} if self.gateway else {}), **changes))
+        gateway = {"gateway": {"enabled": True}} if self.gateway else {}
+        self.service.apply(specification(**(gateway | changes)))
 
     def settle(self) -> None:
         """Bring service and operator to their start, and wait until they are there."""
@@ -94,6 +95,22 @@ class Stage:
         return bool(seen == service["metadata"]["generation"]) and is_available(
             self.service.name, self.service.namespace
         )
+
+    def cluster_ip(self) -> str:
+        """Returns the address of its Service."""
+        return str(_get(self.service.namespace, "service", self.service.name)["spec"]["clusterIP"])
+
+    def destinations(self) -> set[str]:
+        """Returns the addresses of the pods that its Service leads to."""
+        label = f"kubernetes.io/service-name={self.service.name}"
+        slices = json.loads(kubectl("-n", self.service.namespace, "get", "endpointslices", "-l", label, "-o", "json"))
+        return {
+            address
+            for one in slices["items"]
+            for endpoint in one.get("endpoints") or ()
+            if endpoint.get("conditions", {}).get("ready", True)
+            for address in endpoint["addresses"]
+        }
 
     def pods(self) -> list[Pod]:
         """All its pods, those that are being deleted included; by name."""

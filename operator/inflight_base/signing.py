@@ -65,6 +65,15 @@ def is_signed(keys: Sequence[bytes], message: bytes, value: str, now: float, max
     return any(hmac.compare_digest(_hmac(key, found[1], message), one) for key in keys for one in given)
 
 
+PEER_SIGNATURE = "x-inflight-peer-signature"
+"""Header of calls between gateway pods, and of the operator to them."""
+
+
+def get_message(target: str) -> bytes:
+    """The message to sign for a GET. Args: target: path and query as sent."""
+    return f"GET {target}\n".encode()
+
+
 def tenant_message(tenant: str, request_id: str) -> bytes:
     """The message that the gateway signs for an engine with the service's tenant keys. Args: tenant: may be empty."""
     return f"{tenant}\n{request_id}".encode()

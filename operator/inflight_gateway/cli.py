@@ -7,7 +7,6 @@ import asyncio
 import json
 import logging
 import signal
-import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ import uvloop
 
 from inflight_base import logs
 from inflight_gateway import flags
-from inflight_gateway.settings import RUN_DIR, PickerSettings, Sockets
+from inflight_gateway.settings import RUN_DIR, EnvoySettings, PickerSettings, Sockets
 
 EXAMPLE = """\
 example, on a laptop, with an engine at 127.0.0.1:8000 and each program in a terminal of its own:
@@ -27,7 +26,7 @@ example, on a laptop, with an engine at 127.0.0.1:8000 and each program in a ter
   inflight-gateway relay --run-dir /tmp/gateway
   inflight-gateway envoy-config --run-dir /tmp/gateway --output /tmp/gateway/envoy.json
   envoy -c /tmp/gateway/envoy.json
-  curl -H 'Host: chat' http://127.0.0.1:8080/v1/models
+  curl -H 'Host: chat.default' http://127.0.0.1:8080/v1/models
 
 exit codes: 0 ended by SIGTERM or SIGINT, 1 could not start, 2 wrong usage
 """
@@ -39,9 +38,13 @@ class _StartError(Exception):
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
     if arguments.command == "envoy-config":
-        return _envoy_config(arguments)
+        try:
+            return _envoy_config(flags.envoy_settings(arguments), arguments.output)
+        except ValueError as error:
+            parser.error(str(error))
     logs.configure("inflight_gateway", arguments.log_format, arguments.log_level)
     try:
         return _picker(arguments) if arguments.command == "picker" else _relay(arguments)
@@ -53,14 +56,18 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _envoy_config(arguments: argparse.Namespace) -> int:
-    from inflight_gateway.proxy.bootstrap import bootstrap
+def _envoy_config(settings: EnvoySettings, output: Path | None) -> int:
+    from inflight_gateway.proxy.config import configuration
+    from inflight_gateway.proxy.tls import certificate
 
-    text = json.dumps(bootstrap(Sockets(arguments.run_dir), arguments.name, arguments.memory << 20), indent=2) + "\n"
-    if arguments.output is None:
+    secret = (output or settings.sockets.run_dir / "envoy.json").with_name("certificate.json")
+    text = json.dumps(configuration(settings, secret), indent=2) + "\n"
+    if output is None:
         sys.stdout.write(text)
-    else:
-        arguments.output.write_text(text)
+        return 0
+    if settings.tls_dir is not None:
+        secret.write_text(json.dumps(certificate(settings.tls_dir)))
+    output.write_text(text)
     return 0
 
 
@@ -74,9 +81,7 @@ def _picker(arguments: argparse.Namespace) -> int:
         static=arguments.static,
         kubeconfig=arguments.kubeconfig,
         namespaces=tuple(dict.fromkeys(arguments.namespace)),
-        port=arguments.port,
         http_port=arguments.http_port,
-        relays=arguments.relays,
         cluster_domain=arguments.cluster_domain,
         peers=arguments.peers,
         gateway_key_file=arguments.gateway_key_file,
@@ -124,7 +129,7 @@ def _relay(arguments: argparse.Namespace) -> int:
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="inflight-gateway",
-        description="The gateway beside Envoy: picks a replica for each request, holds requests, continues answers.",
+        description="The gateway behind Envoy: picks a replica for each request, holds requests, continues answers.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -133,7 +138,7 @@ def build_parser() -> argparse.ArgumentParser:
         commands,
         "picker",
         "run the picker",
-        "Configures Envoy and picks replicas until SIGTERM or SIGINT; then drains.",
+        "Picks replicas for the requests that relays have, until SIGTERM or SIGINT; then drains.",
     )
     flags.picker(picker)
     flags.hosts(picker)
@@ -142,15 +147,15 @@ def build_parser() -> argparse.ArgumentParser:
         commands,
         "relay",
         "run the relay",
-        "Relays requests between Envoy's listeners, and continues answers at another replica. Runs until SIGTERM"
-        " or SIGINT.",
+        "Checks API keys, sends requests from Envoy to engines, and continues answers at another engine. Runs until"
+        " SIGTERM or SIGINT.",
     )
     relay.add_argument(
         "--processes",
         type=flags.count,
         default=1,
         metavar="N",
-        help="relay processes, as the picker's --relays says; they divide the 256 MiB that bodies of requests in flight"
+        help="relay processes, as --relays of envoy-config; they divide the 256 MiB that bodies of requests in flight"
         " may have, but each may keep one of 32 MiB (default: 1)",
     )
     flags.hosts(relay)
@@ -158,18 +163,10 @@ def build_parser() -> argparse.ArgumentParser:
     envoy = _command(
         commands,
         "envoy-config",
-        "print Envoy's bootstrap",
-        "Prints the file for `envoy -c`, as JSON; the picker sends the rest.",
+        "print Envoy's configuration",
+        "Prints the file for `envoy -c`, as JSON.",
     )
-    envoy.add_argument(
-        "--memory",
-        type=flags.mebibytes,
-        default=1024,
-        metavar="MIB",
-        help="memory that Envoy may use, in MiB: at 80%% it refuses new requests with status 503, at 90%% new"
-        " connections (default: 1024)",
-    )
-    envoy.add_argument("--output", type=Path, metavar="FILE", help="write it there (default: standard output)")
+    flags.envoy(envoy)
     for command in (picker, relay, envoy):
         command.add_argument(
             "--run-dir",
@@ -177,13 +174,6 @@ def build_parser() -> argparse.ArgumentParser:
             default=RUN_DIR,
             metavar="FOLDER",
             help=f"UNIX sockets of Envoy, relays and picker are there (default: {RUN_DIR})",
-        )
-    for command in (picker, envoy):
-        command.add_argument(
-            "--name",
-            default=socket.gethostname(),
-            metavar="NAME",
-            help="name of this gateway pod, for its peers and in logs (default: the host name)",
         )
     return parser
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from inflight_base import logs
 from inflight_base.manifest.names import POOL_PORTS
-from inflight_gateway.settings import GATEWAY_KEY_FILE
+from inflight_gateway.settings import CA_FILE, GATEWAY_KEY_FILE, EnvoySettings, Jwt, Sockets
 
 
 def _whole(expected: str, least: int, most: int) -> Callable[[str], int]:
@@ -22,11 +24,122 @@ def _whole(expected: str, least: int, most: int) -> Callable[[str], int]:
     return parse
 
 
-count = _whole("a whole number from 0 to 64", 0, 64)
+count = _whole("a whole number from 1 to 64", 1, 64)
 """Parser of a number of processes."""
-mebibytes = _whole("a whole number of MiB from 64 to 1048576", 64, 2**20)
-"""Parser of an amount of memory, in MiB."""
+_mebibytes = _whole("a whole number of MiB from 64 to 1048576", 64, 2**20)
 _port = _whole("a port from 0 to 65535", 0, 65535)
+_rate = _whole("a whole number from 0 to 1000000", 0, 1_000_000)
+
+
+def envoy(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that only `inflight-gateway envoy-config` has."""
+    parser.add_argument(
+        "--port",
+        type=_port,
+        default=8080,
+        metavar="PORT",
+        help="port for clients without TLS; 0: none (default: 8080)",
+    )
+    parser.add_argument(
+        "--relays", type=count, default=1, metavar="N", help="relay processes, as the relay's --processes (default: 1)"
+    )
+    parser.add_argument(
+        "--memory",
+        type=_mebibytes,
+        default=1024,
+        metavar="MIB",
+        help="memory that Envoy may use, in MiB: at 80%% it refuses new requests with status 503, at 90%% new"
+        " connections (default: 1024)",
+    )
+    parser.add_argument(
+        "--requests-per-second",
+        type=_rate,
+        default=0,
+        metavar="N",
+        help="most requests of one client's address; further ones get status 429; 0: unlimited (default: 0)",
+    )
+    parser.add_argument(
+        "--idle-timeout",
+        type=_seconds,
+        default=120.0,
+        metavar="SECONDS",
+        help="connections of clients without a request are closed after this time (default: 120)",
+    )
+    parser.add_argument(
+        "--tls-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="serve TLS with tls.crt and tls.key of this folder, also new ones that replace them; needs --output, since"
+        " a second file, certificate.json, is written beside it (default: no TLS)",
+    )
+    parser.add_argument(
+        "--tls-port", type=_port, default=8443, metavar="PORT", help="port for clients with TLS (default: 8443)"
+    )
+    parser.add_argument(
+        "--jwt-issuer",
+        default="",
+        metavar="ISSUER",
+        help="verify JSON Web Tokens of this issuer in Authorization (default: tokens are not verified)",
+    )
+    parser.add_argument(
+        "--jwt-audience",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a token must have this audience; repeat it to allow others (default: any)",
+    )
+    parser.add_argument(
+        "--jwt-tenant-claim",
+        default="tenant",
+        metavar="NAME",
+        help="claim that names the tenant; parts of a nested one are joined by a dot (default: tenant)",
+    )
+    keys = parser.add_mutually_exclusive_group()
+    keys.add_argument("--jwks-file", type=Path, metavar="FILE", help="the issuer's keys, as a JSON Web Key Set")
+    keys.add_argument("--jwks-uri", type=_https, metavar="URI", help="where to fetch them, https://...")
+    parser.add_argument(
+        "--jwks-ca",
+        type=Path,
+        default=CA_FILE,
+        metavar="FILE",
+        help=f"authorities that sign the certificate of the server of --jwks-uri, as PEM (default: {CA_FILE})",
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE", help="write it there (default: standard output)")
+
+
+def envoy_settings(arguments: argparse.Namespace) -> EnvoySettings:
+    """Returns what the flags of `envoy-config` say.
+
+    Raises:
+        ValueError: flags that do not go together; the message says which.
+    """
+    jwt = None
+    if bool(arguments.jwt_issuer) != bool(arguments.jwks_file or arguments.jwks_uri):
+        raise ValueError("--jwt-issuer needs --jwks-file or --jwks-uri, and these need it")
+    if arguments.jwt_issuer:
+        jwt = Jwt(
+            arguments.jwt_issuer,
+            tuple(arguments.jwt_audience),
+            arguments.jwt_tenant_claim,
+            arguments.jwks_file,
+            arguments.jwks_uri or "",
+            arguments.jwks_ca,
+        )
+    if arguments.tls_dir is not None and arguments.output is None:
+        raise ValueError("--tls-dir needs --output")
+    if arguments.tls_dir is None and not arguments.port:
+        raise ValueError("--port 0 needs --tls-dir")
+    return EnvoySettings(
+        Sockets(arguments.run_dir),
+        arguments.port,
+        arguments.relays,
+        arguments.memory << 20,
+        arguments.requests_per_second,
+        arguments.idle_timeout,
+        arguments.tls_dir,
+        arguments.tls_port,
+        jwt,
+    )
 
 
 def picker(parser: argparse.ArgumentParser) -> None:
@@ -44,14 +157,11 @@ def picker(parser: argparse.ArgumentParser) -> None:
         help="serve this namespace only; repeat it for several (default: all)",
     )
     parser.add_argument(
-        "--port", type=_port, default=8080, metavar="PORT", help="port for clients, of Envoy (default: 8080)"
-    )
-    parser.add_argument(
         "--http-port",
         type=_port,
         default=9003,
         metavar="PORT",
-        help="port of /metrics, /healthz, /readyz, /v1/state and /v1/picks; 0 takes a free one (default: 9003)",
+        help="port of /metrics, /healthz, /readyz and the signed /v1/state; 0 takes a free one (default: 9003)",
     )
     parser.add_argument(
         "--ext-proc-port",
@@ -68,13 +178,6 @@ def picker(parser: argparse.ArgumentParser) -> None:
         " verify the certificate of an endpoint picker (default: on)",
     )
     parser.add_argument(
-        "--relays",
-        type=count,
-        default=1,
-        metavar="N",
-        help="relay processes; 0: none, answers are not continued at another replica (default: 1)",
-    )
-    parser.add_argument(
         "--peers",
         type=_peers,
         default="",
@@ -86,7 +189,8 @@ def picker(parser: argparse.ArgumentParser) -> None:
         type=_port,
         default=9004,
         metavar="PORT",
-        help="port of /v1/picks on loopback only, for `kubectl port-forward`; 0 takes a free one (default: 9004)",
+        help="port of /v1/state and /v1/picks without signatures, on loopback only, for `kubectl port-forward`; 0 takes"
+        " a free one (default: 9004)",
     )
     parser.add_argument(
         "--usage-dir",
@@ -99,22 +203,29 @@ def picker(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=GATEWAY_KEY_FILE,
         metavar="FILE",
-        help="key that signs tenants for engines and messages to peers; without the file engines are not told the"
-        f" tenant (default: {GATEWAY_KEY_FILE})",
+        help="key that signs requests to engines and messages to peers; the file `previous` beside it may have the key"
+        " before. Read again when they change; without the file services with API keys get 503"
+        f" (default: {GATEWAY_KEY_FILE})",
     )
     parser.add_argument(
         "--drain-min",
         type=_seconds,
-        default=5.0,
+        default=15.0,
         metavar="SECONDS",
         help="after SIGTERM, how long new requests are still served, until clients find other gateway pods"
-        " (default: 5)",
+        " (default: 15)",
     )
     parser.add_argument(
         "--access-log",
         action=argparse.BooleanOptionalAction,
         default=True,
         help="a log line for each request that ended",
+    )
+    parser.add_argument(
+        "--name",
+        default=socket.gethostname(),
+        metavar="NAME",
+        help="name of this gateway pod, for its peers and in logs (default: the host name)",
     )
 
 
@@ -167,6 +278,13 @@ def _shared_port(text: str) -> int:
             f"{text!r} is not free: ports {POOL_PORTS[0]} to {POOL_PORTS[-1]} are those of InferencePools"
         )
     return port
+
+
+def _https(text: str) -> str:
+    address = urlsplit(text)
+    if address.scheme != "https" or not address.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is not https://HOST/...")
+    return text
 
 
 def _seconds(text: str) -> float:

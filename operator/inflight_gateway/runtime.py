@@ -5,22 +5,23 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Protocol
 
 from inflight_gateway.discovery.static import StaticDiscovery
-from inflight_gateway.ext_proc import grpc_server
-from inflight_gateway.proxy.drain import drain
-from inflight_gateway.proxy.snapshot import LISTENERS, ROUTES
-from inflight_gateway.settings import PickerSettings, Sockets
-from inflight_gateway.telemetry import reports
+from inflight_gateway.proxy.drain import Admin, drain
+from inflight_gateway.settings import PickerSettings
 from inflight_gateway.wiring import Gateway
 
 _log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
 """Seconds between two checks for expired holds: most by which a hold ends late."""
+
+
+_ENVOY_S = 0.5
+"""Seconds between two checks of Envoy."""
 
 
 class StartError(Exception):
@@ -84,16 +85,18 @@ class _Process:
         self._known = asyncio.Event()
         self._draining = False
         self._serving = False
+        self._envoy_ready = False
         self._closing = AsyncExitStack()
 
     async def run(self, stop: asyncio.Event) -> None:
         settings = self._settings
         port = self._gateway.state_port(self._unready, self._discovery.problems)
         self._closing.push_async_callback(port.close)
-        number = await port.start(settings.http_port)
-        _log.info("metrics, health and state on port %d", number)
+        numbers = await port.start(settings.http_port, settings.local_port)
+        _log.info("metrics, health and signed state on port %d, state and picks on loopback port %d", *numbers)
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(one) for one in (self._discovery.run(), self._tick(), self._gateway.run())]
+            always = self._discovery.run(), self._tick(), self._watch_envoy(), self._gateway.run()
+            running = [tasks.create_task(one) for one in always]
             serving = tasks.create_task(self._serve())
             await stop.wait()
             await self._drain()
@@ -104,23 +107,25 @@ class _Process:
         await self._closing.aclose()
 
     async def _serve(self) -> None:
-        """Opens the sockets once the services are known: an empty configuration would replace the one that Envoy has
-        from the previous picker."""
+        """Opens the sockets once the services are known: relays keep those of the previous picker until then."""
         await self._known.wait()
-        sockets, gateway = self._settings.sockets, self._gateway
-        _make_room(sockets)
-        runner = await reports.serve(sockets.reports, gateway.records.report, gateway.retried)
-        self._closing.push_async_callback(runner.cleanup)
-        server = await grpc_server.serve(sockets.picker, gateway.publisher.ads, gateway.processor)
-        self._closing.push_async_callback(server.stop, 0.0)
-        if gateway.endpoint_picker is not None:
-            self._closing.push_async_callback(gateway.endpoint_picker.close)
-            await gateway.endpoint_picker.open()
+        socket, gateway = self._settings.sockets.picker, self._gateway
+        await gateway.links.serve(socket)
+        self._closing.push_async_callback(gateway.links.close)
+        if gateway.guests is not None:
+            self._closing.push_async_callback(gateway.guests.close)
+            await gateway.guests.open()
         gc.freeze()  # what was imported stays: looking through it for garbage would pause all requests
         self._serving = True
-        _log.info("%d services; Envoy may connect at %s", len(gateway.catalog.services), sockets.picker)
-        if gateway.endpoint_picker is not None:
-            await gateway.endpoint_picker.run()
+        _log.info("%d services; relays may connect at %s", len(gateway.catalog.services), socket)
+        if gateway.guests is not None:
+            await gateway.guests.run()
+
+    async def _watch_envoy(self) -> None:
+        async with Admin(self._settings.sockets.admin) as admin:
+            while True:
+                self._envoy_ready = await admin.ready()
+                await asyncio.sleep(_ENVOY_S)
 
     async def _tick(self) -> None:
         while True:
@@ -134,25 +139,18 @@ class _Process:
             return
         self._draining = True
         _log.info("drains: no longer ready, running requests end")
-        settings, endpoint_picker = self._settings, self._gateway.endpoint_picker
+        settings, guests = self._settings, self._gateway.guests
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(drain(settings.sockets.admin, settings.drain_min_s, settings.drain_max_s))
-            if endpoint_picker is not None:
-                tasks.create_task(endpoint_picker.drain(settings.drain_min_s, settings.drain_max_s))
+            if guests is not None:
+                tasks.create_task(guests.drain(settings.drain_min_s, settings.drain_max_s))
 
     def _unready(self) -> list[str]:
         if self._draining:
             return ["the gateway drains"]
         reasons = list(self._discovery.unready())
-        ads: Collection[str] = (LISTENERS, ROUTES)
-        missing = [one for one in ads if not self._gateway.publisher.ads.acknowledged(one)]
-        if missing:
-            reasons.append("Envoy is not connected, or has not taken its configuration yet")
+        if not self._gateway.links.connected:
+            reasons.append("no relay is connected")
+        if not self._envoy_ready:
+            reasons.append("Envoy does not run, or is not ready")
         return reasons
-
-
-def _make_room(sockets: Sockets) -> None:
-    """Removes the stale sockets of a killed picker."""
-    sockets.run_dir.mkdir(parents=True, exist_ok=True)
-    for socket in (sockets.picker, sockets.reports):
-        socket.unlink(missing_ok=True)

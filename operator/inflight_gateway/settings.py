@@ -22,18 +22,8 @@ class Sockets:
 
     @property
     def picker(self) -> Path:
-        """gRPC: ADS and ext_proc."""
+        """Messages of the relays, `link.wire`."""
         return self.run_dir / "picker.sock"
-
-    @property
-    def reports(self) -> Path:
-        """HTTP: relays report finished requests to the picker."""
-        return self.run_dir / "reports.sock"
-
-    @property
-    def inner(self) -> Path:
-        """HTTP: Envoy's inner listener, which relays send requests to."""
-        return self.run_dir / "inner.sock"
 
     @property
     def admin(self) -> Path:
@@ -53,8 +43,7 @@ class PickerSettings:
         static: YAML file with services and endpoints; None: Kubernetes discovery.
         kubeconfig: None: the service account of the pod.
         namespaces: namespaces to serve; empty: all.
-        port: port of Envoy's outer listener. http_port: port of metrics, health and state.
-        relays: relay processes; 0: Envoy sends requests to its inner listener directly.
+        http_port: port of metrics, health and state.
         cluster_domain: DNS domain of the cluster; names of services end with it.
         peers: name of the headless Service of the gateway's pods; empty: no other gateway pods.
         drain_min_s, drain_max_s: seconds of a graceful shutdown, at least and at most.
@@ -64,7 +53,7 @@ class PickerSettings:
         ext_proc_tls: whether these ports take TLS.
         model_namespaces: namespaces whose services a request may choose by its model alone; empty: none.
         usage_dir: folder for usage of tenants; None: usage is not written.
-        local_port: port on loopback of the picks; 0 takes a free one.
+        local_port: port on loopback of load and picks; 0 takes a free one.
         service: NAMESPACE/NAME of the gateway's own Service; empty: its address names no service.
     """
 
@@ -72,13 +61,11 @@ class PickerSettings:
     static: Path | None = None
     kubeconfig: str | None = None
     namespaces: tuple[str, ...] = ()
-    port: int = 8080
     http_port: int = 9003
-    relays: int = 1
     cluster_domain: str = "cluster.local"
     peers: str = ""
     gateway_key_file: Path = GATEWAY_KEY_FILE
-    drain_min_s: float = 5.0
+    drain_min_s: float = 15.0
     drain_max_s: float = 600.0
     access_log: bool = True
     name: str = field(default_factory=socket.gethostname)
@@ -88,6 +75,54 @@ class PickerSettings:
     usage_dir: Path | None = None
     local_port: int = 9004
     service: str = ""
+
+
+CA_FILE = Path("/etc/ssl/certs/ca-certificates.crt")
+"""Authorities that the image of Envoy trusts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Jwt:
+    """JSON Web Tokens of one issuer.
+
+    Attributes:
+        audiences: a token has one of these; empty: any.
+        tenant_claim: its value names the tenant; parts of a nested claim are joined by `.`.
+        jwks_file: the issuer's keys (JSON Web Key Set); None: `jwks_uri` has them.
+        jwks_ca: authorities that sign the certificate of the server of `jwks_uri`.
+    """
+
+    issuer: str
+    audiences: tuple[str, ...] = ()
+    tenant_claim: str = "tenant"
+    jwks_file: Path | None = None
+    jwks_uri: str = ""
+    jwks_ca: Path = CA_FILE
+
+
+@dataclass(frozen=True, slots=True)
+class EnvoySettings:
+    """Flags of `inflight-gateway envoy-config`.
+
+    Attributes:
+        port: port for clients without TLS; 0: none.
+        relays: relay processes.
+        memory: bytes that Envoy may use.
+        requests_per_second: most requests of one address; 0: unlimited.
+        idle_s: seconds after which a connection without a request is closed.
+        tls_dir: folder with `tls.crt` and `tls.key`; None: no TLS. tls_port: port for clients with TLS.
+        jwt: None: tokens are not verified.
+    """
+
+    sockets: Sockets = Sockets()
+    port: int = 8080
+    relays: int = 1
+    memory: int = 2**30
+    requests_per_second: int = 0
+    idle_s: float = 120.0
+    tls_dir: Path | None = None
+    tls_port: int = 8443
+    jwt: Jwt | None = None
 
 
 def any_address() -> str:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from pathlib import Path
 from time import monotonic
+from typing import TYPE_CHECKING
 
 import aiohttp
 from aiohttp import web
@@ -16,33 +16,35 @@ from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.discovery.hosts import Hosts
 from inflight_gateway.discovery.models import ModelClaims
 from inflight_gateway.engines.ledger import Ledger
-from inflight_gateway.ext_proc.dispatcher import Dispatcher
-from inflight_gateway.ext_proc.endpoint_picker_ports import EndpointPickerPorts
-from inflight_gateway.ext_proc.exchange import Parts
-from inflight_gateway.ext_proc.server import Processor
 from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.link.server import RelayLinks
+from inflight_gateway.link.wire import Keys
 from inflight_gateway.pick.picker import Picker
-from inflight_gateway.proxy.publisher import Publisher
-from inflight_gateway.proxy.snapshot import Fixed
+from inflight_gateway.requests.registry import Requests
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import INTERVAL_SECONDS, EndpointScraper
-from inflight_gateway.settings import PickerSettings, any_address
+from inflight_gateway.settings import PickerSettings
 from inflight_gateway.state.load import GatewayLoads, SentLoad
 from inflight_gateway.state.peers import Peers
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
 from inflight_gateway.state.stream import LoadStream
-from inflight_gateway.telemetry.access_records import AccessRecords
 from inflight_gateway.telemetry.metrics import DiscoveryCollector, Metrics
+from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
+from inflight_gateway.tenants.gateway_key import GatewayKey
 from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.routes import PeerClient, limits_handler
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.timers import Timers
-from inflight_gateway.types import Endpoint, Retried
+from inflight_gateway.types import Endpoint
+
+if TYPE_CHECKING:
+    from inflight_gateway.guests.endpoint_picker_ports import EndpointPickerPorts
+    from inflight_gateway.guests.exchange import Parts
 
 KEY_SECONDS = 5.0
 """Seconds between two reads of the gateway key's file."""
@@ -56,9 +58,7 @@ class Gateway:
     """All parts of the picker but its sockets. `open` makes one.
 
     Attributes:
-        records: receives the relays' reports.
-        processor: serves Envoy. endpoint_picker: serves other gateways; None: not served.
-        publisher: configures Envoy.
+        links: serves the relays. guests: serves other gateways; None: not served.
     """
 
     def __init__(self, settings: PickerSettings, http: aiohttp.ClientSession) -> None:
@@ -73,33 +73,36 @@ class Gateway:
         estimates = Estimates()
         self._ledger = Ledger(self._willing, self._samples.get, estimates)
         self._picks = PicksLog()
-        self._peers = Peers(http, self._heard_from)
-        self._key_file = settings.gateway_key_file
-        self._key = key = gateway_key(settings.gateway_key_file)
+        self._key = GatewayKey(settings.gateway_key_file)
         self._key_read = monotonic()
-        self._peer_client = PeerClient(key or b"")
+        self._peer_client = PeerClient(self._key)
+        self._peers = Peers(http, self._heard_from, self._key)
         self.limits = SharedLimits(settings.name, self._trusted_peers, self._peer_client.post)
-        self._gate = Gate(KeyTables(self.catalog), self.limits, estimates)
-        self.metrics.registry.register(self._gate.usage)
+        gate = Gate(KeyTables(self.catalog), self.limits, estimates)
+        self._usage = gate.usage
+        self.metrics.registry.register(gate.usage)
         loads = GatewayLoads(self.catalog, self._holds, self._ledger, monotonic)
         self.metrics.watch_loads(loads.service_loads)
         self._stream = LoadStream(settings.name, loads)
-        self.records = AccessRecords(
-            self.metrics, self._picks, self._gate, self._holds, monotonic, log=settings.access_log
+        log = RequestLog(self.metrics, self._picks, access_log=settings.access_log)
+        self._requests = Requests(
+            *(self.catalog, Picker(), self._holds, self._ledger, gate, log),
+            clock=monotonic,
+            changed=self._stream.changed,
+            refused=self._refused,
         )
-        self._dispatcher = Dispatcher(
-            self.catalog, Picker(), self._holds, self._ledger, monotonic, self._stream.changed
-        )
-        self._parts = Parts(
-            self.catalog, self._gate, EngineHeaders(key), self._dispatcher, self.records, monotonic, self._refused
-        )
-        self.processor = Processor(self._parts)
-        port = settings.ext_proc_port
-        self.endpoint_picker = (
-            None if port is None else EndpointPickerPorts(self._parts, port, tls=settings.ext_proc_tls)
-        )
-        fixed = Fixed(settings.sockets, any_address(), settings.port, settings.relays)
-        self.publisher = Publisher(fixed, self.catalog, self.metrics.config_refused, self._endpoints_taken)
+        self.links = RelayLinks(self._requests, self.catalog)
+        self.links.set_keys(Keys(self._key.current, self._key.previous))
+        self._guest_parts: Parts | None = None
+        self.guests: EndpointPickerPorts | None = None
+        if settings.ext_proc_port is not None:
+            # Only a gateway that serves other gateways needs gRPC, which takes 40 MiB.
+            from inflight_gateway.guests.endpoint_picker_ports import EndpointPickerPorts
+            from inflight_gateway.guests.exchange import Parts
+
+            headers = EngineHeaders(self._key.current, self._key.previous)
+            self._guest_parts = Parts(self.catalog, gate, headers, self._requests, log)
+            self.guests = EndpointPickerPorts(self._guest_parts, settings.ext_proc_port, tls=settings.ext_proc_tls)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}
         self._usable: dict[ServiceKey, Sequence[Endpoint]] = {}
         """Results of `_reachable` since endpoints or their reachability last changed."""
@@ -121,11 +124,8 @@ class Gateway:
     def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
         """Makes the HTTP port. Args: unready: see `StatePort`. problems: failing calls to the Kubernetes API."""
         self.metrics.registry.register(DiscoveryCollector(self.catalog, self._samples, self._peers, problems))
-
-        async def decide(request: web.Request) -> web.Response:
-            return await limits_handler(self.limits, self._key)(request)
-
-        return StatePort(self._stream, self._picks, self.metrics.page, unready, [web.post(wire.PATH, decide)])
+        limits = web.post(wire.PATH, limits_handler(self.limits, self._key))
+        return StatePort(self._stream, self._picks, self.metrics.page, unready, self._key, [limits])
 
     async def run(self) -> None:
         """Reports requests in flight to the gateways that own their tenants, until cancelled."""
@@ -135,26 +135,25 @@ class Gateway:
         self._peers.keep(addresses)
 
     def tick(self) -> None:
-        """Applies what depends on the time alone: expiries and the reread key. Called several times a second."""
+        """Applies what depends on the time alone: expiries, the reread key, other gateway pods. Called several times a
+        second."""
         self._refusals.expire(monotonic())
-        self._dispatcher.expire()
+        self._requests.expire()
         if len(self._holds):
-            self._dispatcher.release()
-        self.records.expire()
+            self._requests.release()
+        self.links.set_pods(1 + len(self._trusted_peers()))
         if monotonic() - self._key_read >= KEY_SECONDS:
-            self._read_key()
+            self._read_keys()
 
-    def _read_key(self) -> None:
-        """Reads the gateway key again: the operator creates it when it starts, possibly after the gateway."""
+    def _read_keys(self) -> None:
+        """Reads the gateway keys again: the operator creates them when it starts, possibly after the gateway."""
         self._key_read = monotonic()
-        key = gateway_key(self._key_file)
-        if key != self._key:
-            self._key = key
-            self._parts.engine_headers = EngineHeaders(key)
-            self._peer_client.use(key or b"")
+        if self._key.refresh():
+            self.links.set_keys(Keys(self._key.current, self._key.previous))
+            if self._guest_parts is not None:
+                self._guest_parts.engine_headers = EngineHeaders(self._key.current, self._key.previous)
 
     def _changed(self, change: Change) -> None:
-        self.publisher.catalog_changed(change)
         self._usable.clear()
         self._scraper.keep(self.catalog.addresses())
         for key in change.endpoints:
@@ -165,25 +164,21 @@ class Gateway:
         for key in change.services - self.catalog.services.keys():
             self._picks.forget(key)
             self.metrics.forget(key)
-            self._gate.usage.forget(key)
-        self._dispatcher.catalog_changed(change)
+            self._usage.forget(key)
+        self._requests.catalog_changed(change)
         self._stream.changed()
-
-    def _endpoints_taken(self) -> None:
-        self._usable.clear()
-        self._dispatcher.release()
 
     def _sampled(self, address: str) -> None:
         service = self.catalog.service_of(address)
         if service is not None:
             self._usable.pop(service, None)
-            self._dispatcher.release(service)
+            self._requests.release(service)
 
     def _reachable(self, key: ServiceKey) -> Sequence[Endpoint]:
-        """Returns the endpoints that Envoy has accepted, without unreachable ones unless all are unreachable."""
+        """Returns the endpoints, without unreachable ones unless all are unreachable."""
         known = self._usable.get(key)
         if known is None:
-            endpoints = [one for one in self.catalog.endpoints_of(key) if self.publisher.knows(one.address)]
+            endpoints = self.catalog.endpoints_of(key)
             known = [one for one in endpoints if self._samples.reachable(one.address)] or endpoints
             self._usable[key] = known
         return known
@@ -199,13 +194,9 @@ class Gateway:
     def _refused(self, address: str) -> None:
         self._refusals.begin(address, monotonic())
 
-    def retried(self, report: Retried) -> None:
-        """A relay reports that Envoy tried several endpoints."""
-        self._parts.retried(report)
-
     def _trusted_peers(self) -> Mapping[str, str]:
         """Returns live peers; none without a key: without trusted messages each gateway enforces limits alone."""
-        return self._peers.live() if self._key is not None else {}
+        return self._peers.live() if self._key.current is not None else {}
 
     def _heard_from(self, gateway: str, sent: Mapping[str, SentLoad]) -> None:
         self._ledger.peer(gateway, sent, monotonic())
@@ -215,11 +206,3 @@ def _hosts(settings: PickerSettings) -> Hosts:
     namespace, _, name = settings.service.partition("/")
     own = ServiceKey(namespace, name) if name else None
     return Hosts(settings.cluster_domain.strip(".").lower(), own, bool(settings.model_namespaces))
-
-
-def gateway_key(file: Path) -> bytes | None:
-    """Reads the gateway key. None: not readable, so engines get no tenant header, and gateways do not share limits."""
-    try:
-        return file.read_bytes().strip()
-    except OSError:
-        return None

@@ -1,6 +1,6 @@
 """Reports of the gateway's pods on a service: held requests, and the last picks.
 
-The reports are read from the picker's port of each pod, `GET /v1/state` and `GET /v1/picks`.
+The reports are read from the picker's loopback port of each pod, `GET /v1/state` and `GET /v1/picks`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inflight_base.kube.kinds import object_path
-from inflight_base.manifest.names import GATEWAY_LABELS, GATEWAY_STATE_PORT, HTTP_PORT_NAME, selector_string
+from inflight_base.manifest.names import GATEWAY_LABELS, GATEWAY_LOCAL_PORT, HTTP_PORT_NAME, selector_string
 from inflight_base.manifest.pods import condition
 from inflight_kubectl.api_problems import ApiProblem
 from inflight_kubectl.output import Problem
@@ -25,7 +25,7 @@ GATEWAY_HTTP_PORT = 8080
 
 @dataclass(frozen=True, slots=True)
 class GatewayPod:
-    """A ready pod of the gateway. Attributes: http: its OpenAI API. state: the picker's port."""
+    """A ready pod of the gateway. Attributes: http: its OpenAI API. state: the picker's port on loopback."""
 
     name: str
     http: Address
@@ -84,5 +84,5 @@ def _pod(pod: dict[str, Any]) -> GatewayPod:
     return GatewayPod(
         name,
         (namespace, name, ports.get(HTTP_PORT_NAME, GATEWAY_HTTP_PORT)),
-        (namespace, name, ports.get("state", GATEWAY_STATE_PORT)),
+        (namespace, name, GATEWAY_LOCAL_PORT),
     )

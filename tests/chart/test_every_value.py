@@ -29,6 +29,19 @@ CHANGES = {
         f"gateway.{path}": value
         for path, value in {
             "replicas": 3,
+            "autoscaling.minReplicas": 3,
+            "autoscaling.maxReplicas": 30,
+            "autoscaling.targetCPUPercent": 30,
+            "requestsPerSecondPerClient": 0,
+            "modelNamespaces": ["team"],
+            "tls.secretName": "certificate",
+            "jwt.issuer": "https://issuer.example",
+            "jwt.audiences": ["inflight"],
+            "jwt.tenantClaim": "team",
+            "jwt.jwksSecret": "keys",
+            "jwt.jwksUri": "https://issuer.example/keys",
+            "jwt.caSecret": "ca",
+            "usage.existingClaim": "usage",
             "envoy.image.repository": "other",
             "envoy.image.tag": "dev",
             "envoy.image.digest": DIGEST,
@@ -38,7 +51,7 @@ CHANGES = {
             "relay.processes": 3,
             "relay.resources": {"limits": {"memory": "3Gi"}},
             "picker.resources": {"limits": {"memory": "3Gi"}},
-            "extProcPort": 9004,
+            "extProcPort": 9005,
             "drainSeconds": 60,
             "apiKeySecrets": ["keys"],
             "serviceAccount.name": "other",
@@ -99,6 +112,14 @@ CHANGES = {
 NEEDS = {
     "gateway.": "gateway.enabled=true",
     "gateway.extProcTls": "gateway.extProcPort=9002",
+    "gateway.autoscaling.": "gateway.autoscaling.enabled=true",
+    "gateway.tls.only": "gateway.tls.secretName=certificate",
+    "gateway.jwt.issuer": "gateway.jwt.jwksSecret=keys",
+    "gateway.jwt.audiences": "gateway.jwt.issuer=me,gateway.jwt.jwksSecret=keys",
+    "gateway.jwt.tenantClaim": "gateway.jwt.issuer=me,gateway.jwt.jwksSecret=keys",
+    "gateway.jwt.jwksSecret": "gateway.jwt.issuer=me",
+    "gateway.jwt.jwksUri": "gateway.jwt.issuer=me",
+    "gateway.jwt.caSecret": "gateway.jwt.issuer=me,gateway.jwt.jwksUri=https://issuer.example/keys",
     "clusterDomain": "gateway.enabled=true",
     "recordDecisions.": "recordDecisions.enabled=true",
     "metrics.monitor.": "metrics.monitor.enabled=true",
@@ -133,7 +154,7 @@ def test_a_value_reaches_an_object(helm, path):
 
 def test_all_values_together_render(helm):
     given = {path: not default if isinstance(default, bool) else CHANGES[path] for path, default in LEAVES.items()}
-    # Without a leader there can be one operator only.
-    given |= {"leaderElection.enabled": True}
+    # Without a leader there can be one operator only; keys of tokens have one source.
+    given |= {"leaderElection.enabled": True, "gateway.jwt.jwksUri": ""}
     flags = [argument for path, value in given.items() for argument in ("--set-json", f"{path}={json.dumps(value)}")]
     assert helm.template(*flags).returncode == 0

@@ -1,15 +1,15 @@
 """The chart with gateway.enabled: pods whose parts start and end in order, with least rights."""
 
+import dataclasses
 import json
 from pathlib import Path
 
 import pytest
 import yaml
 
-from deploy import envoy_bootstrap
 from inflight_base.manifest.names import POOL_PORTS
-from inflight_gateway import cli
-from inflight_gateway.settings import GATEWAY_KEY_FILE, RUN_DIR, PickerSettings
+from inflight_gateway import cli, flags
+from inflight_gateway.settings import GATEWAY_KEY_FILE, RUN_DIR, EnvoySettings, PickerSettings
 from inflight_operator.keys import GATEWAY_KEY_SECRET_NAME
 
 CHART = Path(__file__).parents[2] / "helm" / "inflight"
@@ -44,7 +44,6 @@ def test_it_adds_exactly_these_objects(helm, objects):
         GATEWAY,
         ("Service", "prod-gateway"),
         ("Service", "prod-gateway-state"),
-        ("ConfigMap", "prod-gateway-envoy"),
         ("ServiceAccount", "prod-gateway"),
         ("ClusterRole", "prod-gateway"),
         ("ClusterRoleBinding", "prod-gateway"),
@@ -55,58 +54,139 @@ def test_it_adds_exactly_these_objects(helm, objects):
     }
 
 
-def test_envoys_bootstrap_is_the_one_that_the_program_prints(objects):
-    assert envoy_bootstrap.FILE.read_text() == envoy_bootstrap.bootstrap(), (
-        "run `python -m deploy.envoy_bootstrap --write`"
-    )
-    mounted = objects[("ConfigMap", "prod-gateway-envoy")]["data"]["envoy.json"]
-    assert json.loads(mounted) == json.loads(envoy_bootstrap.FILE.read_text())
+def envoy_settings(given):
+    """Envoy's settings, as the program that writes its configuration understands its arguments."""
+    arguments = [one.replace("$(ENVOY_MEMORY)", "512") for one in container_of(given, "config")["args"]]
+    parsed = cli.build_parser().parse_args(arguments)
+    return parsed.output, flags.envoy_settings(parsed)
 
 
-def with_envoys_memory(folder, limit):
-    """Flags for a values file, in which Helm reads a number as a float."""
-    file = folder / "values.yaml"
-    file.write_text(yaml.safe_dump({"gateway": {"envoy": {"resources": {"limits": {"memory": limit}}}}}))
-    return (*ENABLED, "-f", str(file))
+def test_envoy_reads_the_configuration_that_the_program_has_written(objects):
+    output, settings = envoy_settings(objects)
+    assert str(output) in container_of(objects, "envoy")["args"]
+    assert output.parent == RUN_DIR
+    defaults = EnvoySettings()
+    assert settings == dataclasses.replace(defaults, memory=512 << 20, requests_per_second=500)
 
 
-@pytest.mark.parametrize(
-    ("limit", "bytes_"),
-    [
-        ("2Gi", 2 << 30),
-        ("512Mi", 512 << 20),
-        ("1.5Gi", 3 << 29),
-        ("1G", 10**9),
-        (1073741824, 1 << 30),
-        (1234567890, 1234567890),
-        ("1073741824", 1 << 30),
-        ("1e9", 10**9),
-        ("1E9", 10**9),
-        ("1P", 10**15),
-        ("1Pi", 1 << 50),
-        ("1E", 10**18),
-        ("1Ei", 1 << 60),
-    ],
-)
-def test_envoys_heap_is_bounded_by_its_memory_limit(helm, tmp_path, limit, bytes_):
-    flags = with_envoys_memory(tmp_path, limit)
-    mounted = helm.objects(*flags)[("ConfigMap", "prod-gateway-envoy")]["data"]["envoy.json"]
-    heap = json.loads(mounted)["overload_manager"]["resource_monitors"][0]["typed_config"]
-    assert heap["max_heap_size_bytes"] == str(bytes_)
+def test_envoys_heap_is_bounded_by_its_memory_limit(helm, objects):
+    (variable,) = container_of(objects, "config")["env"]
+    limit = {"containerName": "envoy", "resource": "limits.memory", "divisor": "1Mi"}
+    assert variable["valueFrom"] == {"resourceFieldRef": limit}
+    # Without a limit the field would be the memory of the node.
+    without = helm.objects(*ENABLED, "--set", "gateway.envoy.resources.limits.memory=null")
+    assert "env" not in container_of(without, "config")
+    assert envoy_settings(without)[1].memory == EnvoySettings().memory
 
 
-@pytest.mark.parametrize("limit", ["1.2.3Gi", "1Zi", "Gi", "-1Gi", "1 Gi", "1500m", "much"])
-def test_a_memory_limit_that_is_no_number_of_bytes_is_refused(helm, tmp_path, limit):
-    refused = helm.template(*with_envoys_memory(tmp_path, limit))
-    assert refused.returncode != 0
-    assert "gateway.envoy.resources.limits.memory" in refused.stderr
+def test_requests_of_an_address_are_limited_unless_the_value_is_0(helm):
+    for value in (0, 20):
+        given = helm.objects(*ENABLED, "--set", f"gateway.requestsPerSecondPerClient={value}")
+        assert envoy_settings(given)[1].requests_per_second == value
 
 
-def test_envoy_and_relay_are_sidecars_so_that_they_end_after_the_picker_has_drained(objects):
+TLS = (*ENABLED, "--set", "gateway.tls.secretName=front")
+
+
+def ports_of(given):
+    service = [(one["name"], one["port"]) for one in given[("Service", "prod-gateway")]["spec"]["ports"]]
+    policy = given[("NetworkPolicy", "prod-gateway")]["spec"]["ingress"][0]["ports"]
+    assert [one["port"] for one in policy] == [name for name, _ in service]
+    ports = container_of(given, "envoy")["ports"]
+    assert [one["name"] for one in ports] == [name for name, _ in service]
+    settings = envoy_settings(given)[1]
+    expected = {"http": settings.port, "https": settings.tls_port}
+    assert all(one["containerPort"] == expected[one["name"]] for one in ports)
+    return service
+
+
+def test_tls_is_a_port_more_and_the_only_one_where_that_is_set(helm, objects):
+    assert ports_of(objects) == [("http", 80)]
+    both, only = helm.objects(*TLS), helm.objects(*TLS, "--set", "gateway.tls.only=true")
+    assert ports_of(both) == [("http", 80), ("https", 443)]
+    assert ports_of(only) == [("https", 443)]
+    assert (envoy_settings(both)[1].port, envoy_settings(only)[1].port) == (8080, 0)
+    assert container_of(only, "envoy")["readinessProbe"]["tcpSocket"]["port"] == "https"
+    (mount,) = (one for one in container_of(both, "envoy")["volumeMounts"] if one["name"] == "tls")
+    assert (mount["mountPath"], mount["readOnly"]) == (str(envoy_settings(both)[1].tls_dir), True)
+    assert {"name": "tls", "secret": {"secretName": "front"}} in pod_of(both)["volumes"]
+    refused = helm.template(*ENABLED, "--set", "gateway.tls.only=true")
+    assert "gateway.tls.only needs gateway.tls.secretName" in refused.stderr
+
+
+JWT = (*ENABLED, "--set", "gateway.jwt.issuer=https://issuer.example,gateway.jwt.audiences={a,b}")
+
+
+def test_tokens_are_verified_with_the_keys_of_a_secret_or_of_a_server(helm, objects):
+    assert envoy_settings(objects)[1].jwt is None
+    local = helm.objects(*JWT, "--set", "gateway.jwt.jwksSecret=keys,gateway.jwt.tenantClaim=realm.team")
+    jwt = envoy_settings(local)[1].jwt
+    assert (jwt.issuer, jwt.audiences, jwt.tenant_claim) == ("https://issuer.example", ("a", "b"), "realm.team")
+    mounts = {one["name"]: one["mountPath"] for one in container_of(local, "envoy")["volumeMounts"]}
+    assert (mounts["jwks"], jwt.jwks_file.name) == (str(jwt.jwks_file.parent), "jwks.json")
+    uri = "gateway.jwt.jwksUri=https://issuer.example:8443/keys,gateway.jwt.caSecret=ca"
+    remote = helm.objects(*JWT, "--set", f"{uri},networkPolicy.egress.enabled=true")
+    jwt = envoy_settings(remote)[1].jwt
+    assert (jwt.jwks_file, jwt.jwks_uri) == (None, "https://issuer.example:8443/keys")
+    mounts = {one["name"]: one["mountPath"] for one in container_of(remote, "envoy")["volumeMounts"]}
+    assert (mounts["jwks-ca"], jwt.jwks_ca.name) == (str(jwt.jwks_ca.parent), "ca.crt")
+    egress = remote[("NetworkPolicy", "prod-gateway")]["spec"]["egress"]
+    assert {"ports": [{"port": 8443, "protocol": "TCP"}]} in egress
+
+
+@pytest.mark.parametrize("keys", ["", ",gateway.jwt.jwksSecret=keys,gateway.jwt.jwksUri=https://issuer.example/keys"])
+def test_an_issuer_needs_keys_of_one_source(helm, keys):
+    refused = helm.template(*JWT[:-1], f"{JWT[-1]}{keys}")
+    assert "needs either gateway.jwt.jwksSecret or gateway.jwt.jwksUri" in refused.stderr
+
+
+def test_the_autoscaler_replaces_the_number_of_pods(helm, objects):
+    assert ("HorizontalPodAutoscaler", "prod-gateway") not in objects
+    values = "gateway.autoscaling.enabled=true,gateway.envoy.threads=3,gateway.relay.processes=4,gateway.replicas=1"
+    given = helm.objects(*ENABLED, "--set", f"{values},gateway.autoscaling.targetCPUPercent=50")
+    assert "replicas" not in given[GATEWAY]["spec"]
+    spec = given[("HorizontalPodAutoscaler", "prod-gateway")]["spec"]
+    assert spec["scaleTargetRef"] == {"apiVersion": "apps/v1", "kind": "Deployment", "name": "prod-gateway"}
+    assert (spec["minReplicas"], spec["maxReplicas"]) == (2, 10)
+    metrics = [one["containerResource"] for one in spec["metrics"]]
+    targets = {one["container"]: one["target"] for one in metrics}
+    assert {one["name"] for one in metrics} == {"cpu"}
+    assert targets == {
+        name: {"type": "AverageValue", "averageValue": value}
+        for name, value in {"envoy": "1500m", "relay": "2000m", "picker": "500m"}.items()
+    }
+    pod = pod_of(given)
+    assert targets.keys() <= {one["name"] for one in (*pod["initContainers"], *pod["containers"])}
+    assert ("PodDisruptionBudget", "prod-gateway") in given
+
+
+def test_usage_is_in_the_pod_or_in_a_folder_of_each_pod_in_a_claim(helm, objects):
+    given = helm.objects(*ENABLED, "--set", "gateway.usage.existingClaim=usage")
+    for one, volume, folder in (
+        (objects, {"emptyDir": {}}, None),
+        (given, {"persistentVolumeClaim": {"claimName": "usage"}}, "$(POD_NAME)"),
+    ):
+        assert {"name": "usage", **volume} in pod_of(one)["volumes"]
+        (mount,) = (each for each in container_of(one, "picker")["volumeMounts"] if each["name"] == "usage")
+        assert mount["mountPath"] == str(understood(one, "picker").usage_dir)
+        assert mount.get("subPathExpr") == folder
+    assert pod_of(given)["securityContext"]["fsGroup"] == pod_of(given)["securityContext"]["runAsGroup"]
+
+
+def test_picker_and_relay_know_the_same_hosts(helm):
+    given = helm.objects(*ENABLED, "--set", "gateway.modelNamespaces={team,search},clusterDomain=k8s.example")
+    for name in ("picker", "relay"):
+        arguments = understood(given, name)
+        assert arguments.model_namespace == ["team", "search"]
+        assert arguments.cluster_domain == "k8s.example"
+
+
+def test_sidecars_end_after_the_picker_has_drained_envoy_before_the_relay(objects):
     pod = pod_of(objects)
-    assert [(one["name"], one["restartPolicy"]) for one in pod["initContainers"]] == [
-        ("envoy", "Always"),
+    assert [(one["name"], one.get("restartPolicy")) for one in pod["initContainers"]] == [
+        ("config", None),
         ("relay", "Always"),
+        ("envoy", "Always"),
     ]
     assert [one["name"] for one in pod["containers"]] == ["picker"]
 
@@ -128,9 +208,9 @@ def understood(objects, name):
 def test_picker_and_relay_understand_the_arguments_of_the_default_values(objects):
     picker, relay, defaults = understood(objects, "picker"), understood(objects, "relay"), PickerSettings()
     assert (picker.command, relay.command) == ("picker", "relay")
-    assert picker.relays == defaults.relays == relay.processes
+    assert relay.processes == envoy_settings(objects)[1].relays
     assert (picker.drain_max, picker.access_log) == (defaults.drain_max_s, defaults.access_log)
-    assert (picker.port, picker.http_port) == (8080, 9003)
+    assert picker.http_port == defaults.http_port
     assert picker.namespace == []
     assert picker.peers == "inflight-system/prod-gateway-state"
     assert (picker.cluster_domain, picker.run_dir) == (defaults.cluster_domain, RUN_DIR)
@@ -143,14 +223,14 @@ def test_picker_and_relay_understand_the_arguments_of_other_values(helm):
         *("--set", "logs.format=json,logs.level=debug,clusterDomain=k8s.example"),
     )
     picker, relay = understood(given, "picker"), understood(given, "relay")
-    assert picker.relays == relay.processes == 3
+    assert envoy_settings(given)[1].relays == relay.processes == 3
     assert (picker.namespace, picker.cluster_domain, picker.access_log) == (["team", "search"], "k8s.example", False)
     assert {(one.log_format, one.log_level) for one in (picker, relay)} == {("json", "debug")}
 
 
-def test_the_ports_are_those_that_the_picker_gives_envoy_and_listens_on(objects):
+def test_the_ports_are_those_that_envoy_and_picker_listen_on(objects):
     picker = understood(objects, "picker")
-    assert container_of(objects, "envoy")["ports"] == [{"name": "http", "containerPort": picker.port}]
+    assert container_of(objects, "envoy")["ports"] == [{"name": "http", "containerPort": EnvoySettings().port}]
     assert container_of(objects, "picker")["ports"] == [{"name": "state", "containerPort": picker.http_port}]
     (port,) = objects[("Service", "prod-gateway")]["spec"]["ports"]
     assert (port["port"], port["targetPort"]) == (80, "http")
@@ -171,12 +251,12 @@ def test_the_operator_puts_services_behind_the_gateways_service(helm, objects):
     assert "--gateway-service=prod-gateway.inflight-system.svc.k8s.example" in arguments
 
 
-def test_the_containers_share_the_sockets_and_nothing_else_is_writable(objects):
+def test_the_containers_share_the_sockets_and_only_usage_is_kept_besides(objects):
     pod = pod_of(objects)
     for container in (*pod["initContainers"], *pod["containers"]):
         mounts = {one["name"]: one for one in container["volumeMounts"]}
         assert mounts["run"]["mountPath"] == str(RUN_DIR)
-        assert {name for name, one in mounts.items() if not one.get("readOnly")} <= {"run", "tmp"}
+        assert {name for name, one in mounts.items() if not one.get("readOnly")} <= {"run", "tmp", "usage"}
         context = container["securityContext"]
         assert context["readOnlyRootFilesystem"]
         assert not context["allowPrivilegeEscalation"]
@@ -329,11 +409,6 @@ def test_one_pod_has_no_disruption_budget(helm):
     assert ("PodDisruptionBudget", "prod-gateway") not in helm.objects(*ENABLED, "--set", "gateway.replicas=1")
 
 
-def test_a_new_bootstrap_rolls_the_pods(objects):
-    annotations = objects[GATEWAY]["spec"]["template"]["metadata"]["annotations"]
-    assert len(annotations["inflight.dev/bootstrap"]) == 16
-
-
 def test_the_image_of_envoy_needs_a_tag_or_a_digest(helm):
     refused = helm.template(*ENABLED, "--set", "gateway.envoy.image.tag=")
     assert "gateway.envoy.image needs a tag or a digest" in refused.stderr
@@ -358,6 +433,8 @@ def test_the_help_of_a_wrong_value_names_it(helm):
     for setting, sentence in {
         "gateway.replicas=0": "gateway.replicas: Must be greater than or equal to 1",
         "gateway.relay.process=2": "gateway.relay: Additional property process is not allowed",
+        "gateway.jwt.jwksUri=http://issuer/keys": "gateway.jwt.jwksUri: Does not match pattern",
+        "gateway.modelNamespaces={a.b}": "gateway.modelNamespaces.0: Does not match pattern",
         "gateway.drainSeconds=0": "gateway.drainSeconds: Must be greater than or equal to 1",
         "gateway.apiKeySecrets={Keys}": "gateway.apiKeySecrets.0: Does not match pattern",
         "clusterDomain=.": "clusterDomain: Does not match pattern",

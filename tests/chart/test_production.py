@@ -37,7 +37,7 @@ def test_it_is_observed_and_restricted(objects, pod):
     kinds = {kind for kind, _ in objects}
     assert kinds >= {"ServiceMonitor", "PrometheusRule", "NetworkPolicy"}
     dashboards = {f"prod-dashboard-{name}" for name in ("fleet", "service", "engine", "autopilot")}
-    assert {name for kind, name in objects if kind == "ConfigMap"} == dashboards | {"prod-gateway-envoy"}
+    assert {name for kind, name in objects if kind == "ConfigMap"} == dashboards
     assert objects[("NetworkPolicy", OPERATOR)]["spec"]["policyTypes"] == ["Ingress", "Egress"]
     (container,) = pod["containers"]
     assert set(container["resources"]) == {"requests", "limits"}

@@ -183,7 +183,8 @@ async def test_a_picker_that_starts_without_the_api_server_says_why_and_knows_it
     picker = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "inflight_gateway.cli", "picker",
         "--kubeconfig", str(kubeconfig), "--namespace", namespace,
-        "--http-port", str(port), "--run-dir", str(tmp_path / "run"), "--drain-min", "0", "--drain-max", "1",
+        "--http-port", "0", "--local-port", str(port), "--run-dir", str(tmp_path / "run"),
+        "--drain-min", "0", "--drain-max", "1",
     )  # fmt: skip
     try:
         async with aiohttp.ClientSession(f"http://127.0.0.1:{port}") as http:

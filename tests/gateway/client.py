@@ -16,8 +16,11 @@ def service(name, *engines, refusing=0, **fields):
     return {"name": name, "endpoints": [*(engine.address for engine in engines), *nobody], **fields}
 
 
-async def ask(http, stack, model: Any = "m", *, host=None, path=CHAT, headers=None, data=None, **fields):
-    """Status, body (decoded where it is a JSON object) and headers of one request."""
+async def ask(http, stack, model: Any = "m", *, host="a.default", path=CHAT, headers=None, data=None, **fields):
+    """Status, body (decoded where it is a JSON object) and headers of one request.
+
+    Args: host: None: the gateway's address.
+    """
     body = json.dumps({"model": model, "messages": [{"role": "user", "content": "hello"}], **fields}).encode()
     all_headers = {"content-type": "application/json", **({"Host": host} if host else {}), **(headers or {})}
     async with http.post(stack.url + path, data=body if data is None else data, headers=all_headers) as answer:

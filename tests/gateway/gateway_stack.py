@@ -1,4 +1,4 @@
-"""A whole gateway of real processes: Envoy, the picker, and where a test wants them relays. Services are in a file."""
+"""A whole gateway of real processes: Envoy, relays and the picker. Services are in a file."""
 
 from __future__ import annotations
 
@@ -45,18 +45,20 @@ async def until(condition: Any, what: str, within: float = START_S) -> Any:
 
 
 class GatewayStack:
-    """A started gateway. Attributes: url: for clients. state_url: of the picker's HTTP port."""
+    """A started gateway. Attributes: url: for clients. state_url, local_url: of the picker on the pod network and on
+    loopback."""
 
-    def __init__(self, folder: Path, relays: int = 0) -> None:
+    def __init__(self, folder: Path, relays: int = 1) -> None:
         self.folder, self.relays = folder, relays
         self.run_dir = folder / "run"
         self.run_dir.mkdir()
-        self.port, self.state_port = free_port(), free_port()
+        self.port, self.state_port, self.local_port = free_port(), free_port(), free_port()
         self.url, self.state_url = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.state_port}"
+        self.local_url = f"http://127.0.0.1:{self.local_port}"
         self.file = folder / "services.json"
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.picker_flags: list[str] = []
-        self.envoy_memory_mib = 1024
+        self.envoy_flags: list[str] = []
 
     def services(self, *services: dict[str, Any], secrets: Any = (), peers: Any = ()) -> None:
         """Writes the file, whole at once."""
@@ -76,7 +78,7 @@ class GatewayStack:
             "picker",
             *self._program("picker"),
             *("--static", str(self.file), "--run-dir", str(self.run_dir), "--log-format", "json"),
-            *("--port", str(self.port), "--http-port", str(self.state_port), "--relays", str(self.relays)),
+            *("--http-port", str(self.state_port), "--local-port", str(self.local_port)),
             *self.picker_flags,
         )
 
@@ -86,7 +88,7 @@ class GatewayStack:
     def start_envoy(self) -> None:
         config = self.run_dir / "envoy.json"
         command = [*self._program("envoy-config"), "--run-dir", str(self.run_dir), "--output", str(config)]
-        command += ["--memory", str(self.envoy_memory_mib)]
+        command += ["--port", str(self.port), "--relays", str(self.relays), *self.envoy_flags]
         subprocess.run(command, check=True, timeout=START_S)
         # Without hot restart's shared memory, so that several Envoys run on one machine.
         flags = ("--disable-hot-restart", "--concurrency", "1", "--log-level", "warning")
@@ -95,8 +97,7 @@ class GatewayStack:
 
     async def start_all(self) -> GatewayStack:
         self.start_picker()
-        if self.relays:
-            self.start_relays()
+        self.start_relays()
         self.start_envoy()
         await until(self.ready, "the picker is ready")
         return self
@@ -113,7 +114,7 @@ class GatewayStack:
             return await answer.text()
 
     async def state(self) -> Any:
-        async with aiohttp.ClientSession() as http, http.get(f"{self.state_url}/v1/state") as answer:
+        async with aiohttp.ClientSession() as http, http.get(f"{self.local_url}/v1/state") as answer:
             return await answer.json()
 
     def signal(self, name: str, number: signal.Signals) -> None:

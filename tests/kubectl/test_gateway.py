@@ -82,7 +82,7 @@ def test_the_ready_pods_of_the_gateway_that_the_service_points_to_are_found(api)
     found = ready_gateways(api.target(), chat(api))
     assert [one.name for one in found] == ["gw-0", "gw-1"]
     assert found[0].http == ("inflight-system", "gw-0", 8088)
-    assert found[0].state == ("inflight-system", "gw-0", 9003)
+    assert found[0].state == ("inflight-system", "gw-0", 9004)
 
 
 def test_without_an_external_name_all_namespaces_are_looked_through(api):

@@ -78,7 +78,7 @@ async def test_fifty_services_wake_at_one_line_in_fifty_rounds_without_delay(mon
             done.append(key)
             return outcome
 
-        reader = GatewayReader(http, slices, wake)
+        reader = GatewayReader(http, slices, wake, lambda: [b"k" * 32])
         settings = Settings(engine_image="engine:dev", gateway_service="g.system.svc.cluster.local")
         reconciler = Reconciler(
             api,

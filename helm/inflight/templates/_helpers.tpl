@@ -138,24 +138,3 @@ readOnlyRootFilesystem: true
 capabilities:
   drop: [ALL]
 {{- end -}}
-
-{{/* Envoy's bootstrap, with the container's memory limit as the bound of its heap. */}}
-{{- define "inflight.envoyBootstrap" -}}
-{{- $limit := dig "limits" "memory" "" (.Values.gateway.envoy.resources | default dict) | default "1Gi" }}
-{{- $bytes := include "inflight.bytes" $limit }}
-{{- .Files.Get "files/envoy.json" | replace "\"1073741824\"" (quote $bytes) }}
-{{- end }}
-
-{{/* Bytes of a quantity such as 1.5Gi or 1e9. A plain number is a float64 in a values file. */}}
-{{- define "inflight.bytes" -}}
-{{- $units := dict "" 1
-  "k" 1000 "M" 1000000 "G" 1000000000 "T" 1000000000000 "P" 1000000000000000 "E" 1000000000000000000
-  "Ki" 1024 "Mi" 1048576 "Gi" 1073741824 "Ti" 1099511627776 "Pi" 1125899906842624 "Ei" 1152921504606846976 }}
-{{- $quantity := kindIs "float64" . | ternary (printf "%.0f" .) (toString .) }}
-{{- $number := regexFind "^[0-9]+(\\.[0-9]+)?([eE][+-]?[0-9]+)?" $quantity }}
-{{- $unit := trimPrefix $number $quantity }}
-{{- if or (not $number) (not (hasKey $units $unit)) }}
-{{- fail (printf "gateway.envoy.resources.limits.memory: %q is not a number of bytes with k, M, G, T, P, E, Ki, Mi, Gi, Ti, Pi, Ei or no unit" $quantity) }}
-{{- end }}
-{{- printf "%d" (mulf (float64 $number) (get $units $unit) | int64) }}
-{{- end }}

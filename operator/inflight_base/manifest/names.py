@@ -43,7 +43,10 @@ ENGINE_PORT = 8000
 ADMIN_PORT = 8001
 
 GATEWAY_STATE_PORT = 9003
-"""Port of a gateway pod's state on the pod network."""
+"""Port of a gateway pod's metrics and signed state on the pod network."""
+
+GATEWAY_LOCAL_PORT = 9004
+"""Port of a gateway pod's state and picks on its loopback interface, where `kubectl port-forward` leads."""
 
 POOL_PORTS = range(20_000, 20_256)
 """Ports of the gateway's pods for InferencePools, below the ports that kernels give to outgoing connections."""

@@ -89,7 +89,8 @@ class HoldQueue:
                     break
                 computed = max(0, queued.request.prompt_tokens - pick.cached_tokens)
                 queue.lead_time.started(queued.request, pick)
-                queue.start(queued, PROMPT_TOKEN * computed + OUTPUT_TOKEN)
+                # Later attempts: the prompt and the first token are charged with the first one.
+                queue.start(queued, PROMPT_TOKEN * computed + OUTPUT_TOKEN if queued.request.attempt == 1 else 0)
                 self._forget(queued)
                 released.append((queued.request, pick))
         return released
@@ -111,7 +112,8 @@ class HoldQueue:
         return True
 
     def served(self, request: RequestView, output_tokens: int) -> None:
-        """Charge the tokens that a request generated since the last call; `release` has charged its prompt."""
+        """Charge the tokens that a request generated since the last call; `release` has charged its prompt and first
+        token."""
         queue = self._services.get(request.service)
         if queue is not None:
             queue.charge(request.service_class, request.tenant, OUTPUT_TOKEN * output_tokens)

@@ -11,13 +11,13 @@ from types import TracebackType
 
 import aiohttp
 
-from inflight_gateway.proxy.names import OUTER
+from inflight_gateway.proxy.config import CLIENTS
 
 _TIMEOUT = aiohttp.ClientTimeout(total=2)
 
 
 class Admin:
-    """Client of Envoy's admin interface, for `async with`. All methods raise OSError if Envoy does not respond."""
+    """Client of Envoy's admin interface, for `async with`. Methods raise OSError if Envoy does not respond."""
 
     def __init__(self, socket: Path) -> None:
         self._session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(socket)), timeout=_TIMEOUT)
@@ -35,9 +35,17 @@ class Admin:
         close."""
         await self._call("POST", "/drain_listeners?graceful&skip_exit&inboundonly")
 
-    async def active_requests(self, listener: str) -> int:
-        """Returns the number of unfinished requests of a listener's clients."""
-        page = await self._call("GET", f"/stats?filter=^http\\.{listener}\\.downstream_rq_active$")
+    async def ready(self) -> bool:
+        """Returns whether Envoy listens and is not drained. It never raises."""
+        try:
+            await self._call("GET", "/ready")
+        except OSError:
+            return False
+        return True
+
+    async def active_requests(self) -> int:
+        """Returns the number of unfinished requests of clients."""
+        page = await self._call("GET", f"/stats?filter=^http\\.{CLIENTS}\\.downstream_rq_active$")
         return int(page.rpartition(":")[2])
 
     async def _call(self, method: str, path: str) -> str:
@@ -69,7 +77,7 @@ async def drain(admin_socket: Path, least_s: float, most_s: float) -> None:
             await admin.drain_inbound()
             while time.monotonic() - begin < most_s:
                 await asyncio.sleep(_POLL_S)
-                active = await admin.active_requests(OUTER)
+                active = await admin.active_requests()
                 if not active and time.monotonic() - begin >= least_s:
                     break
         except (OSError, ValueError) as error:

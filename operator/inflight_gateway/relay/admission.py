@@ -13,22 +13,14 @@ from inflight_gateway.relay.errors import ClientError, refused
 from inflight_gateway.relay.heads import find
 from inflight_gateway.relay.wrong_keys import WrongKeys
 from inflight_gateway.request import paths
-from inflight_gateway.request.headers import JWT_TENANT
 from inflight_gateway.request.paths import HEALTH, Answers, Path
 from inflight_gateway.settings import MAX_BODY_BYTES
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.keys import KeyTables, digest_of, presented_key
+from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import Refusal, ServiceConfig
 
-_JWT_TENANT = JWT_TENANT.encode()
-
 STARTING = ClientError(503, "the gateway does not know its services yet", "gateway_starting", retry_after_s=1)
-_UNSIGNED = ClientError(
-    503,
-    "the gateway has no key to sign tenants with, so that engines would not know whose request it is",
-    "gateway_key_unavailable",
-    retry_after_s=5,
-)
 _WRONG_KEYS = ClientError(429, "this address sent too many wrong API keys", "too_many_wrong_keys", retry_after_s=10)
 _WRONG_TENANT = ClientError(403, "the tenant of this token may not use this service", "tenant_not_allowed")
 
@@ -40,8 +32,13 @@ def too_large(most: int) -> ClientError:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """What a head says of its sender. Attributes: key: API key, empty without one. token_tenant: tenant of a token that
-    Envoy verified; None without one. address: of the peer."""
+    """The sender of a request, by its head.
+
+    Attributes:
+        key: API key, empty without one.
+        token_tenant: tenant of a token that Envoy verified; None without one.
+        address: of the peer.
+    """
 
     key: str
     token_tenant: str | None
@@ -84,10 +81,10 @@ class Refused:
 
 
 class Admission:
-    """The checks. Attributes: signs: the gateway has a key that signs tenants."""
+    """The checks. Attributes: engine_headers: replaced when the gateway key changes."""
 
     def __init__(self, catalog: Catalog) -> None:
-        self.signs = False
+        self.engine_headers = EngineHeaders(None)
         self._catalog = catalog
         self._keys = KeyTables(catalog)
         self._wrong = WrongKeys()
@@ -133,8 +130,9 @@ class Admission:
         found = self._identity(admitted.client, config, now, unix)
         if isinstance(found, Refused):
             return found
-        if not self.signs and admitted.path.answers is not Answers.GATEWAY:
-            return Refused(_UNSIGNED, config)
+        unsigned = self.engine_headers.refusal(config)
+        if unsigned is not None and admitted.path.answers is not Answers.GATEWAY:
+            return Refused(refused(unsigned), config)
         tenant, key_id = found
         owner = BodyOwner(keyed=True, name=f"{config.key}/{key_id or tenant}")
         return replace(admitted, config=config, owner=owner, tenant=tenant, key_id=key_id)

@@ -6,21 +6,30 @@ memory and no conversion.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import msgspec
+
+MAX_TOKENS = 2**20
+"""Most tokens of a choice whose request sets no smaller number: more than any context."""
+
+_MAX_NUMBER_BYTES = 20
+"""Longest seed, in decimal digits."""
+
+_MAX_REASON_BYTES = 64
+
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
 
 
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of the whole answer, continuations included."""
 
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    completion_tokens: int = 0
+    prompt_tokens: _Count = 0
+    cached_tokens: _Count = 0
+    completion_tokens: _Count = 0
 
 
 class Ending(Enum):
@@ -41,9 +50,11 @@ class Ended(NamedTuple):
 
 @dataclass(slots=True)
 class Choice:
-    """State of a choice. Attributes: tokens: `ID,ID,...`. seed: decimal. finish_reason: None: not complete."""
+    """State of a choice. Attributes: tokens: `ID,ID,...`. count: their number. seed: decimal. finish_reason: None: not
+    complete."""
 
     tokens: bytearray = field(default_factory=bytearray)
+    count: int = 0
     seed: bytes | None = None
     finish_reason: bytes | None = None
 
@@ -51,37 +62,48 @@ class Choice:
 class Answer:
     """State of an answer.
 
+    Args:
+        num_choices: choices that the request asks for. max_tokens: most tokens of each; None: it does not say.
+
     Attributes:
         usage: None: not reported.
         has_tokens: any choice has a token, or is complete without one.
         advanced: the current attempt has added a token or completed a choice.
+        size: bytes of the token ids.
     """
 
-    __slots__ = ("_choices", "advanced", "has_tokens", "usage")
+    __slots__ = ("_choices", "_max_tokens", "_num_choices", "advanced", "has_tokens", "size", "usage")
 
-    def __init__(self) -> None:
+    def __init__(self, num_choices: int = 1, max_tokens: int | None = None) -> None:
+        self._num_choices = num_choices
+        self._max_tokens = min(max_tokens or MAX_TOKENS, MAX_TOKENS)
         self._choices: dict[int, Choice] = {}
         self.usage: Usage | None = None
         self.has_tokens = self.advanced = False
+        self.size = 0
 
     def begin_attempt(self) -> None:
+        """Begins an attempt, which continues the tokens so far, or starts from scratch if there are none."""
         self.advanced = False
+        if not self.has_tokens:
+            self._choices.clear()
 
     @property
     def num_tokens(self) -> int:
         """Number of tokens of all choices."""
-        return sum(choice.tokens.count(b",") + 1 for choice in self._choices.values() if choice.tokens)
+        return sum(choice.count for choice in self._choices.values())
 
-    def all_finished(self, body: bytes) -> bool:
-        """Returns whether each choice that `body` asks for is complete."""
+    @property
+    def all_finished(self) -> bool:
+        """True if each choice that the request asks for is complete."""
         finished = sum(choice.finish_reason is not None for choice in self._choices.values())
-        return finished > 0 and finished == num_choices(body)
+        return finished == self._num_choices
 
     def take(self, notes: Iterable[bytes]) -> Ended | None:
         """Apply the notes of one frame. Returns their information on the end of the response.
 
         Raises:
-            ValueError: the notes violate the protocol. Notes of an unknown kind are skipped.
+            ValueError: the notes violate the protocol, or exceed the request. Notes of an unknown kind are skipped.
         """
         ended = None
         for note in notes:
@@ -90,33 +112,42 @@ class Answer:
                 index, _, ids = note[2:].partition(b" ")
                 if not ids:
                     raise ValueError("no token ids")
-                tokens = self._choice(index).tokens
+                choice = self._choice(index)
+                tokens = choice.tokens
+                choice.count += ids.count(b",") + 1
+                if choice.count > self._max_tokens:
+                    raise ValueError("more tokens than the request allows")
                 if tokens:
                     tokens += b","
                 tokens += ids
+                self.size += len(ids) + 1
                 self.has_tokens = self.advanced = True
             elif kind == b"f ":
                 index, _, reason = note[2:].partition(b" ")
+                if len(reason) > _MAX_REASON_BYTES:
+                    raise ValueError("a long finish reason")
                 self._choice(index).finish_reason = reason
                 self.has_tokens = self.advanced = True
             elif kind == b"s ":
                 index, _, seed = note[2:].partition(b" ")
+                if len(seed) > _MAX_NUMBER_BYTES:
+                    raise ValueError("a long seed")
                 self._choice(index).seed = b"%d" % int(seed)
             elif kind == b"u ":
                 self.usage = msgspec.json.decode(note[2:], type=Usage)
             elif kind == b"w ":
-                ended = Ended(Ending.WHOLE, int(note[2:]))
+                ended = Ended(Ending.WHOLE, _status(note[2:]))
             elif kind == b"e ":
                 status, _, ending = note[2:].partition(b" ")
-                ended = Ended(Ending(ending.decode()), int(status))
+                ended = Ended(Ending(ending.decode()), _status(status))
         return ended
 
     def _choice(self, index: bytes) -> Choice:
         number = int(index)
         choice = self._choices.get(number)
         if choice is None:
-            if number < 0:
-                raise ValueError("the index of a choice is negative")
+            if not 0 <= number < self._num_choices:
+                raise ValueError("a choice that the request does not ask for")
             choice = self._choices[number] = Choice()
         return choice
 
@@ -130,8 +161,7 @@ class Answer:
         Raises:
             ValueError: a token id is no number.
         """
-        number = max(num_choices(body), max(self._choices, default=0) + 1)
-        choices = [_continued(self._choices.get(index, _NOTHING)) for index in range(number)]
+        choices = [_continued(self._choices.get(index, _NOTHING)) for index in range(self._num_choices)]
         field = b'{"choices":[%b],"created":%d}' % (b",".join(choices), created)
         opened = body.rstrip().removesuffix(b"}")
         return b'%b,"inflight_continuation":%b}' % (opened, field)
@@ -148,19 +178,8 @@ def _continued(choice: Choice) -> bytes:
     return b'{"token_ids":[%b],"seed":%b,"finish_reason":%b}' % (tokens, choice.seed or b"null", reason)
 
 
-class _Choices(msgspec.Struct):
-    """Fields of a request that decide how many choices it has; others, possibly of megabytes, are skipped."""
-
-    n: int | None = None
-    prompt: msgspec.Raw = msgspec.Raw()
-
-
-_choices = msgspec.json.Decoder(_Choices, strict=False)
-_SEVERAL = re.compile(rb'\[\s*["\[]')
-
-
-def num_choices(body: bytes) -> int:
-    """Returns the choices that a request asks for, which an engine accepted: `n` for each of its prompts."""
-    fields = _choices.decode(body)
-    several = _SEVERAL.match(fields.prompt)
-    return (fields.n or 1) * (len(msgspec.json.decode(fields.prompt, type=list[msgspec.Raw])) if several else 1)
+def _status(text: bytes) -> int:
+    status = int(text)
+    if not 200 <= status < 600:
+        raise ValueError("no status of a response")
+    return status

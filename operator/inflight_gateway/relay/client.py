@@ -1,11 +1,11 @@
-"""Connections from Envoy's outer listener: sequential requests on each connection."""
+"""Connections from Envoy: sequential requests on each connection."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, cast
 
 import httptools
@@ -16,12 +16,16 @@ from inflight_gateway.relay.heads import (
     Headers,
     chunk,
     end_to_end,
+    find,
     response_head,
     without,
     without_internal,
 )
+from inflight_gateway.request.headers import JWT_TENANT
 
 _log = logging.getLogger(__name__)
+
+_JWT_TENANT = JWT_TENANT.encode()
 
 WRITE_BUFFER_BYTES = 64 * 2**10
 """Bytes buffered for a client that does not read, before reading of its response is paused."""
@@ -34,14 +38,22 @@ _UNREADABLE = ClientError(400, "the head of the request cannot be read as HTTP/1
 
 @dataclass(slots=True)
 class Request:
-    """The head of a request. Attributes: target: path and query. headers: end-to-end only. length: bytes of the body;
-    None: chunked. arrived: seconds of the loop's clock."""
+    """The head of a request.
+
+    Attributes:
+        target: path and query.
+        headers: end-to-end only, without internal ones.
+        length: bytes of the body; None: chunked.
+        arrived: seconds of the loop's clock.
+        token_tenant: tenant of a token that Envoy verified; None without one.
+    """
 
     method: bytes
     target: bytes
     headers: Headers
     length: int | None
-    arrived: float = field(default=0.0)
+    arrived: float = 0.0
+    token_tenant: bytes | None = None
 
     @property
     def path(self) -> bytes:
@@ -96,6 +108,11 @@ class ClientConnection(asyncio.Protocol):
     @property
     def busy(self) -> bool:
         return self._exchange is not None or self._receiving
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Bytes written that the client has not read yet."""
+        return self._transport.get_write_buffer_size()
 
     def drain(self) -> None:
         """Close after the current request."""
@@ -234,10 +251,11 @@ class ClientConnection(asyncio.Protocol):
                 self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         if not self._parser.should_keep_alive():
             self._last = True
-        # Envoy's outer listener removes internal headers too; a client that sets one could choose the destination of
-        # requests.
+        # Envoy removes internal headers of clients, and sets the tenant of a verified token.
+        token_tenant = find(self._headers, _JWT_TENANT)
         headers = without(without_internal(end_to_end(self._headers)), b"content-length")
-        request = Request(self._parser.get_method(), self._target, headers, length, self._loop.time())
+        method, now = self._parser.get_method(), self._loop.time()
+        request = Request(method, self._target, headers, length, now, token_tenant)
         self._receiving = True
         self._exchange = exchange = self._begin(request, self)
         exchange.begin()

@@ -21,13 +21,21 @@ class Failure(Enum):
     LATE = "late"
     """The first token did not arrive in time."""
     GARBLED = "garbled"
-    """The data are no progress frames."""
+    """The response is no HTTP, its data are no progress frames, or they pass a bound of one answer."""
+    EXCESS = "excess"
+    """The process keeps too much for answers, of all services or of this one."""
     ENGINE = "engine"
     """The engine reports that another replica may succeed."""
     DIED = "died"
     """The engine reports that its engine process died."""
     BUSY = "busy"
     """503 for another attempt: no replica is free."""
+    UNREACHABLE = "unreachable"
+    """No engine accepted the connection, or the last ones did not after others had answered 503."""
+
+
+_WAITED_FOR = (Failure.BUSY, Failure.UNREACHABLE)
+"""Failures after which no engine has the request: another attempt follows a pause and takes nothing from the bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +43,7 @@ class Limits:
     """Limits of the retries of one request.
 
     Attributes:
-        max_attempts: most replicas for one request, if no response has named the service's own limit.
+        max_attempts: most replicas that one request may fail at.
         max_deaths: engines that one request may lose before the first token of an attempt, regardless of
             `max_attempts`: a request that kills engines would kill another one with each attempt.
         max_wait_s: total wait of one request while no replica is free for another attempt.
@@ -54,7 +62,7 @@ class Tried:
     """The failed attempts of one request.
 
     Attributes:
-        failures: failed attempts, including the latest one, without attempts that found all replicas busy.
+        failures: failed attempts, including the latest one, without those that no engine took.
         waited_s: seconds waited for a free replica.
         deaths: engines lost during an attempt that had no token yet: the request may have killed them.
     """
@@ -76,16 +84,22 @@ def next_step(
     tried: Tried,
     limits: Limits,
     *,
+    continues: bool = True,
     retry_after_s: float | None = None,
     said: ClientError | None = None,
 ) -> Again | ClientError:
     """Returns the retry, or the error that ends the request; the retry budget is checked after this.
 
     Args:
+        continues: another engine may go on: the answer has no token yet, or its service allows it.
         retry_after_s: Retry-After of the 503 response.
         said: the engine's own error; None without one.
     """
-    if failure is Failure.BUSY:
+    if failure is Failure.EXCESS:
+        return _ERRORS[failure]
+    if not continues:
+        return said or _ERRORS[failure]
+    if failure in _WAITED_FOR:
         pause = min(limits.max_pause_s, max(limits.min_pause_s, 1.0 if retry_after_s is None else retry_after_s))
         if tried.waited_s + pause <= limits.max_wait_s:
             return Again(pause)
@@ -98,17 +112,17 @@ def next_step(
 
 
 _ERRORS = {
-    Failure.CUT: ClientError(
-        502, "the connection to the engine broke off, at each attempt", "engine_lost", retry_after_s=1
-    ),
+    Failure.CUT: ClientError(502, "the connection to the engine broke off", "engine_lost", retry_after_s=1),
     Failure.GARBLED: ClientError(502, "the engine's answer could not be read", "engine_lost", retry_after_s=1),
-    Failure.SILENT: ClientError(
-        504, "the engine stopped responding, at each attempt", "engine_silent", retry_after_s=1
-    ),
+    Failure.SILENT: ClientError(504, "the engine stopped responding", "engine_silent", retry_after_s=1),
     Failure.LATE: ClientError(504, "no engine produced a token in time", "first_token_late", retry_after_s=1),
-    Failure.ENGINE: ClientError(503, "the engine failed, at each attempt", "engine_failed", retry_after_s=1),
-    Failure.DIED: ClientError(503, "the engine process died, at each attempt", "engine_failed", retry_after_s=1),
+    Failure.ENGINE: ClientError(503, "the engine failed", "engine_failed", retry_after_s=1),
+    Failure.DIED: ClientError(503, "the engine process died", "engine_failed", retry_after_s=1),
+    Failure.EXCESS: ClientError(
+        502, "the answers under way take too much memory of the gateway", "engine_lost", retry_after_s=1
+    ),
     Failure.BUSY: ClientError(503, "no replica is free to go on with this request", "no_replica", retry_after_s=5),
+    Failure.UNREACHABLE: ClientError(503, "no replica accepts connections", "no_replica", retry_after_s=5),
 }
 
 ENGINES_DIED = ClientError(
@@ -131,7 +145,7 @@ class History:
     def __init__(self) -> None:
         self.number = 0
         self._failures = self._deaths = 0
-        self._failed_at = 0.0
+        self._failed_at: float | None = None
         self._avoid: dict[str, None] = {}
 
     @property
@@ -143,21 +157,27 @@ class History:
         """Counts an attempt that begins."""
         self.number += 1
 
-    def failed(self, failure: Failure, endpoint: str, now: float, *, advanced: bool) -> Tried:
+    def failed(
+        self, failure: Failure, endpoint: str, now: float, *, advanced: bool, refused: Collection[str] = ()
+    ) -> Tried:
         """Adds the failure of the latest attempt.
 
         Args:
-            endpoint: endpoint that responded; empty: unknown.
+            endpoint: engine that had the request; empty: none.
             now: seconds of one monotonic clock.
             advanced: the answer had a token or an end of a choice from this attempt.
+            refused: engines that refused it.
         """
-        if endpoint:
-            self._avoid[endpoint] = None
-        elif failure is Failure.BUSY:
+        if failure is Failure.BUSY and not endpoint:
             # All other replicas are busy or removed; a failed one may be ready again by then.
             self._avoid.clear()
-        if failure is not Failure.BUSY:
+        self._avoid.update(dict.fromkeys(refused))
+        if endpoint:
+            self._avoid[endpoint] = None
+        if failure not in _WAITED_FOR:
             self._failures += 1
+            self._failed_at = now
+        elif self._failed_at is None:
             self._failed_at = now
         if failure in (Failure.CUT, Failure.DIED) and endpoint and not advanced:
             self._deaths += 1

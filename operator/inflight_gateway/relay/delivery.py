@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
-from inflight_gateway.relay.client import ClientConnection
+from inflight_gateway.relay.client import WRITE_BUFFER_BYTES, ClientConnection
 from inflight_gateway.relay.errors import ClientError
 from inflight_gateway.relay.frames import Frame
 from inflight_gateway.relay.heads import Headers, end_to_end, without, without_internal
 from inflight_gateway.relay.record import Record
+from inflight_gateway.relay.usage import without_usage
 
 DONE = b"data: [DONE]\n\n"
 
+MAX_UNSENT_BYTES = 2**20
+"""Most bytes of frames before the first token."""
+
+_WAITING_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
+_WAITING = b": waiting for a replica\n\n"
+
 _CREATED = re.compile(rb'"created":\s*(\d+)')
 """The field in a chunk. Within a JSON string its quotes would be escaped."""
+
+
+class TooMuchUnsent(ValueError):
+    """An engine has sent more than `MAX_UNSENT_BYTES` before its first token."""
 
 
 class Delivery:
@@ -23,42 +35,74 @@ class Delivery:
     Attributes:
         started: the client has received the head.
         created: UNIX seconds sent to the client; None: none yet.
+        strip: the client did not ask for the token counts that the engine sends.
     """
 
     def __init__(self, client: ClientConnection, record: Record) -> None:
-        self.started = False
+        self.started = self.strip = self._sent = False
         self.created: int | None = None
         self._client = client
         self._record = record
         self._headers: Headers = []
         self._kept: list[bytes] = []
+        self._kept_bytes = 0
         self._last: Frame | None = None
+        self._blocked = False
+        self._rest = memoryview(b"")
+        self._done: Callable[[], None]
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes of frames that were not sent, and of data that a client does not read."""
+        return self._kept_bytes + self._client.unsent_bytes if self._blocked else self._kept_bytes
+
+    def wait(self, headers: Headers) -> None:
+        """Tells a client that its stream waits for a replica. Args: headers: for the head, beside those of a stream."""
+        if not self.started:
+            self._start([*_WAITING_HEADERS, *headers])
+        self._client.write(_WAITING)
+
+    def _start(self, headers: Headers) -> None:
+        self.started = True
+        self._record.status = 200
+        self._client.start(200, headers, None)
 
     def accepted(self, headers: Headers) -> None:
         """Keeps the headers of an engine's response."""
         self._headers = without(without_internal(end_to_end(headers)), b"content-length")
 
     def take(self, frame: Frame) -> None:
-        """Buffers a frame with data."""
+        """Buffers a frame with data.
+
+        Raises:
+            TooMuchUnsent: too much is buffered.
+        """
         self._last = frame
-        self._kept.append(frame.data)
+        data = frame.data
+        if self.strip and data != DONE:
+            data = without_usage(data, counts=any(note.startswith(b"u ") for note in frame.notes))
+        self._kept.append(data)
+        self._kept_bytes += len(data)
+        if self._kept_bytes > MAX_UNSENT_BYTES:
+            raise TooMuchUnsent
 
     def forget(self) -> None:
         """Discard unsent frames: the next attempt sends them again."""
         self._kept.clear()
+        self._kept_bytes = 0
 
     def send(self, now: float) -> None:
         """Send all buffered frames."""
-        if not self._kept:
+        if not self._kept_bytes:
             return
         data = b"".join(self._kept)
-        self._kept.clear()
-        if not self.started:
-            self.started = True
+        self.forget()
+        if not self._sent:
+            self._sent = True
             created = _CREATED.search(data)
             self.created = None if created is None else int(created[1])
-            self._record.status = 200
-            self._client.start(200, self._headers, None)
+            if not self.started:
+                self._start(self._headers)
         self._client.write(data)
         self._record.wrote(now)
 
@@ -66,12 +110,29 @@ class Delivery:
     def counts_sent(self) -> bool:
         """True if a frame followed the last token or end of a choice: token counts, which come last, were sent."""
         last = self._last
-        return self.started and last is not None and not any(note.startswith((b"t ", b"f ")) for note in last.notes)
+        return self._sent and last is not None and not any(note.startswith((b"t ", b"f ")) for note in last.notes)
 
-    def whole(self, status: int, data: bytes) -> None:
-        """Sends a frame's data line as a whole response."""
+    def whole(self, status: int, data: bytes, done: Callable[[], None]) -> None:
+        """Sends a frame's data line as a whole response, as fast as the client reads it, then calls `done`."""
         headers = without(self._headers, b"content-type", b"cache-control", b"x-accel-buffering")
-        self._client.respond(status, [*headers, (b"content-type", b"application/json")], json_of(data))
+        body = json_of(data)
+        self._client.start(status, [*headers, (b"content-type", b"application/json")], len(body))
+        self._rest, self._done = memoryview(body), done
+        self._kept_bytes = len(body)
+        self._write_rest()
+
+    def client_writable(self, *, now: bool) -> None:
+        self._blocked = not now
+        if now and self._kept_bytes and len(self._rest):
+            self._write_rest()
+
+    def _write_rest(self) -> None:
+        while len(self._rest) and not self._blocked:
+            part, self._rest = self._rest[:WRITE_BUFFER_BYTES], self._rest[WRITE_BUFFER_BYTES:]
+            self._client.write(bytes(part))
+        if not len(self._rest):
+            self._done()
+            self._client.finish()
 
     def end_with(self, error: ClientError) -> None:
         """Ends the response with an error: a whole response if none has begun, else an event, without `[DONE]`."""

@@ -46,6 +46,9 @@ class ClientError:
         return [*headers, *((name.encode(), value.encode("latin-1")) for name, value in self.more)]
 
 
+FULL = ClientError(503, "the gateway holds too many large requests", "gateway_full", retry_after_s=1)
+
+
 def refused(refusal: Refusal | Refuse) -> ClientError:
     """Returns the error of a request that the gateway itself refuses."""
     return ClientError(refusal.status, refusal.message, refusal.code, more=refusal.headers)

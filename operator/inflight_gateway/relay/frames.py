@@ -8,8 +8,11 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-MAX_FRAME_BYTES = 64 * 2**20
-"""Most bytes of a frame; the largest frame is a whole answer with log-probabilities (about 1.7 kB a token)."""
+MAX_EVENT_BYTES = 2**20
+"""Most bytes of a frame of a stream: one event for each choice."""
+
+MAX_WHOLE_BYTES = 16 * 2**20
+"""Most bytes of a frame of an answer that is not streamed: with log-probabilities a token takes about 1.7 kB."""
 
 _END = b"\n\n"
 
@@ -23,18 +26,24 @@ class Frame(NamedTuple):
 
 
 class FrameTooLong(ValueError):
-    """A frame does not end within `MAX_FRAME_BYTES`."""
+    """A frame is longer than the parser's bound."""
 
 
 class FrameParser:
-    """Parser of one response. It keeps the bytes of an incomplete frame."""
+    """Parser of one response. It keeps the bytes of an incomplete frame. Args: most: bytes of a frame."""
 
-    __slots__ = ("_begun", "_searched")
+    __slots__ = ("_begun", "_most", "_searched")
 
-    def __init__(self) -> None:
+    def __init__(self, most: int) -> None:
+        self._most = most
         self._begun = bytearray()
         # Bytes of the incomplete frame already searched for its end.
         self._searched = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the incomplete frame."""
+        return len(self._begun)
 
     def feed(self, data: bytes) -> list[Frame]:
         """Returns the frames that `data` completes.
@@ -48,7 +57,7 @@ class FrameParser:
         begun += data
         end = begun.rfind(_END, self._searched)
         if end < 0:
-            if len(begun) > MAX_FRAME_BYTES:
+            if len(begun) > self._most:
                 raise FrameTooLong
             self._searched = max(0, len(begun) - 1)
             return []

@@ -1,4 +1,4 @@
-"""A generation request: its attempts at the inner listener, and one response to the client.
+"""A generation request: its attempts at engines, and one response to the client.
 
 Nothing is awaited: bytes from the engine are written to the client in the call that reads them.
 """
@@ -7,99 +7,118 @@ from __future__ import annotations
 
 import asyncio
 import random
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from inflight_gateway.link.wire import Ask, Go, Refuse
 from inflight_gateway.relay import decide
+from inflight_gateway.relay.admission import Admitted, Refused, too_large
 from inflight_gateway.relay.answer import Answer, Ended, Ending
-from inflight_gateway.relay.attempt import Attempt, attempt_head, with_readable_id
-from inflight_gateway.relay.bodies import CHECKED_BYTES, Received
+from inflight_gateway.relay.attempt import Attempt
+from inflight_gateway.relay.bodies import Received
 from inflight_gateway.relay.client import ClientConnection, Request
 from inflight_gateway.relay.decide import Again, Failure, History, next_step
-from inflight_gateway.relay.delivery import DONE, Delivery, json_of
-from inflight_gateway.relay.errors import ClientError, engine_died, engine_error
+from inflight_gateway.relay.delivery import DONE, Delivery, TooMuchUnsent, json_of
+from inflight_gateway.relay.engine_head import generation_head
+from inflight_gateway.relay.errors import FULL, ClientError, engine_died, engine_error, refused
 from inflight_gateway.relay.frames import Frame
-from inflight_gateway.relay.heads import Headers, end_to_end, retry_after_seconds, without, without_internal
-from inflight_gateway.relay.key_check import KeyCheck
+from inflight_gateway.relay.heads import Headers, retry_after_seconds
+from inflight_gateway.relay.kept import AnswerBytes
 from inflight_gateway.relay.proxying import start_proxied
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import Shared
-from inflight_gateway.request.body import Body, parse
-from inflight_gateway.settings import MAX_BODY_BYTES
-from inflight_gateway.types import Retried
+from inflight_gateway.relay.usage import PlainUsage, with_usage
+from inflight_gateway.request.body import NO_FIELDS, Body, parse
+from inflight_gateway.types import ServiceConfig
 
-_TOO_LARGE = ClientError(413, f"the request's body is larger than {MAX_BODY_BYTES >> 20} MiB", "request_too_large")
-_FULL = ClientError(503, "the gateway holds too many large requests", "gateway_full", retry_after_s=1)
+_UNREADABLE = ClientError(400, "the request's body cannot be read as a JSON object", "unreadable_body")
 _FORGED = ClientError(400, "inflight_continuation is a field of the gateway", "unsupported_parameter")
+
+_MAX_EVENT_BYTES = 64 * 2**10
+"""Most bytes of an engine's error object that are sent as an event."""
 
 
 class Generation:
-    def __init__(self, shared: Shared, request: Request, client: ClientConnection) -> None:
+    """A request. It is asked for at the picker once for each attempt, see `PickerLink`.
+
+    Args:
+        admitted: result of the checks of its head.
+    """
+
+    def __init__(self, shared: Shared, request: Request, client: ClientConnection, admitted: Admitted) -> None:
         self._shared = shared
         self._request = request
         self._client = client
+        self._admitted = admitted
         self._loop = asyncio.get_running_loop()
-        self._received = Received(shared.bodies, request.headers)
+        self._received = Received(shared.bodies, admitted.owner)
         self._body = b""
-        self._fields: Body | None = None
+        self._fields: Body = NO_FIELDS
+        self._config: ServiceConfig
+        self._asking = False
+        self._limit_headers: Headers = []
         self._attempt: Attempt | None = None
-        self._check: KeyCheck | None = None
-        self._retry: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        """Begins the next attempt."""
+        self._waiting: asyncio.TimerHandle | None = None
+        """Tells the client that its stream waits."""
         self._history = History()
         self._limits = shared.tuning.limits
         self._answer = Answer()
-        self._proxying = self._blocked = False
+        self._kept: AnswerBytes | None = None
+        self._plain: PlainUsage | None = None
+        self._event: bytearray | None = None
+        """Error of an engine that becomes an event, because the client has a head already."""
+        self._blocked = self._over = False
         self._record = Record(request)
         self._delivery = Delivery(client, self._record)
 
     # Called by the connection to the client.
 
     def begin(self) -> None:
-        length = self._request.length
-        if length is not None and length > MAX_BODY_BYTES:
-            self._refuse(_TOO_LARGE)
-        elif length is not None and length > CHECKED_BYTES:
-            self._check_key()
-
-    def _check_key(self) -> None:
-        self._received.check_begun = True
-        self._client.pause()
-        self._check = KeyCheck(self._shared.pool, self._request, self._record.request_id, self._checked)
-
-    def _checked(self, refusal: tuple[Headers, bytes] | None) -> None:
-        """Continues after the check of the API key. Args: refusal: None: the body may follow."""
-        self._check = None
-        if refusal is None:
-            self._received.checked()
-            self._client.resume()
-            return
-        headers, body = refusal
-        self._record.status = 401
-        self._end()
-        self._client.respond(401, without(without_internal(end_to_end(headers)), b"content-length"), body)
+        if self._received.is_over:
+            self._refuse(FULL)
 
     def body(self, data: bytes) -> None:
         received = self._received
         received.take(data)
-        if received.size > MAX_BODY_BYTES:
-            self._refuse(_TOO_LARGE)
+        if received.size > self._admitted.most:
+            self._refuse(too_large(self._admitted.most))
         elif received.is_over:
-            self._refuse(_FULL)
-        elif received.needs_check:
-            self._check_key()
+            self._refuse(FULL)
 
     def body_ended(self) -> None:
-        self._stop_check()
         self._body = self._received.whole()
-        self._fields = parse(self._body)
-        if self._fields is not None:
-            if self._fields.continues:
-                self._refuse(_FORGED)
-                return
-            self._record.stream = self._fields.stream
-        self._request.headers = with_readable_id(self._request.headers)
+        fields = parse(self._body)
+        error = _UNREADABLE if fields is None else _FORGED if fields.continues else self._identify(fields.model)
+        if fields is None or error is not None:
+            self._refuse(error or _UNREADABLE)
+            return
+        self._fields = fields
+        self._record.stream = fields.stream
+        counted = with_usage(self._body, self._request.path) if fields.stream else None
+        if counted is not None:
+            self._body = counted
+            self._delivery.strip = True
+        self._answer = self._new_answer()
+        self._kept = self._shared.kept.answer(self._config.key)
+        self._limits = replace(self._limits, max_attempts=self._config.max_attempts)
         self._shared.budget.request()
-        self._start_attempt()
+        self._ask()
+
+    def _identify(self, model: str | None) -> ClientError | None:
+        """Sets the service and the tenant, which the head said, or now the body. Returns the refusal, if any."""
+        admitted: Admitted | Refused = self._admitted
+        if self._admitted.config is None:
+            admitted = self._shared.admission.check_model(self._admitted, model, self._loop.time(), time.time())
+        if admitted.config is not None:
+            self._config, self._record.service = admitted.config, admitted.config.key
+        if isinstance(admitted, Refused):
+            return admitted.error
+        self._admitted = admitted
+        self._record.tenant, self._record.key_id = admitted.tenant, admitted.key_id
+        return None
 
     def left(self) -> None:
         if self._attempt is not None:
@@ -108,39 +127,100 @@ class Generation:
 
     def client_writable(self, *, now: bool) -> None:
         self._blocked = not now
+        self._delivery.client_writable(now=now)
         if self._attempt is not None:
             self._attempt.client_writable(now=now)
 
     # Attempts.
 
-    def _start_attempt(self) -> None:
-        self._retry = None
+    def _ask(self) -> None:
+        self._timer = None
         self._history.begin()
-        body, fields = self._body, self._fields
+        fields = self._fields
+        if self._answer.has_tokens:
+            fields = fields.continued(self._answer.num_tokens)
+        self._asking = True
+        self._shared.link.ask(
+            Ask(
+                self._record.request_id,
+                self._history.number,
+                self._config.key,
+                self._admitted.tenant,
+                self._admitted.key_id,
+                self._record.path,
+                fields,
+                len(self._body),
+                tuple(self._history.avoid),
+                self._record.external_id,
+                self._loop.time() - self._request.arrived,
+            ),
+            self,
+        )
+        if self._record.stream and self._waiting is None:
+            self._waiting = self._loop.call_later(self._shared.tuning.waiting_s, self._wait)
+
+    def go(self, go: Go) -> None:
+        """The request goes to these engines."""
+        self._asking = False
+        self._limit_headers = [(name.encode(), value.encode("latin-1")) for name, value in go.headers]
+        body = self._body
         if self._answer.has_tokens:
             try:
                 body = self._answer.continued(body, self._delivery.created or self._record.arrived_unix)
             except ValueError:
                 self._refuse(decide.NOT_CONTINUED)
                 return
-            fields = fields and fields.continued(self._answer.num_tokens)
-        head = attempt_head(self._request, self._record.request_id, len(body), fields, self._history)
         self._answer.begin_attempt()
-        self._attempt = Attempt(self._shared, self, (head, body), blocked=self._blocked)
+        config, signing = self._config, self._shared.admission.engine_headers
+        head = generation_head(self._request, config, self._admitted.tenant, signing, len(body))
+        assert self._kept is not None
+        self._attempt = Attempt(
+            self._shared,
+            self,
+            (head, body),
+            go,
+            self._kept,
+            stream=self._record.stream,
+            head_due=config.continuation,
+            blocked=self._blocked,
+        )
+
+    def refused(self, refuse: Refuse) -> None:
+        """No engine takes the attempt."""
+        self._asking = False
+        error = refused(refuse)
+        if self._history.number > 1 and error.status == 503:
+            self._failed(Failure.BUSY, retry_after_s=_retry_after(refuse.headers), said=None)
+        elif self._answer.has_tokens:
+            self._refuse(decide.NOT_CONTINUED)
+        else:
+            self._refuse(error)
+
+    def _wait(self) -> None:
+        """Tells the client that its stream waits: proxies in front cut streams that are silent for a minute."""
+        self._waiting = None
+        if self._asking or (self._delivery.started and not self._answer.advanced):
+            self._delivery.wait(self._limit_headers)
+            self._waiting = self._loop.call_later(self._shared.tuning.waiting_s, self._wait)
+
+    # Called by the attempt.
+
+    @property
+    def kept_bytes(self) -> int:
+        plain = 0 if self._plain is None else self._plain.kept_bytes
+        return self._delivery.kept_bytes + self._answer.size + plain
 
     def accepted(self, headers: Headers) -> None:
-        self._seen(continued=self._answer.has_tokens)
-        self._delivery.accepted(headers)
+        self._answering(continued=self._answer.has_tokens)
+        self._delivery.accepted([*headers, *self._limit_headers])
 
-    def _seen(self, *, continued: bool = False) -> None:
-        if self._attempt is not None:
-            if self._attempt.max_attempts is not None:
-                self._limits = replace(self._limits, max_attempts=self._attempt.max_attempts)
-            self._record.attempt(self._attempt.service, self._attempt.endpoint, continued=continued)
-            if self._attempt.tries > 1:
-                self._shared.retried(
-                    Retried(self._record.request_id, self._history.number, self._attempt.endpoint, self._attempt.tries)
-                )
+    def _answering(self, *, continued: bool = False) -> None:
+        attempt, answer = self._attempt, self._answer
+        assert attempt is not None
+        self._record.attempt(attempt.endpoint, continued=continued)
+        self._shared.link.answering(
+            self._record.request_id, attempt.endpoint, tuple(attempt.refused), lambda: answer.num_tokens
+        )
 
     def frames(self, frames: Sequence[Frame], now: float) -> None:
         assert self._attempt is not None
@@ -149,17 +229,21 @@ class Generation:
         for frame in frames:
             try:
                 ended = answer.take(frame.notes) if frame.notes else None
+                if frame.data and ended is None and self._record.stream:
+                    delivery.take(frame)
+            except TooMuchUnsent:
+                self._attempt.cancel()
+                self.failed(Failure.EXCESS)
+                return
             except ValueError:
                 self._garbled()
                 return
             if ended is not None:
                 self._ended(ended, frame.data, now)
                 return
-            if frame.data and self._record.stream:
-                delivery.take(frame)
-                if frame.data == DONE:
-                    self._done(now)
-                    return
+            if frame.data == DONE and self._record.stream:
+                self._done(now)
+                return
         if before_first and answer.advanced:
             self._attempt.first_token()
         if answer.has_tokens:
@@ -185,9 +269,9 @@ class Generation:
         assert self._attempt is not None
         if ended.ending is Ending.WHOLE and not self._record.stream:
             self._attempt.read_rest()
+            self._attempt = None
             self._record.status = ended.status
-            self._end()
-            self._delivery.whole(ended.status, data)
+            self._delivery.whole(ended.status, data, self._end)
             return
         if self._answer.has_tokens:
             self._delivery.send(now)
@@ -197,7 +281,7 @@ class Generation:
         self._attempt.cancel()
         error = engine_error(ended.status, json_of(data))
         if ended.ending is Ending.RETRY:
-            self.failed(Failure.DIED if engine_died(data) else Failure.ENGINE, said=error)
+            self._failed(Failure.DIED if engine_died(data) else Failure.ENGINE, said=error)
         else:
             self._refuse(error)
 
@@ -205,62 +289,88 @@ class Generation:
 
     def plain(self, status: int, headers: Headers) -> None:
         assert self._attempt is not None
-        self._seen()
-        if self._attempt.loss is not None:
+        self._answering()
+        if self._history.number > 1 and (self._answer.has_tokens or status == 503):
             self._attempt.cancel()
-            self.failed(self._attempt.loss)
+            if status == 503:
+                self._failed(Failure.BUSY, retry_after_s=retry_after_seconds(headers))
+            elif status in (200, 502, 504):
+                # An engine without support for continuation.
+                self.failed(Failure.GARBLED)
+            else:
+                self._refuse(decide.NOT_CONTINUED)
             return
-        if self._history.number == 1 or (status != 503 and not self._answer.has_tokens):
-            self._proxying = True
+        self._plain = PlainUsage(strip=self._delivery.strip and status == 200)
+        if not self._delivery.started:
             self._record.status = status
-            start_proxied(self._client, status, headers)
-            return
-        self._attempt.cancel()
-        if status == 503:
-            self.failed(Failure.BUSY, retry_after_s=retry_after_seconds(headers))
-        elif status in (200, 502, 504):
-            # An engine without support for continuation.
-            self.failed(Failure.GARBLED)
-        else:
-            self._refuse(decide.NOT_CONTINUED)
+            if self._delivery.strip:
+                # Its length changes.
+                headers = [each for each in headers if each[0] != b"content-length"] if status == 200 else headers
+            start_proxied(self._client, status, [*headers, *self._limit_headers])
+        elif status != 200:
+            self._event = bytearray()
 
     def plain_data(self, data: bytes) -> None:
-        self._client.write(data)
+        assert self._plain is not None
+        if self._event is not None:
+            self._event += data[: _MAX_EVENT_BYTES - len(self._event)]
+            return
+        self._answer.advanced = True
+        self._client.write(self._plain.take(data))
         self._record.wrote(self._loop.time())
-        self._record.plain(data)
 
     def plain_ended(self) -> None:
+        assert self._plain is not None
+        if self._event is not None:
+            self._refuse(engine_error(502, bytes(self._event).replace(b"\n", b" ")))
+            return
+        self._client.write(self._plain.end())
         self._end()
         self._client.finish()
 
     # Failures.
 
-    def failed(self, failure: Failure, *, retry_after_s: float | None = None, said: ClientError | None = None) -> None:
-        assert self._attempt is not None
+    def failed(self, failure: Failure) -> None:
+        self._failed(failure)
+
+    def _failed(self, failure: Failure, *, retry_after_s: float | None = None, said: ClientError | None = None) -> None:
         now = self._loop.time()
-        if self._proxying:
+        if self._plain is not None:
             self._end(error="engine_lost")
             self._client.abort()
             return
-        if self._delivery.counts_sent and self._answer.all_finished(self._body):
+        if self._delivery.counts_sent and self._answer.all_finished:
             # A continuation would repeat the token counts.
             self._client.write(DONE)
             self._end()
             self._client.finish()
             return
-        tried = self._history.failed(failure, self._attempt.endpoint, now, advanced=self._answer.advanced)
-        self._attempt = None
+        attempt, self._attempt = self._attempt, None
+        endpoint, refused_by = ("", []) if attempt is None else (attempt.endpoint, attempt.refused)
+        self._shared.link.left(self._record.request_id)
+        answer = self._answer
+        tried = self._history.failed(failure, endpoint, now, advanced=answer.advanced, refused=refused_by)
         self._delivery.forget()
-        if not self._answer.has_tokens:
-            self._answer = Answer()
-        step = next_step(failure, tried, self._limits, retry_after_s=retry_after_s, said=said)
-        if isinstance(step, Again) and failure is not Failure.BUSY and not self._shared.budget.retry(now):
+        if not answer.has_tokens:
+            self._answer = self._new_answer()
+        step = next_step(
+            failure,
+            tried,
+            self._limits,
+            continues=self._config.continuation or not answer.has_tokens,
+            retry_after_s=retry_after_s,
+            said=said,
+        )
+        if isinstance(step, Again) and step.after_s == 0 and not self._shared.budget.retry(now):
             step = decide.OUT_OF_BUDGET
         if isinstance(step, ClientError):
             self._refuse(step)
         else:
             # Jitter, so that requests that failed together do not retry together.
-            self._retry = self._loop.call_later(step.after_s * random.uniform(0.8, 1.2), self._start_attempt)
+            self._timer = self._loop.call_later(step.after_s * random.uniform(0.8, 1.2), self._ask)
+
+    def _new_answer(self) -> Answer:
+        return Answer(self._fields.choices, self._fields.max_tokens)
 
     def _refuse(self, error: ClientError) -> None:
         if not self._delivery.started:
@@ -268,19 +378,22 @@ class Generation:
         self._end(error=error.code or "")
         self._delivery.end_with(error)
 
-    def _stop_check(self) -> None:
-        if self._check is not None:
-            self._check.cancel()
-            self._check = None
-            self._client.resume()
-
     def _end(self, *, error: str = "") -> None:
         """Stops all work for this request."""
-        self._stop_check()
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
-        self._attempt = None
+        if self._over:
+            return
+        self._over = True
+        for timer in (self._timer, self._waiting):
+            if timer is not None:
+                timer.cancel()
+        self._timer = self._waiting = self._attempt = None
         self._body = b""
         self._received.release()
-        self._shared.report(self._record.finished(self._answer, self._loop.time(), error))
+        if self._kept is not None:
+            self._kept.release()
+        plain = None if self._plain is None else self._plain.usage
+        self._shared.link.ended(self._record.finished(self._answer, plain, self._loop.time(), error))
+
+
+def _retry_after(headers: Sequence[tuple[str, str]]) -> float | None:
+    return retry_after_seconds([(name.encode(), value.encode()) for name, value in headers])

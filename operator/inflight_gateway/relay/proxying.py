@@ -1,8 +1,11 @@
-"""Non-generation requests: forwarded to the inner listener and back as streams."""
+"""Requests that generate nothing: forwarded to an engine and back as streams."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from inflight_gateway.relay.client import ClientConnection, Request
+from inflight_gateway.relay.engine_pool import EngineConnection, EnginePool, Loss
 from inflight_gateway.relay.errors import ClientError
 from inflight_gateway.relay.heads import (
     LAST_CHUNK,
@@ -14,9 +17,8 @@ from inflight_gateway.relay.heads import (
     without,
     without_internal,
 )
-from inflight_gateway.relay.inner import InnerConnection, InnerPool
 
-LOST = ClientError(502, "the connection to the service broke off before it answered", "service_lost")
+LOST = ClientError(502, "the connection to the engine broke off before it answered", "engine_lost", retry_after_s=1)
 
 
 def start_proxied(client: ClientConnection, status: int, headers: Headers) -> None:
@@ -27,13 +29,31 @@ def start_proxied(client: ClientConnection, status: int, headers: Headers) -> No
 
 
 class PassThrough:
-    def __init__(self, pool: InnerPool, request: Request, client: ClientConnection) -> None:
+    """A forwarded request. Args: address: of the engine. ended: receives the status; 0: the client left before it."""
+
+    def __init__(
+        self,
+        pool: EnginePool,
+        address: str,
+        request: Request,
+        client: ClientConnection,
+        ended: Callable[[int], None],
+    ) -> None:
         self._pool = pool
+        self._address = address
         self._request = request
         self._client = client
-        self._call: InnerConnection
+        self._ended = ended
+        self._call: EngineConnection
         self._chunked = request.length is None
-        self._started = False
+        # Kept until the response begins, for another connection.
+        self._parts: list[bytes] = []
+        self._status = 0
+
+    @property
+    def begun(self) -> bool:
+        """True if the client has the head of the response."""
+        return self._status != 0
 
     # Called by the connection to the client.
 
@@ -44,20 +64,26 @@ class PassThrough:
             headers = [*headers, (b"transfer-encoding", b"chunked")]
         elif request.length:
             headers = [*headers, (b"content-length", b"%d" % request.length)]
-        self._call = self._pool.call(self)
-        self._call.write(request_head(request.method, request.target, headers), no_body=request.method == b"HEAD")
+        self._call = self._pool.call(self._address, self)
+        self._write(request_head(request.method, request.target, headers))
         self._call.sent = request.length == 0
 
     def body(self, data: bytes) -> None:
-        self._call.write(chunk(data) if self._chunked else data)
+        self._write(chunk(data) if self._chunked else data)
 
     def body_ended(self) -> None:
         if self._chunked:
-            self._call.write(LAST_CHUNK)
+            self._write(LAST_CHUNK)
         self._call.sent = True
+
+    def _write(self, part: bytes) -> None:
+        self._call.write(part, no_body=self._request.method == b"HEAD")
+        if not self._status:
+            self._parts.append(part)
 
     def left(self) -> None:
         self._call.cancel()
+        self._ended(self._status)
 
     def client_writable(self, *, now: bool) -> None:
         if now:
@@ -65,27 +91,35 @@ class PassThrough:
         else:
             self._call.pause()
 
-    # Called by the connection to the inner listener.
+    # Called by the connection to the engine.
 
     def head(self, status: int, headers: Headers) -> None:
-        self._started = True
+        self._status = status
+        self._parts.clear()
         start_proxied(self._client, status, headers)
 
     def data(self, data: bytes) -> None:
         self._client.write(data)
 
     def ended(self) -> None:
+        self._ended(self._status)
         self._client.finish()
 
-    def lost(self, *, stale: bool) -> None:
-        if self._started:
+    def lost(self, loss: Loss) -> None:
+        if loss is Loss.STALE:
+            sent = self._call.sent
+            self._call = self._pool.call(self._address, self, fresh=True)
+            for part in self._parts:
+                self._call.write(part, no_body=self._request.method == b"HEAD")
+            self._call.sent = sent
+            return
+        self._ended(self._status or LOST.status)
+        if self._status:
             self._client.abort()
-        elif stale and self._request.length == 0 and self._request.method in (b"GET", b"HEAD"):
-            self.begin()
         else:
             self._client.refuse(LOST)
 
-    def inner_writable(self, *, now: bool) -> None:
+    def engine_writable(self, *, now: bool) -> None:
         if now:
             self._client.resume()
         else:

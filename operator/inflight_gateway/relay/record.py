@@ -2,75 +2,67 @@
 
 from __future__ import annotations
 
-import re
 import time
 import uuid
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.relay.answer import Answer, Usage
 from inflight_gateway.relay.client import Request
-from inflight_gateway.relay.heads import find
-from inflight_gateway.request import headers as names
-from inflight_gateway.types import Finished
+from inflight_gateway.relay.engine_head import external_id
+from inflight_gateway.types import Finished, ServiceConfig
 
-_REQUEST_ID = names.REQUEST_ID.encode()
-
-_TAIL_BYTES = 2048
-_COUNT = re.compile(rb'"(prompt_tokens|cached_tokens|completion_tokens)":\s*(\d+)')
-"""The fields of token counts. Within a JSON string their quotes would be escaped."""
-
-
-def _usage_in(tail: bytes) -> Usage | None:
-    """Returns the last `usage` object of OpenAI's format: a stream may have one in each chunk."""
-    counts = {name.decode(): int(count) for name, count in _COUNT.findall(tail)}
-    return Usage(**counts) if counts else None
+_NO_SERVICE = ServiceKey("", "")
 
 
 class Record:
-    """The report under way. Attributes: request_id: the gateway's own, made here. status: HTTP status that the client
-    got; 0: none yet. stream: the client asks for a stream. arrived_unix: Unix time of arrival, in seconds."""
+    """The report under way.
+
+    Attributes:
+        request_id: the gateway's own, made here. external_id: X-Request-Id.
+        service: empty until a body named it. tenant, key_id: whom the API key belongs to, and the id of the key.
+        status: HTTP status that the client got; 0: none yet.
+        stream: the client asks for a stream.
+        arrived_unix: Unix time of arrival, in seconds.
+    """
 
     __slots__ = (
-        "_arrived",
         "_continuations",
         "_endpoints",
         "_first_at",
         "_longest_gap",
         "_request",
-        "_service",
-        "_tail",
         "_written_at",
         "arrived_unix",
+        "external_id",
+        "key_id",
+        "path",
         "request_id",
+        "service",
         "status",
         "stream",
+        "tenant",
     )
 
     def __init__(self, request: Request) -> None:
         # Not the client's X-Request-Id: requests of other clients may have the same.
         self.request_id = uuid.uuid4().hex
+        self.external_id = external_id(request)
+        self.path = request.path.decode("latin-1")
+        self.service = _NO_SERVICE
+        self.tenant = self.key_id = ""
         self.status = 0
         self.stream = False
         self.arrived_unix = int(time.time())
         self._request = request
-        self._service = ""
         self._endpoints: list[str] = []
         self._continuations = 0
-        self._tail = b""
         self._first_at: float | None = None
         self._written_at = 0.0
         self._longest_gap = 0.0
 
-    def attempt(self, service: str, endpoint: str, *, continued: bool) -> None:
-        """Adds an attempt that got a response.
-
-        Args:
-            service, endpoint: where the response came from; empty: unknown.
-            continued: tokens had been sent to the client before.
-        """
-        self._service = service or self._service
-        if endpoint:
-            self._endpoints.append(endpoint)
+    def attempt(self, endpoint: str, *, continued: bool) -> None:
+        """Adds an attempt that an engine answers. Args: continued: tokens had been sent to the client before."""
+        self._endpoints.append(endpoint)
         self._continuations += continued
 
     def wrote(self, now: float) -> None:
@@ -81,19 +73,18 @@ class Record:
             self._longest_gap = now - self._written_at
         self._written_at = now
 
-    def plain(self, data: bytes) -> None:
-        """Keeps the end of an answer without progress frames: it has the token counts, if there are any."""
-        self._tail = (self._tail + data)[-_TAIL_BYTES:]
+    def finished(self, answer: Answer, plain: Usage | None, now: float, error: str) -> Finished:
+        """Returns the report.
 
-    def finished(self, answer: Answer, now: float, error: str) -> Finished:
-        """Returns the report; its service is empty if no response named one. Args: error: code of the error that ended
-        the answer early; empty: none."""
-        namespace, _, name = self._service.partition("/")
-        usage = answer.usage or _usage_in(self._tail) or Usage(completion_tokens=answer.num_tokens)
+        Args:
+            plain: counts of an answer without progress frames.
+            error: code of the error that ended the answer early; empty: none.
+        """
+        usage = answer.usage or plain or Usage(completion_tokens=answer.num_tokens)
         arrived = self._request.arrived
         return Finished(
             request_id=self.request_id,
-            service=ServiceKey(namespace, name),
+            service=self.service,
             status=self.status,
             stream=self.stream,
             prompt_tokens=usage.prompt_tokens,
@@ -105,5 +96,22 @@ class Record:
             endpoints=tuple(self._endpoints),
             continuations=self._continuations,
             error=error,
-            external_id=(find(self._request.headers, _REQUEST_ID) or b"").decode("latin-1"),
+            external_id=self.external_id,
+            tenant=self.tenant,
+            key_id=self.key_id,
+            path=self.path,
         )
+
+
+def short_report(request: Request, config: ServiceConfig | None, status: int, now: float, error: str = "") -> Finished:
+    """Returns the report of a request that no engine generated for. Args: config: None: it named no service."""
+    return Finished(
+        request_id=uuid.uuid4().hex,
+        service=_NO_SERVICE if config is None else config.key,
+        status=status,
+        stream=False,
+        e2e_s=now - request.arrived,
+        error=error,
+        external_id=external_id(request),
+        path=request.path.decode("latin-1"),
+    )

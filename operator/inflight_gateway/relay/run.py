@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import gc
 import logging
 import os
 import signal
+import socket
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import uvloop
 
@@ -26,6 +29,10 @@ _PAUSE_S = 1.0
 _PR_SET_PDEATHSIG = 1
 
 
+BACKLOG = 4096
+"""Connections that may wait to be accepted: a UNIX socket refuses more."""
+
+
 def main(sockets: Sockets, processes: int, drain_s: float) -> None:
     """Serve until SIGTERM or SIGINT.
 
@@ -33,23 +40,50 @@ def main(sockets: Sockets, processes: int, drain_s: float) -> None:
         processes: number of workers.
         drain_s: seconds that requests in flight may take after SIGTERM.
     """
+    tuning = Tuning(max_bodies_bytes=bodies_bytes_of_one(processes))
 
-    async def serve(worker: int) -> None:
+    async def serve(listener: socket.socket) -> None:
         stop = asyncio.Event()
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
-        tuning = Tuning(max_bodies_bytes=bodies_bytes_of_one(processes))
-        serving = Worker(sockets.inner, sockets.reports, tuning)
-        await serving.start(sockets.relay(worker))
+        serving = Worker(sockets.picker, tuning)
+        await serving.start(listener)
         await stop.wait()
         await serving.stop(drain_s)
 
-    supervise(lambda worker: uvloop.run(serve(worker)), processes)
+    paths = [sockets.relay(worker) for worker in range(processes)]
+    listeners = [listen(path) for path in paths]
+    gc.freeze()  # what was imported stays, and workers share its memory
+
+    def work(worker: int) -> None:
+        for number, listener in enumerate(listeners):
+            if number != worker:
+                listener.close()
+        uvloop.run(serve(listeners[worker]))
+
+    def stopping() -> None:
+        for path, listener in zip(paths, listeners, strict=True):
+            path.unlink(missing_ok=True)
+            listener.close()
+
+    supervise(work, processes, stopping)
 
 
-def supervise(work: Callable[[int], None], workers: int) -> None:
-    """Run `work(N)` in processes 0..workers-1 until SIGTERM or SIGINT, which is forwarded to them, and wait for their
-    end.
+def listen(path: Path) -> socket.socket:
+    """Returns a listening UNIX socket; a stale one is replaced. It belongs to the parent of the workers, so that the
+    connections of a worker that dies wait for the next one."""
+    path.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(path))
+    # Envoy runs as another user. Only containers of this pod can access the directory.
+    path.chmod(0o666)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def supervise(work: Callable[[int], None], workers: int, stop: Callable[[], None]) -> None:
+    """Run `work(N)` in processes 0..workers-1 until SIGTERM or SIGINT, which is forwarded to them after a call of
+    `stop`, and wait for their end.
 
     The caller has one thread and no event loop: its process is forked, so that the workers share its code's memory.
     """
@@ -65,6 +99,8 @@ def supervise(work: Callable[[int], None], workers: int) -> None:
         wait = max(0.01, min(due.values()) - time.monotonic()) if due and not stopping else 60.0
         received = signal.sigtimedwait(_SIGNALS, wait)
         if received is not None and received.si_signo in (signal.SIGTERM, signal.SIGINT):
+            if not stopping:
+                stop()
             stopping = True
             for pid in running:
                 os.kill(pid, signal.SIGTERM)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from inflight_gateway.discovery.catalog import Catalog
+from inflight_gateway.relay.admission import Admission
+from inflight_gateway.relay.alone import Alone
 from inflight_gateway.relay.bodies import MAX_BODIES_BYTES, Bodies
 from inflight_gateway.relay.budget import BudgetLimits, RetryBudget
 from inflight_gateway.relay.decide import Limits
-from inflight_gateway.relay.inner import InnerPool
-from inflight_gateway.types import Finished, Retried
+from inflight_gateway.relay.engine_pool import EnginePool
+from inflight_gateway.relay.kept import Kept
+from inflight_gateway.relay.picker_link import PickerLink
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +21,14 @@ class Tuning:
 
     Attributes:
         silence_s: an attempt fails after this time without a byte; engines send a heartbeat each second.
+        head_s: an attempt fails after this time without a head: engines send it once a request is tokenized and queued.
+        waiting_s: seconds of waiting for a replica after which a stream is begun, and between its comments.
         max_bodies_bytes: most bytes of the bodies of requests in flight in this process.
     """
 
     silence_s: float = 5.0
+    head_s: float = 10.0
+    waiting_s: float = 15.0
     max_bodies_bytes: int = MAX_BODIES_BYTES
     limits: Limits = field(default_factory=Limits)
     budget: BudgetLimits = field(default_factory=BudgetLimits)
@@ -29,12 +36,14 @@ class Tuning:
 
 @dataclass(slots=True)
 class Shared:
-    """Dependencies of requests. Attributes: report: receives the report of a finished request. retried: receives the
-    report of an attempt for which Envoy tried several endpoints."""
+    """Dependencies of requests."""
 
-    pool: InnerPool
     tuning: Tuning
+    catalog: Catalog
+    pool: EnginePool
     bodies: Bodies
+    kept: Kept
     budget: RetryBudget
-    report: Callable[[Finished], None]
-    retried: Callable[[Retried], None]
+    admission: Admission
+    alone: Alone
+    link: PickerLink

@@ -1,64 +1,80 @@
-"""A relay process: accepts connections of Envoy's outer listener until it drains."""
+"""A relay process: accepts connections of Envoy until it drains."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import socket
+import uuid
+from functools import partial
 from pathlib import Path
 
+from inflight_gateway.discovery.catalog import Catalog
+from inflight_gateway.link.wire import Keys
+from inflight_gateway.relay.admission import Admission
+from inflight_gateway.relay.alone import Alone
 from inflight_gateway.relay.bodies import Bodies
 from inflight_gateway.relay.budget import RetryBudget
-from inflight_gateway.relay.client import ClientConnection, Exchange, Request
-from inflight_gateway.relay.generation import Generation
-from inflight_gateway.relay.inner import InnerPool
-from inflight_gateway.relay.proxying import PassThrough
-from inflight_gateway.relay.reports import Reports
+from inflight_gateway.relay.client import ClientConnection
+from inflight_gateway.relay.engine_pool import EnginePool
+from inflight_gateway.relay.exchanges import exchange
+from inflight_gateway.relay.kept import Kept
+from inflight_gateway.relay.picker_link import PickerLink
 from inflight_gateway.relay.shared import Shared, Tuning
-from inflight_gateway.request.paths import GENERATING
+from inflight_gateway.tenants.signature import EngineHeaders
 
 _log = logging.getLogger(__name__)
 
-_GENERATING = frozenset(path.encode() for path in GENERATING)
 
-BACKLOG = 4096
-"""Connections that may wait to be accepted: a UNIX socket refuses more."""
+KNOWN_WITHIN_S = 2.0
+"""Seconds for which a new process accepts no connection while the picker has not told it the services."""
 
 
 class Worker:
-    """Serves a socket. Create it in the event loop. Args: inner, reports: sockets of inner listener and picker."""
+    """Serves a socket. Create it in the event loop. Args: picker: socket of the picker."""
 
-    def __init__(self, inner: Path, reports: Path, tuning: Tuning) -> None:
-        self._reports = Reports(str(reports))
+    def __init__(self, picker: Path, tuning: Tuning) -> None:
+        loop = asyncio.get_running_loop()
+        catalog, pool = Catalog(), EnginePool()
+        admission, alone = Admission(catalog), Alone(catalog, pool.in_flight)
+
+        def use_keys(keys: Keys) -> None:
+            admission.engine_headers = EngineHeaders(keys.current, keys.previous)
+
         self._shared = Shared(
-            InnerPool(str(inner)),
             tuning,
+            catalog,
+            pool,
             Bodies(tuning.max_bodies_bytes),
-            RetryBudget(tuning.budget, asyncio.get_running_loop().time()),
-            self._reports.add,
-            self._reports.retried,
+            Kept(),
+            RetryBudget(tuning.budget, loop.time()),
+            admission,
+            alone,
+            PickerLink(picker, uuid.uuid4().hex, catalog, alone, use_keys),
         )
         self._connections: set[ClientConnection] = set()
         self._none_open = asyncio.Event()
-        self._listen: Path
+        self._known = asyncio.Event()
+        catalog.subscribe(lambda change: self._known.set() if change.complete else None)
         self._server: asyncio.AbstractServer
-        self._sending: asyncio.Task[None]
+        self._linking: asyncio.Task[None]
 
-    async def start(self, listen: Path) -> None:
-        """Listen at this socket; a stale socket is replaced."""
-        self._listen = listen
-        _remove(listen)
+    async def start(self, listener: socket.socket) -> None:
+        """Accepts the connections of a listening socket, once the services are known: connections wait for that, as
+        those of a worker that died do."""
+        self._linking = asyncio.create_task(self._shared.link.run())
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._known.wait(), KNOWN_WITHIN_S)
         self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: ClientConnection(self._begin, self._connections.add, self._closed), str(listen), backlog=BACKLOG
+            lambda: ClientConnection(partial(exchange, self._shared), self._connections.add, self._closed),
+            sock=listener,
         )
-        _open_to_all(listen)
-        self._sending = asyncio.create_task(self._reports.run())
-        _log.info("relay listens on %s", listen)
+        _log.info("relay listens on %s", listener.getsockname())
 
     async def stop(self, seconds: float) -> None:
         """Stop accepting, finish requests in flight within `seconds`, abort the rest."""
         self._server.close()
-        _remove(self._listen)
         for connection in [*self._connections]:
             connection.drain()
         self._none_open.clear()
@@ -70,25 +86,13 @@ class Worker:
         for connection in [*self._connections]:
             connection.close()
         self._shared.pool.close()
-        self._sending.cancel()
+        # Their ends are reported in the next turn of the loop.
+        await asyncio.sleep(0)
+        self._linking.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await self._sending
-
-    def _begin(self, request: Request, client: ClientConnection) -> Exchange:
-        if request.method == b"POST" and request.path in _GENERATING:
-            return Generation(self._shared, request, client)
-        return PassThrough(self._shared.pool, request, client)
+            await self._linking
 
     def _closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)
         if not self._connections:
             self._none_open.set()
-
-
-def _remove(socket: Path) -> None:
-    socket.unlink(missing_ok=True)
-
-
-def _open_to_all(socket: Path) -> None:
-    """Lets all users connect: Envoy runs as another user. Only containers of this pod can access the directory."""
-    socket.chmod(0o666)

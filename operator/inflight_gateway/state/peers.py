@@ -10,10 +10,14 @@ from time import monotonic
 
 import aiohttp
 
+from inflight_base.signing import PEER_SIGNATURE, get_message
 from inflight_gateway.state.load import SentLoad, read_line
 from inflight_gateway.state.stream import FULL_SECONDS
+from inflight_gateway.tenants.gateway_key import GatewayKey
 
 logger = logging.getLogger(__name__)
+
+WATCH = "/v1/state?watch=1"
 
 SILENT_SECONDS = FULL_SECONDS + 2.0
 """A peer without data for this time is not live: full lines are sent at shorter intervals."""
@@ -59,6 +63,7 @@ class Peers:
     Args:
         http: a session of the caller.
         heard_from: called after each line with the name of its gateway pod and its requests to each endpoint.
+        key: signs the calls; without one nothing is heard.
         clock: seconds, monotonic.
     """
 
@@ -66,10 +71,12 @@ class Peers:
         self,
         http: aiohttp.ClientSession,
         heard_from: HeardFrom,
+        key: GatewayKey,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._http = http
         self._heard_from = heard_from
+        self._key = key
         self._clock = clock
         self._peers: dict[str, _Peer] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -116,7 +123,8 @@ class Peers:
 
     async def _lines(self, address: str) -> AsyncIterator[bytes]:
         """Raises: ValueError: another status than 200, or a line above `MAX_LINE`."""
-        async with self._http.get(f"http://{address}/v1/state?watch=1", timeout=_TIMEOUT) as answer:
+        headers = {PEER_SIGNATURE: self._key.sign(get_message(WATCH))}
+        async with self._http.get(f"http://{address}{WATCH}", headers=headers, timeout=_TIMEOUT) as answer:
             if answer.status != 200:
                 raise ValueError(f"HTTP {answer.status}")
             rest = b""

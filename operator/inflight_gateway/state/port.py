@@ -1,24 +1,41 @@
-"""The picker's HTTP port, on the pod network: metrics, health, load and picks. Read-only, without secrets."""
+"""The picker's HTTP ports.
+
+On the pod network: metrics and health for all, and the load for those who sign with the gateway key: the operator and
+the other gateway pods. On loopback, where `kubectl port-forward` leads: load and last picks without a signature, since
+who may forward ports into the gateway's namespace may see both.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from time import monotonic
 
 import msgspec
 from aiohttp import web
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.signing import PEER_SIGNATURE, get_message
 from inflight_gateway.state.picks import PER_SERVICE, PicksLog
 from inflight_gateway.state.stream import LoadStream, TooSlowError
+from inflight_gateway.tenants.gateway_key import GatewayKey
 
 MAX_WATCHERS = 64
-"""Most watchers of GET /v1/state: the operator, the other gateway pods, and a few people."""
+"""Most signed watchers of GET /v1/state, the operator and the other gateway pods; and most of those on loopback."""
 
 WRITE_SECONDS = 10.0
 """Maximum time that a watcher's connection may accept no bytes."""
 
 DEFAULT_PICKS = 20
+
+LOOPBACK = "127.0.0.1"
+
+KEEP_ALIVE_SECONDS = 75.0
+"""Maximum time that an idle connection stays open: longer than between two scrapes of Prometheus."""
+
+PAGE_SHARE = 0.05
+"""Maximum share of the picker's time for pages of metrics, which anyone in the cluster may ask for."""
 
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -29,7 +46,8 @@ class StatePort:
     Args:
         metrics: the page in Prometheus text format.
         unready: reasons why this pod must not get requests; empty if ready.
-        more: routes of other parts.
+        key: verifies the signatures of watchers; without a key none is valid.
+        more: routes of other parts, on the pod network.
     """
 
     def __init__(
@@ -38,55 +56,55 @@ class StatePort:
         picks: PicksLog,
         metrics: Callable[[], bytes],
         unready: Callable[[], Sequence[str]],
+        key: GatewayKey,
         more: Sequence[web.RouteDef] = (),
     ) -> None:
         self._stream = stream
         self._picks = picks
         self._metrics_page = metrics
         self._unready = unready
-        app = web.Application()
-        app.add_routes(
-            [
-                web.get("/metrics", self._metrics),
-                web.get("/healthz", self._healthz),
-                web.get("/readyz", self._readyz),
-                web.get("/v1/state", self._state),
-                web.get("/v1/picks", self._last_picks),
-                *more,
-            ]
-        )
-        self._runner = web.AppRunner(
-            app, access_log=None, handle_signals=False, handler_cancellation=True, shutdown_timeout=1.0
-        )
+        self._key = key
+        self._page, self._page_until = b"", 0.0
+        self._watchers = {"signed": 0, "local": 0}
+        health = [
+            web.get("/metrics", self._metrics),
+            web.get("/healthz", self._healthz),
+            web.get("/readyz", self._readyz),
+        ]
+        local = [web.get("/v1/state", self._local_state), web.get("/v1/picks", self._last_picks)]
+        self._public = _runner([*health, web.get("/v1/state", self._signed_state), *more])
+        self._local = _runner([*health, *local])
         self._sending: asyncio.Task[None] | None = None
 
-    async def start(self, port: int, host: str | None = None) -> int:
-        """Listens, and returns the port: a free one if `port` is 0.
+    async def start(self, port: int, local_port: int, host: str | None = None) -> tuple[int, int]:
+        """Listens, and returns both ports: free ones for 0.
 
         Args:
-            host: address to listen on; None: all.
+            port: on the pod network. local_port: on loopback.
+            host: address to listen on in place of the pod network's; None: all.
 
         Raises:
-            OSError: the port is in use; the message names it.
+            OSError: a port is in use; the message names its flag.
         """
-        await self._runner.setup()
-        site = web.TCPSite(self._runner, host, port)
-        try:
-            await site.start()
-        except OSError as error:
-            await self._runner.cleanup()
-            raise OSError(f"cannot listen on --http-port {port}: {error.strerror or error}") from error
+        numbers = (
+            await _listen(self._public, host, port, "--http-port"),
+            await _listen(self._local, LOOPBACK, local_port, "--local-port"),
+        )
         self._sending = asyncio.create_task(self._stream.run(), name="load stream")
-        return int(self._runner.addresses[0][1])
+        return numbers
 
     async def close(self) -> None:
         """Ends all responses, including those to watchers."""
         if self._sending is not None:
             self._sending.cancel()
-        await self._runner.cleanup()
+        await asyncio.gather(self._public.cleanup(), self._local.cleanup())
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(body=self._metrics_page(), headers={"Content-Type": METRICS_TYPE})
+        began = monotonic()
+        if began >= self._page_until:
+            self._page = self._metrics_page()
+            self._page_until = began + (monotonic() - began) / PAGE_SHARE
+        return web.Response(body=self._page, headers={"Content-Type": METRICS_TYPE})
 
     async def _healthz(self, _: web.Request) -> web.Response:
         """Responds: any response means that the event loop runs."""
@@ -96,24 +114,42 @@ class StatePort:
         reasons = self._unready()
         return web.Response(status=503 if reasons else 200, text="".join(f"{one}\n" for one in reasons or ("ok",)))
 
-    async def _state(self, request: web.Request) -> web.StreamResponse:
+    async def _signed_state(self, request: web.Request) -> web.StreamResponse:
+        if not self._key.signed(get_message(request.path_qs), request.headers.get(PEER_SIGNATURE, "")):
+            said = "sign the request with the gateway key, or read this at the pod's loopback port\n"
+            refused = web.Response(status=401, text=said)
+            refused.force_close()
+            return refused
+        return await self._state(request, "signed")
+
+    async def _local_state(self, request: web.Request) -> web.StreamResponse:
+        return await self._state(request, "local")
+
+    async def _state(self, request: web.Request, kind: str) -> web.StreamResponse:
         if request.query.get("watch", "0") not in ("1", "true"):
             return web.Response(body=self._stream.full_line(), content_type="application/json")
-        if self._stream.watchers >= MAX_WATCHERS:
+        if self._watchers[kind] >= MAX_WATCHERS:
             return web.Response(status=503, text=f"{MAX_WATCHERS} watchers already\n", headers={"Retry-After": "5"})
-        answer = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
-        await answer.prepare(request)
-        lines = self._stream.watch()
+        self._watchers[kind] += 1
         try:
-            async for line in lines:
-                async with asyncio.timeout(WRITE_SECONDS):
-                    await answer.write(line)
-        except (TooSlowError, TimeoutError, ConnectionError):
-            if request.transport is not None:
-                request.transport.abort()
+            answer = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
+            await answer.prepare(request)
+            await self._write(request, answer, self._stream.watch())
         finally:
-            await lines.aclose()
+            self._watchers[kind] -= 1
         return answer
+
+    async def _write(
+        self, request: web.Request, answer: web.StreamResponse, watched: AsyncGenerator[bytes, None]
+    ) -> None:
+        async with aclosing(watched) as lines:
+            try:
+                async for line in lines:
+                    async with asyncio.timeout(WRITE_SECONDS):
+                        await answer.write(line)
+            except (TooSlowError, TimeoutError, ConnectionError):
+                if request.transport is not None:
+                    request.transport.abort()
 
     async def _last_picks(self, request: web.Request) -> web.Response:
         namespace, name = request.query.get("namespace"), request.query.get("service")
@@ -127,3 +163,26 @@ class StatePort:
             body=msgspec.json.encode({"namespace": namespace, "service": name, "picks": picks}),
             content_type="application/json",
         )
+
+
+def _runner(routes: Sequence[web.RouteDef]) -> web.AppRunner:
+    app = web.Application()
+    app.add_routes(routes)
+    return web.AppRunner(
+        app,
+        access_log=None,
+        handle_signals=False,
+        handler_cancellation=True,
+        shutdown_timeout=1.0,
+        keepalive_timeout=KEEP_ALIVE_SECONDS,
+    )
+
+
+async def _listen(runner: web.AppRunner, host: str | None, port: int, flag: str) -> int:
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        await runner.cleanup()
+        raise OSError(f"cannot listen on {flag} {port}: {error.strerror or error}") from error
+    return int(runner.addresses[0][1])

@@ -16,7 +16,7 @@ from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.state.load import ServiceLoad
 from inflight_gateway.state.peers import Peers
-from inflight_gateway.types import ENGINES_DIED_CODE, Finished, Pick, Refusal, RequestView
+from inflight_gateway.types import ENGINES_DIED_CODE, Finished, Pick, RequestView
 
 _Metric = TypeVar("_Metric", Counter, Histogram)
 
@@ -111,12 +111,6 @@ class Metrics:
             "Answers of the gateway itself, by the code of the error; without a service: it was not found.",
             "code",
         )
-        self._config_refused = Counter(
-            "inflight_gateway_envoy_config_rejections",
-            "Configurations that Envoy refused (NACK), by type; it keeps the one that it had.",
-            ("type",),
-            registry=registry,
-        )
         self._decision = Histogram(
             "inflight_gateway_pick_duration_seconds",
             "Time of the picker for a request's key, limits and pick, waiting not included.",
@@ -139,9 +133,9 @@ class Metrics:
         self._child(self._cached_predicted, *request.service).inc(pick.cached_tokens)
         self._child(self._held, *request.service).observe(held_s)
 
-    def refused(self, service: ServiceKey | None, refusal: Refusal) -> None:
+    def refused(self, service: ServiceKey | None, code: str) -> None:
         if service is None or self._exists(service):
-            self._child(self._refusals, *(service or ("", "")), refusal.code).inc()
+            self._child(self._refusals, *(service or ("", "")), code).inc()
 
     def finished(self, finished: Finished) -> None:
         service = finished.service
@@ -165,10 +159,6 @@ class Metrics:
         self._child.cache_clear()
         for metric in self._of_services:
             metric.remove_by_labels(dict(zip(_SERVICE, service, strict=True)))
-
-    def config_refused(self, type_url: str) -> None:
-        """Counts a rejection. `type_url`: such as type.googleapis.com/envoy.config.listener.v3.Listener."""
-        self._config_refused.labels(type_url.rpartition(".")[2]).inc()
 
     def decided(self, seconds: float) -> None:
         self._decision.observe(seconds)

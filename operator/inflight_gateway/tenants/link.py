@@ -120,7 +120,6 @@ class Link:
             keys = touched | {admission.key for admission, _ in admissions}
             batch = wire.Batch(
                 gateway=self._sender,
-                at=time.time(),
                 admissions=tuple(admission for admission, _ in admissions),
                 settlements=tuple(settled),
                 in_flight=tuple(wire.InFlight(key, self._accounts.in_flight(key)) for key in keys),

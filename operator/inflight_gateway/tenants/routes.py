@@ -8,30 +8,32 @@ from collections.abc import Awaitable, Callable
 import aiohttp
 from aiohttp import web
 
+from inflight_base.signing import PEER_SIGNATURE
 from inflight_gateway.tenants import wire
+from inflight_gateway.tenants.gateway_key import GatewayKey
 from inflight_gateway.tenants.sharing import SharedLimits
 
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
-def limits_handler(limits: SharedLimits, gateway_key: bytes | None) -> Handler:
+def limits_handler(limits: SharedLimits, key: GatewayKey) -> Handler:
     """Makes the handler of `POST /v1/limits/take` (`wire.PATH`).
 
-    401: the signature is wrong, or there is no gateway key; 408: the message is too old; 400: the message is invalid.
+    401: the signature is missing, wrong or too old, or there is no gateway key; 400: the message is invalid.
     """
 
     async def handle(request: web.Request) -> web.Response:
         if (request.content_length or 0) > wire.MAX_BYTES:
             return web.Response(status=413, text="the message is too long\n")
-        content = await request.read()
-        if gateway_key is None or not wire.signed(gateway_key, content, request.headers.get(wire.SIGNATURE, "")):
-            return web.Response(status=401, text="the signature is not of this installation's gateway key\n")
+        value = request.headers.get(PEER_SIGNATURE, "")
+        content = await request.read() if value and key.keys else b""
+        if not key.signed(wire.to_sign(content), value, wire.MAX_AGE_S):
+            said = "the call is not signed with this installation's gateway key within the last 30 s\n"
+            return web.Response(status=401, text=said)
         try:
             batch = wire.batch(content)
         except ValueError as error:
             return web.Response(status=400, text=f"{error}\n")
-        if abs(time.time() - batch.at) > wire.MAX_AGE_S:
-            return web.Response(status=408, text="the message is too old: do the nodes' clocks differ?\n")
         answer = wire.encoded(limits.answer(batch, time.monotonic()))
         return web.Response(body=answer, content_type="application/json")
 
@@ -39,15 +41,11 @@ def limits_handler(limits: SharedLimits, gateway_key: bytes | None) -> Handler:
 
 
 class PeerClient:
-    """Calls other gateways; `post` is the `Post` of `SharedLimits`."""
+    """Calls other gateways; `post` is the `Post` of `SharedLimits`. Args: key: `post` is not called without one."""
 
-    def __init__(self, gateway_key: bytes) -> None:
-        self._gateway_key = gateway_key
+    def __init__(self, key: GatewayKey) -> None:
+        self._key = key
         self._session: aiohttp.ClientSession | None = None
-
-    def use(self, gateway_key: bytes) -> None:
-        """Sets the key."""
-        self._gateway_key = gateway_key
 
     async def post(self, address: str, content: bytes) -> bytes:
         """Sends a signed call and returns the body of the response.
@@ -57,7 +55,7 @@ class PeerClient:
         """
         if self._session is None:
             self._session = aiohttp.ClientSession()
-        headers = {wire.SIGNATURE: wire.signature(self._gateway_key, content), "content-type": "application/json"}
+        headers = {PEER_SIGNATURE: self._key.sign(wire.to_sign(content)), "content-type": "application/json"}
         try:
             async with self._session.post(f"http://{address}{wire.PATH}", data=content, headers=headers) as response:
                 body = await response.read()

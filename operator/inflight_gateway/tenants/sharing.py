@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.accounts import Accounts, Admission, Settlement, TenantKey
@@ -61,35 +61,45 @@ class SharedLimits:
         self._accounts = Accounts()
         self._links: dict[tuple[str, str], Link] = {}
 
-    async def admit(self, key: TenantKey, limits: RateLimits, tokens: int, now: float) -> Grant:
-        """Admits or rejects a request, and charges it if admitted. Args: tokens: estimate of prompt and answer."""
-        admission = Admission(key, limits, charge_for(tokens, limits))
+    def admit_here(self, key: TenantKey, limits: RateLimits, tokens: int, now: float) -> Grant | None:
+        """Admits or rejects a request, and charges it if admitted. Args: tokens: estimate of prompt and answer. None:
+        another gateway decides, see `admit`."""
         peers = self._peers() if limits != NO_LIMITS else {}
         owner = owner_of(key, (self._name, *peers)) if peers else self._name
         if owner == self._name:
-            return self._alone(admission, now)
+            return self._alone(Admission(key, limits, charge_for(tokens, limits)), now)
         link = self._link(owner, peers[owner])
-        if not link.away:
-            try:
-                verdict, slot = await link.admit(admission)
-            except OwnerAwayError:
-                pass
-            else:
-                return Grant(key, verdict, admission.tokens, slot, owner)
-        part = share(limits, len(peers) + 1)
-        admission = Admission(key, part, charge_for(tokens, part))
-        grant = self._alone(admission, now)
-        if grant.verdict.refused_by is None:
-            link.admitted_alone(admission)
-        return grant
+        return self._without(link, len(peers), key, limits, tokens, now) if link.away else None
 
-    def settle(self, grant: Grant, used: int) -> None:
-        """Corrects the charge by the real usage in tokens."""
-        now = time.monotonic()
-        self._accounts.settle(Settlement(grant.key, grant.tokens, used, grant.slot), now)
-        link = self._link_of(grant)
-        if link is not None:
-            link.settle(Settlement(grant.key, grant.tokens, used, grant.verdict.slot))
+    async def admit(self, key: TenantKey, limits: RateLimits, tokens: int, now: float) -> Grant:
+        """Does the same as `admit_here`, and waits for the gateway that decides."""
+        here = self.admit_here(key, limits, tokens, now)
+        if here is not None:
+            return here
+        peers = self._peers()
+        owner = owner_of(key, (self._name, *peers))
+        link = self._link(owner, peers[owner])
+        admission = Admission(key, limits, charge_for(tokens, limits))
+        try:
+            verdict, slot = await link.admit(admission)
+        except OwnerAwayError:
+            return self._without(link, len(peers), key, limits, tokens, now)
+        return Grant(key, verdict, admission.tokens, slot, owner)
+
+    def adopt(self, key: TenantKey) -> Grant:
+        """Counts a request that is in flight already, at no charge."""
+        self._accounts.resume(key)
+        return Grant(key, Verdict(), 0, 0)
+
+    def settle(self, grant: Grant, used: int) -> Grant:
+        """Corrects the charge by the real usage in tokens; returns the grant with that charge."""
+        if used != grant.tokens:
+            now = time.monotonic()
+            self._accounts.settle(Settlement(grant.key, grant.tokens, used, grant.slot), now)
+            link = self._link_of(grant)
+            if link is not None:
+                link.settle(Settlement(grant.key, grant.tokens, used, grant.verdict.slot))
+        return replace(grant, tokens=used)
 
     def release(self, grant: Grant) -> None:
         """Notes that the request is no longer in flight."""
@@ -127,6 +137,15 @@ class SharedLimits:
             owner = owner_of(key, (self._name, *peers))
             if owner != self._name:
                 self._link(owner, peers[owner]).touch(key)
+
+    def _without(self, link: Link, peers: int, key: TenantKey, limits: RateLimits, tokens: int, now: float) -> Grant:
+        """Decides on a share of the limits while the owner does not respond."""
+        part = share(limits, peers + 1)
+        admission = Admission(key, part, charge_for(tokens, part))
+        grant = self._alone(admission, now)
+        if grant.verdict.refused_by is None:
+            link.admitted_alone(admission)
+        return grant
 
     def _alone(self, admission: Admission, now: float) -> Grant:
         verdict = self._accounts.admit(admission, now)

@@ -1,16 +1,15 @@
-"""Usage of each tenant, as metrics. A service's label values are the tenants that its spec names and those of its
-API keys, at most `MAX_TENANTS`; all others count together as `other`."""
+"""Usage of each tenant, as metrics. A service's label values are the tenants of its API keys and tokens, at most
+`MAX_TENANTS`; all others count together as `other`."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.types import ServiceConfig
 
 MAX_TENANTS = 200
 """Most values of the label `tenant` for each service."""
@@ -35,25 +34,19 @@ class Counts:
 
 
 class Usage(Collector):
-    """Counts by tenant; register it at the registry of the gateway's metrics."""
+    """Counts by tenant; register it at the registry of the gateway's metrics. Args: malformed_keys: returns the entries
+    of Secrets that are ignored."""
 
-    def __init__(self) -> None:
+    def __init__(self, malformed_keys: Callable[[], int] = lambda: 0) -> None:
         self._services: dict[ServiceKey, dict[str, Counts]] = {}
-        self.malformed_keys = 0
+        self._malformed_keys = malformed_keys
 
-    def label(self, config: ServiceConfig, tenant: str, key_tenants: Collection[str]) -> str:
-        """Returns the label value of a tenant.
-
-        Args:
-            key_tenants: tenants of the service's API keys.
-        """
+    def label(self, service: ServiceKey, tenant: str) -> str:
+        """Returns the label value of an authenticated tenant; empty: the service has no keys."""
         if not tenant:
             return ANONYMOUS
-        counts = self._services.get(config.key, {})
-        if tenant in counts:
-            return tenant
-        known = tenant in key_tenants or any(one.name == tenant for one in config.tenants)
-        return tenant if known and len(counts) < MAX_TENANTS else OTHER
+        counts = self._services.get(service, {})
+        return tenant if tenant in counts or len(counts) < MAX_TENANTS else OTHER
 
     def of(self, service: ServiceKey, label: str) -> Counts:
         """Returns the counters of a label value, to add to."""
@@ -102,5 +95,5 @@ class Usage(Collector):
         yield GaugeMetricFamily(
             "inflight_gateway_malformed_api_keys",
             "Entries of Secrets with API keys that are ignored because they are malformed; the log names them.",
-            value=self.malformed_keys,
+            value=self._malformed_keys(),
         )

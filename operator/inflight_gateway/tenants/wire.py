@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 from dataclasses import dataclass
 
 import msgspec
@@ -12,7 +10,6 @@ from inflight_gateway.tenants.accounts import Admission, Settlement, TenantKey
 from inflight_gateway.tenants.limits import Verdict
 
 PATH = "/v1/limits/take"
-SIGNATURE = "x-inflight-peer-signature"
 
 MAX_AGE_S = 30.0
 """Largest age of an accepted message: a replayed one would charge a tenant again. Nodes' clocks differ by less."""
@@ -38,10 +35,9 @@ class Alone:
 
 
 class Batch(msgspec.Struct, frozen=True):
-    """The content of a call. Attributes: gateway: name of the sender's pod. at: Unix time."""
+    """The content of a call. Attributes: gateway: name of the sender's pod."""
 
     gateway: str
-    at: float
     admissions: tuple[Admission, ...] = msgspec.field(default=(), name="takes")
     settlements: tuple[Settlement, ...] = ()
     in_flight: tuple[InFlight, ...] = ()
@@ -75,11 +71,6 @@ def verdicts(content: bytes) -> tuple[Verdict, ...]:
     return _verdicts.decode(content)
 
 
-def signature(gateway_key: bytes, content: bytes) -> str:
-    """Returns the value of the header `SIGNATURE`."""
-    return "v1=" + hmac.new(gateway_key, b"limits/take\n" + content, hashlib.sha256).hexdigest()
-
-
-def signed(gateway_key: bytes, content: bytes, value: str) -> bool:
-    """Returns whether `value` is the signature of `content`."""
-    return hmac.compare_digest(signature(gateway_key, content).encode(), value.encode(errors="replace"))
+def to_sign(content: bytes) -> bytes:
+    """Returns the message to sign for a call with this content."""
+    return f"POST {PATH}\n".encode() + content

@@ -12,7 +12,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, time
 
 import aiohttp
 
@@ -21,10 +21,13 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import GATEWAY_STATE_PORT
 from inflight_base.manifest.slices import GatewayAddress, address_of, endpoints
+from inflight_base.signing import PEER_SIGNATURE, get_message, signed
 from inflight_operator.clock import pause
 from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, count, gateway_view, seconds
 
 logger = logging.getLogger(__name__)
+
+WATCH = "/v1/state?watch=1"
 
 LOOKUP_SECONDS = 2.0
 """Seconds between two lists of the gateway's pods."""
@@ -94,6 +97,7 @@ class GatewayReader:
         http: client for the streams.
         slices: lists the EndpointSlices of the gateway's Service.
         held: called with a service when requests of it begin to wait at a gateway pod.
+        keys: returns the gateway's keys, which sign the requests for streams.
 
     Attributes:
         addresses: addresses of the pods at the last list; None before the first one.
@@ -102,6 +106,7 @@ class GatewayReader:
     http: aiohttp.ClientSession
     slices: Callable[[], Awaitable[Sequence[Manifest]]]
     held: Callable[[ServiceKey], Awaitable[None]]
+    keys: Callable[[], Sequence[bytes]]
     clock: Callable[[], float] = monotonic
     addresses: tuple[GatewayAddress, ...] | None = None
     _streams: dict[str, _Stream] = field(default_factory=dict)
@@ -196,9 +201,10 @@ class GatewayReader:
             aiohttp.ClientError: the connection is lost.
             GatewayStreamError: the data is no state stream.
         """
-        url = f"{stream.pod.url}/v1/state?watch=1"
+        headers = {PEER_SIGNATURE: signed(self.keys(), get_message(WATCH), time())}
+        url = f"{stream.pod.url}{WATCH}"
         async with asyncio.timeout(CONNECT_SECONDS) as limit:
-            async with self.http.get(url, allow_redirects=False, timeout=_NO_TIMEOUT) as response:
+            async with self.http.get(url, headers=headers, allow_redirects=False, timeout=_NO_TIMEOUT) as response:
                 if response.status != 200:
                     raise GatewayStreamError(f"HTTP {response.status}")
                 stream.since = self.clock()

@@ -34,7 +34,7 @@ class LiveGateway(GatewayReader):
         async def slices() -> Sequence[dict[str, Any]]:
             return await api.list(Selection(ENDPOINTS, namespace, f"{SLICE_OF_LABEL}={name}"))
 
-        super().__init__(http, slices, held)
+        super().__init__(http, slices, held, lambda: self._key.current.keys)
         self._key = LiveGatewayKey(api, namespace, GATEWAY_KEY_SECRET_NAME)
 
     def tenant_keys(self, key: ServiceKey, uid: str) -> tuple[str, ...]:

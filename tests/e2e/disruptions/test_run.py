@@ -8,7 +8,7 @@ import pytest
 
 from e2e.disruptions import run
 from e2e.disruptions.load import Traffic
-from e2e.disruptions.phases import Phase
+from e2e.disruptions.phases import PHASES, Phase
 from e2e.disruptions.run import NotRestoredError, run_phase
 from e2e.disruptions.stage import Stage
 from tools.localcluster import ClusterError
@@ -138,3 +138,39 @@ def test_a_set_up_that_fails_is_restored(stage):
     with pytest.raises(ClusterError, match="no image"):
         run_phase(Phase("given", "whatever the test gives", phase), stage, seconds=0)
     assert stage.done == ["restore", "settle"]
+
+
+@pytest.fixture
+def switched(monkeypatch):
+    """The phase `gateway-switched` without a cluster. Attributes of what it gives: addresses: of the Service, in the
+    order in which they are asked for."""
+    stage = StageStandIn()
+    engine, gateway = (
+        Pod(name, name, address, "node", ready=True, leaving=False, restarts=0)
+        for name, address in (("chat-a", "10.0.0.5"), ("gateway-a", "10.0.0.9"))
+    )
+    stage.behind = True
+    stage.addresses = iter(("10.96.0.7", "10.96.0.7"))
+    for name, replacement in {
+        "apply": lambda gateway: setattr(stage, "behind", gateway["enabled"]) or stage.done.append(gateway["enabled"]),
+        "destinations": lambda: {(gateway if stage.behind else engine).address},
+        "ready_pods": lambda: [engine],
+        "rolled_out": lambda: True,
+        "wait_ready": lambda number: None,
+        "cluster_ip": lambda: next(stage.addresses),
+    }.items():
+        monkeypatch.setattr(stage, name, replacement)
+    monkeypatch.setattr("e2e.disruptions.phases.system_pods", lambda program: [gateway])
+    return stage
+
+
+def test_the_gateway_is_switched_off_and_on_and_the_service_keeps_its_address(switched):
+    list(PHASES["gateway-switched"].run(switched))
+    assert switched.done == [False, True]
+    assert switched.note == "the Service kept its address 10.96.0.7"
+
+
+def test_an_address_that_changes_with_the_gateway_is_trouble(switched):
+    switched.addresses = iter(("10.96.0.7", "10.96.0.8"))
+    with pytest.raises(RuntimeError, match=r"had the address 10\.96\.0\.7, and has 10\.96\.0\.8"):
+        list(PHASES["gateway-switched"].run(switched))

@@ -1,4 +1,5 @@
-"""Malformed and hostile requests against a whole gateway: `python -m tests.gateway.hostile --requests 100000`.
+"""Malformed and hostile requests against a whole gateway: `python -m tests.gateway.hostile --requests 100000`. With
+`--flood SECONDS` attacks beside one client with an API key, whose p99 must stay below twice its value alone.
 
 Envoy, relay and picker are real processes, engines are stand-ins that check what reaches them. Exit code 1: a rule was
 broken; the report names the first case of each.
@@ -12,6 +13,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from tests.gateway.hostile import beside
+from tests.gateway.hostile.attacks import ATTACKS
 from tests.gateway.hostile.gateway_run import Report, hostile_gateway
 
 MAX_GROWTH_MIB = 20.0
@@ -50,13 +53,37 @@ async def run(count: int, seed: int, clients: int, folder: Path) -> int:
     return 1 if report.faults or leaks(report) else 0
 
 
+MAX_RATIO = 2.0
+"""Most of the keyed client's p99 beside the attacks over that alone."""
+
+
+async def flood(seconds: float, rate: float, kinds: list[str], folder: Path) -> int:
+    found = await beside.run(folder, alone_s=seconds / 2, flood_s=seconds, rate=rate, kinds=kinds)
+    for kind in kinds:
+        print(f"{kind:16} { ({result: count for (name, result), count in sorted(found.got.items()) if name == kind}) }")
+    print("most MiB:", ", ".join(f"{name} {mib:.0f}" for name, mib in found.most_mib.items()))
+    alone, with_attacks = found.p99_ms()
+    print(
+        f"p99 of {len(found.alone_s):,} requests alone {alone:.1f} ms, of {len(found.beside_s):,} beside"
+        f" {rate:g} attacks of each kind a second {with_attacks:.1f} ms: {with_attacks / alone:.2f} times"
+    )
+    for fault, number in found.faults.most_common():
+        print(f"FAULT x{number}: {fault}")
+    return 1 if found.faults or with_attacks > MAX_RATIO * alone else 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.gateway.hostile", description=__doc__.splitlines()[0])
     parser.add_argument("--requests", type=int, default=100_000, help="(default: %(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of the requests (default: %(default)s)")
     parser.add_argument("--clients", type=int, default=48, help="at the same time (default: %(default)s)")
+    parser.add_argument("--flood", type=float, metavar="SECONDS", help="attacks beside a client, for so long")
+    parser.add_argument("--rate", type=float, default=50, help="attacks of each kind a second (default: %(default)s)")
+    parser.add_argument("--kinds", default=",".join(ATTACKS), metavar="A,B", help="of attacks (default: all)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
+        if options.flood:
+            return asyncio.run(flood(options.flood, options.rate, options.kinds.split(","), Path(folder)))
         return asyncio.run(run(options.requests, options.seed, options.clients, Path(folder)))
 
 

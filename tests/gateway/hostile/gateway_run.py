@@ -182,7 +182,10 @@ async def hostile_gateway(folder: Path) -> AsyncIterator[Hostile]:
     decoy = await asyncio.start_server(
         lambda _, writer: touched.append(str(writer.get_extra_info("peername"))), "127.0.0.1", 0
     )
-    stack = GatewayStack(folder, relays=1)
+    stack = GatewayStack(folder)
+    key = folder / "key"
+    key.write_bytes(b"of the gateway")
+    stack.picker_flags += ["--gateway-key-file", str(key)]
     addresses = [engine.address for engine in engines]
     data = {name: value.decode() for name, value in secret(acme=RIGHT_KEY).items()}
     limits = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from inflight_gateway.request.view import Head, view
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.request.body import NO_FIELDS, Body, to_header
-from inflight_gateway.request.view import Head, view
 from inflight_gateway.types import ServiceClass, ServiceConfig
 
 CLASSES = (ServiceClass("chat", priority=2), ServiceClass("batch", priority=5, ttft_s=30.0))

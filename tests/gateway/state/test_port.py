@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from contextlib import asynccontextmanager
 from time import monotonic
 
@@ -9,6 +10,7 @@ import aiohttp
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.signing import PEER_SIGNATURE, get_message
 from inflight_gateway.state import peers as peers_module
 from inflight_gateway.state import port as port_module
 from inflight_gateway.state import stream as stream_module
@@ -18,7 +20,10 @@ from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
 from inflight_gateway.state.stream import LoadStream
 from inflight_gateway.types import Endpoint, Pick, RequestView
+from inflight_operator.observe.gateway import GatewayReader
+from tests.gateway.tenants.things import gateway_key
 from tests.gateway.waiting import until
+from tests.operator.gateway_pods import endpoint_slice
 
 KEY = ServiceKey("team", "chat")
 ENGINE = "10.0.0.1:8000"
@@ -40,7 +45,8 @@ class Served:
     def __init__(self, name="gateway-0"):
         self.load, self.picks, self.reasons, self.metrics = FakeLoad(), PicksLog(), [], b"up 1\n"
         self.stream = LoadStream(name, self.load)
-        self.port = StatePort(self.stream, self.picks, lambda: self.metrics, lambda: self.reasons)
+        self.key = gateway_key()
+        self.port = StatePort(self.stream, self.picks, lambda: self.metrics, lambda: self.reasons, self.key)
 
     def change(self, load):
         self.load.services = {KEY: load}
@@ -54,8 +60,12 @@ class Served:
 @asynccontextmanager
 async def serving(name="gateway-0"):
     served = Served(name)
-    served.address = f"127.0.0.1:{await served.port.start(0, '127.0.0.1')}"
-    async with aiohttp.ClientSession(f"http://{served.address}") as served.http:
+    public, local = await served.port.start(0, 0, "127.0.0.1")
+    served.address = f"127.0.0.1:{public}"
+    async with (
+        aiohttp.ClientSession(f"http://{served.address}") as served.public,
+        aiohttp.ClientSession(f"http://127.0.0.1:{local}") as served.http,
+    ):
         yield served
     await served.port.close()
 
@@ -83,12 +93,85 @@ async def get(served, path):
         return answer.status, await answer.text()
 
 
-async def test_health_readiness_and_metrics(served):
-    assert await get(served, "/healthz") == (200, "ok\n")
-    assert await get(served, "/readyz") == (200, "ok\n")
+async def get_public(served, path, signed=None):
+    """Args: signed: path that the signature is for; None: there is no signature."""
+    headers = {} if signed is None else {PEER_SIGNATURE: served.key.sign(get_message(signed))}
+    async with served.public.get(path, headers=headers) as answer:
+        return answer.status, await answer.text()
+
+
+@pytest.mark.parametrize("at", [get, get_public])
+async def test_health_readiness_and_metrics_are_for_all(served, at):
+    assert await at(served, "/healthz") == (200, "ok\n")
+    assert await at(served, "/readyz") == (200, "ok\n")
     served.reasons = ["Envoy has not connected", "services have not been listed"]
-    assert await get(served, "/readyz") == (503, "Envoy has not connected\nservices have not been listed\n")
-    assert await get(served, "/metrics") == (200, "up 1\n")
+    assert await at(served, "/readyz") == (503, "Envoy has not connected\nservices have not been listed\n")
+    assert await at(served, "/metrics") == (200, "up 1\n")
+
+
+async def test_on_the_pod_network_the_load_is_for_those_who_have_the_key_and_picks_for_none(served):
+    for path in ("/v1/state", "/v1/state?watch=1"):
+        for signed in (None, "/v1/state?watch=0", "/metrics"):
+            assert (await get_public(served, path, signed))[0] == 401
+    assert (await get_public(served, "/v1/state", "/v1/state"))[0] == 200
+    assert (await get_public(served, "/v1/picks?namespace=team&service=chat", "/v1/picks"))[0] == 404
+    served.key.current = None
+    assert (await get_public(served, "/v1/state", "/v1/state"))[0] == 401
+
+
+async def test_anonymous_watchers_keep_no_signed_one_out(served):
+    host, _, port = served.address.partition(":")
+    streams = [await asyncio.open_connection(host, int(port)) for _ in range(2 * port_module.MAX_WATCHERS)]
+    for _, writer in streams:
+        writer.write(b"GET /v1/state?watch=1 HTTP/1.1\r\nHost: x\r\n\r\n")
+    for reader, _ in streams:
+        assert b" 401 " in await reader.readline()
+    async with following(served.address) as (peers, heard):
+        served.send(3, 300)
+        await until(lambda: heard == {"gateway-0": {ENGINE: SentLoad(3, 300)}})
+        served.send(4, 300)
+        await until(lambda: heard == {"gateway-0": {ENGINE: SentLoad(4, 300)}})
+        assert peers.live()
+    for reader, writer in streams:
+        await asyncio.wait_for(reader.read(), 5)  # closed by the port
+        writer.close()
+
+
+async def test_beside_anonymous_watchers_the_operator_hears_of_a_held_request(served, monkeypatch):
+    monkeypatch.setattr("inflight_operator.observe.gateway.GATEWAY_STATE_PORT", int(served.address.partition(":")[2]))
+    woken = []
+
+    async def slices():
+        return [endpoint_slice("gateway-0")]
+
+    async def held(key):
+        woken.append(key)
+
+    async def watches_anonymously():
+        async with served.public.get("/v1/state?watch=1") as answer:
+            return answer.status
+
+    assert {await watches_anonymously() for _ in range(port_module.MAX_WATCHERS)} == {401}
+    reader = GatewayReader(served.public, slices, held, lambda: [b"gateway key"])
+    following = asyncio.create_task(reader.run())
+    await reader.settled(5.0)
+    served.change(ServiceLoad(held=1))
+    await until(lambda: woken == [KEY])
+    following.cancel()
+
+
+async def test_pages_of_metrics_take_a_bounded_share_of_the_time(served):
+    pages = []
+
+    def page():
+        pages.append(time.sleep(0.02))
+        return b"up 1\n"
+
+    served.port._metrics_page = page
+    begin = monotonic()
+    while monotonic() < begin + 0.2:
+        assert await get_public(served, "/metrics") == (200, "up 1\n")
+    assert len(pages) == 1
 
 
 async def test_one_full_line_without_watch(served):
@@ -166,8 +249,7 @@ async def test_watchers_are_bounded_and_one_that_reads_nothing_is_cut_off(served
     monkeypatch.setattr(port_module, "MAX_WATCHERS", 2)
     monkeypatch.setattr(port_module, "WRITE_SECONDS", 0.2)
     monkeypatch.setattr(stream_module, "MIN_SECONDS", 0.0)
-    host, _, port = served.address.partition(":")
-    _, writer = await asyncio.open_connection(host, int(port), limit=1024)
+    _, writer = await asyncio.open_connection(served.http._base_url.host, served.http._base_url.port, limit=1024)
     writer.write(b"GET /v1/state?watch=1 HTTP/1.1\r\nHost: x\r\n\r\n")
     async with watching(served) as line:
         await line()
@@ -204,7 +286,9 @@ async def test_picks_with_a_bad_query_are_refused(served, query):
 async def test_a_taken_port_is_named(served):
     other = Served()
     with pytest.raises(OSError, match="cannot listen on --http-port"):
-        await other.port.start(int(served.address.partition(":")[2]), "127.0.0.1")
+        await other.port.start(int(served.address.partition(":")[2]), 0, "127.0.0.1")
+    with pytest.raises(OSError, match="cannot listen on --local-port"):
+        await other.port.start(0, served.http._base_url.port, "127.0.0.1")
 
 
 @asynccontextmanager
@@ -212,7 +296,7 @@ async def following(*addresses, clock=monotonic):
     """Peers, and by gateway what was last heard from it."""
     heard = {}
     async with aiohttp.ClientSession() as http:
-        peers = Peers(http, lambda gateway, sent: heard.update({gateway: dict(sent)}), clock)
+        peers = Peers(http, lambda gateway, sent: heard.update({gateway: dict(sent)}), gateway_key(), clock)
         peers.keep(addresses)
         yield peers, heard
         peers.close()
@@ -238,13 +322,13 @@ async def test_peers_are_heard_until_they_are_silent_or_gone(served):
 
 async def test_a_peer_that_restarts_is_followed_again_and_its_old_numbers_go():
     first, second = Served(), Served()
-    port = await first.port.start(0, "127.0.0.1")
+    port, _ = await first.port.start(0, 0, "127.0.0.1")
     first.send(9, 90)
     async with following(f"127.0.0.1:{port}") as (peers, heard):
         await until(lambda: heard == {"gateway-0": {ENGINE: SentLoad(9, 90)}})
         await first.port.close()
         assert peers.live() == {"gateway-0": f"127.0.0.1:{port}"}
-        await second.port.start(port, "127.0.0.1")
+        await second.port.start(port, 0, "127.0.0.1")
         await until(lambda: heard == {"gateway-0": {}})
     await second.port.close()
 
@@ -272,7 +356,7 @@ async def test_a_fault_in_taking_a_line_does_not_end_the_following(served, caplo
             raise RuntimeError("a fault of the ledger")
 
     async with aiohttp.ClientSession() as http:
-        peers = Peers(http, take)
+        peers = Peers(http, take, gateway_key())
         peers.keep([served.address])
         await until(lambda: len(taken) == 2)
         peers.close()

@@ -170,7 +170,7 @@ async def test_the_plugin_shows_the_picks_and_the_held_requests_of_the_picker(st
     api = FakeApi(body("a", spec=GATEWAY))
     api.objects[SERVICE.replace("chat", "a")] = {"spec": {"externalName": "gw.inflight-system.svc.cluster.local"}}
     api.objects[f"{PODS}/gw-0"] = gateway_pod("gw-0")
-    monkeypatch.setattr(PortForward, "client", lambda *_, **__: httpx.Client(base_url=stack.state_url))
+    monkeypatch.setattr(PortForward, "client", lambda *_, **__: httpx.Client(base_url=stack.local_url))
     found = Service.of(body("a", spec=GATEWAY))
 
     async def seen():

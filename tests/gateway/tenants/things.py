@@ -2,16 +2,25 @@
 
 import hashlib
 import json
+from pathlib import Path
 
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
+from inflight_gateway.tenants.gateway_key import GatewayKey
 from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.types import Finished, RateLimits, RequestView, ServiceConfig, TenantConfig
 
 CHAT = ServiceKey("team-a", "chat")
+
+
+def gateway_key(current=b"gateway key", previous=None):
+    """A key as if it had been read. Args: None: there is none."""
+    key = GatewayKey(Path("/nonexistent"))
+    key.current, key.previous = current, previous
+    return key
 
 
 def secret(**tenants):

@@ -53,7 +53,7 @@ async def reading(slices, port, monkeypatch):
         woken.append(key)
 
     async with aiohttp.ClientSession() as http:
-        reader = GatewayReader(http, slices, held)
+        reader = GatewayReader(http, slices, held, lambda: [b"gateway key"])
         task = asyncio.create_task(reader.run())
         try:
             yield reader, woken

@@ -66,8 +66,9 @@ def gateway(
     static, bootstrap = folder / "services.yaml", folder / "envoy.json"
     write_static(static, services, secrets)
     ours, run_dir = str(_BIN / "inflight-gateway"), ["--run-dir", str(folder)]
-    subprocess.run([ours, "envoy-config", *run_dir, "--output", str(bootstrap)], check=True)
-    picker = ["picker", *run_dir, "--static", str(static), "--port", str(port), "--http-port", str(http_port)]
+    config = ["envoy-config", *run_dir, "--port", str(port), "--output", str(bootstrap)]
+    subprocess.run([ours, *config], check=True)
+    picker = ["picker", *run_dir, "--static", str(static), "--http-port", str(http_port), "--local-port", "0"]
     if key_file is not None:
         picker += ["--gateway-key-file", str(key_file)]
     commands = {

@@ -1,0 +1,90 @@
+"""Picks of a relay that no picker answers: the fewest requests of its own, and its share of the tenants' limits. Pure:
+the clock is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from zlib import crc32
+
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.discovery.catalog import Catalog
+from inflight_gateway.link.wire import Ask, Go, Refuse
+from inflight_gateway.tenants import answers
+from inflight_gateway.tenants.accounts import Accounts, Admission, Settlement, TenantKey
+from inflight_gateway.tenants.answer_lengths import FIRST_ANSWER
+from inflight_gateway.tenants.limits import charge_for, share
+from inflight_gateway.types import Finished, RateLimits, Refusal
+
+RETRY_AFTER_S = 5
+"""Retry-After where no engine is ready: nothing is held without a picker."""
+
+
+class Alone:
+    """Picks by themselves.
+
+    Args:
+        in_flight: returns the requests of this process at an address.
+
+    Attributes:
+        relays: relay processes of all gateway pods, which share the limits without knowledge of each other.
+    """
+
+    def __init__(self, catalog: Catalog, in_flight: Callable[[str], int]) -> None:
+        self.relays = 1
+        self._catalog = catalog
+        self._in_flight = in_flight
+        self._accounts = Accounts()
+        self._charged: dict[str, Settlement] = {}
+        """Charges of requests in flight, by the request's id."""
+
+    def least(self, service: ServiceKey, request_id: str, avoid: Collection[str] = ()) -> list[str]:
+        """Returns the addresses of a service's engines, the one with the fewest requests first."""
+        every = [endpoint.address for endpoint in self._catalog.endpoints_of(service)]
+        wanted = [address for address in every if address not in avoid]
+        return sorted(wanted, key=lambda one: (self._in_flight(one), crc32(f"{request_id}{one}".encode())))
+
+    def pick(self, ask: Ask, now: float) -> Go | Refuse:
+        """Picks engines for an attempt. The first attempt of a request is charged to its tenant, until `ended`."""
+        config = self._catalog.services.get(ask.service)
+        if config is None:
+            return _refuse(ask, Refusal(404, "service_not_found", f"{ask.service} was deleted"))
+        addresses = self.least(ask.service, ask.id, ask.avoid)
+        if not addresses:
+            return _refuse(ask, no_replica(ask.service))
+        headers: answers.Headers = ()
+        limits = share(config.tenant(ask.tenant).limits, self.relays)
+        if ask.attempt == 1 and limits != _UNLIMITED:
+            key = TenantKey(ask.service, ask.tenant)
+            most = FIRST_ANSWER if ask.body.max_tokens is None else ask.body.max_tokens
+            tokens = charge_for(ask.body.prompt_tokens + ask.body.choices * most, limits)
+            verdict = self._accounts.admit(Admission(key, limits, tokens), now)
+            if verdict.refused_by is not None:
+                return _refuse(ask, answers.over_limit(config, ask.tenant, limits, verdict))
+            self._charged[ask.id] = Settlement(key, tokens, 0, verdict.slot)
+            headers = answers.limit_headers(verdict)
+        # Each earlier attempt used up one replica.
+        most_endpoints = max(1, config.max_attempts - ask.attempt + 1)
+        return Go(ask.id, ask.attempt, tuple(addresses[:most_endpoints]), headers=headers)
+
+    def ended(self, report: Finished, now: float) -> None:
+        """Corrects the charge of a request that has ended; one that was not charged here is ignored."""
+        charge = self._charged.pop(report.request_id, None)
+        if charge is not None:
+            used = report.prompt_tokens + report.completion_tokens
+            self._accounts.settle(replace(charge, used=used), now)
+            self._accounts.release(charge.key)
+
+
+_UNLIMITED = RateLimits()
+
+
+def no_replica(service: ServiceKey) -> Refusal:
+    """Returns the refusal of a request that no engine is ready for."""
+    return Refusal(
+        503, "no_replica", f"no replica of {service} is ready; try again", (("retry-after", str(RETRY_AFTER_S)),)
+    )
+
+
+def _refuse(ask: Ask, refusal: Refusal) -> Refuse:
+    return Refuse(ask.id, ask.attempt, refusal.status, refusal.code, refusal.message, refusal.headers)

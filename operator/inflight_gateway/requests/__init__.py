@@ -1,0 +1,1 @@
+"""Requests in the picker: one record each, from the first question of a relay to its report."""

@@ -1,0 +1,94 @@
+"""The picker's record of a request, and its phases; a transition that cannot be raises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+from inflight_gateway.link.wire import Go, Held, Refuse
+from inflight_gateway.tenants.gate import Admitted
+from inflight_gateway.types import RequestView
+
+if TYPE_CHECKING:
+    from asyncio import Task
+
+Reply: TypeAlias = Callable[[Held | Go | Refuse], None]
+
+
+class Phase(IntEnum):
+    """Phase of a request."""
+
+    HELD = 0
+    """An attempt waits for its tenant's limits, or for a replica."""
+    SENT = 1
+    """The relay knows the replicas of the attempt."""
+    ANSWERING = 2
+    """A replica answers the attempt."""
+    AWAITING = 3
+    """No attempt is under way: the relay asks for the next one, or reports the end."""
+    OVER = 4
+
+
+_NEXT: dict[Phase, tuple[Phase, ...]] = {
+    # A relay that waits too long for the picker starts an attempt by itself.
+    Phase.HELD: (Phase.SENT, Phase.ANSWERING, Phase.AWAITING, Phase.OVER),
+    Phase.SENT: (Phase.ANSWERING, Phase.AWAITING, Phase.OVER),
+    Phase.ANSWERING: (Phase.AWAITING, Phase.OVER),
+    Phase.AWAITING: (Phase.HELD, Phase.OVER),
+    Phase.OVER: (),
+}
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request, over all its attempts.
+
+    Attributes:
+        relay: the stream that it came by. reply: sends to it.
+        view: the newest attempt.
+        key_id: id of its API key; empty at services without keys.
+        allowed: addresses that another gateway allows; empty: all.
+        since: when the newest attempt began to wait, in seconds.
+        admitted: its charge; None: not admitted yet, or refused.
+        asking: another gateway pod is asked for its limits; None: not now.
+        picked: first endpoint of each pick. held_s: seconds that its attempts were held.
+        refusal, status: code and status of the picker's own response; status may be that of an engine's response where
+            another gateway reports it.
+        served: output tokens charged to its tenant's counter; None: adopted, and not known yet.
+    """
+
+    relay: Hashable
+    reply: Reply
+    view: RequestView
+    key_id: str = ""
+    allowed: Collection[str] = ()
+    since: float = 0.0
+    admitted: Admitted | None = None
+    asking: Task[None] | None = None
+    picked: list[str] = field(default_factory=list)
+    held_s: float = 0.0
+    refusal: str = ""
+    status: int | None = None
+    served: int | None = 0
+    phase: Phase = Phase.AWAITING
+
+    @property
+    def id(self) -> str:
+        return self.view.request_id
+
+    @property
+    def attempt(self) -> int:
+        """Number of the newest attempt, from 1."""
+        return self.view.attempt
+
+    @property
+    def at_replica(self) -> bool:
+        return self.phase in (Phase.SENT, Phase.ANSWERING)
+
+    def move(self, phase: Phase) -> None:
+        """Raises AssertionError where the phase cannot follow."""
+        if phase not in _NEXT[self.phase]:
+            raise AssertionError(f"request {self.id} cannot go from {self.phase.name} to {phase.name}")
+        self.phase = phase

@@ -1,0 +1,381 @@
+"""The registry of requests: from relays and other gateways to the hold queues, the ledger and the tenants' accounts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection, Hashable, Sequence
+
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.discovery.catalog import Catalog, Change
+from inflight_gateway.engines.ledger import Ledger
+from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.link.wire import Ask, Go, Held, Refuse
+from inflight_gateway.pick.picker import Picker
+from inflight_gateway.requests.record import Phase, Reply, Request
+from inflight_gateway.requests.starter import Starter
+from inflight_gateway.requests.view import view
+from inflight_gateway.telemetry.request_log import RequestLog
+from inflight_gateway.tenants.gate import Admitted, Gate
+from inflight_gateway.types import Finished, Pick, Refusal, RequestView, ServiceConfig
+
+RETRY_AFTER_S = 5
+"""Retry-After for clients whose hold expired: by then a replica may have become free or ready."""
+
+FIRST_TOKEN = 1
+"""Output tokens that a tenant's counter is charged at the start of a request, see `HoldQueue.release`."""
+
+
+class Requests:
+    """All requests, by id. A request ends by its report, by the end of its relay's stream, or by `end`; messages about
+    attempts that are over are ignored.
+
+    All pass the hold queue, even if a replica is free, so no request overtakes waiting ones except by
+    `ServiceQueue.overtaking`.
+
+    Args:
+        clock: seconds, monotonic.
+        changed: called when the load of a service has changed.
+        refused: called with the address of a replica that refused a request.
+    """
+
+    def __init__(
+        self,
+        catalog: Catalog,
+        picker: Picker,
+        holds: HoldQueue,
+        ledger: Ledger,
+        gate: Gate,
+        log: RequestLog,
+        *,
+        clock: Callable[[], float],
+        changed: Callable[[], None] = lambda: None,
+        refused: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self._catalog = catalog
+        self._holds = holds
+        self._ledger = ledger
+        self._gate = gate
+        self._log = log
+        self._clock = clock
+        self._changed = changed
+        self._refused = refused
+        self._starter = Starter(catalog, picker, ledger)
+        self._requests: dict[str, Request] = {}
+
+    def __len__(self) -> int:
+        return len(self._requests)
+
+    # What relays say.
+
+    def hello(self, running: Sequence[tuple[Ask, str]], relay: Hashable, reply: Reply) -> None:
+        """Adopts attempts that replicas answer already, each with its replica's address."""
+        now = self._clock()
+        for ask, address in running:
+            config = self._catalog.services.get(ask.service)
+            if config is None:
+                continue
+            request = self._begin(ask, config, relay, reply, (), now)
+            request.served = None
+            request.admitted = self._gate.adopt(request.view)
+            self._starter.shares.arrived(request.view, config, now)
+            self._runs(request, address, now)
+        self._changed()
+
+    def ask(self, ask: Ask, relay: Hashable, reply: Reply, allowed: Collection[str] = ()) -> None:
+        """Places an attempt; `reply` is called at once, and again if it has to wait.
+
+        Args:
+            relay: stream that the request belongs to, see `lost`.
+            allowed: addresses that another gateway allows; empty: all.
+        """
+        now = self._clock()
+        known = self._requests.get(ask.id)
+        if known is not None and known.relay == relay and ask.attempt <= known.attempt:
+            return
+        config = self._catalog.services.get(ask.service)
+        if config is None:
+            reply(_refuse(ask.id, ask.attempt, _deleted(ask.service)))
+            return
+        self._ledger.touch(ask.service, now)
+        request = self._begin(ask, config, relay, reply, allowed, now)
+        if allowed and not self._starter.allowed(ask.service, allowed):
+            self._refuse(request, none_allowed(ask.service))
+            return
+        admitted = self._admit(request, config, now)
+        if admitted is None:
+            reply(Held(ask.id, ask.attempt))
+            request.asking = asyncio.get_running_loop().create_task(self._ask_owner(request, config))
+        elif self._place(request, config, admitted, now):
+            reply(Held(ask.id, ask.attempt))
+        self._log.decided(self._clock() - now)
+
+    def answering(self, request_id: str, attempt: int, address: str, refused: Sequence[str] = ()) -> None:
+        """Notes that a replica answers an attempt. Args: refused: addresses that were tried before and refused it."""
+        for one in refused:
+            self._refused(one)
+        request = self._attempt(request_id, attempt)
+        if request is None or request.phase not in (Phase.HELD, Phase.SENT):
+            return
+        now = self._clock()
+        if request.phase is Phase.SENT:
+            request.move(Phase.ANSWERING)
+            self._starter.moved(request_id, address, now)
+        else:
+            self._unqueue(request)
+            if request.admitted is None:
+                request.admitted = self._gate.adopt(request.view)
+            self._runs(request, address, now)
+        self._after(request)
+
+    def progress(self, tokens: Sequence[tuple[str, int]]) -> None:
+        """Charges output tokens. Args: tokens: totals over all attempts, by request."""
+        for request_id, total in tokens:
+            request = self._requests.get(request_id)
+            if request is None or request.admitted is None:
+                continue
+            if request.served is None:
+                request.served = total
+                request.admitted.free_tokens += total
+            self._serve(request, total)
+            self._gate.progressed(request.admitted, total)
+
+    def left(self, request_id: str, attempt: int) -> None:
+        """Ends an attempt; the request asks again or ends."""
+        request = self._attempt(request_id, attempt)
+        if request is not None and request.phase is not Phase.AWAITING:
+            self._leave(request)
+            self._after(request)
+
+    def ended(self, report: Finished) -> None:
+        """Ends a request by its report, also one that is not known."""
+        request = self._requests.get(report.request_id)
+        if request is None:
+            if report.service in self._catalog.services:
+                self._gate.count(report)
+            self._log.ended(report, None, "")
+            return
+        self._over(request)
+        if request.admitted is not None:
+            self._serve(request, report.completion_tokens)
+            self._gate.settle(request.view, request.admitted, report)
+        elif report.endpoints:
+            self._gate.count(report)
+        self._log.ended(report, request.held_s, request.refusal)
+        self._after(request)
+
+    def lost(self, relay: Hashable) -> None:
+        """Ends all requests of a stream that broke: their estimates stand."""
+        for request_id in [name for name, request in self._requests.items() if request.relay == relay]:
+            self.end(request_id)
+
+    def end(self, request_id: str) -> None:
+        """Ends a request that nothing reports; an unknown one is ignored."""
+        request = self._requests.get(request_id)
+        if request is None:
+            return
+        self._over(request)
+        if request.admitted is not None:
+            self._gate.unreported(request.admitted)
+        finished = Finished(
+            request_id,
+            request.view.service,
+            request.status,
+            stream=False,
+            endpoints=tuple(request.picked),
+            external_id=request.view.external_id,
+            tenant=request.view.tenant,
+            key_id=request.key_id,
+            path=request.view.path,
+        )
+        self._log.ended(finished, request.held_s, request.refusal)
+        self._after(request)
+
+    def status(self, request_id: str, status: int) -> None:
+        """Notes the status of a replica's response to a request that nothing reports."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            request.status = status
+
+    def least_requests(self, config: ServiceConfig, allowed: Collection[str] | None) -> tuple[str, ...] | Refusal:
+        """Returns replicas for a request that generates nothing, the one with the fewest requests first. Such requests
+        are never held, and wake no replica. Args: allowed: addresses that another gateway allows; None: all."""
+        every = [endpoint.address for endpoint in self._catalog.endpoints_of(config.key)]
+        pick = self._starter.least_requests(config, every if allowed is None else allowed)
+        if pick is None:
+            return _no_replica(f"no replica of {config.key} takes requests now; only generations wait for one")
+        return tuple(endpoint.address for endpoint in pick.endpoints)
+
+    # What changes without them.
+
+    def release(self, service: ServiceKey | None = None) -> None:
+        """Starts all requests that can start now. `service`: only its requests; None: the requests of all services."""
+        now = self._clock()
+
+        def start(waiting: RequestView) -> Pick | None:
+            return self._starter.start(waiting, self._requests[waiting.request_id].allowed, now)
+
+        for waiting, pick in self._holds.release(now, start, service, self._starter.shares.above):
+            self._go(self._requests[waiting.request_id], pick, now)
+
+    def expire(self) -> None:
+        """Rejects requests that reached their maximum wait."""
+        for waiting in self._holds.expire(self._clock()):
+            config = self._catalog.services.get(waiting.service)
+            waited = "" if config is None else f" for {config.hold.max_wait_s:g} s (hold.maxWait)"
+            self._refuse(
+                self._requests[waiting.request_id],
+                _no_replica(f"no replica of {waiting.service} could start the request{waited}; try again"),
+            )
+
+    def catalog_changed(self, change: Change) -> None:
+        """Rejects held requests of deleted services, and starts held requests that new endpoints can serve."""
+        deleted = change.services - self._catalog.services.keys()
+        for request in [one for one in self._requests.values() if one.phase is Phase.HELD]:
+            service, allowed = request.view.service, request.allowed
+            if service in deleted:
+                self._refuse(request, _deleted(service))
+            elif allowed and service in change.endpoints and not self._starter.allowed(service, allowed):
+                self._refuse(request, none_allowed(service))
+        for key in deleted:
+            self._starter.shares.forget(key)
+            self._holds.forget(key)
+        for key in change.services | change.endpoints:
+            self.release(key)
+
+    # The way of an attempt.
+
+    def _begin(
+        self, ask: Ask, config: ServiceConfig, relay: Hashable, reply: Reply, allowed: Collection[str], now: float
+    ) -> Request:
+        """Returns the record of the request, with the new attempt."""
+        request = self._requests.get(ask.id)
+        if request is not None and request.relay != relay:
+            # A relay's earlier stream, whose end is not known yet.
+            self.end(ask.id)
+            request = None
+        if request is None:
+            attempt = view(ask, config, now)
+            request = self._requests[ask.id] = Request(relay, reply, attempt, ask.key_id, allowed)
+        else:
+            if request.phase is not Phase.AWAITING:
+                self._leave(request)
+            request.view = view(ask, config, now)
+        request.since, request.refusal, request.status = now, "", None
+        request.move(Phase.HELD)
+        return request
+
+    def _admit(self, request: Request, config: ServiceConfig, now: float) -> Admitted | Refusal | None:
+        if request.admitted is not None:
+            self._gate.resume(request.admitted)
+        elif request.attempt > 1:
+            request.served = None
+            request.admitted = self._gate.adopt(request.view)
+        return request.admitted or self._gate.admit(request.view, config, now)
+
+    async def _ask_owner(self, request: Request, config: ServiceConfig) -> None:
+        admitted = await self._gate.ask(request.view, config, self._clock())
+        request.asking = None
+        self._place(request, config, admitted, self._clock())
+
+    def _place(self, request: Request, config: ServiceConfig, admitted: Admitted | Refusal, now: float) -> bool:
+        """Queues an attempt; returns whether it has to wait."""
+        if isinstance(admitted, Refusal):
+            self._refuse(request, admitted)
+            return False
+        request.admitted = admitted
+        refusal = self._holds.offer(request.view, config, now)
+        if refusal is not None:
+            self._refuse(request, refusal)
+            return False
+        self._starter.shares.arrived(request.view, config, now)
+        self._after(request)
+        return request.phase is Phase.HELD
+
+    def _go(self, request: Request, pick: Pick, now: float) -> None:
+        request.move(Phase.SENT)
+        if request.attempt == 1:
+            request.served = FIRST_TOKEN
+        held_s = now - request.since
+        request.held_s += held_s
+        request.picked.append(pick.endpoints[0].address)
+        self._log.picked(request.view, pick, held_s)
+        config = self._catalog.services[request.view.service]
+        assert request.admitted is not None
+        request.reply(
+            Go(
+                request.id,
+                request.attempt,
+                # Each earlier attempt used up one replica.
+                tuple(one.address for one in pick.endpoints[: max(1, config.max_attempts - request.attempt + 1)]),
+                pick.first_token_within_s,
+                request.admitted.headers,
+            )
+        )
+
+    def _runs(self, request: Request, address: str, now: float) -> None:
+        """Counts an attempt that its relay started."""
+        request.move(Phase.ANSWERING)
+        request.picked.append(address)
+        self._starter.started_alone(request.view, address, now)
+
+    def _refuse(self, request: Request, refusal: Refusal) -> None:
+        self._leave(request)
+        request.refusal, request.status = refusal.code, refusal.status
+        self._log.refused(request.view.service, refusal)
+        request.reply(_refuse(request.id, request.attempt, refusal))
+        self._changed()
+
+    def _unqueue(self, request: Request) -> None:
+        if request.asking is not None:
+            request.asking.cancel()
+            request.asking = None
+        self._holds.remove(request.id)
+
+    def _leave(self, request: Request) -> None:
+        """Ends the attempt."""
+        self._unqueue(request)
+        self._starter.ended(request.id, self._clock())
+        if request.admitted is not None:
+            self._gate.pause(request.admitted)
+        request.move(Phase.AWAITING)
+
+    def _over(self, request: Request) -> None:
+        if request.phase is not Phase.AWAITING:
+            self._leave(request)
+        request.move(Phase.OVER)
+        del self._requests[request.id]
+
+    def _after(self, request: Request) -> None:
+        """Starts requests of the same service that can start since this one has changed."""
+        self.release(request.view.service)
+        self._changed()
+
+    def _attempt(self, request_id: str, attempt: int) -> Request | None:
+        request = self._requests.get(request_id)
+        return request if request is not None and request.attempt == attempt else None
+
+    def _serve(self, request: Request, total: int) -> None:
+        """Charges output tokens to the counter of the tenant that orders waiting requests."""
+        served = request.served or 0
+        if total > served:
+            request.served = total
+            self._holds.served(request.view, total - served)
+
+
+def _refuse(request_id: str, attempt: int, refusal: Refusal) -> Refuse:
+    return Refuse(request_id, attempt, refusal.status, refusal.code, refusal.message, refusal.headers)
+
+
+def _deleted(service: ServiceKey) -> Refusal:
+    return Refusal(404, "service_not_found", f"{service} was deleted")
+
+
+def _no_replica(message: str) -> Refusal:
+    return Refusal(503, "no_replica", message, (("retry-after", str(RETRY_AFTER_S)),))
+
+
+def none_allowed(service: ServiceKey) -> Refusal:
+    """Returns the refusal of a request for which another gateway allows endpoints that cannot take it."""
+    return _no_replica(
+        f"none of the endpoints that the gateway in front allows is a replica of {service} that takes requests"
+    )

@@ -1,0 +1,94 @@
+"""Picks for the heads of the hold queues, in the accounts of requests at replicas."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection
+
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.discovery.catalog import Catalog
+from inflight_gateway.engines.ledger import Ledger
+from inflight_gateway.hold.shares import TenantShares
+from inflight_gateway.pick.late_binding import slots_worth
+from inflight_gateway.pick.load import EndpointLoad
+from inflight_gateway.pick.picker import Picker
+from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig
+
+_log = logging.getLogger(__name__)
+
+FAULT_LOG_S = 60.0
+"""Minimum seconds between two log lines about failed picks."""
+
+
+class Starter:
+    """Picks replicas, and counts the requests that are sent to them in the ledger and in their tenants' shares."""
+
+    def __init__(self, catalog: Catalog, picker: Picker, ledger: Ledger) -> None:
+        self._catalog = catalog
+        self._picker = picker
+        self._ledger = ledger
+        self.shares = TenantShares()
+        self._fault_logged = float("-inf")
+
+    def start(self, view: RequestView, allowed: Collection[str], now: float) -> Pick | None:
+        """Picks replicas for a request; None: it has to wait. Args: allowed: addresses that another gateway allows;
+        empty: all."""
+        config = self._catalog.services.get(view.service)
+        if config is None:
+            return None
+        loads: list[EndpointLoad] = []
+        try:
+            above = self.shares.above(view, now)
+            loads = self._ledger.loads(view.service, view, now, growing=above)
+            if allowed:
+                loads = [load for load in loads if load.endpoint.address in allowed]
+            below, claimed = self.shares.below(view, now), self.shares.claimed(view.service, now)
+            pick = self._picker.pick(view, config, loads, now, above_share=above, below_share=below, claimed=claimed)
+        except Exception:
+            # A gateway bug at the head of a queue would block the whole service, and end this process.
+            self._log_fault(view.service, now)
+            every = {endpoint.address for endpoint in self._catalog.endpoints_of(view.service)}
+            pick = self.least_requests(config, allowed or every)
+        if pick is None and allowed:
+            # Holding the request would block all others of the service, which other replicas could start.
+            pick = self.least_requests(config, allowed)
+        if pick is not None:
+            first = next((load for load in loads if load.endpoint == pick.endpoints[0]), None)
+            size = 1 if first is None else slots_worth(first, view.prompt_tokens - pick.cached_tokens)
+            self._begin(view, pick, size, now)
+        return pick
+
+    def started_alone(self, view: RequestView, address: str, now: float) -> None:
+        """Counts a request that a relay sent to a replica without a pick."""
+        endpoint = next((one for one in self._catalog.endpoints_of(view.service) if one.address == address), None)
+        if endpoint is not None:
+            self._begin(view, Pick((endpoint,), "alone"), 1, now)
+
+    def moved(self, request_id: str, address: str, now: float) -> None:
+        """Moves a request that is at another replica than the first picked one."""
+        self._ledger.move(request_id, address, now)
+
+    def ended(self, request_id: str, now: float) -> None:
+        """Removes a request that is no longer at a replica, if it was."""
+        self._ledger.end(request_id, now)
+        self.shares.ended(request_id)
+
+    def allowed(self, service: ServiceKey, allowed: Collection[str]) -> list[Endpoint]:
+        """Returns the endpoints with these addresses."""
+        return [one for one in self._catalog.endpoints_of(service) if one.address in allowed]
+
+    def least_requests(self, config: ServiceConfig, allowed: Collection[str]) -> Pick | None:
+        """Picks by least requests, without late binding; None: none of these addresses is an endpoint."""
+        in_flight = self._ledger.sent()
+        endpoints = self.allowed(config.key, allowed)
+        endpoints.sort(key=lambda endpoint: in_flight.get(endpoint.address, (0, 0))[0])
+        return Pick(tuple(endpoints[: config.max_attempts]), "least-requests") if endpoints else None
+
+    def _begin(self, view: RequestView, pick: Pick, size: int, now: float) -> None:
+        self._ledger.begin(view, pick, now)
+        self.shares.started(view, size)
+
+    def _log_fault(self, service: ServiceKey, now: float) -> None:
+        if now >= self._fault_logged + FAULT_LOG_S:
+            self._fault_logged = now
+            _log.exception("picking for %s failed: by least requests for now", service)

@@ -1,0 +1,223 @@
+"""One client with an API key beside a flood of attacks."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import sys
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+from inflight_base.signing import PEER_SIGNATURE, get_message, signed
+from tests.gateway.gateway_stack import GatewayStack
+from tests.gateway.hostile.attacks import ATTACKS, SERVICES
+from tests.gateway.hostile.case import RIGHT_KEY, chat_body, post
+from tests.gateway.hostile.engine import CheckingEngine
+from tools.measure.report import percentile
+
+KEYLESS, KEYED, EVIL = "keyless.default", "keyed.default", "evil.default"
+EVIL_ENGINES = 20
+_KEY = b"of the gateway"
+
+MOST_MIB = 1024
+"""Memory limit of each container in the chart."""
+
+_LOOK_S = 0.3
+
+
+@dataclass
+class Beside:
+    """A run.
+
+    Attributes:
+        alone_s, beside_s: latencies of the keyed client, without attacks (before and after them) and with them.
+        got: number of attacks by kind and by what they got. most_mib: highest memory of each program.
+        faults: what happened and must not, and how often.
+    """
+
+    alone_s: list[float] = field(default_factory=list)
+    beside_s: list[float] = field(default_factory=list)
+    got: dict[tuple[str, str], int] = field(default_factory=dict)
+    most_mib: dict[str, float] = field(default_factory=dict)
+    faults: Counter[str] = field(default_factory=Counter)
+
+    def p99_ms(self) -> tuple[float, float]:
+        """Returns the 99th percentile alone and beside the attacks."""
+        return 1e3 * percentile(self.alone_s, 0.99), 1e3 * percentile(self.beside_s, 0.99)
+
+
+async def run(
+    folder: Path, *, alone_s: float, flood_s: float, rate: float, kinds: Sequence[str] = tuple(ATTACKS)
+) -> Beside:
+    """Measures a client alone, beside `rate` attacks of each kind a second, and alone again."""
+    found = Beside()
+    async with _attackers() as attackers, _gateway(folder, await attackers.engines()) as stack:
+        client = _Client(stack.port, found)
+        await client.until(time.monotonic() + 1.0, [])
+        await client.until(time.monotonic() + alone_s / 2, found.alone_s)
+        attackers.begin(stack, rate, kinds)
+        with _memory(stack, found):
+            await client.until(time.monotonic() + flood_s, found.beside_s)
+            await _operator(stack, found)
+        found.got = await attackers.end()
+        await asyncio.sleep(1.0)  # until the connections of the attackers are closed
+        await client.until(time.monotonic() + alone_s / 2, found.alone_s)
+        _check(stack, found, kinds)
+    return found
+
+
+async def _operator(stack: GatewayStack, found: Beside) -> None:
+    """Reads the state stream as the operator does: without it, no service sleeps or wakes."""
+    path = "/v1/state?watch=1"
+    signature = {PEER_SIGNATURE: signed((_KEY,), get_message(path), time.time())}
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(5.0)) as http,
+            http.get(stack.state_url + path, headers=signature) as answer,
+        ):
+            if answer.status != 200 or not await answer.content.readline():
+                found.faults[f"the operator cannot read the state: {answer.status}"] += 1
+    except (aiohttp.ClientError, TimeoutError) as error:
+        found.faults[f"the operator cannot read the state: {type(error).__name__}"] += 1
+
+
+class _Client:
+    """Sends one request after the other on a kept connection."""
+
+    def __init__(self, port: int, found: Beside) -> None:
+        self._port, self._found = port, found
+        self._request = post(chat_body(), ("Authorization", f"Bearer {RIGHT_KEY}"), host=KEYED)
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+
+    async def until(self, end: float, taken: list[float]) -> None:
+        while (begin := time.monotonic()) < end:
+            try:
+                async with asyncio.timeout(10):
+                    fault = await self._one()
+            except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
+                fault, self._streams = f"{type(error).__name__}: {error}", None
+            taken.append(time.monotonic() - begin)
+            if fault:
+                self._found.faults[f"the client with a key: {fault}"] += 1
+                await asyncio.sleep(0.1)
+
+    async def _one(self) -> str:
+        if self._streams is None:
+            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+        reader, writer = self._streams
+        writer.write(self._request)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        body = await reader.readexactly(int(head.split(b"content-length:")[1].split(b"\r\n", 1)[0]))
+        return "" if head.startswith(b"http/1.1 200") and b"fine" in body else f"{head[:20]!r} {body[:120]!r}"
+
+
+class _Attackers:
+    """The process of hostile engines and clients."""
+
+    def __init__(self, process: asyncio.subprocess.Process) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        self._in, self._out = process.stdin, process.stdout
+
+    async def engines(self) -> list[str]:
+        return list(json.loads(await self._out.readline()))
+
+    def begin(self, stack: GatewayStack, rate: float, kinds: Sequence[str]) -> None:
+        target = {"port": stack.port, "state_port": stack.state_port, "keyless": KEYLESS, "keyed": KEYED, "evil": EVIL}
+        self._in.write(json.dumps({"target": target, "rate": rate, "kinds": kinds}).encode() + b"\n")
+
+    async def end(self) -> dict[tuple[str, str], int]:
+        self._in.close()
+        return {(kind, result): count for kind, result, count in json.loads(await self._out.readline())}
+
+
+@asynccontextmanager
+async def _attackers() -> AsyncIterator[_Attackers]:
+    command = (sys.executable, "-m", "tests.gateway.hostile.flood", str(EVIL_ENGINES))
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe)
+    try:
+        yield _Attackers(process)
+    finally:
+        if process.returncode is None:
+            process.kill()
+        await process.wait()
+
+
+@asynccontextmanager
+async def _gateway(folder: Path, evil: list[str]) -> AsyncIterator[GatewayStack]:
+    engine = await CheckingEngine().start()
+    stack = GatewayStack(folder)
+    key = folder / "key"
+    key.write_bytes(_KEY)
+    stack.picker_flags += ["--gateway-key-file", str(key)]
+    service = {"model": "m", "endpoints": [engine.address]}
+    crowd = range(SERVICES)
+    stack.services(
+        *({"name": f"crowd-{number}", "model": "m", "api_keys_secret": f"keys-{number}"} for number in crowd),
+        {"name": "keyless", **service},
+        {"name": "keyed", **service, "api_keys_secret": "keys"},
+        {"name": "evil", **service, "endpoints": evil},
+        secrets=[_secret("keys", RIGHT_KEY), *(_secret(f"keys-{number}", f"ifk_{number}") for number in crowd)],
+    )
+    try:
+        await stack.start_all()
+        yield stack
+    finally:
+        stack.stop_all()
+        await engine.stop()
+
+
+def _secret(name: str, key: str) -> dict[str, Any]:
+    entry = {"tenant": "acme", "sha256": hashlib.sha256(key.encode()).hexdigest()}
+    return {"namespace": "default", "name": name, "data": {"acme-1": json.dumps(entry)}}
+
+
+@contextmanager
+def _memory(stack: GatewayStack, found: Beside) -> Iterator[None]:
+    """Notes the highest memory of each program while the block runs, and ends one that takes too much."""
+
+    async def watch() -> None:
+        while True:
+            for name, process in stack.processes.items():
+                mib = _mib(process.pid)
+                found.most_mib[name] = max(mib, found.most_mib.get(name, 0.0))
+                if mib > MOST_MIB:
+                    process.kill()
+            await asyncio.sleep(_LOOK_S)
+
+    task = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+def _mib(pid: int) -> float:
+    try:
+        parent = psutil.Process(pid)
+        return float(sum(each.memory_info().rss for each in (parent, *parent.children(recursive=True)))) / 2**20
+    except psutil.NoSuchProcess:
+        return 0.0
+
+
+def _check(stack: GatewayStack, found: Beside, kinds: Sequence[str]) -> None:
+    for name, process in stack.processes.items():
+        if process.poll() is not None:
+            found.faults[f"{name} ended"] += 1
+        if found.most_mib[name] > MOST_MIB:
+            found.faults[f"{name} took more than {MOST_MIB} MiB"] += 1
+    for (kind, result), count in found.got.items():
+        if result not in ATTACKS[kind][1]:
+            found.faults[f"{kind}: {result}"] += count
+    for kind in set(kinds) - {kind for kind, _ in found.got}:
+        found.faults[f"{kind}: no attack ended"] += 1
