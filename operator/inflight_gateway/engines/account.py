@@ -98,7 +98,13 @@ class Account:
             fleet.changed(address, now)
 
     def load(
-        self, endpoint: Endpoint, now: float, cached_tokens: int = 0, answer_tokens: float = 0.0, *, growing: bool = False
+        self,
+        endpoint: Endpoint,
+        now: float,
+        cached_tokens: int = 0,
+        answer_tokens: float = 0.0,
+        *,
+        growing: bool = False,
     ) -> EndpointLoad:
         """Returns the load of the engine. Args: growing: fill in `growth`, O(requests in flight) after each sample."""
         if self.since:

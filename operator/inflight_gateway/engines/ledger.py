@@ -168,11 +168,12 @@ class Ledger:
         self._in_flight[entry.service] -= 1
         self.touch(entry.service, now)
 
-    def move(self, request_id: str, address: str, now: float) -> None:
-        """Moves a request to another endpoint, because endpoints before it in the pick refused it."""
+    def move(self, request_id: str, address: str, now: float) -> bool:
+        """Moves a request to another endpoint, because endpoints before it in the pick refused it. Returns False for an
+        unknown request or endpoint, and if it is there already."""
         entry = self._sent.get(request_id)
         if entry is None or entry.address == address or address not in self._accounts:
-            return
+            return False
         self._account(entry.address, now).take_back(entry.at, entry.tokens, now)
         self._leave(request_id, entry.address, now)
         index = self._prefixes.get(entry.service)
@@ -180,6 +181,7 @@ class Ledger:
         entry.address, entry.at, entry.answer.generated = address, now, 0.0
         entry.tokens = max(0, entry.prompt_tokens - _cached(blocks, entry))
         self._arrive(request_id, entry)
+        return True
 
     def _arrive(self, request_id: str, entry: Sent) -> None:
         """Adds a request to the account and the prefix index of its endpoint."""

@@ -97,7 +97,7 @@ class World:
         return exchange, [endpoint.address for endpoint in exchange._picked]
 
     def in_flight(self):
-        return [address for address, (count, _) in self.ledger.sent().items() for _ in range(count)]
+        return [address for address in self.ledger.addresses() for _ in range(self.ledger.in_flight(address))]
 
 
 def test_the_endpoints_before_the_one_that_answered_have_refused():
