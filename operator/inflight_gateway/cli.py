@@ -141,7 +141,6 @@ def build_parser() -> argparse.ArgumentParser:
         "Picks replicas for the requests that relays have, until SIGTERM or SIGINT; then drains.",
     )
     flags.picker(picker)
-    flags.hosts(picker)
     flags.process(picker)
     relay = _command(
         commands,
@@ -158,7 +157,6 @@ def build_parser() -> argparse.ArgumentParser:
         help="relay processes, as --relays of envoy-config; they divide the 256 MiB that bodies of requests in flight"
         " may have, but each may keep one of 32 MiB (default: 1)",
     )
-    flags.hosts(relay)
     flags.process(relay)
     envoy = _command(
         commands,

@@ -178,6 +178,20 @@ def picker(parser: argparse.ArgumentParser) -> None:
         " verify the certificate of an endpoint picker (default: on)",
     )
     parser.add_argument(
+        "--cluster-domain",
+        default="cluster.local",
+        metavar="DOMAIN",
+        help="DNS domain of the cluster (default: cluster.local)",
+    )
+    parser.add_argument(
+        "--model-namespace",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="requests whose Host names no service may choose a service of this namespace by their model; repeat it for"
+        " several (default: none)",
+    )
+    parser.add_argument(
         "--peers",
         type=_peers,
         default="",
@@ -226,24 +240,6 @@ def picker(parser: argparse.ArgumentParser) -> None:
         default=socket.gethostname(),
         metavar="NAME",
         help="name of this gateway pod, for its peers and in logs (default: the host name)",
-    )
-
-
-def hosts(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of picker and relay on which services a request may name."""
-    parser.add_argument(
-        "--cluster-domain",
-        default="cluster.local",
-        metavar="DOMAIN",
-        help="DNS domain of the cluster (default: cluster.local)",
-    )
-    parser.add_argument(
-        "--model-namespace",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="requests whose Host names no service may choose a service of this namespace by their model; repeat it for"
-        " several (default: none)",
     )
 
 

@@ -173,12 +173,10 @@ def test_usage_is_in_the_pod_or_in_a_folder_of_each_pod_in_a_claim(helm, objects
     assert pod_of(given)["securityContext"]["fsGroup"] == pod_of(given)["securityContext"]["runAsGroup"]
 
 
-def test_picker_and_relay_know_the_same_hosts(helm):
-    given = helm.objects(*ENABLED, "--set", "gateway.modelNamespaces={team,search},clusterDomain=k8s.example")
-    for name in ("picker", "relay"):
-        arguments = understood(given, name)
-        assert arguments.model_namespace == ["team", "search"]
-        assert arguments.cluster_domain == "k8s.example"
+def test_a_model_chooses_services_of_the_namespaces_of_a_value(helm, objects):
+    given = helm.objects(*ENABLED, "--set", "gateway.modelNamespaces={team,search}")
+    assert understood(objects, "picker").model_namespace == []
+    assert understood(given, "picker").model_namespace == ["team", "search"]
 
 
 def test_sidecars_end_after_the_picker_has_drained_envoy_before_the_relay(objects):
@@ -237,7 +235,6 @@ def test_the_ports_are_those_that_envoy_and_picker_listen_on(objects):
 
 
 def test_clients_reach_the_gateway_on_the_port_of_every_service(objects):
-    """An ExternalName is a name only: the client's port stays."""
     from inflight_operator.render.service import SERVICE_PORT
 
     assert objects[("Service", "prod-gateway")]["spec"]["ports"][0]["port"] == SERVICE_PORT

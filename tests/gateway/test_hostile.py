@@ -6,7 +6,7 @@ from tests.gateway.hostile import beside
 from tests.gateway.hostile.gateway_run import hostile_gateway
 
 NOISE_MS = 50.0
-"""Of a 99th percentile within so few seconds, where other tests run on the same cores."""
+"""The bound of a 99th percentile within so few seconds, where other tests run on the same cores."""
 
 
 async def test_hostile_requests_cause_no_5xx_no_crash_and_no_leak(tmp_path):

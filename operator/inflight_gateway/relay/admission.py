@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from inflight_base.manifest.api_keys import TENANT_NAME
 from inflight_base.manifest.keys import ObjectKey
 from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.relay.bodies import MAX_OTHER_BYTES, BodyOwner
@@ -140,7 +141,8 @@ class Admission:
     def _identity(self, client: Client, config: ServiceConfig, now: float, unix: float) -> tuple[str, str] | Refused:
         """Returns the tenant and the id of its key, which is empty for the tenant of a token."""
         if client.token_tenant is not None and config.jwt_tenants:
-            if client.token_tenant in config.jwt_tenants or ("*" in config.jwt_tenants and client.token_tenant):
+            named = client.token_tenant in config.jwt_tenants or "*" in config.jwt_tenants
+            if named and TENANT_NAME.fullmatch(client.token_tenant):
                 return client.token_tenant, ""
             return Refused(_WRONG_TENANT, config)
         if self._wrong.refuses(client.address, client.key, now):
@@ -152,7 +154,7 @@ class Admission:
         if isinstance(found, Refusal):
             if found.status == 401:
                 self._wrong.wrong(client.address, now)
-            return Refused(refused(found), config)
+            return Refused(refused(found) if self._catalog.complete else STARTING, config)
         self._wrong.right(client.key)
         return found.tenant, found.key_id
 

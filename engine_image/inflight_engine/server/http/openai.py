@@ -13,11 +13,12 @@ from inflight_engine.server.answers.respond import GenerationResponse
 from inflight_engine.server.errors import ApiError
 from inflight_engine.server.http.endpoint import begin
 from inflight_engine.server.http.middleware import request_id
+from inflight_engine.server.http.strict_json import StrictJsonRoute
 from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
 from inflight_engine.server.requests.schema import CompletionRequest, OpenAIFields
 from inflight_engine.server.service import Service, ServiceOf
 
-router = APIRouter()
+router = APIRouter(route_class=StrictJsonRoute)
 
 
 @router.post("/v1/chat/completions")

@@ -14,11 +14,12 @@ from fastapi.responses import JSONResponse
 from inflight_engine.server.errors import bad_request
 from inflight_engine.server.http.endpoint import LONG_TEXT, encode
 from inflight_engine.server.http.openai import check_model
+from inflight_engine.server.http.strict_json import StrictJsonRoute
 from inflight_engine.server.requests.chat_schema import Messages, Tools, conversation
-from inflight_engine.server.requests.fields import Body, PlainText, Prompt, Text, TokenIdList
+from inflight_engine.server.requests.fields import Body, PlainText, Prompt, TokenIdList
 from inflight_engine.server.service import ServiceOf
 
-router = APIRouter()
+router = APIRouter(route_class=StrictJsonRoute)
 
 _T = TypeVar("_T")
 
@@ -33,7 +34,7 @@ class TokenizeRequest(Body):
     """
 
     model: str | None = None
-    prompt: Text | None = None
+    prompt: str | None = None
     add_special_tokens: bool | None = None
     messages: Messages | None = None
     tools: Tools | None = None

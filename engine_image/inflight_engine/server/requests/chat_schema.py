@@ -16,7 +16,6 @@ from inflight_engine.server.requests.fields import (
     Body,
     Conversation,
     Prompt,
-    Text,
     only,
 )
 from inflight_engine.server.requests.schema import OpenAIFields
@@ -24,11 +23,11 @@ from inflight_engine.server.requests.schema import OpenAIFields
 
 class TextPart(Body):
     type: Literal["text"]
-    text: Text
+    text: str
 
 
 def _holds_text(value: Any) -> Any:
-    """JSON that a template writes into the prompt; as `Text`."""
+    """JSON that a template writes into the prompt; all of its strings must be Unicode text."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError:
@@ -54,12 +53,12 @@ def _is_object(value: str) -> str:
 class CalledFunction(Body):
     """`arguments`: JSON, as the model wrote it."""
 
-    name: Text
-    arguments: Annotated[Text, AfterValidator(_is_object)] = ""
+    name: str
+    arguments: Annotated[str, AfterValidator(_is_object)] = ""
 
 
 class ToolCall(Body):
-    id: Text | None = None
+    id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
 
@@ -73,8 +72,8 @@ class ToolCall(Body):
 class ToolFunction(Body):
     """`parameters`: a JSON schema, which the model is shown."""
 
-    name: Text
-    description: Text | None = None
+    name: str
+    description: str | None = None
     parameters: Annotated[dict[str, Any], AfterValidator(_holds_text)] | None = None
     strict: bool | None = None
 
@@ -98,10 +97,10 @@ class ChatMessage(Body):
     SDK sends back with an assistant's message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | Annotated[list[TextPart], FIRST_ERROR] | None = None
-    name: Text | None = None
+    content: str | Annotated[list[TextPart], FIRST_ERROR] | None = None
+    name: str | None = None
     tool_calls: Annotated[list[ToolCall], FIRST_ERROR] | None = None
-    tool_call_id: Text | None = None
+    tool_call_id: str | None = None
     refusal: Annotated[object, only()] = None
     annotations: Annotated[object, only([])] = None
     audio: Annotated[object, only()] = None

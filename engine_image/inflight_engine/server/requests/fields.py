@@ -36,14 +36,6 @@ def only(*neutral: object) -> AfterValidator:
     return AfterValidator(check)
 
 
-def _is_text(value: str) -> str:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise PydanticCustomError("not_text", "must be text, and holds half of a surrogate pair") from None
-    return value
-
-
 FIRST_ERROR = Field(fail_fast=True)
 """Validation of a list or object whose size the client chooses ends with the first wrong item: pydantic keeps a
 kilobyte for each, and a body has room for millions."""
@@ -52,9 +44,7 @@ TokenId = Annotated[int, Field(ge=0)]
 TokenIdList = Annotated[list[TokenId], FIRST_ERROR]
 TokenIdName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 """A token id as a key of a JSON object."""
-Text = Annotated[str, AfterValidator(_is_text)]
-"""JSON can write strings that are no Unicode text; tokenizers take none of them."""
-StopString = Annotated[Text, Field(min_length=1)]
+StopString = Annotated[str, Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -144,8 +134,8 @@ class SchedulingFields(Body):
     """Fields for `Scheduling`. `class` names a service class, `expected_output_tokens` is a prediction."""
 
     priority: Annotated[int, Field(ge=_PRIORITY.ge, le=_PRIORITY.le)] | None = None
-    service_class: Annotated[Text | None, Field(alias="class")] = None
-    cache_salt: Annotated[Text, Field(min_length=1, max_length=MAX_SALT_LENGTH)] | None = None
+    service_class: Annotated[str | None, Field(alias="class")] = None
+    cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_LENGTH)] | None = None
     expected_output_tokens: Annotated[int, Field(ge=1)] | None = None
 
     def scheduling(self, classes: Sequence[ServiceClass], tenant: str) -> Scheduling:

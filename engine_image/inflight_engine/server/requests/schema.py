@@ -14,7 +14,6 @@ from inflight_engine.server.requests.fields import (
     GenerationFields,
     PlainText,
     Prompt,
-    Text,
     TokenIdList,
     only,
 )
@@ -33,7 +32,7 @@ def _plain(prompt: str | list[int]) -> Prompt:
 class GenerateRequest(GenerationFields):
     """Body of /v1/generate. `prompt`: text, or token ids. `logprobs`: as in vLLM, how many of the likeliest tokens."""
 
-    prompt: Text | TokenIdList
+    prompt: str | TokenIdList
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     def prompts(self) -> list[Prompt]:
@@ -108,7 +107,7 @@ class CompletionRequest(OpenAIFields):
 
     default_max_tokens: ClassVar[int | None] = COMPLETION_MAX_TOKENS
 
-    prompt: Text | TokenIdList | Annotated[list[Text], FIRST_ERROR] | Annotated[list[TokenIdList], FIRST_ERROR]
+    prompt: str | TokenIdList | Annotated[list[str], FIRST_ERROR] | Annotated[list[TokenIdList], FIRST_ERROR]
     logprobs: Annotated[int, Field(ge=0, le=COMPLETION_MAX_LOGPROBS)] | None = None
 
     echo: bool | None = None

@@ -3,14 +3,6 @@
 {{- with .Values.gateway }}{{ .autoscaling.enabled | ternary .autoscaling.minReplicas .replicas }}{{ end -}}
 {{- end -}}
 
-{{/* Flags of picker and relay on the services that a request may name. */}}
-{{- define "inflight.gatewayHostArguments" -}}
-- --cluster-domain={{ .Values.clusterDomain }}
-{{- range .Values.gateway.modelNamespaces }}
-- --model-namespace={{ . }}
-{{- end }}
-{{- end -}}
-
 {{- define "inflight.envoyConfigArguments" -}}
 {{- with .Values.gateway -}}
 - envoy-config
