@@ -40,7 +40,7 @@ class World:
         return self.picker.pick(request, CONFIG, found.loads, now, replicas=found.replicas, **shares), found
 
     def both(self, request, now, **shares):
-        """What is picked from the candidates, and from all replicas."""
+        """The pick from the candidates, and that from all replicas."""
         mine, found = self.pick(self.ledger, request, now, **shares)
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(ledger_module, "MOST_RANKED", 10**9)
