@@ -48,7 +48,7 @@ def configure(program: str, format_name: str, level: str) -> None:
     logging.captureWarnings(format_name == "json")
     # No line has them, and they take half the time of a record.
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
-    logging._srcfile = None  # type: ignore[attr-defined]  # documented: docs.python.org/3/howto/logging.html#optimization
+    logging._srcfile = None  # documented: docs.python.org/3/howto/logging.html#optimization
 
 
 @contextmanager
