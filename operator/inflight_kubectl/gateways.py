@@ -6,7 +6,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from inflight_base.kube.kinds import object_path
-from inflight_base.manifest.names import GATEWAY_LABELS, GATEWAY_LOCAL_PORT, HTTP_PORT_NAME, selector_string
+from inflight_base.manifest.names import (
+    GATEWAY_ANNOTATION,
+    GATEWAY_HTTP_PORT,
+    GATEWAY_LABELS,
+    GATEWAY_LOCAL_PORT,
+    HTTP_PORT_NAME,
+    selector_string,
+)
 from inflight_base.manifest.pods import condition
 from inflight_kubectl.api_problems import ApiProblem
 from inflight_kubectl.output import Problem
@@ -19,8 +26,6 @@ Address = tuple[str, str, int]
 """Namespace and name of a pod, and the port."""
 
 LABEL = selector_string(GATEWAY_LABELS)
-GATEWAY_HTTP_PORT = 8080
-"""Port of the OpenAI API of all services, for containers that declare no port `http`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +73,9 @@ def no_gateway(service: Service) -> Problem:
 def _namespace(cluster: Cluster, service: Service) -> str | None:
     """Returns the namespace of the gateway, from the service's own Service; None if that names none."""
     found = cluster.get(object_path("Service", service.namespace, service.name))
-    parts = str(((found or {}).get("spec") or {}).get("externalName") or "").split(".")
+    parts = str((((found or {}).get("metadata") or {}).get("annotations") or {}).get(GATEWAY_ANNOTATION) or "").split(
+        "."
+    )
     return parts[1] if len(parts) > 2 and parts[2] == "svc" else None
 
 

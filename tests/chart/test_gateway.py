@@ -231,7 +231,6 @@ def test_the_ports_are_those_that_envoy_and_picker_listen_on(objects):
 
 
 def test_clients_reach_the_gateway_on_the_port_of_every_service(objects):
-    """An ExternalName is a name only: the client's port stays."""
     from inflight_operator.render.service import SERVICE_PORT
 
     assert objects[("Service", "prod-gateway")]["spec"]["ports"][0]["port"] == SERVICE_PORT

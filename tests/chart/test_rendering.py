@@ -269,9 +269,8 @@ def test_rights_have_no_wildcard_and_cover_the_children_and_nothing_that_escalat
 
 
 @pytest.mark.parametrize("setting", ["gateway.extProcPort=9002", "gateway.enabled=true"])
-def test_without_the_gateway_or_its_port_for_others_the_operator_writes_no_endpoints_and_no_pools(helm, setting):
+def test_without_the_gateway_or_its_port_for_others_the_operator_writes_no_pools(helm, setting):
     rules = rules_of(helm.objects("--set", setting))
-    assert rules[("discovery.k8s.io", "endpointslices")] == {"list", "watch"}
     assert ("inference.networking.k8s.io", "inferencepools") not in rules
 
 

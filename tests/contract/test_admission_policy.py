@@ -17,6 +17,7 @@ from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api import InferenceService
 from inflight_operator.render import ChildPlan, Settings, render
 from inflight_operator.render.inference_pool import picker_slices
+from inflight_operator.render.service import front_slices
 from inflight_settings.limits import Limits, LimitsInForce
 from tests.contract.manifests import service_manifest
 from tools.testbed.helm import binary
@@ -192,16 +193,17 @@ def test_of_secrets_only_the_admin_token_of_the_owner_can_be_written(kubectl, ch
         refused(operator(kubectl, "apply", secret), "only those with the admin token of a service")
 
 
-def test_of_endpoint_slices_only_those_of_the_picker_of_the_owner_can_be_written(kubectl, children, namespace):
+@pytest.mark.parametrize("slices", [picker_slices, front_slices])
+def test_of_endpoint_slices_only_those_of_services_of_the_owner_can_be_written(kubectl, children, namespace, slices):
     service = InferenceService.from_dict(kubectl.json("get", "ifsvc", "chat", "-n", namespace))
-    (slice_,) = picker_slices(service, [GatewayAddress("10.1.0.1")])
+    (slice_,) = slices(service, [GatewayAddress("10.1.0.1")])
     done = operator(kubectl, "apply", slice_)
     assert done.returncode == 0, done.stderr
-    for victim in ("chat", "payments", "other-picker"):
+    for victim in ("chat-engines", "payments", "other-picker"):
         stolen = copy.deepcopy(slice_)
         stolen["metadata"]["name"] = f"{victim}-slice"
         stolen["metadata"]["labels"]["kubernetes.io/service-name"] = victim
-        refused(operator(kubectl, "apply", stolen), "only those of the picker's Service of an InferencePool")
+        refused(operator(kubectl, "apply", stolen), "only those of a service's Services")
     assert operator(kubectl, "delete", slice_).returncode == 0
 
 

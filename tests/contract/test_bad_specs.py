@@ -83,7 +83,12 @@ BAD = {
         gateway(auth={"apiKeysSecret": "My Keys"}),
         "gateway.auth.apiKeysSecret must be the name of a Secret, such as inflight-api-keys",
     ),
-    "API keys without a Secret": (gateway(auth={}), "spec.gateway.auth.apiKeysSecret: Required value"),
+    "clients that no one names": (gateway(auth={}), "gateway.auth must have apiKeysSecret, jwtTenants or both"),
+    "tokens of no tenant": (gateway(auth={"jwtTenants": []}), "spec.gateway.auth.jwtTenants"),
+    "a tenant's name of tokens": (
+        gateway(auth={"jwtTenants": ["acme", "a b"]}),
+        "gateway.auth.jwtTenants must be names of tenants, such as acme, or *",
+    ),
     "tenants that clients name beside those that the gateway signs": (
         {**gateway(), "engine": {"extraArgs": ["--trust-tenant-header"]}},
         "engine.extraArgs --trust-tenant-header and gateway.enabled exclude each other: engines behind the gateway"
@@ -610,7 +615,7 @@ GOOD = {
             continuation=False,
             maxAttempts=10,
             hold={"maxRequests": 1, "maxBytes": 1048576, "maxWait": "1h"},
-            auth={"apiKeysSecret": "chat-keys"},
+            auth={"apiKeysSecret": "chat-keys", "jwtTenants": ["*", "acme"]},
             tenants=[{"name": "acme", "weight": 0.5, "requestsPerMinute": 60}, {"name": "a.b_c-D"}],
             defaultLimits={"requestsPerMinute": 1, "tokensPerMinute": 1, "concurrentRequests": 1},
             scores={"pendingTokens": 0, "running": 0, "kvCache": 0, "predictedTtft": 0, "prefix": 1000},

@@ -10,11 +10,13 @@ import pytest
 from inflight_base.kube.difference import needs_apply
 from inflight_base.kube.kinds import Selection
 from inflight_base.manifest.names import child_names, pod_labels, selector_string
+from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api import InferenceService
 from inflight_operator.api.types import Gateway
 from inflight_operator.apply.children import UNREAD_KINDS, ChildConflictError, ChildrenState, sync_children
 from inflight_operator.render import ChildPlan, Settings, render
 from inflight_operator.render.monitor import POD_MONITOR_API
+from inflight_operator.render.service import no_pods
 from inflight_operator.render.service_children import CHILD_KINDS
 from inflight_settings.limits import Limits, LimitsInForce
 from tests.contract.definitions import apis_become, established
@@ -129,7 +131,7 @@ def simple(make):
 ONLY_SOME = ("PodMonitor", "InferencePool", "EndpointSlice")
 """Kinds of children that a simple service in a bare cluster does not have."""
 
-READ_KINDS = [kind for kind in CHILD_KINDS if kind not in (*ONLY_SOME, *UNREAD_KINDS)]
+READ_KINDS = [kind for kind in CHILD_KINDS if kind not in ("PodMonitor", "InferencePool", *UNREAD_KINDS)]
 
 
 class Operator:
@@ -347,28 +349,52 @@ async def test_every_child_is_owned_by_the_service_so_that_deleting_it_deletes_t
         assert "finalizers" not in child["metadata"]
 
 
-async def test_the_service_becomes_an_alias_of_the_gateway_and_a_service_of_its_pods_again(api, simple):
+async def test_the_service_keeps_its_address_to_the_gateway_and_back(api, simple):
     namespace, operator = simple.metadata.namespace, Operator(api, simple)
     apart = render(simple, PLAN, SETTINGS)
     behind = simple.model_copy(update={"spec": simple.spec.model_copy(update={"gateway": Gateway(enabled=True)})})
-    through = render(behind, replace(PLAN, tenant_keys=("key",)), SETTINGS)
+    pods = (GatewayAddress("10.1.0.1"), GatewayAddress("fd00::1"))
+    through = render(behind, replace(PLAN, tenant_keys=("key",), front_pods=pods), SETTINGS)
+    addresses = set()
     for _ in range(2):
         await operator.applied(apart)
         plain = await api.get("Service", namespace, "chat")
-        assert (plain["spec"]["type"], "externalName" in plain["spec"]) == ("ClusterIP", False)
-        assert plain["spec"]["clusterIP"] not in ("", "None")
+        addresses.add(plain["spec"]["clusterIP"])
+        assert plain["spec"]["selector"] == pod_labels("chat")
+        assert await slices_of(api, namespace) == set()
         assert await api.get("Service", namespace, "chat-engines") is None
         assert await operator.applied(apart) == ()
 
         await operator.applied(through)
-        alias = await api.get("Service", namespace, "chat")
-        assert (alias["spec"]["type"], alias["spec"]["externalName"]) == ("ExternalName", SETTINGS.gateway_service)
-        assert not alias["spec"].get("clusterIP")
-        assert "selector" not in alias["spec"]
+        front = await api.get("Service", namespace, "chat")
+        addresses.add(front["spec"]["clusterIP"])
+        assert front["spec"]["selector"] == no_pods(behind)
+        assert await slices_of(api, namespace) == {"chat-gateway-ipv4", "chat-gateway-ipv6"}
         engines = await api.get("Service", namespace, "chat-engines")
         assert engines["spec"]["clusterIP"] == "None"
         assert engines["metadata"]["labels"]["inflight.dev/service"] == "chat"
         assert await operator.applied(through) == ()
+    assert len(addresses) == 1
+    assert addresses.isdisjoint({"", "None"})
+
+
+async def slices_of(api, namespace):
+    found = await api.list(Selection("EndpointSlice", namespace, "inflight.dev/service=chat"))
+    return {one["metadata"]["name"] for one in found}
+
+
+async def test_an_alias_of_an_earlier_release_gets_an_address(api, simple):
+    namespace, operator = simple.metadata.namespace, Operator(api, simple)
+    behind = simple.model_copy(update={"spec": simple.spec.model_copy(update={"gateway": Gateway(enabled=True)})})
+    children = render(behind, replace(PLAN, front_pods=(GatewayAddress("10.1.0.1"),)), SETTINGS)
+    (front,) = (one for one in children if (one["kind"], one["metadata"]["name"]) == ("Service", "chat"))
+    alias = {"type": "ExternalName", "externalName": SETTINGS.gateway_service, "ports": front["spec"]["ports"]}
+    await api.apply({**front, "spec": alias})
+    await operator.applied(children)
+    live = (await api.get("Service", namespace, "chat"))["spec"]
+    assert live["clusterIP"] not in ("", "None")
+    assert (live["type"], live.get("externalName")) == ("ClusterIP", None)
+    assert await operator.applied(children) == ()
 
 
 async def test_a_secret_of_someone_else_with_the_tokens_name_is_not_taken_over(kubectl, api, simple):

@@ -207,11 +207,11 @@ def test_a_gateway_brings_its_key_and_takes_over_the_address_of_services_that_as
 
     def services():
         items = kubectl.json("get", "services", "-n", namespace, "-l", "inflight.dev/service")["items"]
-        return {one["metadata"]["name"]: one["spec"].get("externalName") for one in items}
+        return {one["metadata"]["name"]: one["metadata"].get("annotations", {}) for one in items}
 
     found = eventually(30, conditions)
     assert (found["GatewayReady"]["reason"], found["Ready"]["reason"]) == ("NoGatewayPods", "Starting")
-    eventually(10, lambda: services() == {"chat": host, "chat-engines": None, "plain": None})
+    eventually(10, lambda: services() == {"chat": {"inflight.dev/gateway": host}, "chat-engines": {}, "plain": {}})
     assert base64.b64decode(kubectl.json("get", "secret", "inflight-gateway-key", "-n", namespace)["data"]["key"])
     secret = kubectl.json("get", "secret", "chat-admin-token", "-n", namespace)["data"]
     assert base64.b64decode(secret["tenant-key"]) == b"none"

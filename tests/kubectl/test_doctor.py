@@ -335,13 +335,14 @@ def behind_the_gateway(ready=True, keys=None, **changed):
     without one."""
     gateway = {"gateway": {"enabled": True, "auth": {"apiKeysSecret": "chat-keys"}}}
     pod = pod_body("inflight-gateway-1", "inflight-system", ready=ready)
-    external = {"spec": {"externalName": "inflight-gateway.inflight-system.svc.cluster.local"}}
+    host = "inflight-gateway.inflight-system.svc.cluster.local"
+    front = {"metadata": {"annotations": {"inflight.dev/gateway": host}}}
     secret = {} if keys is None else {"/api/v1/namespaces/default/secrets/chat-keys": {"data": keys}}
     return well(
         **{
             f"{GROUP}/namespaces/default/inferenceservices": items(body(spec=gateway)),
             "/api/v1/namespaces/inflight-system/pods": items(pod),
-            "/api/v1/namespaces/default/services/chat": external,
+            "/api/v1/namespaces/default/services/chat": front,
             "details": True,
         }
         | secret

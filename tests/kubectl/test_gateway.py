@@ -23,7 +23,8 @@ from tests.kubectl.objects import NOW, body, condition, service
 PODS = "/api/v1/namespaces/inflight-system/pods"
 SERVICE = "/api/v1/namespaces/default/services/chat"
 GATEWAY = {"gateway": {"enabled": True}}
-EXTERNAL = {"spec": {"type": "ExternalName", "externalName": "inflight-gateway.inflight-system.svc.cluster.local"}}
+GATEWAY_HOST = "inflight-gateway.inflight-system.svc.cluster.local"
+FRONT = {"metadata": {"annotations": {"inflight.dev/gateway": GATEWAY_HOST}}, "spec": {"type": "ClusterIP"}}
 
 PICK = {
     "request_id": "r-1",
@@ -62,7 +63,7 @@ def gateway_pod(name, ready=True):
 @pytest.fixture
 def api():
     server = FakeApi(body(spec=GATEWAY))
-    server.objects[SERVICE] = EXTERNAL
+    server.objects[SERVICE] = FRONT
     for name, ready in (("gw-1", True), ("gw-0", True), ("gw-2", False)):
         server.objects[f"{PODS}/{name}"] = gateway_pod(name, ready)
     return server

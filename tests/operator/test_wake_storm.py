@@ -38,6 +38,7 @@ class SlowApi(FakeApi):
 class Gateway:
     def __init__(self, reader):
         self.view = reader.view
+        self.addresses = ()
 
     def tenant_keys(self, key, uid):
         return GatewayKey(b"k" * 32).tenant_keys(key, uid)

@@ -53,17 +53,12 @@ rules:
   - apiGroups: [inference.networking.k8s.io]
     resources: [inferencepools]
     verbs: [get, list, watch, create, patch, delete]
-  # Read: a service is Ready when its endpoints list a pod. Written: the endpoints of an InferencePool's picker, which are
-  # the gateway's pods; the admission policy allows no others.
+  {{- end }}
+  # Read: a service is Ready when its endpoints list a pod. Written: the gateway's pods as endpoints of the Services of
+  # services behind it; the admission policy allows no others. Without a gateway, those that it left are deleted.
   - apiGroups: [discovery.k8s.io]
     resources: [endpointslices]
     verbs: [get, list, watch, create, patch, delete]
-  {{- else }}
-  # A service is Ready when its endpoints list a pod.
-  - apiGroups: [discovery.k8s.io]
-    resources: [endpointslices]
-    verbs: [list, watch]
-  {{- end }}
   # Pods are observed, and given the cost that says which one a scale-down takes first.
   - apiGroups: [""]
     resources: [pods]

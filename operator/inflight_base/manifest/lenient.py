@@ -49,6 +49,10 @@ class Part:
         """Returns a text that is not empty."""
         return self._read(name, default, _text)
 
+    def texts(self, name: str) -> tuple[str, ...]:
+        """Returns a list of texts that are not empty; empty without one."""
+        return self._read(name, (), lambda value: tuple(_text(each) for each in _list(value)))
+
     def whole(self, name: str, default: T, least: int = 0) -> int | T:
         """Returns a whole number of at least `least`."""
         return self._read(name, default, lambda value: _at_least(_whole(value), least))

@@ -23,8 +23,16 @@ FIELD_MANAGER = "inflight-operator"
 SERVICE_LABEL = "inflight.dev/service"
 """Label of a service's children, pods included, with the service's name. The EndpointSlice controller copies it."""
 
+GATEWAY_ANNOTATION = "inflight.dev/gateway"
+"""Annotation of the Service of a service behind the gateway: the full DNS name of the gateway's Service."""
+
 SLICE_OF_LABEL = "kubernetes.io/service-name"
 """Label of an EndpointSlice: the Service it belongs to."""
+
+SLICE_MANAGER_LABEL = "endpointslice.kubernetes.io/managed-by"
+SLICE_MANAGER = "inflight-operator"
+"""Label of an EndpointSlice that names its writer, and its value on those of the operator: a controller of Kubernetes
+with that name would delete them."""
 
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
@@ -41,6 +49,9 @@ ENGINE_PORT = 8000
 """Port of the OpenAI API; also the default for a container that declares none, such as a third-party engine."""
 
 ADMIN_PORT = 8001
+
+GATEWAY_HTTP_PORT = 8080
+"""Port of the OpenAI API of all services in a gateway pod, where its Service does not say."""
 
 GATEWAY_STATE_PORT = 9003
 """Port of a gateway pod's metrics and signed state on the pod network."""
@@ -59,13 +70,18 @@ GATEWAY_LABELS = {"app.kubernetes.io/name": "inflight-gateway"}
 
 
 class ChildNames(NamedTuple):
-    """Names of a service's children; Deployment, Service, PodDisruptionBudget and others carry the service's own."""
+    """Names of a service's children; Deployment, Service, PodDisruptionBudget and others carry the service's own.
+
+    Attributes:
+        front: prefix of the EndpointSlices by which the Service lists the gateway's pods.
+    """
 
     main: str
     limits: str
     admin_token: str
     engines: str
     picker: str
+    front: str
 
 
 def child_names(name: str) -> ChildNames:
@@ -76,6 +92,7 @@ def child_names(name: str) -> ChildNames:
         admin_token=f"{name}-admin-token",
         engines=f"{name}-engines",
         picker=f"{name}-picker",
+        front=f"{name}-gateway",
     )
 
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from inflight_base.manifest.names import GATEWAY_HTTP_PORT
+
 
 class SliceEndpoint(NamedTuple):
     """An endpoint of an EndpointSlice.
@@ -43,10 +45,10 @@ def address_of(ip: str, port: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GatewayAddress:
-    """An address of a gateway pod. Attributes: ready: the pod takes new requests."""
+    """An address of a gateway pod that takes new requests. Attributes: port: of the OpenAI API."""
 
     address: str
-    ready: bool = True
+    port: int = GATEWAY_HTTP_PORT
 
     @property
     def family(self) -> str:

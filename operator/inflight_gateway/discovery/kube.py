@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from base64 import b64decode
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 
 from inflight_base.kube.changes import Changes
@@ -62,6 +62,9 @@ class KubeDiscovery:
         self._api = api
         self._catalog = catalog
         self._slices = Slices()
+        self._served = catalog.services
+        self._not_behind: dict[ServiceKey, Manifest] = {}
+        """InferenceServices that do not ask for the gateway."""
         self._notes: dict[ObjectKey, tuple[str, ...]] = {}
         self._secrets: dict[ObjectKey, tuple[Reflector, asyncio.Task[None]]] = {}
         self._pods = pods
@@ -107,15 +110,22 @@ class KubeDiscovery:
         return [one.problem for one in (*self._services, *self._engines, *secrets) if one.problem]
 
     def _services_changed(self, changes: Changes) -> None:
-        services = {ServiceKey(*key): self._read(key, manifest) for key, manifest in changes.objects.items()}
-        outside = {key: config is None and changes.objects[key] is not None for key, config in services.items()}
+        self._take({ServiceKey(*key): manifest for key, manifest in changes.objects.items()})
+
+    def _take(self, manifests: Mapping[ServiceKey, Manifest | None]) -> None:
+        services = {key: self._read(key, manifest) for key, manifest in manifests.items()}
+        outside = {key: config is None and manifests[key] is not None for key, config in services.items()}
         self._catalog.update(services=services, outside=outside)
 
-    def _read(self, key: ObjectKey, manifest: Manifest | None) -> ServiceConfig | None:
+    def _read(self, key: ServiceKey, manifest: Manifest | None) -> ServiceConfig | None:
         config, notes = None, tuple[str, ...]()
+        self._not_behind.pop(key, None)
         try:
             if manifest is not None:
                 config, notes = read_service(manifest)
+                if config is None:
+                    self._not_behind[key] = manifest
+                    config, notes = read_service(manifest, leaving=self._slices.has(key))
         except ServiceConfigError as error:
             notes = (f"{error}; the gateway does not serve it",)
         if notes != self._notes.pop(key, ()):
@@ -126,7 +136,11 @@ class KubeDiscovery:
         return config
 
     def _slices_changed(self, changes: Changes) -> None:
-        self._catalog.update(endpoints=self._slices.take(changes.objects))
+        touched = self._slices.take(changes.objects)
+        self._catalog.update(endpoints=touched)
+        # Services that left the gateway are served until the operator deletes the Service that lists their engines.
+        changed = {key for key in touched.keys() & self._not_behind if self._slices.has(key) != (key in self._served)}
+        self._take({key: self._not_behind[key] for key in changed})
 
     def _follow_secrets(self, change: Change) -> None:
         """Watches exactly the Secrets that services reference, one watch each."""

@@ -13,8 +13,11 @@ class ServiceConfigError(ValueError):
     """The gateway must not serve this service; the message names the invalid field."""
 
 
-def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[str, ...]]:
+def read_service(manifest: dict[str, Any], *, leaving: bool = False) -> tuple[ServiceConfig | None, tuple[str, ...]]:
     """Reads the gateway's configuration from an InferenceService, as the API server returns it.
+
+    Args:
+        leaving: clients of the service may still connect to the gateway, although it is no longer behind it.
 
     Returns:
         The configuration, None where the service is not behind the gateway (`spec.gateway.enabled`); and a sentence for
@@ -26,7 +29,7 @@ def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[
     notes: list[str] = []
     spec = Part(manifest.get("spec"), "spec", notes)
     gateway = spec.part("gateway")
-    if not gateway.flag("enabled", False):
+    if not gateway.flag("enabled", False) and not leaving:
         return None, tuple(notes)
     metadata = manifest["metadata"]
     key = ServiceKey(metadata["namespace"], metadata["name"])
@@ -47,7 +50,7 @@ def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[
         continuation=gateway.flag("continuation", defaults.continuation),
         max_attempts=gateway.whole("maxAttempts", defaults.max_attempts, least=1),
         weights=_weights(gateway.part("scores")),
-        api_keys_secret=_api_keys_secret(gateway),
+        **_auth(gateway),
         tenants=_tenants(gateway),
         default_limits=_limits(gateway.part("defaultLimits")),
         inference_pool=gateway.part("inferencePool").flag("enabled", False),
@@ -55,14 +58,17 @@ def read_service(manifest: dict[str, Any]) -> tuple[ServiceConfig | None, tuple[
     return config, tuple(notes)
 
 
-def _api_keys_secret(gateway: Part) -> str | None:
-    """Returns the Secret of the API keys; None: none are required. An empty `auth` is ambiguous, so it is an error."""
+def _auth(gateway: Part) -> dict[str, Any]:
+    """Returns the fields of the configuration that say whom to admit. An `auth` that names no one is ambiguous, so it
+    is an error, and so is a part of it that cannot be read."""
     if not gateway.has("auth"):
-        return None
-    name = gateway.part("auth").text("apiKeysSecret", None)
-    if name is None:
-        raise ServiceConfigError("spec.gateway.auth must name a Secret in apiKeysSecret")
-    return name
+        return {}
+    auth = gateway.part("auth")
+    name, tenants = auth.text("apiKeysSecret", None), auth.texts("jwtTenants")
+    unread = auth.has("apiKeysSecret") != (name is not None) or auth.has("jwtTenants") != bool(tenants)
+    if unread or (name is None and not tenants):
+        raise ServiceConfigError("spec.gateway.auth must name a Secret in apiKeysSecret, or tenants in jwtTenants")
+    return {"api_keys_secret": name, "jwt_tenants": tenants}
 
 
 def _classes(scheduling: Part) -> tuple[ServiceClass, ...]:

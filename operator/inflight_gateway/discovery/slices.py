@@ -16,8 +16,7 @@ from inflight_gateway.types import Endpoint
 def service_of(manifest: Manifest) -> ServiceKey | None:
     """Returns the InferenceService of the engines in the slice.
 
-    None for slices of other Services with the label. A Service that became an ExternalName keeps the slices it had
-    before: the EndpointSlice controller does not update them, and their addresses are those of deleted pods.
+    None for slices of other Services with the label: the endpoints of a service behind the gateway are gateway pods.
     """
     labels = manifest["metadata"].get("labels") or {}
     name = labels.get(SERVICE_LABEL)
@@ -72,6 +71,10 @@ class Slices:
                 self._of_service[service].add(key)
                 touched.add(service)
         return {service: self._endpoints(service) for service in touched}
+
+    def has(self, service: ServiceKey) -> bool:
+        """Returns whether there is a slice of the service, with engines or without."""
+        return bool(self._of_service.get(service))
 
     def _endpoints(self, service: ServiceKey) -> tuple[Endpoint, ...]:
         listed = [endpoint for key in sorted(self._of_service[service]) for endpoint in self._of_slice[key][1]]

@@ -164,8 +164,9 @@ class Exchange:
     def _go(self, stage: messages.Stage, config: ServiceConfig, endpoints: tuple[str, ...]) -> Any:
         self._endpoints = endpoints[:1]
         destination, headers, head = ",".join(endpoints), self._parts.engine_headers, self._head
-        to_set = [(DESTINATION, destination), *headers.to_set(config, self._key.tenant, head.external_id)]
-        if head.headers.get(REQUEST_ID) != head.external_id:
+        signed = headers.to_set(config, self._key.tenant, head.external_id)
+        to_set = [(DESTINATION, destination), *signed]
+        if signed and head.headers.get(REQUEST_ID) != head.external_id:
             to_set.append((REQUEST_ID, head.external_id))
         present = {name for name, _ in to_set}
         forged = [name for name in sorted(NOT_FROM_CLIENTS) if name not in present]

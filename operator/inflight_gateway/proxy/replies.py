@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from inflight_gateway.proxy.resources import Json, header
+from inflight_gateway.proxy.resources import Json, extension, header
 
 
 def replies() -> Json:
     """Returns the format of Envoy's local replies."""
     return {
         "mappers": [
+            {"filter": _UPGRADE, "status_code": 400, **_REFUSED},
             {"filter": _status("EQ", 401), **_error("%LOCAL_REPLY_BODY%", "authentication_error", "invalid_token")},
             {"filter": _status("EQ", 403), **_error("%LOCAL_REPLY_BODY%", "permission_error", "invalid_token")},
             {"filter": _status("EQ", 429), **_error(_TOO_MANY, "rate_limit_error", "rate_limit_exceeded")},
@@ -30,6 +31,15 @@ def _error(message: str, kind: str, code: str = "gateway_%RESPONSE_CODE_DETAILS%
     error = {"message": message, "type": kind, "param": None, "code": code}
     return {"body_format_override": {"json_format": {"error": error}, "content_type": "application/json"}}
 
+
+_UPGRADE: Json = {
+    "extension_filter": extension(
+        "access_loggers.extension_filters.cel",
+        "access_loggers.filters.cel.v3.ExpressionFilter",
+        expression="response.code_details == 'upgrade_failed'",
+    )
+}
+"""Filter of Envoy's 403 to a request for another protocol."""
 
 _TOO_MANY = "too many requests from the address %DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%; try again in a second"
 _FAILED = _error("gateway: %LOCAL_REPLY_BODY%", "server_error")

@@ -154,7 +154,7 @@ class Admission:
         if isinstance(found, Refusal):
             if found.status == 401:
                 self._wrong.wrong(client.address, now)
-            return Refused(refused(found), config)
+            return Refused(refused(found) if self._catalog.complete else STARTING, config)
         self._wrong.right(client.key)
         return found.tenant, found.key_id
 

@@ -25,9 +25,6 @@ the bytes that arrived meanwhile are read first."""
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.025, 0.25
 """Bounds of the pause after an engine has refused the request."""
 
-_LONGEST_S = 86_400.0
-"""Seconds in which any head must come."""
-
 _PROGRESS = names.PROGRESS.encode()
 _REQUEST_ID = names.REQUEST_ID.encode()
 
@@ -68,7 +65,7 @@ class Attempt:
         request: head and body.
         go: its engines, at least one.
         stream: the answer is a stream.
-        head_due: the engine sends its head at once; else possibly with its whole answer.
+        head_due: the engine knows progress frames, so that it sends its head within `Tuning.head_s`.
         blocked: the client does not read now.
 
     Attributes:
@@ -98,12 +95,13 @@ class Attempt:
         self._first_token_within_s = go.first_token_within_s
         self._kept = kept
         self._stream = stream
+        self._head_due = head_due
         self._blocked = blocked
         self._loop = asyncio.get_running_loop()
         self._parser: FrameParser | None = None
         self._call: EngineConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._silence_s: float = shared.tuning.head_s if head_due else _LONGEST_S
+        self._silence_s = shared.tuning.head_s
         self._heard_at = 0.0
         self._first_token_by: float | None = None
         self._resent = self._over = False
@@ -121,7 +119,8 @@ class Attempt:
             self._call.write(part)
         self._call.sent = True
         self._heard_at = self._loop.time()
-        self._watch(self._heard_at + self._silence_s)
+        if self._head_due:
+            self._watch(self._heard_at + self._silence_s)
 
     def first_token(self) -> None:
         """Notes that the first token has arrived."""

@@ -18,7 +18,7 @@ import uvloop
 
 from inflight_gateway.relay.bodies import bodies_bytes_of_one
 from inflight_gateway.relay.shared import Tuning
-from inflight_gateway.relay.worker import Worker
+from inflight_gateway.relay.worker import BACKLOG, Worker
 from inflight_gateway.settings import Sockets
 
 _log = logging.getLogger(__name__)
@@ -27,10 +27,6 @@ _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGCHLD}
 _PAUSE_S = 1.0
 """Minimum seconds between two starts of a worker."""
 _PR_SET_PDEATHSIG = 1
-
-
-BACKLOG = 4096
-"""Connections that may wait to be accepted: a UNIX socket refuses more."""
 
 
 def main(sockets: Sockets, processes: int, drain_s: float) -> None:

@@ -91,7 +91,7 @@ class PlainUsage:
 
     def __init__(self, *, strip: bool) -> None:
         self._strip = strip
-        self._begun = b""
+        self._begun = bytearray()
         self._passing = False
         """Within an event that is too long to be kept."""
         self._contents = 0
@@ -116,23 +116,25 @@ class PlainUsage:
             self._contents += len(_CONTENT.findall(data)) if data.startswith(b"data:") else 0
             self._tail = (self._tail + data)[-_TAIL_BYTES:]
             return data
-        begun = self._begun + data if self._begun else data
-        end = 0
+        begun = self._begun
+        searched, end = max(0, len(begun) - 3), 0
+        begun += data
         passed: list[bytes] = []
-        for match in _EVENT_END.finditer(begun):
-            event, end = begun[end : match.end()], match.end()
+        for match in [*_EVENT_END.finditer(begun, searched)]:
+            event, end = bytes(begun[end : match.end()]), match.end()
             passed.append(event if self._passing else self._event(event))
             self._passing = False
-        self._begun = begun[end:]
-        if self._passing or len(self._begun) > _MAX_EVENT_BYTES:
+        del begun[:end]
+        if self._passing or len(begun) > _MAX_EVENT_BYTES:
             self._passing = True
-            passed.append(self._begun)
-            self._begun = b""
+            passed.append(bytes(begun))
+            begun.clear()
         return b"".join(passed)
 
     def end(self) -> bytes:
         """Returns what the client gets at the end."""
-        rest, self._begun = self._begun, b""
+        rest = bytes(self._begun)
+        self._begun.clear()
         return rest
 
     def _event(self, event: bytes) -> bytes:

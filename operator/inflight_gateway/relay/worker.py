@@ -26,6 +26,9 @@ from inflight_gateway.tenants.signature import EngineHeaders
 
 _log = logging.getLogger(__name__)
 
+BACKLOG = 4096
+"""Connections that may wait to be accepted: a UNIX socket refuses more."""
+
 
 KNOWN_WITHIN_S = 2.0
 """Seconds for which a new process accepts no connection while the picker has not told it the services."""
@@ -69,6 +72,7 @@ class Worker:
         self._server = await asyncio.get_running_loop().create_unix_server(
             lambda: ClientConnection(partial(exchange, self._shared), self._connections.add, self._closed),
             sock=listener,
+            backlog=BACKLOG,
         )
         _log.info("relay listens on %s", listener.getsockname())
 

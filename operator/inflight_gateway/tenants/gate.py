@@ -88,6 +88,8 @@ class Gate:
         """
         if not config.keyed:
             return KEYLESS
+        if config.api_keys_secret is None:
+            return answers.no_key()  # a token, which this gateway has not verified
         given = presented_key(headers.get("authorization", ""), headers.get("api-key", ""))
         key = self._tables.check(given, config, self._wall())
         if isinstance(key, Refusal):

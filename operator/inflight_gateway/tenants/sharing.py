@@ -52,12 +52,19 @@ class Grant:
 
 
 class SharedLimits:
-    """Limits of all tenants. Args: name: name of this gateway's pod. peers: without any, this gateway decides alone."""
+    """Limits of all tenants.
 
-    def __init__(self, name: str, peers: Peers, post: Post) -> None:
+    Args:
+        name: name of this gateway's pod.
+        peers: without any, this gateway decides alone.
+        clock: seconds, monotonic.
+    """
+
+    def __init__(self, name: str, peers: Peers, post: Post, clock: Callable[[], float] = time.monotonic) -> None:
         self._name = name
         self._peers = peers
         self._post = post
+        self._clock = clock
         self._accounts = Accounts()
         self._links: dict[tuple[str, str], Link] = {}
 
@@ -94,7 +101,7 @@ class SharedLimits:
     def settle(self, grant: Grant, used: int) -> Grant:
         """Corrects the charge by the real usage in tokens; returns the grant with that charge."""
         if used != grant.tokens:
-            now = time.monotonic()
+            now = self._clock()
             self._accounts.settle(Settlement(grant.key, grant.tokens, used, grant.slot), now)
             link = self._link_of(grant)
             if link is not None:

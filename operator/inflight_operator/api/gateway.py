@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, ConfigDict, Field
 
 from inflight_base.manifest import defaults
 from inflight_operator.api.base import SpecModel, validation
@@ -43,18 +43,46 @@ class Hold(SpecModel):
     )
 
 
-class Auth(SpecModel):
-    """API keys."""
+JwtTenant = Annotated[
+    str,
+    Field(
+        min_length=1,
+        max_length=63,
+        json_schema_extra=validation(
+            f"self == '*' || self.matches('{_TENANT}')",
+            "gateway.auth.jwtTenants must be names of tenants, such as acme, or *",
+        ),
+    ),
+]
 
-    api_keys_secret: str = Field(
+
+class Auth(SpecModel):
+    """Clients that may use the service: those with an API key or a token. All others are answered 401, and engines take
+    requests from the gateway's pods only."""
+
+    model_config = ConfigDict(
+        json_schema_extra=validation(
+            "has(self.apiKeysSecret) || has(self.jwtTenants)",
+            "gateway.auth must have apiKeysSecret, jwtTenants or both",
+        )
+    )
+
+    api_keys_secret: str | None = Field(
+        default=None,
         min_length=1,
         max_length=253,
         description="Name of a Secret of this namespace with the hashes of API keys; `kubectl inflight keys` writes it."
-        " Requests without a valid key are answered 401, and engines take requests from the gateway's pods only.",
+        " Default: no API key is valid.",
         json_schema_extra=validation(
             "self.matches('^[a-z0-9]([-.a-z0-9]*[a-z0-9])?$')",
             "gateway.auth.apiKeysSecret must be the name of a Secret, such as inflight-api-keys",
         ),
+    )
+    jwt_tenants: Annotated[list[JwtTenant], Field(min_length=1, max_length=256)] | None = Field(
+        default=None,
+        description="Tenants whose tokens (JWT) the service accepts, which the gateway verifies by the chart's values"
+        ' gateway.jwt; "*": all of them. Default: no token is valid.',
+        json_schema_extra={"x-kubernetes-list-type": "set"},
     )
 
 
@@ -140,7 +168,7 @@ class Gateway(SpecModel):
         description="Maximum number of replicas that one request is sent to, including the first one.",
     )
     hold: Hold = Field(default_factory=Hold, description="Bounds on waiting requests.")
-    auth: Auth | None = Field(default=None, description="API keys of the service. Default: requests need no key.")
+    auth: Auth | None = Field(default=None, description="Clients that may use the service. Default: all.")
     tenants: Annotated[list[Tenant], Field(max_length=256)] = Field(
         default_factory=list,
         description="Tenants with shares or limits of their own.",

@@ -12,6 +12,7 @@ from inflight_base.kube.client import KubeApi
 from inflight_base.kube.difference import needs_apply
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import SLICE_OF_LABEL
 from inflight_operator.clock import pause
 
 Key = tuple[str, str]
@@ -20,9 +21,8 @@ Key = tuple[str, str]
 UNREAD_KINDS = ("Secret",)
 """Kinds that the operator may write but not read."""
 
-_NEEDS = {"Deployment": ("Secret", "ConfigMap"), "EndpointSlice": ("Service",)}
-"""Kinds that a kind depends on: pods do not start before the objects that they mount exist, and endpoints would become
-those of another owner's Service of the same name."""
+_NEEDED_BY_PODS = ("Secret", "ConfigMap")
+"""Kinds without which pods do not start."""
 
 
 class ChildConflictError(Exception):
@@ -175,9 +175,13 @@ class _Sync:
         return known is not None and known[0] is child and known[1] is live
 
     def _lacks(self, child: Manifest, live: Manifest | None) -> bool:
-        """Returns True if the child does not exist yet and one of its dependencies is refused."""
-        needs = _NEEDS.get(child["kind"], ())
-        return live is None and any(kind in needs for kind, _ in self.state.refused)
+        """Returns True if the child does not exist yet and an object that it depends on is refused. Endpoints would
+        become those of another owner's Service of the same name."""
+        if live is not None:
+            return False
+        if child["kind"] == "EndpointSlice":
+            return ("Service", child["metadata"]["labels"][SLICE_OF_LABEL]) in self.state.refused
+        return child["kind"] == "Deployment" and any(kind in _NEEDED_BY_PODS for kind, _ in self.state.refused)
 
     def _refuse(self, key: Key, wanted: Manifest | None, error: Exception) -> None:
         self.state.refuse(key, wanted, error, self.clock())

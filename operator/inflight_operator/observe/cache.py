@@ -13,13 +13,21 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 from sys import intern
-from typing import Any
+from typing import Any, NamedTuple
 
 from inflight_base.kube.changes import Changes, HistoryError
 from inflight_base.kube.difference import packed_fields
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
-from inflight_base.manifest.names import FIELD_MANAGER, KIND, SERVICE_LABEL, SLICE_OF_LABEL, child_names
+from inflight_base.manifest.names import (
+    FIELD_MANAGER,
+    KIND,
+    SERVICE_LABEL,
+    SLICE_MANAGER,
+    SLICE_MANAGER_LABEL,
+    SLICE_OF_LABEL,
+    child_names,
+)
 from inflight_base.manifest.slices import endpoints
 from inflight_operator.observe.pods import PodView, pod_view
 
@@ -33,13 +41,20 @@ _LONGEST_SHARED = 64
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """A cached object: `value` is a PodView for a pod, the uids of ready pods for an EndpointSlice of the engines, else
-    the manifest."""
+    """A cached object: `value` is a PodView for a pod, a `_ReadyPods` for an EndpointSlice of Kubernetes, else the
+    manifest."""
 
     uid: str
     version: int | None
     owner: ServiceKey
     value: Any
+
+
+class _ReadyPods(NamedTuple):
+    """Uids of the pods of ready endpoints. Attributes: service: name of the Service."""
+
+    service: str
+    uids: frozenset[str]
 
 
 class ClusterCache:
@@ -63,8 +78,8 @@ class ClusterCache:
         return None if entry is None else entry.value
 
     def children(self, key: ServiceKey) -> list[Manifest]:
-        """All objects with the service's label, including those of another owner, except pods and EndpointSlices of the
-        engines."""
+        """All objects with the service's label, including those of another owner, except pods and EndpointSlices of
+        Kubernetes."""
         return [entry.value for entry in self._owned.get(key, {}).values() if isinstance(entry.value, dict)]
 
     def child(self, key: ServiceKey, kind: str, name: str) -> Manifest | None:
@@ -75,10 +90,13 @@ class ClusterCache:
         """Pods of the service's Deployment by name, terminating ones included."""
         return sorted((one.value for one in self._of(key, POD)), key=lambda pod: pod.name)
 
-    def endpoints(self, key: ServiceKey) -> frozenset[str]:
-        """Uids of the pods that EndpointSlices of the service's Services list as ready."""
+    def endpoints(self, key: ServiceKey, of: str = "") -> frozenset[str]:
+        """Uids of the pods that EndpointSlices of the service's Services list as ready, or of the Service called
+        `of`."""
         slices = (one.value for one in self._of(key, ENDPOINTS))
-        return frozenset().union(*(ready for ready in slices if isinstance(ready, frozenset)))
+        return frozenset().union(
+            *(one.uids for one in slices if isinstance(one, _ReadyPods) and of in ("", one.service))
+        )
 
     def take(self, kind: str, namespace: str | None, changes: Changes) -> set[ServiceKey]:
         """Stores changes from the watch of a kind (in one namespace, or in all). Returns the services that need a
@@ -122,7 +140,7 @@ class ClusterCache:
         if owner is None:
             return self._remove(kind, key)
         after = _Entry(body["metadata"].get("uid", ""), version, owner, _value(kind, body))
-        ready = self.endpoints(owner) if isinstance(after.value, frozenset) else None
+        ready = self.endpoints(owner) if isinstance(after.value, _ReadyPods) else None
         if before is not None and before.owner != owner:
             self._disown(kind, key, before.owner)
         self._entries[kind][key] = after
@@ -142,7 +160,7 @@ class ClusterCache:
         entry = self._entries[kind].pop(key, None)
         if entry is None:
             return None
-        ready = self.endpoints(entry.owner) if isinstance(entry.value, frozenset) else None
+        ready = self.endpoints(entry.owner) if isinstance(entry.value, _ReadyPods) else None
         self._disown(kind, key, entry.owner)
         return entry.owner if ready is None or ready != self.endpoints(entry.owner) else None
 
@@ -198,7 +216,7 @@ def _value(kind: str, body: Mapping[str, Any]) -> Any:
     """Returns the parts of an object that are read; only these are cached."""
     if kind == POD:
         return pod_view(body)
-    if kind == ENDPOINTS and _is_of_engines(body):
+    if kind == ENDPOINTS and body["metadata"]["labels"].get(SLICE_MANAGER_LABEL) != SLICE_MANAGER:
         return _ready_pods(body)
     # Whether a child must be applied is read from what the operator applied last; see inflight_base.kube.difference.
     fields = [one for one in body["metadata"].get("managedFields") or () if one.get("manager") == FIELD_MANAGER]
@@ -217,16 +235,9 @@ def _shared(value: Any) -> Any:
     return intern(value) if isinstance(value, str) and len(value) <= _LONGEST_SHARED else value
 
 
-def _is_of_engines(endpoint_slice: Mapping[str, Any]) -> bool:
-    """Returns True if Kubernetes made the slice for a Service with the engines, and not the operator for a picker's
-    Service."""
-    labels = endpoint_slice["metadata"]["labels"]
-    return bool(labels[SLICE_OF_LABEL] != child_names(labels[SERVICE_LABEL]).picker)
-
-
-def _ready_pods(endpoint_slice: Mapping[str, Any]) -> frozenset[str]:
-    """Returns the uids of the pods of ready endpoints."""
-    return frozenset(one.uid for one in endpoints(endpoint_slice) if one.ready and one.uid)
+def _ready_pods(endpoint_slice: Mapping[str, Any]) -> _ReadyPods:
+    uids = frozenset(one.uid for one in endpoints(endpoint_slice) if one.ready and one.uid)
+    return _ReadyPods(endpoint_slice["metadata"]["labels"][SLICE_OF_LABEL], uids)
 
 
 def _differs(kind: str, before: _Entry | None, after: _Entry) -> bool:

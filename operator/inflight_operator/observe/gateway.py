@@ -19,7 +19,7 @@ import aiohttp
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
-from inflight_base.manifest.names import GATEWAY_STATE_PORT
+from inflight_base.manifest.names import GATEWAY_HTTP_PORT, GATEWAY_STATE_PORT, HTTP_PORT_NAME
 from inflight_base.manifest.slices import GatewayAddress, address_of, endpoints
 from inflight_base.signing import PEER_SIGNATURE, get_message, signed
 from inflight_operator.clock import pause
@@ -100,7 +100,7 @@ class GatewayReader:
         keys: returns the gateway's keys, which sign the requests for streams.
 
     Attributes:
-        addresses: addresses of the pods at the last list; None before the first one.
+        addresses: those of the ready pods at the last list; None before the first one.
     """
 
     http: aiohttp.ClientSession
@@ -240,9 +240,19 @@ def gateway_pods(slices: Sequence[Manifest]) -> dict[str, GatewayPod]:
 
 
 def gateway_addresses(slices: Sequence[Manifest]) -> tuple[GatewayAddress, ...]:
-    """The addresses in EndpointSlices of the gateway's Service, sorted."""
-    found = (GatewayAddress(one.ip, one.ready) for manifest in slices for one in endpoints(manifest))
+    """The ready endpoints in EndpointSlices of the gateway's Service, sorted by address."""
+    found = {
+        GatewayAddress(one.ip, _http_port(manifest))
+        for manifest in slices
+        for one in endpoints(manifest)
+        if one.ready and not one.terminating
+    }
     return tuple(sorted(found, key=lambda one: one.address))
+
+
+def _http_port(manifest: Manifest) -> int:
+    ports = (one.get("port") for one in manifest.get("ports") or () if one.get("name") == HTTP_PORT_NAME)
+    return next(ports, None) or GATEWAY_HTTP_PORT
 
 
 async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import SERVICE_LABEL
 from inflight_operator.api.status import Decision as RecordedDecision
 from inflight_operator.decide.autopilot import DemandMemory
 from inflight_operator.decide.conditions import Finding, Metrics, Status, find_conditions, held
@@ -17,6 +19,7 @@ from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.decide.tuning_types import TuningState
 from inflight_operator.observe.gateway_view import GatewayView
+from inflight_operator.reconcile.front import Front, front
 from inflight_operator.reconcile.limits import (
     best_limits,
     is_in_force,
@@ -56,7 +59,8 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
     scaled = scale(snapshot, by_hand.memory, pods, measurements)
     scaling = scaled.decision
     tuned = tuned_limits(snapshot, scaled.memory)
-    memory, rendered = _children(snapshot, tuned.memory)
+    step, memory = front(snapshot, tuned.memory)
+    memory, rendered = _children(snapshot, memory, step)
     template = decide_template(snapshot, memory, rendered.children, rolled_out=_rolled_out(snapshot, memory, pods))
     moving = (memory.moving or len(pods.ready)) if template.state == "Moving" else None
     memory = replace(memory, moving=moving, waking=memory.waking and not _routed(snapshot, memory))
@@ -68,8 +72,9 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         limits=memory.limits,
         canary=memory.canary,
         in_force=len(wanted) - len(behind),
-        children=tuple(one for one in rendered.children if not (template.hold and one["kind"] == "Deployment")),
+        children=tuple(one for one in rendered.children if not _is_held(one, template, step)),
         hold_template=template.hold,
+        front=step,
         findings=_findings(snapshot, memory, pods, scaled, template, {pod.uid for pod, _ in behind}),
         memory=memory,
         measured=measurements,
@@ -101,9 +106,19 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
     return replace(memory, startups=startups, routed_since=since if listed else None)
 
 
-def _children(snapshot: Snapshot, memory: Memory) -> tuple[Memory, Rendered]:
-    pods = snapshot.gateway_pods or ()
-    plan = ChildPlan(memory.replicas, memory.limits, snapshot.admin_token, snapshot.tenant_keys, pods)
+def _is_held(child: Manifest, template: Template, step: Front) -> bool:
+    """Returns True for a child whose live object stays as it is."""
+    if child["kind"] == "Deployment":
+        return template.hold
+    front = child["kind"] == "Service" and child["metadata"]["name"] == child["metadata"]["labels"][SERVICE_LABEL]
+    return front and step.hold
+
+
+def _children(snapshot: Snapshot, memory: Memory, step: Front) -> tuple[Memory, Rendered]:
+    pods = snapshot.gateway_pods or () if snapshot.policy.inference_pool else ()
+    plan = ChildPlan(
+        memory.replicas, memory.limits, snapshot.admin_token, snapshot.tenant_keys, pods, step.pods, step.leaving
+    )
     known = memory.rendered
     if known is not None and known.made_of(snapshot.service, snapshot.settings, plan):
         return memory, known

@@ -15,7 +15,7 @@ from inflight_operator.clock import Clock
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.reconcile.plan import Child, Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot
-from inflight_operator.render.inference_pool import slice_names
+from inflight_operator.render.gateway_slices import slice_names
 
 logger = logging.getLogger(__name__)
 
@@ -108,10 +108,14 @@ class Executor:
 
 def _kept(key: ServiceKey, snapshot: Snapshot, plan: Plan) -> frozenset[Child]:
     """Returns the live children that the plan does not name and that stay."""
-    held = {("Deployment", child_names(key.name).main)} if plan.hold_template else set()
-    settings = snapshot.settings
-    if snapshot.gateway_pods is not None and settings.gateway_service and settings.endpoint_picker:
-        return frozenset(held)
-    # No list of the gateway's pods yet: the picker keeps the endpoints that it has. Without a gateway that serves other
-    # gateways, the operator has no right to delete them.
-    return frozenset(held | {("EndpointSlice", name) for name in slice_names(key.name)})
+    names, kept = child_names(key.name), set[Child]()
+    if plan.hold_template:
+        kept.add(("Deployment", names.main))
+    if plan.front.hold:
+        kept.add(("Service", names.main))
+    if plan.front.keep:
+        kept |= {("EndpointSlice", name) for name in slice_names(names.front)}
+    if snapshot.policy.inference_pool and not snapshot.gateway_pods:
+        # No gateway pod is known to be ready: the picker keeps the endpoints that it has.
+        kept |= {("EndpointSlice", name) for name in slice_names(names.picker)}
+    return frozenset(kept)

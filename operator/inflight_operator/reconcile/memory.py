@@ -69,6 +69,7 @@ class Memory:
         waking: replicas were ordered for held requests, and none is ready yet.
         moving: ready pods that the service had when a newer engine release began to roll out, and needs again; None
             without a rollout.
+        left_at: since when the gateway serves the service although it left the gateway, on the steady clock.
         rendered: the children.
     """
 
@@ -88,6 +89,7 @@ class Memory:
     routed_since: float | None = None
     waking: bool = False
     moving: int | None = None
+    left_at: float | None = None
     rendered: Rendered | None = None
 
     @property

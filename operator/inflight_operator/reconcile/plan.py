@@ -11,6 +11,7 @@ from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Decision
 from inflight_operator.observe.pods import PodView
+from inflight_operator.reconcile.front import Front
 from inflight_operator.reconcile.memory import CanaryInForce, Memory
 from inflight_operator.reconcile.views import Measured
 from inflight_settings.limits import Limits, LimitsInForce
@@ -32,7 +33,8 @@ class Plan:
     canary: the pod with trial limits; None without a canary.
     modelled: limits that the cost model finds best; None without a model.
     in_force: ready pods that run with them.
-    children: desired state, without the Deployment if `hold_template`.
+    children: desired state, without the Deployment if `hold_template`, and the Service if `front.hold`.
+    front: step in which the service's address moves.
     hold_template: keep the live Deployment's pod template, and set only its replicas.
     push: ready pods to push limits to.
     deletion_costs: pod deletion costs to set before a scale-down, by pod name.
@@ -51,6 +53,7 @@ class Plan:
     in_force: int
     children: tuple[Manifest, ...]
     hold_template: bool
+    front: Front
     findings: tuple[Finding, ...]
     memory: Memory
     measured: Measured

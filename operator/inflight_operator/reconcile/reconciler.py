@@ -26,6 +26,7 @@ from inflight_operator.decide.conditions import unreadable
 from inflight_operator.decide.tuning_types import TuningPolicy
 from inflight_operator.observe.attainment import Attainment
 from inflight_operator.observe.cache import ClusterCache
+from inflight_operator.observe.front_view import front_view
 from inflight_operator.observe.live_gateway import LiveGateway
 from inflight_operator.observe.pool_view import pool_parents
 from inflight_operator.observe.scrape import ScrapePool, Target
@@ -198,6 +199,8 @@ class Reconciler:
         self._pool.keep(key, targets)
         window, uid = self._pool.window(key), reading.service.metadata.uid
         gateway = self._gateway if reading.policy.gateway else None
+        front = front_view(self._cache, key, uid)
+        through = self._gateway if gateway is not None or front.routed else None
         return Snapshot(
             service=reading.service,
             unread=reading.unread,
@@ -218,8 +221,10 @@ class Reconciler:
             mover=self._pace.holder,
             pooled=gateway is not None,
             gateway=None if gateway is None else gateway.view(key),
-            tenant_keys=() if gateway is None else gateway.tenant_keys(key, uid),
-            gateway_pods=gateway.addresses if gateway is not None and reading.policy.inference_pool else (),
+            tenant_keys=() if through is None else through.tenant_keys(key, uid),
+            gateway_pods=() if self._gateway is None else self._gateway.addresses,
+            front=front,
+            leaving=None if through is None or gateway is not None else through.view(key),
             pool_parents=pool_parents(self._cache.child(key, "InferencePool", child_names(key.name).main)),
         )
 

@@ -13,6 +13,7 @@ from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.conditions import DeploymentView
 from inflight_operator.decide.tuning_types import TuningPolicy
+from inflight_operator.observe.front_view import NO_FRONT, FrontView
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.observe.metrics import Sample
 from inflight_operator.observe.pods import LimitsPush, PodView
@@ -47,8 +48,10 @@ class Snapshot:
         may_move: whether the service may upgrade to a newer engine release now.
         mover: a service that is upgrading and that others wait for; empty without one.
         gateway: reports of the gateway's pods on the service; None for one that is not behind the gateway.
-        tenant_keys: current and previous tenant key of the service; empty for one that is not behind the gateway.
-        gateway_pods: endpoints of the picker of its InferencePool, empty for a service without; None: not known yet.
+        tenant_keys: current and previous tenant key of the service; empty for one that the gateway does not serve.
+        gateway_pods: the gateway's ready pods; None: not known yet.
+        front: endpoints of its Service.
+        leaving: reports of the gateway's pods on a service that left the gateway; None for all others.
         pool_parents: gateways that report on its InferencePool.
     """
 
@@ -73,6 +76,8 @@ class Snapshot:
     gateway: GatewayView | None = None
     tenant_keys: tuple[str, ...] = ()
     gateway_pods: tuple[GatewayAddress, ...] | None = ()
+    front: FrontView = NO_FRONT
+    leaving: GatewayView | None = None
     pool_parents: tuple[PoolParent, ...] = ()
 
     @property

@@ -3,18 +3,20 @@ cluster has its API.
 
 The pool refers to its endpoint picker by a Service of its own namespace that must not be an ExternalName
 (inference.networking.k8s.io/v1, EndpointPickerRef). The picker runs in the gateway's pods, in another namespace, so the
-Service has no selector, and the operator writes its EndpointSlice.
+Service has no selector, and the operator writes its EndpointSlices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import ENGINE_PORT, child_names, pod_labels, pool_port
 from inflight_base.manifest.slices import GatewayAddress
+from inflight_operator.render.gateway_slices import gateway_slices, slice_names
 from inflight_operator.render.metadata import child
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.service import behind_gateway
@@ -28,12 +30,6 @@ PICKER_PORT = 9002
 """Port of the picker's Service: the default port of endpoint pickers."""
 
 PICKER_PORT_NAME = "grpc-ext-proc"
-
-SLICE_MANAGER = "inflight-operator"
-"""Value of the label managed-by of the operator's EndpointSlices: a controller of Kubernetes with that name would
-delete them."""
-
-_FAMILIES = ("IPv4", "IPv6")
 
 
 def has_inference_pool(service: InferenceService, settings: Settings) -> bool:
@@ -86,45 +82,14 @@ def picker_service(service: InferenceService) -> Manifest:
 
 
 def picker_slices(service: InferenceService, pods: Sequence[GatewayAddress]) -> list[Manifest]:
-    """The endpoints of the picker's Service, a slice for each address family of the gateway's pods."""
-    return [
-        _slice(service, name, family, of_family)
-        for name, family in zip(slice_names(service.metadata.name), _FAMILIES, strict=True)
-        if (of_family := [pod for pod in pods if pod.family == family])
-    ]
-
-
-def slice_names(name: str) -> tuple[str, ...]:
-    """Names of the EndpointSlices of the picker of the service called `name`."""
-    return tuple(f"{child_names(name).picker}-{family.lower()}" for family in _FAMILIES)
+    """The endpoints of the picker's Service: its own port of each of the gateway's pods."""
+    metadata = service.metadata
+    port, name = pool_port(ServiceKey(metadata.namespace, metadata.name)), child_names(metadata.name).picker
+    return gateway_slices(service, name, name, PICKER_PORT_NAME, [replace(pod, port=port) for pod in pods])
 
 
 def pool_children(name: str) -> frozenset[tuple[str, str]]:
     """Kinds and names of all children that belong to the pool of the service called `name`."""
     names = child_names(name)
-    slices = (("EndpointSlice", one) for one in slice_names(name))
+    slices = (("EndpointSlice", one) for one in slice_names(names.picker))
     return frozenset({("InferencePool", names.main), ("Service", names.picker), *slices})
-
-
-def _slice(service: InferenceService, slice_name: str, family: str, pods: Sequence[GatewayAddress]) -> Manifest:
-    names = child_names(service.metadata.name)
-    manifest = child("discovery.k8s.io/v1", "EndpointSlice", service, slice_name)
-    manifest["metadata"]["labels"] |= {
-        "kubernetes.io/service-name": names.picker,
-        "endpointslice.kubernetes.io/managed-by": SLICE_MANAGER,
-    }
-    return {
-        **manifest,
-        "addressType": family,
-        "ports": [
-            {
-                "name": PICKER_PORT_NAME,
-                "port": pool_port(ServiceKey(service.metadata.namespace, service.metadata.name)),
-                "protocol": "TCP",
-            }
-        ],
-        "endpoints": [
-            {"addresses": [pod.address], "conditions": {"ready": pod.ready}}
-            for pod in sorted(pods, key=lambda pod: pod.address)
-        ],
-    }

@@ -20,6 +20,8 @@ class ChildPlan:
         tenant_keys: current and previous key by which engines verify that the gateway signed a request; empty for a
             service that is not behind the gateway.
         gateway_pods: endpoints of the picker of the service's InferencePool; empty for one without.
+        front_pods: the gateway's pods as endpoints of the Service of the service's name; empty: none, or unknown.
+        leaving: the gateway sends requests to the engines, although the service is no longer behind it.
     """
 
     replicas: int
@@ -27,6 +29,8 @@ class ChildPlan:
     admin_token: str
     tenant_keys: tuple[str, ...] = ()
     gateway_pods: tuple[GatewayAddress, ...] = ()
+    front_pods: tuple[GatewayAddress, ...] = ()
+    leaving: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import GATEWAY_LABELS, HTTP_PORT_NAME, child_names, pod_labels
+from inflight_base.manifest.names import (
+    GATEWAY_ANNOTATION,
+    GATEWAY_LABELS,
+    HTTP_PORT_NAME,
+    SERVICE_LABEL,
+    child_names,
+    pod_labels,
+)
+from inflight_base.manifest.slices import GatewayAddress
+from inflight_operator.render.gateway_slices import gateway_slices
 from inflight_operator.render.metadata import child
 from inflight_operator.render.plan import Settings
 
@@ -46,16 +56,27 @@ def behind_gateway(service: InferenceService, settings: Settings) -> bool:
     return service.spec.gateway.enabled and bool(settings.gateway_service)
 
 
-def gateway_alias(service: InferenceService, settings: Settings) -> Manifest:
-    """The Service of the service's name as an alias (CNAME) of the gateway's Service: clients keep the address, and the
-    gateway sees in the Host header which service a request is for.
+def gateway_front(service: InferenceService, settings: Settings) -> Manifest:
+    """The Service of the service's name, with the gateway's pods as its endpoints (`front_slices`): clients keep name
+    and address, and the gateway sees in the Host header which service a request is for.
 
-    The port has no effect on the DNS answer; it documents the port that clients use.
+    Its selector selects no pod. Without one, Kubernetes would keep the slices of the engines as they are at that time,
+    and mirror its Endpoints into further ones.
     """
-    return {
-        **child("v1", "Service", service),
-        "spec": {"type": "ExternalName", "externalName": settings.gateway_service, "ports": [service_port()]},
-    }
+    manifest = child("v1", "Service", service)
+    manifest["metadata"]["annotations"] = {GATEWAY_ANNOTATION: settings.gateway_service}
+    return {**manifest, "spec": {"type": "ClusterIP", "selector": no_pods(service), "ports": [service_port()]}}
+
+
+def no_pods(service: InferenceService) -> dict[str, str]:
+    """A selector that selects no pod of the service: pods do not have its second label."""
+    return {SERVICE_LABEL: service.metadata.name, "inflight.dev/endpoints": "gateway"}
+
+
+def front_slices(service: InferenceService, pods: Sequence[GatewayAddress]) -> list[Manifest]:
+    """The gateway's pods as endpoints of the Service of the service's name."""
+    name = service.metadata.name
+    return gateway_slices(service, name, child_names(name).front, HTTP_PORT_NAME, pods)
 
 
 def engines_service(service: InferenceService) -> Manifest:

@@ -14,7 +14,13 @@ from inflight_operator.render.metadata import child
 from inflight_operator.render.monitor import POD_MONITOR_API, pod_monitor
 from inflight_operator.render.networkpolicy import network_policy
 from inflight_operator.render.plan import ChildPlan, Settings
-from inflight_operator.render.service import behind_gateway, cluster_service, engines_service, gateway_alias
+from inflight_operator.render.service import (
+    behind_gateway,
+    cluster_service,
+    engines_service,
+    front_slices,
+    gateway_front,
+)
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService
@@ -40,17 +46,16 @@ def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> li
     The same input gives the same bytes. Limits, replicas and token do not change the pod template, so neither tuning
     nor scaling ever restarts a pod.
     """
-    if behind_gateway(service, settings):
-        # The Service that the gateway finds engines by comes before the one that sends it requests.
-        services = [engines_service(service), gateway_alias(service, settings)]
-    else:
-        services = [cluster_service(service)]
+    behind = behind_gateway(service, settings)
     children = [
         admin_token_secret(service, plan.admin_token, plan.tenant_keys),
         limits_config_map(service, plan.limits),
         network_policy(service, settings),
         deployment(service, plan.replicas, settings),
-        *services,
+        # The Service that the gateway finds engines by comes before the one that sends it requests.
+        *([engines_service(service)] if behind or plan.leaving else []),
+        gateway_front(service, settings) if behind else cluster_service(service),
+        *front_slices(service, plan.front_pods),
         pod_disruption_budget(service),
     ]
     if POD_MONITOR_API in settings.available_apis:

@@ -84,13 +84,22 @@ async def test_services_and_engines_that_are_there_that_come_change_and_go(fake)
         await until(lambda: addresses(catalog) == ["10.0.0.1:8000", "10.0.0.2:8000"])
         await fake.put(SERVICES, service(maxAttempts=7))
         await until(lambda: catalog.services[CHAT].max_attempts == 7)
-        await fake.put(SERVICES, service(enabled=False))
+        await fake.put(SERVICES, service(enabled=False, maxAttempts=5))
+        await until(lambda: catalog.services[CHAT].max_attempts == 5)
+        assert addresses(catalog) == ["10.0.0.1:8000", "10.0.0.2:8000"], "clients with open connections are not lost"
+        await fake.put(SLICES, engines())
+        await until(lambda: not catalog.endpoints)
+        assert set(catalog.services) == {CHAT}
+        await fake.delete(SLICES, "team", "chat-engines-x")
         await until(lambda: not catalog.services)
         assert catalog.resolve("chat.team").code == "service_not_behind_gateway"
+        await fake.put(SLICES, engines("10.0.0.1"))
+        await until(lambda: set(catalog.services) == {CHAT})
+        await fake.delete(SLICES, "team", "chat-engines-x")
+        await until(lambda: not catalog.services)
         await fake.put(SERVICES, service("plain"))
         await until(lambda: set(catalog.services) == {ServiceKey("team", "plain")})
         await fake.delete(SERVICES, "team", "plain")
-        await fake.delete(SLICES, "team", "chat-engines-x")
         await until(lambda: not catalog.services and not catalog.endpoints)
         assert catalog.resolve("plain.team").code == "service_not_found"
 

@@ -100,7 +100,28 @@ def test_fields_that_cannot_be_read_have_their_default_and_a_note():
     ]
 
 
-@pytest.mark.parametrize("auth", [{}, {"apiKeysSecret": ""}, {"apiKeysSecret": 5}, {"apiKeysFrom": "keys"}, "keys"])
+@pytest.mark.parametrize(
+    ("auth", "secret", "tenants"),
+    [
+        ({"jwtTenants": ["acme", "umbrella"]}, None, ("acme", "umbrella")),
+        ({"jwtTenants": ["*"]}, None, ("*",)),
+        ({"apiKeysSecret": "keys", "jwtTenants": ["acme"]}, "keys", ("acme",)),
+        ({"apiKeysSecret": "keys"}, "keys", ()),
+    ],
+)
+def test_keys_and_tokens_are_asked_for_each_alone_or_both(auth, secret, tenants):
+    config, notes = read_service(manifest({"gateway": {"enabled": True, "auth": auth}}))
+    assert (config.api_keys_secret, config.jwt_tenants, config.keyed, notes) == (secret, tenants, True, ())
+
+
+UNREADABLE_AUTH = (
+    {}, {"apiKeysSecret": ""}, {"apiKeysSecret": 5}, {"apiKeysFrom": "keys"}, "keys", {"jwtTenants": []},
+    {"jwtTenants": "acme"}, {"jwtTenants": [""]}, {"jwtTenants": [5]}, {"apiKeysSecret": "keys", "jwtTenants": "acme"},
+    {"apiKeysSecret": 5, "jwtTenants": ["acme"]},
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("auth", UNREADABLE_AUTH)
 def test_keys_that_are_asked_for_but_cannot_be_read_close_the_service(auth):
     with pytest.raises(ServiceConfigError, match="must name a Secret in apiKeysSecret"):
         read_service(manifest({"gateway": {"enabled": True, "auth": auth}}))

@@ -16,7 +16,8 @@ from inflight_gateway.guests import endpoint_picker_ports
 from inflight_gateway.guests.endpoint_picker_ports import EndpointPickerPorts, only_services
 from inflight_gateway.types import ServiceConfig
 from tests.gateway.gateway_stack import free_port, until
-from tests.gateway.guests.test_exchange import OPEN, World
+from tests.gateway.guests.test_exchange import Guests
+from tests.gateway.requests.world import CONFIG
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def taken():
 async def test_a_pools_port_that_is_in_use_is_opened_once_it_is_free(taken, monkeypatch, caplog):
     monkeypatch.setattr(endpoint_picker_ports, "AGAIN_S", 0.05)
     key, other = taken
-    ports = EndpointPickerPorts(World(replace(OPEN, key=key, inference_pool=True)).parts, free_port(), tls=False)
+    ports = EndpointPickerPorts(Guests(replace(CONFIG, key=key, inference_pool=True)).parts, free_port(), tls=False)
     await ports.open()
     running = asyncio.create_task(ports.run())
     await asyncio.sleep(0.3)
@@ -55,7 +56,7 @@ async def test_a_pools_port_that_is_in_use_is_opened_once_it_is_free(taken, monk
 
 async def test_the_shared_port_in_use_is_an_error_that_names_the_flag(taken):
     _, other = taken
-    ports = EndpointPickerPorts(World().parts, other.getsockname()[1], tls=False)
+    ports = EndpointPickerPorts(Guests().parts, other.getsockname()[1], tls=False)
     with pytest.raises(OSError, match="--ext-proc-port"):
         await ports.open()
 

@@ -1,6 +1,5 @@
 """Answers to Envoy."""
 
-from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.guests import messages
 from inflight_gateway.types import Refusal
 
@@ -21,13 +20,9 @@ def test_a_request_goes_on_with_its_headers_by_the_route_that_they_lead_to():
 
 def test_an_error_quotes_a_client_in_part_only():
     message = "model " + "\U0001f600" * 1_000_000
-    answer = messages.refuse(Refusal(404, "model_not_found", message, (("retry-after", "5"),)), ServiceKey("n", "s"))
+    answer = messages.refuse(Refusal(404, "model_not_found", message, (("retry-after", "5"),)))
     response = answer.immediate_response
     assert response.status.code == 404
     assert b"model_not_found" in response.body
-    assert {one.header.key for one in response.headers.set_headers} == {
-        "content-type",
-        "retry-after",
-        "x-inflight-service",
-    }
+    assert {one.header.key for one in response.headers.set_headers} == {"content-type", "retry-after"}
     assert len(answer.SerializeToString()) < 65_535

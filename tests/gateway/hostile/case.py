@@ -14,8 +14,8 @@ PATHS = (CHAT, "/v1/completions", "/v1/generate")
 FORGED = "forged"
 """Mark in the value of each header that no engine may see."""
 
-OPEN, KEYED, ASLEEP, TWICE = "open", "keyed", "asleep", "twice"
-"""Services: without API keys, with them, without an engine, and one whose name two namespaces have."""
+OPEN, KEYED, ASLEEP, TWICE = "open.default", "keyed.default", "asleep.default", "twice"
+"""Hosts: of services without API keys, with them and without an engine, and a name that two namespaces have."""
 
 RIGHT_KEY = "ifk_right"
 

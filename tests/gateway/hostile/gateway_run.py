@@ -18,7 +18,7 @@ import psutil
 
 from tests.gateway.gateway_stack import GatewayStack, until
 from tests.gateway.hostile import kinds, kinds2
-from tests.gateway.hostile.case import ASLEEP, KEYED, OPEN, RIGHT_KEY, TWICE, Case
+from tests.gateway.hostile.case import RIGHT_KEY, TWICE, Case
 from tests.gateway.hostile.engine import CheckingEngine
 from tests.gateway.hostile.wire import send
 from tests.gateway.tenants.things import secret
@@ -190,9 +190,15 @@ async def hostile_gateway(folder: Path) -> AsyncIterator[Hostile]:
     data = {name: value.decode() for name, value in secret(acme=RIGHT_KEY).items()}
     limits = {"requests_per_minute": 10**9, "tokens_per_minute": 10**12}
     stack.services(
-        {"name": OPEN, "model": "m", "endpoints": addresses},
-        {"name": KEYED, "model": "k", "endpoints": addresses[:1], "api_keys_secret": "keys", "default_limits": limits},
-        {"name": ASLEEP, "model": "z", "endpoints": []},
+        {"name": "open", "model": "m", "endpoints": addresses},
+        {
+            "name": "keyed",
+            "model": "k",
+            "endpoints": addresses[:1],
+            "api_keys_secret": "keys",
+            "default_limits": limits,
+        },
+        {"name": "asleep", "model": "z", "endpoints": []},
         *({"namespace": one, "name": TWICE, "model": "t", "endpoints": addresses} for one in ("a", "b")),
         secrets=[{"namespace": "default", "name": "keys", "data": data}],
     )

@@ -104,13 +104,23 @@ def hosts(random: Random) -> Case:
     body = chat_body(model="nobody's")
     host = random.choice(
         (
-            *("", " ", "open, keyed", "open@keyed", TWICE, TWICE.upper(), f"{TWICE}.", "open.default.evil.example"),
+            *(
+                "",
+                " ",
+                "open.default, keyed.default",
+                "open@keyed.default",
+                "open",
+                TWICE,
+                TWICE.upper(),
+                f"{TWICE}.",
+                "open.default.evil.example",
+            ),
             *(
                 "[::1",
                 "[::1]:80",
-                "open:99999",
-                "open:abc",
-                "open/..",
+                "open.default:99999",
+                "open.default:abc",
+                "open.default/..",
                 "\xff",
                 "%6fpen",
                 "a" * 5000,
@@ -121,9 +131,9 @@ def hosts(random: Random) -> Case:
                 "open.other",
                 "nobody",
                 "127.0.0.1",
-                "open\x0bkeyed",
-                "http://open",
-                "open;x",
+                "open.default\x0bkeyed",
+                "http://open.default",
+                "open.default;x",
                 "-",
                 "*",
                 "open.default.svc.x",
@@ -153,8 +163,8 @@ _TRICKS = (
     *("/v1/%2e%2e/metrics", "/%2e/metrics", "/v1/models/../../metrics", "/v1//runtime_config", "///admin//x"),
     *("/metrics%2f", "/%2fmetrics", "/%2f%2fmetrics", "/v1/models%2f..%2f..%2fmetrics", "/.%2fmetrics"),
     *(
-        "http://open/metrics",
-        "http://open/%6detrics",
+        "http://open.default/metrics",
+        "http://open.default/%6detrics",
         "/%",
         "/%zz",
         "/%u006detrics",
@@ -264,7 +274,7 @@ def upgrades(random: Random) -> Case:
         )
     )
     if random.random() < 0.3:
-        whole = head("CONNECT", random.choice((DECOY, "open:80", "/", "")), [("Host", DECOY)])
+        whole = head("CONNECT", random.choice((DECOY, "open.default:80", "/", "")), [("Host", DECOY)])
         return Case("upgrades", (whole,), patience_s=2.0, certain=False)
     whole = random.choice((head("GET", "/v1/models", [("Host", OPEN), *fields]), post(_BODY, *fields)))
     return Case("upgrades", (whole,), patience_s=2.0, certain=False)

@@ -7,13 +7,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 import uvloop
-from aiohttp import web
 
 from inflight_gateway.relay.budget import BudgetLimits
 from inflight_gateway.relay.decide import Limits
+from inflight_gateway.relay.run import listen
 from inflight_gateway.relay.shared import Tuning
 from inflight_gateway.relay.worker import Worker
-from tests.gateway.relay.fake_engine import Do, FakeEngine, Seen
+from tests.gateway.relay.fake_engine import Do, FakeEngine
+from tests.gateway.relay.fake_picker import FakePicker
 
 QUICK = Tuning(
     silence_s=0.3,
@@ -32,28 +33,22 @@ async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> Non
 
 
 class Setup:
-    """A relay with fake engines behind it, and what it reports."""
+    """A relay between fake engines and a fake picker."""
 
     def __init__(self, directory: Path) -> None:
-        self.directory = directory
         self.engine = FakeEngine()
-        self.reports: list[dict] = []
-        self.retried: list[dict] = []
+        self.picker = FakePicker(self.engine)
         self.socket = directory / "relay-0.sock"
         self.worker: Worker
         self.session: aiohttp.ClientSession
-        self._collector: web.AppRunner
+        self._picker_socket = directory / "picker.sock"
 
     async def start(self, tuning: Tuning = QUICK) -> Setup:
-        await self.engine.start(self.directory / "inner.sock")
-        app = web.Application()
-        app.router.add_post("/v1/finished", self._collect)
-        app.router.add_post("/v1/retried", self._collect_retried)
-        self._collector = web.AppRunner(app)
-        await self._collector.setup()
-        await web.UnixSite(self._collector, str(self.directory / "reports.sock")).start()
-        self.worker = Worker(self.directory / "inner.sock", self.directory / "reports.sock", tuning)
-        await self.worker.start(self.socket)
+        await self.engine.start()
+        await self.picker.start(self._picker_socket)
+        self.worker = Worker(self._picker_socket, tuning)
+        await self.worker.start(listen(self.socket))
+        await eventually(lambda: self.shared.catalog.complete)
         self.session = aiohttp.ClientSession(connector=aiohttp.UnixConnector(str(self.socket), limit=0))
         return self
 
@@ -61,28 +56,29 @@ class Setup:
         await self.session.close()
         await self.worker.stop(0)
         await self.engine.stop()
-        await self._collector.cleanup()
+        await self.picker.stop()
 
-    async def _collect(self, request: web.Request) -> web.Response:
-        self.reports += await request.json()
-        return web.Response()
+    @property
+    def shared(self):
+        return self.worker._shared
 
-    async def _collect_retried(self, request: web.Request) -> web.Response:
-        self.retried += await request.json()
-        return web.Response()
+    @property
+    def reports(self) -> list[dict]:
+        return self.picker.reports
 
     async def report(self, number: int = 0) -> dict:
         await eventually(lambda: len(self.reports) > number)
         return self.reports[number]
 
+    async def configure(self, **changes) -> None:
+        """Changes the service."""
+        self.picker.configure(**changes)
+        await eventually(lambda: self.shared.catalog.services[self.picker.config.key] == self.picker.config)
+
     def script(self, *steps: Do) -> None:
-        """Sets the steps of the requests from now on; the last step is repeated."""
-        begun = len(self.engine.seen)
-
-        def step(number: int, _seen: Seen) -> Do:
-            return steps[min(number - begun, len(steps) - 1)]
-
-        self.engine.script = step
+        """Sets the steps of the attempts from now on; the last step is repeated."""
+        begun = self.engine.turn
+        self.engine.script = lambda turn: steps[min(turn - begun, len(steps) - 1)]
 
     async def post(self, asked: dict, path: str = "/v1/chat/completions", **more) -> tuple[int, dict[str, str], bytes]:
         """Status, headers in lower case and body of an answer."""
@@ -100,9 +96,12 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 async def make(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     made: list[Setup] = []
 
-    async def begin(tuning: Tuning = QUICK) -> Setup:
+    async def begin(tuning: Tuning = QUICK, **changes) -> Setup:
         made.append(Setup(tmp_path))
-        return await made[-1].start(tuning)
+        setup = await made[-1].start(tuning)
+        if changes:
+            await setup.configure(**changes)
+        return setup
 
     yield begin
     for each in made:

@@ -1,4 +1,4 @@
-"""A stand-in for Envoy's inner listener with engines behind it: what it does to each request is scripted.
+"""A stand-in for engines: what they do to each request is scripted.
 
 Its answers are made of a request's seed, so that a continuation with the wrong tokens or seed gives another answer.
 Each token's text comes with it, but for every third token: that text is held back until the next one, as an engine does
@@ -12,7 +12,6 @@ import contextlib
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 
 CREATED = 1_700_000_000
 
@@ -22,41 +21,40 @@ class Do:
     """Script of one attempt.
 
     Attributes:
+        refuse: the picker refuses it with this status, and Retry-After in `headers`.
         status: status of an answer without progress frames, with `body`.
         cut: bytes of the frames after which the connection breaks. hang: likewise, but it stays open.
         error: a frame sent in place of all after the last whole frame within `cut` bytes: `:e` and its data.
-        within: value of x-inflight-first-token-within. most: of x-inflight-max-attempts.
+        within: seconds for the first token, from the picker.
         split: bytes of each write; 0: all in one.
         pause_s: between two of these writes.
-        endpoint: x-inflight-endpoint; empty: none.
-        no_head: the connection closes in place of a response. early: the response comes before the request's body.
+        no_head: the connection closes in place of a response.
         frames: bytes sent in place of the model's.
     """
 
+    refuse: int = 0
     status: int = 0
     body: bytes = b""
     headers: tuple[tuple[str, str], ...] = ()
     cut: int | None = None
     hang: int | None = None
     error: bytes = b""
-    within: float | None = None
-    most: int | None = None
+    within: float = 60.0
     split: int = 0
     pause_s: float = 0.0
-    endpoint: str = "10.0.0.1:8000"
     frames: bytes | None = None
     no_head: bool = False
-    early: bool = False
 
 
 @dataclass
 class Seen:
-    """A request as it came. Attributes: ended: set when its connection ended or its answer was written."""
+    """A request as it came. Attributes: address: of the engine. cancelled: set when its connection ended."""
 
     method: str
     target: str
     headers: dict[str, str]
     body: bytes
+    address: str
     cancelled: asyncio.Event = field(default_factory=asyncio.Event)
 
     @property
@@ -74,8 +72,11 @@ def events(asked: dict, drawn: list[int], created: int) -> list[tuple[str, int, 
     seeds = [asked["seed"] + i if "seed" in asked else drawn[i] for i in range(n)]
     frames: list[tuple[str, int, bytes]] = []
 
+    counts = (asked.get("stream_options") or {}).get("include_usage")
+
     def chunk(**more) -> bytes:
-        return b"data: " + json.dumps({"id": "x", "created": created, **more}).encode() + b"\n\n"
+        text = json.dumps({"id": "x", "created": created, **more}, separators=(",", ":"))
+        return b"data: " + text.encode() + b"\n\n"
 
     streamed = bool(asked.get("stream"))
     for i in range(n):
@@ -108,7 +109,7 @@ def events(asked: dict, drawn: list[int], created: int) -> list[tuple[str, int, 
     usage = {"prompt_tokens": 5, "cached_tokens": 1, "completion_tokens": sum(lengths)}
     note = b":u " + json.dumps(usage).encode() + b"\n"
     if streamed:
-        frames.append(("end", 0, note + chunk(choices=[], usage=usage)))
+        frames.append(("end", 0, note + (chunk(choices=[], usage=usage) if counts else b"")))
         frames.append(("end", 0, b"data: [DONE]\n\n"))
     else:
         choices = [{"index": i, "text": texts[i], "finish_reason": "length"} for i in range(n)]
@@ -144,29 +145,49 @@ def frames_for(asked: dict, attempt: int = 0, drawn: tuple[int, ...] = (11, 22, 
 
 
 class FakeEngine:
-    """A scripted engine. Attributes: seen: requests in order. script: what to do to request N, counted from 0."""
+    """Engines with one script.
 
-    def __init__(self, script: Callable[[int, Seen], Do] | None = None) -> None:
-        self.script = script or (lambda _number, _seen: Do())
+    Attributes:
+        addresses: of the engines.
+        seen: requests in order.
+        turn: attempts so far, those that the picker refused included. script: what to do in turn N.
+    """
+
+    def __init__(self) -> None:
+        self.addresses: list[str] = []
+        self.script: Callable[[int], Do] = lambda _turn: Do()
         self.seen: list[Seen] = []
+        self.turn = 0
         self.connections = 0
-        self._server: asyncio.Server
+        self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task] = set()
 
-    async def start(self, path: Path) -> None:
-        self._server = await asyncio.start_unix_server(self._serve, str(path), backlog=4096, limit=2**26)
+    async def start(self, count: int = 4) -> None:
+        for _ in range(count):
 
-    async def stop(self) -> None:
-        self._server.close()
-        for task in [*self._tasks]:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+            async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                host, port = writer.get_extra_info("sockname")
+                await self._serve(f"{host}:{port}", reader, writer)
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            self._servers.append(await asyncio.start_server(serve, "127.0.0.1", backlog=4096, limit=2**26))
+            address = f"127.0.0.1:{self._servers[-1].sockets[0].getsockname()[1]}"
+            self.addresses.append(address)
+
+    async def stop(self, address: str | None = None) -> None:
+        """Stop an engine, which then refuses connections; None: all."""
+        for each, server in zip(self.addresses, self._servers, strict=True):
+            if address in (None, each):
+                server.close()
+        if address is None:
+            for task in [*self._tasks]:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._tasks.add(asyncio.current_task())
         self.connections += 1
         try:
-            while await self._one(reader, writer):
+            while await self._one(address, reader, writer):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError, asyncio.CancelledError):
             pass
@@ -174,13 +195,11 @@ class FakeEngine:
             self._tasks.discard(asyncio.current_task())
             writer.transport.abort()
 
-    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    async def _one(self, address: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
         method, target, _ = lines[0].split(" ")
         headers = dict(line.split(": ", 1) for line in lines[1:] if line)
         body = b""
-        if self.script(len(self.seen), Seen(method, target, headers, b"")).early:
-            writer.write(b"HTTP/1.1 403 X\r\ncontent-length: 0\r\n\r\n")
         if headers.get("transfer-encoding") == "chunked":
             while size := int(await reader.readline(), 16):
                 body += await reader.readexactly(size)
@@ -189,30 +208,24 @@ class FakeEngine:
         else:
             body = await reader.readexactly(int(headers.get("content-length", 0)))
         number = len(self.seen)
-        seen = Seen(method, target, headers, body)
+        seen = Seen(method, target, headers, body, address)
         self.seen.append(seen)
-        return await self._answer(self.script(number, seen), seen, number, reader, writer)
+        self.turn += 1
+        return await self._answer(self.script(self.turn - 1), seen, number, reader, writer)
 
     async def _answer(self, do: Do, seen: Seen, number: int, reader, writer) -> bool:
         if do.no_head:
+            await asyncio.sleep(do.pause_s)
             return False
-        if do.early:
-            return True
         own = [f"{name}: {value}" for name, value in do.headers]
-        if do.endpoint:
-            own.append(f"x-inflight-endpoint: {do.endpoint}")
         if do.status:
             length = (
                 [] if any(name == "content-length" for name, _ in do.headers) else [f"content-length: {len(do.body)}"]
             )
-            head = [f"HTTP/1.1 {do.status} X", *length, "x-inflight-service: ns/svc", *own, "", ""]
+            head = [f"HTTP/1.1 {do.status} X", *length, *own, "", ""]
             writer.write("\r\n".join(head).encode() + (b"" if seen.method == "HEAD" else do.body))
             return True
-        own += ["x-inflight-progress: 1", "x-inflight-service: ns/svc", "x-request-id: " + seen.headers["x-request-id"]]
-        if do.within is not None:
-            own.append(f"x-inflight-first-token-within: {do.within}")
-        if do.most is not None:
-            own.append(f"x-inflight-max-attempts: {do.most}")
+        own += ["x-inflight-progress: 1", "x-request-id: " + seen.headers["x-request-id"]]
         head = ["HTTP/1.1 200 OK", "content-type: text/event-stream", "transfer-encoding: chunked", *own, "", ""]
         writer.write("\r\n".join(head).encode())
         frames = frames_for(seen.json, number) if do.frames is None else do.frames

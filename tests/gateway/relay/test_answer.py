@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import json
-import tracemalloc
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.relay.answer import Answer, Ended, Ending, Usage, num_choices
+from inflight_gateway.relay.answer import MAX_TOKENS, Answer, Ended, Ending, Usage
 
 NEWS = st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 200_000), min_size=1, max_size=5)), max_size=20)
 
@@ -18,7 +17,7 @@ def told(answer: Answer, body: bytes) -> dict:
 
 @given(news=NEWS, seeds=st.dictionaries(st.integers(0, 3), st.integers(0, 2**63 - 1)), ended=st.sets(st.integers(0, 3)))
 def test_a_continuation_says_what_the_notes_said(news, seeds, ended):
-    answer, tokens = Answer(), [[], [], [], []]
+    answer, tokens = Answer(4), [[], [], [], []]
     for index, seed in seeds.items():
         answer.take([b"s %d %d" % (index, seed)])
     for index, ids in news:
@@ -41,34 +40,24 @@ def test_a_continuation_says_what_the_notes_said(news, seeds, ended):
     }
     assert answer.has_tokens == bool(news or ended)
     assert answer.num_tokens == sum(map(len, tokens))
-    assert answer.all_finished(body) == (len(ended) == 4)
+    assert answer.all_finished == (len(ended) == 4)
 
 
-@pytest.mark.parametrize(
-    ("body", "number"),
-    [
-        ({}, 1),
-        ({"n": 3}, 3),
-        ({"n": None, "prompt": "x"}, 1),
-        ({"n": 2, "prompt": ["x", "y", "z"]}, 6),
-        ({"prompt": [1, 2, 3]}, 1),
-        ({"prompt": [[1, 2], [3]]}, 2),
-    ],
-)
-def test_choices_are_counted_as_the_engine_does(body, number):
-    assert num_choices(json.dumps(body).encode()) == number
+@pytest.mark.parametrize("note", [b"t 2 5", b"s 2 5", b"f 2 stop", b"t 4294967296 5"])
+def test_an_engine_may_report_no_more_choices_than_the_request_asks_for(note):
+    answer = Answer(2)
+    answer.take([b"t 1 5", b"s 1 5", b"f 1 stop"])
+    with pytest.raises(ValueError, match="does not ask for"):
+        answer.take([note])
 
 
-@pytest.mark.parametrize("field", ["messages", "prompt", "tools"])
-def test_the_number_of_choices_of_a_large_body_takes_no_object_for_each_value(field):
-    body = f'{{"n":2,"{field}":[{",".join(["1"] * 2**18)}]}}'.encode()
-    tracemalloc.start()
-    try:
-        assert num_choices(body) == 2
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 2 * len(body)
+@pytest.mark.parametrize(("asked", "most"), [(5, 5), (None, MAX_TOKENS), (2**40, MAX_TOKENS)])
+def test_an_engine_may_report_no_more_tokens_than_the_request_allows(asked, most):
+    answer = Answer(2, asked)
+    answer.take([b"t 0 " + b",".join([b"1"] * most), b"t 1 7"])
+    assert (answer.num_tokens, answer.size) == (most + 1, 2 * most + 2)
+    with pytest.raises(ValueError, match="more tokens"):
+        answer.take([b"t 0 1"])
 
 
 def test_usage_and_ends_are_understood():
@@ -81,7 +70,26 @@ def test_usage_and_ends_are_understood():
     assert answer.take([b"h", b"x of a later version"]) is None
 
 
-@pytest.mark.parametrize("note", [b"t 0 ", b"t x 1", b"t -1 5", b"s 0 x", b"u {", b"w x", b"e 503 maybe", b"e x final"])
+@pytest.mark.parametrize(
+    "note",
+    [
+        b"t 0 ",
+        b"t x 1",
+        b"t -1 5",
+        b"s 0 x",
+        b"u {",
+        b"w x",
+        b"e 503 maybe",
+        b"e x final",
+        b"w 99",
+        b"w 600",
+        b"e 0 final",
+        b'u {"completion_tokens":-5}',
+        b'u {"completion_tokens":1e300}',
+        b"s 0 " + b"9" * 21,
+        b"f 0 " + b"x" * 65,
+    ],
+)
 def test_notes_against_the_protocol_are_errors(note):
     with pytest.raises(ValueError):  # noqa: PT011
         Answer().take([note])

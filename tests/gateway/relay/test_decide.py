@@ -8,9 +8,13 @@ from inflight_gateway.relay.decide import ENGINES_DIED, Again, Failure, Limits, 
 from inflight_gateway.relay.errors import ClientError
 
 LIMITS = Limits()
+WAITED_FOR = (Failure.BUSY, Failure.UNREACHABLE)
 
 
-@given(failure=st.sampled_from([each for each in Failure if each is not Failure.BUSY]), failures=st.integers(1, 9))
+@given(
+    failure=st.sampled_from([each for each in Failure if each not in (*WAITED_FOR, Failure.EXCESS)]),
+    failures=st.integers(1, 9),
+)
 def test_a_failed_attempt_is_followed_by_another_at_once_up_to_the_bound(failure, failures):
     step = next_step(failure, Tried(failures), LIMITS)
     if failures < LIMITS.max_attempts:
@@ -20,9 +24,9 @@ def test_a_failed_attempt_is_followed_by_another_at_once_up_to_the_bound(failure
         assert step.status in (502, 503, 504)
 
 
-@given(retry_after=st.none() | st.floats(0, 1e6), waited=st.floats(0, 100))
-def test_busy_replicas_are_waited_for_within_bounds(retry_after, waited):
-    step = next_step(Failure.BUSY, Tried(1, waited), LIMITS, retry_after_s=retry_after)
+@given(failure=st.sampled_from(WAITED_FOR), retry_after=st.none() | st.floats(0, 1e6), waited=st.floats(0, 100))
+def test_busy_or_unreachable_replicas_are_waited_for_within_bounds(failure, retry_after, waited):
+    step = next_step(failure, Tried(1, waited), LIMITS, retry_after_s=retry_after)
     if isinstance(step, Again):
         assert LIMITS.min_pause_s <= step.after_s <= LIMITS.max_pause_s
         assert waited + step.after_s <= LIMITS.max_wait_s
@@ -35,7 +39,7 @@ def test_busy_replicas_are_waited_for_within_bounds(retry_after, waited):
 @given(failure=st.sampled_from(list(Failure)), failures=st.integers(2, 9), most=st.integers(3, 20))
 def test_a_request_that_two_engines_died_with_is_not_tried_again_whatever_the_service_allows(failure, failures, most):
     limits = Limits(max_attempts=most)
-    if failure is Failure.BUSY:
+    if failure in (*WAITED_FOR, Failure.EXCESS):
         return
     assert next_step(failure, Tried(failures, deaths=2), limits, said=ClientError(503, "died")) is ENGINES_DIED
     assert next_step(failure, Tried(2, deaths=1), limits) == Again()
@@ -43,6 +47,19 @@ def test_a_request_that_two_engines_died_with_is_not_tried_again_whatever_the_se
 
 def test_busy_replicas_do_not_use_up_attempts():
     assert next_step(Failure.BUSY, Tried(99), LIMITS) == Again(1.0)
+
+
+@given(failure=st.sampled_from(list(Failure)))
+def test_without_continuation_a_failure_ends_an_answer_that_has_tokens(failure):
+    said = ClientError(503, "died")
+    assert isinstance(next_step(failure, Tried(1), LIMITS, continues=False), ClientError)
+    if failure is not Failure.EXCESS:
+        assert next_step(failure, Tried(1), LIMITS, continues=False, said=said) is said
+
+
+def test_an_answer_that_the_gateway_has_no_memory_for_is_not_tried_again():
+    step = next_step(Failure.EXCESS, Tried(1), LIMITS, said=ClientError(503, "died"))
+    assert (step.status, step.code) == (502, "engine_lost")
 
 
 def test_the_last_error_of_an_engine_reaches_the_client():

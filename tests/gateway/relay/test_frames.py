@@ -4,8 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.relay import frames as module
-from inflight_gateway.relay.frames import Frame, FrameParser, FrameTooLong
+from inflight_gateway.relay.frames import MAX_EVENT_BYTES, Frame, FrameParser, FrameTooLong
 
 LINES = st.sampled_from([b":h", b":t 0 1,2", b":f 1 stop", b"data: {}", b"data: [DONE]", b"data: caf\xc3\xa9 : x"])
 TEXTS = st.lists(st.lists(LINES, min_size=1, max_size=4), max_size=8)
@@ -15,7 +14,7 @@ TEXTS = st.lists(st.lists(LINES, min_size=1, max_size=4), max_size=8)
 def test_frames_are_the_same_however_their_bytes_are_cut(texts, cuts, rest):
     whole = b"".join(b"\n".join(lines) + b"\n\n" for lines in texts) + rest
     ends = sorted({min(cut, len(whole)) for cut in cuts} | {len(whole)})
-    parser, frames, begin = FrameParser(), [], 0
+    parser, frames, begin = FrameParser(MAX_EVENT_BYTES), [], 0
     for end in ends:
         frames += parser.feed(whole[begin:end])
         begin = end
@@ -27,16 +26,16 @@ def test_frames_are_the_same_however_their_bytes_are_cut(texts, cuts, rest):
     assert [frame for frame in frames if frame != Frame((), b"")] == expected
 
 
-def test_a_frame_is_bounded(monkeypatch):
-    monkeypatch.setattr(module, "MAX_FRAME_BYTES", 100)
-    parser = FrameParser()
+def test_a_frame_is_bounded():
+    parser = FrameParser(100)
     assert parser.feed(b"x" * 100) == []
+    assert parser.size == 100
     with pytest.raises(FrameTooLong):
         parser.feed(b"x")
 
 
 def test_a_frame_in_many_parts_takes_linear_time():
-    parser = FrameParser()
+    parser = FrameParser(2**22)
     for _ in range(20_000):
         parser.feed(b"x" * 100)
     (frame,) = parser.feed(b"\n\n")

@@ -37,8 +37,8 @@ async def test_a_slow_client_holds_the_engine_back_and_gets_everything(make, los
     )
     relay.script(*steps)
     reader, writer = await asyncio.open_unix_connection(str(relay.socket), limit=2**10)
-    body = json.dumps(STREAM).encode()
-    head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body)
+    body = json.dumps({**STREAM, "max_tokens": 600}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: svc.ns\r\ncontent-length: %d\r\n\r\n" % len(body)
     writer.write(head + body)
     await reader.readuntil(b"\r\n\r\n")
     await asyncio.sleep(1.0)  # longer than the silence after which an engine is given up
@@ -81,7 +81,7 @@ async def test_a_thousand_open_streams_take_little_memory_and_all_end(make):
     async with aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(60)) as session:
 
         async def one() -> bytes:
-            async with session.post("http://svc/v1/chat/completions", json=STREAM) as response:
+            async with session.post("http://svc.ns/v1/chat/completions", json=STREAM) as response:
                 return await response.read()
 
         tasks = [asyncio.create_task(one()) for _ in range(1000)]

@@ -68,7 +68,7 @@ async def program(tmp_path):
 async def ask(socket: Path) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     reader, writer = await asyncio.open_unix_connection(str(socket))
     body = json.dumps(STREAM).encode()
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: svc.ns\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
     return reader, writer
 
 
@@ -83,6 +83,18 @@ async def test_a_worker_that_dies_is_started_again_and_all_end_on_sigterm(progra
     assert await asyncio.wait_for(program.process.wait(), 10) == 0
     assert not program.socket(0).exists()
     assert not program.socket(1).exists()
+
+
+async def test_connections_that_wait_when_a_worker_is_killed_are_its_successors(program, relay):
+    await relay.worker.stop(0)
+    await program.start()
+    (worker,) = program.workers()
+    os.kill(worker, signal.SIGSTOP)
+    reader, writer = await ask(program.socket(0))
+    os.kill(worker, signal.SIGKILL)
+    answer = await asyncio.wait_for(reader.readuntil(b"data: [DONE]"), 10)
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    writer.close()
 
 
 async def test_on_sigterm_answers_under_way_are_finished_and_nothing_new_is_taken(program, relay):

@@ -2,7 +2,7 @@
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.telemetry.metrics import Metrics
-from inflight_gateway.types import Endpoint, Finished, Pick, Refusal, RequestView
+from inflight_gateway.types import Endpoint, Finished, Pick, RequestView
 
 SERVICE, GONE = ServiceKey("ns", "chat"), ServiceKey("ns", "gone")
 
@@ -14,9 +14,9 @@ def test_events_after_a_service_was_deleted_do_not_bring_its_labels_back():
     def all_events():
         for key in (SERVICE, GONE):
             metrics.picked(RequestView("r", key, 0.0), Pick((Endpoint("10.0.0.1:80", "p"),), "only"), 0.1)
-            metrics.refused(key, Refusal(503, "no_replica", ""))
+            metrics.refused(key, "no_replica")
             metrics.finished(Finished("r", key, 200, stream=True, ttft_s=0.1, e2e_s=1.0))
-        metrics.refused(None, Refusal(404, "service_not_found", ""))
+        metrics.refused(None, "service_not_found")
 
     all_events()
     assert 'service="gone"' in metrics.page().decode()

@@ -137,19 +137,23 @@ async def test_pods_come_and_go_and_one_that_starts_is_not_waited_for(monkeypatc
     assert gateway_pods([{"endpoints": [{"addresses": ["fd00::1"]}]}])["fd00::1"].url.startswith("http://[fd00::1]:")
 
 
-def test_addresses_are_those_of_all_slices_sorted_and_an_endpoint_without_conditions_is_ready():
+def test_addresses_are_those_of_ready_pods_and_an_endpoint_without_conditions_is_ready():
+    drains = {"ready": True, "serving": True, "terminating": True}
     slices = [
         {"endpoints": [{"addresses": ["10.0.0.3"], "conditions": {"ready": False}}, {"addresses": ["10.0.0.2"]}]},
-        {"endpoints": None},
-        {"endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": True}}, {"addresses": ["fd00::1"]}]},
+        {"endpoints": None, "ports": None},
+        {
+            "endpoints": [{"addresses": ["10.0.0.1"], "conditions": {"ready": True}}, {"addresses": ["fd00::1"]}],
+            "ports": [{"name": "ext-proc", "port": 9002}, {"name": "http", "port": 8088}],
+        },
+        {"endpoints": [{"addresses": ["10.0.0.4"], "conditions": drains}]},
     ]
     assert gateway_addresses(slices) == (
-        GatewayAddress("10.0.0.1"),
-        GatewayAddress("10.0.0.2"),
-        GatewayAddress("10.0.0.3", ready=False),
-        GatewayAddress("fd00::1"),
+        GatewayAddress("10.0.0.1", 8088),
+        GatewayAddress("10.0.0.2", 8080),
+        GatewayAddress("fd00::1", 8088),
     )
-    assert [one.family for one in gateway_addresses(slices)] == ["IPv4", "IPv4", "IPv4", "IPv6"]
+    assert [one.family for one in gateway_addresses(slices)] == ["IPv4", "IPv4", "IPv6"]
 
 
 async def test_the_addresses_are_those_of_the_last_list_and_unknown_before_the_first(monkeypatch):

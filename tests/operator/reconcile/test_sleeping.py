@@ -223,7 +223,7 @@ def written_secret(world):
 async def test_the_address_of_the_service_is_the_gateways_and_stays_in_the_status(world):
     await running(world)
     service = world.cache.child(KEY, "Service", "chat")
-    assert (service["spec"]["type"], service["spec"]["externalName"]) == ("ExternalName", GATEWAY)
+    assert service["metadata"]["annotations"]["inflight.dev/gateway"] == GATEWAY
     assert world.status["url"] == "http://chat.team.svc"
 
 

@@ -3,6 +3,7 @@
 import base64
 from dataclasses import replace
 
+from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.render import render
 from inflight_operator.render.deployment import template_inputs
 from tests.operator.render.services import CPU, PLAN, SETTINGS, child, engine, make, pod
@@ -28,12 +29,29 @@ def serving_rules(service, settings=GATEWAY):
     return [rule for rule in rules if rule["ports"][0]["port"] == "http"]
 
 
-def test_the_address_is_an_alias_of_the_gateway_and_the_engines_have_a_headless_service():
-    (engines, alias) = services(make(**BEHIND)).items()
+def test_the_service_keeps_its_address_and_the_engines_have_a_headless_service():
+    (engines, front) = services(make(**BEHIND)).items()
+    plain = child("Service", make(**CPU))["spec"]
     assert (engines[0], engines[1]["clusterIP"]) == ("chat-engines", "None")
-    assert engines[1]["selector"] == child("Service", make(**CPU))["spec"]["selector"]
-    assert (alias[0], alias[1]["type"], alias[1]["externalName"]) == ("chat", "ExternalName", HOST)
-    assert "selector" not in alias[1]
+    assert engines[1]["selector"] == plain["selector"]
+    assert (front[0], {**front[1], "selector": None}) == ("chat", {**plain, "selector": None})
+    labels = child("Deployment", make(**BEHIND), settings=GATEWAY)["spec"]["template"]["metadata"]["labels"]
+    assert not front[1]["selector"].items() <= labels.items()
+
+
+def test_its_endpoints_are_the_gateways_pods():
+    plan = replace(PLAN, front_pods=(GatewayAddress("10.0.0.1"), GatewayAddress("fd00::1"), GatewayAddress("10.0.0.2")))
+    slices = [one for one in render(make(**BEHIND), plan, GATEWAY) if one["kind"] == "EndpointSlice"]
+    assert [(one["metadata"]["name"], one["addressType"]) for one in slices] == [
+        ("chat-gateway-ipv4", "IPv4"),
+        ("chat-gateway-ipv6", "IPv6"),
+    ]
+    (port,) = services(make(**BEHIND))["chat"]["ports"]
+    for one in slices:
+        assert one["metadata"]["labels"]["kubernetes.io/service-name"] == "chat"
+        assert one["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] == "inflight-operator"
+        assert one["ports"] == [{"name": port["name"], "port": 8080, "protocol": "TCP"}]
+    assert [address for one in slices[0]["endpoints"] for address in one["addresses"]] == ["10.0.0.1", "10.0.0.2"]
 
 
 def test_without_a_gateway_to_run_behind_all_children_are_those_of_a_service_that_asks_for_none():

@@ -19,7 +19,7 @@ OURS = replace(
     available_apis=frozenset({INFERENCE_POOL_API}),
 )
 POOL = {**CPU, "gateway": {"enabled": True, "inferencePool": {"enabled": True}}}
-TWO = replace(PLAN, gateway_pods=(GatewayAddress("10.0.0.1"), GatewayAddress("10.0.0.2", ready=False)))
+TWO = replace(PLAN, gateway_pods=(GatewayAddress("10.0.0.1"), GatewayAddress("10.0.0.2")))
 
 
 def children(spec=POOL, settings=OURS, plan=TWO):
@@ -57,7 +57,7 @@ def test_the_endpoints_of_the_picker_are_the_gateways_pods_at_the_port_of_the_po
     assert slice_["addressType"] == "IPv4"
     assert slice_["endpoints"] == [
         {"addresses": ["10.0.0.1"], "conditions": {"ready": True}},
-        {"addresses": ["10.0.0.2"], "conditions": {"ready": False}},
+        {"addresses": ["10.0.0.2"], "conditions": {"ready": True}},
     ]
     (port,) = slice_["ports"]
     (at_service,) = found["Service", "chat-picker"]["spec"]["ports"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from inflight_gateway.guests.dispatcher import Dispatcher, Start
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import CostModel, StepWork
@@ -20,9 +18,18 @@ from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.link.wire import Ask, Go, Held, Refuse
 from inflight_gateway.pick.picker import Picker
+from inflight_gateway.request.body import Body
+from inflight_gateway.requests.registry import Requests
+from inflight_gateway.state.picks import PicksLog
+from inflight_gateway.telemetry.metrics import Metrics
+from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.types import Endpoint, EngineSample, Refusal, RequestView, ServiceConfig
+from inflight_gateway.tenants.gate import Gate
+from inflight_gateway.tenants.keys import KeyTables
+from inflight_gateway.tenants.sharing import SharedLimits
+from inflight_gateway.types import Endpoint, EngineSample, Finished, ServiceConfig
 from inflight_settings.limits import Limits
 
 KEY = ServiceKey("default", "a")
@@ -44,7 +51,6 @@ class Sent:
     at: float
     prompt: int
     tokens: int
-    outcome: asyncio.Future[Start | Refusal]
     started: float = 0.0
     first: float = 0.0
     ended: float = 0.0
@@ -140,11 +146,13 @@ class Fleet:
         catalog.update(services={KEY: self._config}, endpoints={KEY: endpoints})
         self._scraped = -1.0
         self._samples: dict[str, EngineSample] = {}
-        self.holds = HoldQueue()
-        self._estimates = Estimates()
-        ledger = Ledger(catalog.endpoints_of, self._samples.get, self._estimates)
-        self._gateway = Dispatcher(catalog, Picker(), self.holds, ledger, lambda: self.now, lambda: None)
-        self.held: list[Sent] = []
+        estimates, holds = Estimates(), HoldQueue()
+        ledger = Ledger(catalog.endpoints_of, self._samples.get, estimates)
+        gate = Gate(KeyTables(catalog), SharedLimits("gw", dict, _no_peer), estimates)
+        log = RequestLog(Metrics(), PicksLog(), access_log=False)
+        self._gateway = Requests(catalog, Picker(), holds, ledger, gate, log, clock=lambda: self.now)
+        self._said: list[Go | Held | Refuse] = []
+        self._held: dict[str, Sent] = {}
 
     def run(self, until: float) -> None:
         while self.advance() <= until:
@@ -154,7 +162,7 @@ class Fleet:
         """To the next event; returns its time, infinite without one."""
         ends = [engine.end for engine in self.engines.values() if engine.end is not None]
         comes = [self._arrivals[0][0]] if self._arrivals else []
-        if not ends and not comes and not self.held:
+        if not ends and not comes and not self._held:
             return float("inf")
         self.now = now = min([*ends, *comes, self._scraped + 1.0])
         if now == self._scraped + 1.0:
@@ -180,31 +188,32 @@ class Fleet:
         for each in done:
             each.ended = self.now
             self.done.append(each)
-            self._gateway.end(each.name, KEY)
-            request = _view(each.name, each.tenant, each.at, each.prompt)
-            self.holds.served(request, each.tokens)
-            self._estimates.learn(request, each.tokens)
+            at = tuple(self.engines)[:1]
+            self._gateway.ended(
+                Finished(each.name, KEY, 200, True, each.prompt, completion_tokens=each.tokens, endpoints=at)
+            )
 
     def _arrive(self, at: float, tenant: str, name: str, prompt: int, output: int) -> None:
-        outcome = self._gateway.place(_view(name, tenant, at, prompt), self._config)
-        if not isinstance(outcome, Refusal):
-            self.held.append(Sent(name, tenant, at, prompt, output, outcome))
+        self._held[name] = Sent(name, tenant, at, prompt, output)
+        ask = Ask(name, 1, KEY, tenant, path="/v1/completions", body=Body(prompt_tokens=prompt), age_s=self.now - at)
+        self._gateway.ask(ask, "relay", self._said.append)
 
     def _take_started(self) -> None:
-        settled = [each for each in self.held if each.outcome.done()]
-        self.held = [each for each in self.held if not each.outcome.done()]
-        for each in settled:
-            start = each.outcome.result()
-            if isinstance(start, Start):
+        said, self._said[:] = self._said[:], []
+        for message in said:
+            if isinstance(message, Held):
+                continue
+            each = self._held.pop(message.id)
+            if isinstance(message, Go):
                 each.started = self.now
-                engine = self.engines[start.pick.endpoints[0].address]
+                engine = self.engines[message.endpoints[0]]
                 engine.take(each, self.now)
                 if engine.end is None:
                     engine.step(self.now)
 
 
-def _view(name: str, tenant: str, at: float, prompt: int) -> RequestView:
-    return RequestView(name, KEY, at, prompt_tokens=prompt, tenant=tenant)
+async def _no_peer(address: str, content: bytes) -> bytes:
+    raise AssertionError("there is nobody to ask")
 
 
 def poisson(
@@ -230,10 +239,6 @@ def poisson(
 
 def simulated(arrivals: Sequence[Arrival], shape: Shape, until: float) -> list[Sent]:
     """The requests that ended."""
-
-    async def run() -> list[Sent]:
-        fleet = Fleet(arrivals, shape)
-        fleet.run(until)
-        return fleet.done
-
-    return asyncio.run(run())
+    fleet = Fleet(arrivals, shape)
+    fleet.run(until)
+    return fleet.done

@@ -1,0 +1,136 @@
+"""Whatever the order of events, every request ends, and ledger, shares, holds, accounts and counters return to zero."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_gateway.link.wire import Ask, Go, Refuse
+from inflight_gateway.requests.record import Phase
+from inflight_gateway.types import RateLimits
+from tests.gateway.requests.world import CONFIG, KEY, World
+
+NAMES, RELAYS = ("a", "b", "c", "d"), ("r0", "r1")
+LIMITED = replace(CONFIG, default_limits=RateLimits(concurrent_requests=3, tokens_per_minute=2000))
+
+name, relay, attempt = st.sampled_from(NAMES), st.sampled_from(RELAYS), st.integers(1, 4)
+address = st.integers(0, 3).map(lambda number: f"10.0.0.{number}:80")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("ask"), name, attempt, relay, st.sampled_from(["", "t0", "t1"])),
+        st.tuples(st.just("answering"), name, attempt, address),
+        st.tuples(st.just("progress"), name, st.integers(0, 50)),
+        st.tuples(st.just("left"), name, attempt),
+        st.tuples(st.just("ended"), name, st.sampled_from([0, 200, 401, 503])),
+        st.tuples(st.just("guest"), name, st.sampled_from([(), ("10.0.0.1:80",)])),
+        st.tuples(st.just("end"), name),
+        st.tuples(st.just("lost"), relay),
+        st.tuples(st.just("hello"), st.lists(st.tuples(name, attempt, address), max_size=3)),
+        st.tuples(st.just("endpoints"), st.integers(0, 3)),
+        st.tuples(st.just("deleted")),
+        st.tuples(st.just("wait"), st.integers(1, 12)),
+        st.tuples(st.just("elsewhere"), st.booleans()),
+        st.tuples(st.just("verdict"), st.integers(0, 3)),
+    ),
+    max_size=40,
+)
+
+
+async def play(world, steps):
+    streams = 0
+    for step, *values in steps:
+        match step:
+            case "ask":
+                world.ask(values[0], values[1], relay=values[2], tenant=values[3], prompt_tokens=100)
+            case "answering":
+                world.requests.answering(*values)
+            case "progress":
+                world.requests.progress([tuple(values)])
+            case "left":
+                world.requests.left(*values)
+            case "ended":
+                world.end(values[0], values[1], completion_tokens=7)
+            case "guest":
+                world.ask(values[0], relay=object(), allowed=values[1])
+            case "end":
+                world.requests.end(values[0])
+            case "lost":
+                world.requests.lost(values[0])
+            case "hello":
+                running = [(Ask(name, number, KEY, tenant="t0"), address) for name, number, address in values[0]]
+                streams += 1
+                world.requests.hello(running, f"new {streams}", world.said.append)
+            case "endpoints":
+                world.endpoints(values[0])
+            case "deleted":
+                world.catalog.update(services={KEY: None})
+                world.catalog.update(services={KEY: world.config})
+            case "wait":
+                world.now += values[0]
+                world.requests.expire()
+                world.requests.release()
+            case "elsewhere":
+                world.limits.elsewhere = values[0]
+            case "verdict":
+                waiting = [one for one in world.limits.asked if not one.done()]
+                if waiting:
+                    waiting[values[0] % len(waiting)].set_result(None)
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        check(world)
+
+
+def check(world):
+    requests = list(world.requests._requests.values())
+    sent = [one for one in requests if one.phase in (Phase.SENT, Phase.ANSWERING)]
+    held = [one for one in requests if one.phase is Phase.HELD]
+    assert Phase.OVER not in {one.phase for one in requests}
+    assert len(world.holds) == len([one for one in held if one.asking is None])
+    assert sum(world.in_flight().values()) <= len(sent)
+    assert sum(count.in_flight for each in world.gate.usage._services.values() for count in each.values()) == sum(
+        one.admitted is not None and one.admitted.in_flight for one in requests
+    )
+    assert len(world.limits.asked) - sum(one.done() for one in world.limits.asked) == len(held) - len(world.holds)
+
+
+@given(STEPS)
+def test_every_request_ends_and_nothing_leaks(steps):
+    async def run():
+        world = World(LIMITED, endpoints=2)
+        await play(world, steps)
+        for one in NAMES:
+            world.end(one)
+        world.assert_empty()
+        for future in world.limits.asked:
+            future.cancel()
+
+    asyncio.run(run())
+
+
+@given(STEPS)
+def test_the_end_of_a_stream_ends_all_its_requests(steps):
+    async def run():
+        world = World(LIMITED, endpoints=2)
+        await play(world, steps)
+        for stream in {one.relay for one in world.requests._requests.values()}:
+            world.requests.lost(stream)
+        world.assert_empty()
+
+    asyncio.run(run())
+
+
+@given(STEPS)
+def test_each_attempt_is_sent_or_refused_at_most_once(steps):
+    async def run():
+        world = World(LIMITED, endpoints=2)
+        # A request that ends and is asked for again is another one.
+        await play(world, [one for one in steps if one[0] not in ("ended", "end", "lost", "hello", "guest")])
+        decided = [(one.id, one.attempt) for one in world.said if isinstance(one, Go | Refuse)]
+        asked = [one for one in steps if one[0] == "ask"]
+        if len({(one[1], one[3]) for one in asked}) == len({one[1] for one in asked}):
+            assert len(decided) == len(set(decided))
+
+    asyncio.run(run())

@@ -1,0 +1,380 @@
+"""The way of requests through the registry."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from inflight_gateway.link.wire import Ask, Go, Held, Refuse
+from inflight_gateway.pick.picker import Picker
+from inflight_gateway.requests.record import Phase, Request
+from inflight_gateway.types import RateLimits
+from inflight_policies.service_counter import OUTPUT_TOKEN, PROMPT_TOKEN
+from tests.gateway.requests.world import CONFIG, KEY, World
+
+LIMITED = replace(CONFIG, default_limits=RateLimits(tokens_per_minute=1000, concurrent_requests=3))
+
+
+def test_a_request_goes_to_the_replicas_that_are_picked_best_first():
+    world = World(endpoints=2)
+    (go,) = world.ask("a")
+    assert isinstance(go, Go)
+    assert (go.id, go.attempt, len(go.endpoints)) == ("a", 1, 2)
+    assert world.in_flight() == {go.endpoints[0]: 1}
+    world.end("a")
+    world.assert_empty()
+
+
+def test_each_earlier_attempt_used_up_one_replica():
+    world = World(replace(CONFIG, max_attempts=2), endpoints=3)
+    world.ask("a")
+    (go,) = world.ask("a", 2)
+    assert len(go.endpoints) == 1
+
+
+def test_a_request_that_has_to_wait_is_told_so_at_once_and_starts_when_an_endpoint_comes():
+    world = World()
+    assert world.ask("a") == [Held("a", 1)]
+    world.now += 1
+    world.endpoints(1)
+    assert isinstance(world.said[-1], Go)
+    assert world.value("held_seconds_sum") == 1.0
+
+
+def test_a_request_is_refused_after_the_longest_wait():
+    world = World()
+    world.ask("a")
+    world.now += 11
+    world.requests.expire()
+    assert (world.said[-1].status, world.said[-1].code) == (503, "no_replica")
+    world.end("a", 503, ())
+    world.assert_empty()
+
+
+def test_the_end_of_one_starts_the_next():
+    world = World(endpoints=1)
+    started = [name for name in "abcdef" if isinstance(world.ask(name)[0], Go)]
+    assert 2 <= len(started) < 6
+    world.end(started[0])
+    assert sum(isinstance(one, Go) for one in world.said) == len(started) + 1
+
+
+def test_requests_for_deleted_services_are_refused():
+    world = World()
+    world.ask("a")
+    world.catalog.update(services={KEY: None})
+    assert world.said[-1].status == 404
+    (refusal,) = world.ask("b")
+    assert (refusal.status, refusal.code) == (404, "service_not_found")
+
+
+def test_replicas_that_refused_are_reported_and_the_request_is_counted_where_it_is():
+    world = World(endpoints=2)
+    (go,) = world.ask("a")
+    first, second = go.endpoints
+    world.requests.answering("a", 1, second, [first])
+    assert world.refused == [first]
+    assert world.in_flight() == {second: 1}
+
+
+def test_messages_on_an_earlier_attempt_change_nothing():
+    world = World(endpoints=2)
+    world.ask("a")
+    world.ask("a", 2)
+    before = world.in_flight()
+    for late in (
+        lambda: world.requests.left("a", 1),
+        lambda: world.requests.answering("a", 1, "10.0.0.9:80"),
+        lambda: world.ask("a", 1),
+        lambda: world.requests.left("unknown", 1),
+    ):
+        late()
+        assert world.in_flight() == before
+    assert sum(before.values()) == 1
+
+
+def test_an_attempt_that_failed_is_not_in_flight_until_the_next_one():
+    world = World(LIMITED, endpoints=2)
+    world.ask("a", tenant="acme")
+    world.requests.left("a", 1)
+    assert world.in_flight() == {}
+    assert world.limits._accounts.keys_in_flight() == []
+    world.ask("a", 2, tenant="acme")
+    assert sum(world.in_flight().values()) == 1
+    world.end("a")
+    world.assert_empty()
+
+
+def test_a_relay_that_did_not_wait_for_the_picker_is_followed():
+    """It picks by itself after 200 ms."""
+    world = World(endpoints=1)
+    for name in "abcd":
+        world.ask(name)
+    held = [one.id for one in world.said if isinstance(one, Held)]
+    world.requests.answering(held[0], 1, "10.0.0.0:80")
+    assert len(world.holds) == len(held) - 1
+    assert world.in_flight() == {"10.0.0.0:80": 4 - len(held) + 1}
+    before = len(world.said)
+    for name in "abcd":
+        world.end(name)
+    assert held[0] not in [one.id for one in world.said[before:]]
+    world.assert_empty()
+
+
+def test_a_stream_that_breaks_ends_its_requests_alone():
+    world = World(endpoints=1)
+    for number in range(5):
+        world.ask(f"{number}", relay=f"r{number % 2}")
+    world.requests.lost("r0")
+    assert len(world.requests) == 2
+    assert world.value("requests_total", status="unknown") == 3
+    world.requests.lost("r1")
+    world.assert_empty()
+
+
+def test_a_relay_that_connects_again_asks_again_before_the_old_streams_end_is_known():
+    world = World()
+    world.ask("a", relay="old")
+    assert world.ask("a", relay="new") == [Held("a", 1)]
+    world.requests.lost("old")
+    assert len(world.requests) == len(world.holds) == 1
+    world.end("a")
+    world.assert_empty()
+
+
+def test_attempts_that_run_when_the_picker_starts_are_in_flight_and_their_usage_counts():
+    world = World(LIMITED, endpoints=1)
+    ask = Ask("a", 1, KEY, tenant="acme", path="/v1/completions")
+    world.requests.hello([(ask, "10.0.0.0:80")], "r0", world.said.append)
+    assert world.in_flight() == {"10.0.0.0:80": 1}
+    assert world.value("tenant_requests_in_flight", tenant="acme") == 1
+    world.requests.progress([("a", 5000)])
+    world.end("a", tenant="acme", prompt_tokens=10, completion_tokens=5010)
+    assert world.value("tenant_tokens_total", tenant="acme", kind="completion") == 5010
+    # 5,000 tokens of before are not charged again: a limit of 1,000 a minute would refuse this one.
+    assert isinstance(world.ask("b", tenant="acme", max_tokens=10)[0], Go)
+    world.end("b")
+    world.assert_empty()
+
+
+def test_usage_counts_where_the_picker_knows_nothing_of_the_request():
+    """It was under way while the picker restarted, and ended before the relay said hello."""
+    world = World(endpoints=1)
+    world.end("a", tenant="acme", prompt_tokens=10, completion_tokens=7)
+    assert world.value("tenant_tokens_total", tenant="acme", kind="completion") == 7
+    assert world.value("tenant_requests_total", tenant="acme") == 1
+    assert world.value("requests_total", status="200") == 1
+
+
+def test_a_continuation_that_outlives_the_picker_is_not_refused_by_limits():
+    world = World(replace(CONFIG, default_limits=RateLimits(requests_per_minute=1)), endpoints=1)
+    world.ask("a")
+    assert isinstance(world.ask("b", 2)[0], Go)
+    assert world.ask("c")[0].status == 429
+
+
+def test_refusals_of_the_relay_are_counted_by_their_code_and_wrong_keys_by_service():
+    world = World()
+    world.end("a", 401, (), error="invalid_api_key")
+    world.end("b", 0, (), error="client_left")
+    assert world.value("refusals_total", code="invalid_api_key") == 1
+    assert world.value("refusals_total", code="client_left") is None
+    assert world.value("tenant_refused_total", tenant="anonymous", reason="key") == 1
+
+
+def test_a_refusal_of_the_picker_is_counted_once():
+    world = World()
+    world.ask("a")
+    world.now += 11
+    world.requests.expire()
+    world.end("a", 503, (), error="no_replica")
+    assert world.value("refusals_total", code="no_replica") == 1
+    assert world.value("requests_total", status="503") == 1
+
+
+# Charges as tokens come.
+
+
+def ahead(world, charged="acme", other="other"):
+    """How far the counter of a tenant is ahead of the other's, in units of a prompt token. Both wait."""
+    queue = world.holds._services[KEY]
+    return queue._classes["default"].counters.ahead(charged) - queue._classes["default"].counters.ahead(other)
+
+
+def waiting(world):
+    """Two tenants wait, and one has a running request."""
+    world.endpoints(1)
+    world.ask("run", tenant="acme", prompt_tokens=50, max_tokens=10)
+    world.endpoints(0)
+    world.ask("one", tenant="acme")
+    world.ask("two", tenant="other")
+
+
+def test_output_is_charged_to_the_counter_as_it_comes_and_the_end_charges_the_rest():
+    world = World()
+    waiting(world)
+    before = ahead(world)
+    world.requests.progress([("run", 31)])
+    assert ahead(world) - before == pytest.approx(30 * OUTPUT_TOKEN / PROMPT_TOKEN)
+    world.requests.progress([("run", 41)])
+    world.end("run", completion_tokens=51)
+    assert ahead(world) - before == pytest.approx(50 * OUTPUT_TOKEN / PROMPT_TOKEN)
+
+
+def test_the_prompt_of_a_continuation_is_not_charged_again():
+    world = World()
+    waiting(world)
+    before = ahead(world)
+    world.requests.left("run", 1)
+    world.ask("run", 2, tenant="acme", prompt_tokens=5000)
+    world.endpoints(1)
+    assert isinstance(world.heard("run")[-1], Go)
+    assert ahead(world) == before
+
+
+def test_output_beyond_the_estimate_counts_against_the_limit_before_the_request_ends():
+    world = World(LIMITED, endpoints=2)
+    world.ask("a", tenant="acme", prompt_tokens=100, max_tokens=100)
+    assert isinstance(world.ask("b", tenant="acme", max_tokens=100)[0], Go)
+    world.requests.progress([("a", 880)])
+    refusal = world.ask("c", tenant="acme", max_tokens=100)[0]
+    assert (refusal.status, refusal.code) == (429, "rate_limit_exceeded")
+    world.end("a", prompt_tokens=100, completion_tokens=890)
+    world.end("b", prompt_tokens=1, completion_tokens=0)
+    world.end("c", 429, ())
+    remaining = dict(world.ask("d", tenant="acme", max_tokens=0)[0].headers)["x-ratelimit-remaining-tokens"]
+    assert remaining == str(1000 - 990 - 1)
+
+
+# Limits that another gateway pod decides.
+
+
+async def test_while_another_pod_is_asked_for_limits_the_relay_is_told_to_wait():
+    world = World(LIMITED, endpoints=1)
+    world.limits.elsewhere = True
+    assert world.ask("a", tenant="acme") == [Held("a", 1)]
+    await asyncio.sleep(0)
+    world.limits.asked[0].set_result(None)
+    await asyncio.sleep(0.01)
+    assert [type(one) for one in world.heard("a")] == [Held, Go]
+    world.end("a")
+    world.assert_empty()
+
+
+@pytest.mark.parametrize("over", ["left", "ended", "lost", "deleted"])
+async def test_a_request_that_is_over_while_another_pod_is_asked_takes_nothing(over):
+    world = World(LIMITED, endpoints=1)
+    world.limits.elsewhere = True
+    world.ask("a", tenant="acme")
+    await asyncio.sleep(0)
+    {
+        "left": lambda: world.requests.left("a", 1),
+        "ended": lambda: world.end("a", 0, ()),
+        "lost": lambda: world.requests.lost("r0"),
+        "deleted": lambda: world.catalog.update(services={KEY: None}),
+    }[over]()
+    await asyncio.sleep(0.01)
+    assert world.limits.asked[0].cancelled()
+    world.end("a", 0, ())
+    world.assert_empty()
+
+
+# Other gateways.
+
+
+def test_only_allowed_endpoints_are_picked():
+    world = World(endpoints=3)
+    assert world.ask("x", allowed={"10.0.0.2:80"})[0].endpoints == ("10.0.0.2:80",)
+
+
+def test_a_request_with_allowed_endpoints_does_not_keep_others_waiting():
+    """They are another gateway's word, which may be busy or old."""
+    world = World(endpoints=2)
+    assert all(isinstance(world.ask(f"{number}", allowed={"10.0.0.0:80"})[0], Go) for number in range(8))
+    assert isinstance(world.ask("free")[0], Go)
+
+
+def test_a_request_whose_allowed_endpoints_are_gone_is_refused_at_once_or_when_they_go():
+    world = World(endpoints=2)
+    refusal = world.ask("x", allowed={"10.0.0.9:80"})[0]
+    assert (refusal.status, refusal.code) == (503, "no_replica")
+    for number in range(8):
+        world.ask(f"{number}")
+    assert isinstance(world.ask("y", allowed={"10.0.0.1:80"})[0], Held)
+    world.endpoints(1)
+    assert world.heard("y")[-1].status == 503
+
+
+def test_requests_that_generate_nothing_wait_for_nothing_and_touch_nothing():
+    world = World()
+    assert world.requests.least_requests(CONFIG, None).status == 503
+    assert world.ledger.service(KEY, world.now) == (0, None)
+    world.endpoints(2)
+    busy = world.ask("a")[0].endpoints[0]
+    assert world.requests.least_requests(CONFIG, None)[-1] == busy
+
+
+# Faults of the gateway itself.
+
+
+def test_a_fault_of_the_scores_holds_up_nothing(caplog):
+    class Faulty(Picker):
+        def pick(self, *_, **__):
+            raise ZeroDivisionError
+
+    world = World(endpoints=2)
+    world.requests._starter._picker = Faulty()
+    firsts = [world.ask(f"{number}")[0].endpoints[0] for number in range(4)]
+    assert sorted(firsts) == ["10.0.0.0:80"] * 2 + ["10.0.0.1:80"] * 2
+    assert caplog.text.count("picking for default/a failed") == 1
+
+
+@pytest.mark.parametrize("allowed", [(), frozenset({"10.0.0.1:80"})])
+def test_a_fault_of_the_ledger_holds_up_nothing(monkeypatch, caplog, allowed):
+    world = World(endpoints=2)
+    world.ask("before")
+
+    def fail(*_, **__):
+        raise OverflowError
+
+    monkeypatch.setattr(world.ledger, "loads", fail)
+    assert world.ask("x", allowed=allowed)[0].endpoints[:1] == ("10.0.0.1:80",)
+    assert caplog.text.count("picking for default/a failed") == 1
+
+
+def test_a_transition_that_cannot_be_raises():
+    request = Request("r0", lambda _: None, view=type("View", (), {"request_id": "a"})())
+    with pytest.raises(AssertionError, match="AWAITING to ANSWERING"):
+        request.move(Phase.ANSWERING)
+
+
+def test_beside_a_tenant_that_floods_a_slot_is_free_for_another():
+    """The engine runs 2 at once and has one more in its queue."""
+    world = World(endpoints=1)
+
+    def started(*names):
+        return [any(isinstance(one, Go) for one in world.heard(name)) for name in names]
+
+    flood = [f"flood {number}" for number in range(6)]
+    for name in flood:
+        world.ask(name, tenant="flood")
+    assert sum(started(*flood)) == 3
+    world.ask("steady 0", tenant="steady")
+    assert not any(started("steady 0"))
+    world.end("flood 0")
+    assert all(started("steady 0"))
+    assert sum(started(*flood)) == 3
+    for name in ("flood 1", "flood 2", "steady 0", "flood 3"):
+        world.end(name)
+    assert started(*flood) == [True] * 5 + [False]
+    assert isinstance(world.ask("steady 1", tenant="steady")[0], Go)
+
+
+def test_refusals_name_the_attempt():
+    world = World(endpoints=0)
+    world.ask("a")
+    world.catalog.update(services={KEY: None})
+    assert isinstance(world.said[-1], Refuse)
+    assert (world.said[-1].id, world.said[-1].attempt) == ("a", 1)
