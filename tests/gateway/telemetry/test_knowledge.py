@@ -9,6 +9,7 @@ from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.state.peers import Peers
 from inflight_gateway.telemetry.metrics import DiscoveryCollector
 from inflight_gateway.types import Endpoint, EngineSample, ServiceConfig
+from tests.gateway.tenants.things import gateway_key
 
 CHAT = ServiceKey("team", "chat")
 
@@ -26,7 +27,9 @@ async def test_endpoints_by_state_and_failing_watches():
     samples.failed(addresses[3], "HTTP 404", connected=True, now=99.0)
     async with aiohttp.ClientSession() as http:
         registry = CollectorRegistry()
-        registry.register(DiscoveryCollector(catalog, samples, Peers(http, lambda _, __: None), lambda: problems))
+        registry.register(
+            DiscoveryCollector(catalog, samples, Peers(http, lambda _, __: None, gateway_key()), lambda: problems)
+        )
         lines = generate_latest(registry).decode().splitlines()
     labels = '{namespace="team",service="chat"}'
     assert f"inflight_gateway_endpoints{labels} 4.0" in lines

@@ -18,7 +18,7 @@ from tests.gateway.gateway_stack import GatewayStack, until
 from tests.gateway.tenants.things import secret
 from tests.kubectl.fake_api import FakeApi
 from tests.kubectl.objects import body
-from tests.kubectl.test_gateway import GATEWAY, PODS, SERVICE, gateway_pod
+from tests.kubectl.test_gateway import FRONT, GATEWAY, PODS, SERVICE, gateway_pod
 
 GATEWAY_KEY = b"the gateway's key"
 
@@ -120,7 +120,8 @@ async def test_concurrent_streams_are_exact_and_leave_room_when_they_end_or_are_
 
     async def stream():
         body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
-        answer = await http.post(f"{stack.url}/v1/chat/completions", json=body, headers=bearer("ifk_1"))
+        headers = bearer("ifk_1") | {"host": "a.default"}
+        answer = await http.post(f"{stack.url}/v1/chat/completions", json=body, headers=headers)
         if answer.status == 200:
             await answer.content.readline()
         return answer
@@ -168,7 +169,7 @@ async def test_the_plugin_shows_the_picks_and_the_held_requests_of_the_picker(st
     await until(asleep, "the picker knows of no engine", 10)
     held = asyncio.create_task(ask(http, stack))
     api = FakeApi(body("a", spec=GATEWAY))
-    api.objects[SERVICE.replace("chat", "a")] = {"spec": {"externalName": "gw.inflight-system.svc.cluster.local"}}
+    api.objects[SERVICE.replace("chat", "a")] = FRONT
     api.objects[f"{PODS}/gw-0"] = gateway_pod("gw-0")
     monkeypatch.setattr(PortForward, "client", lambda *_, **__: httpx.Client(base_url=stack.local_url))
     found = Service.of(body("a", spec=GATEWAY))
