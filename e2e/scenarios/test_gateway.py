@@ -66,9 +66,13 @@ def undisturbed(service, client_image):
 
 
 def test_the_name_of_the_service_leads_through_the_gateway(service, client_image):
-    named = json.loads(kubectl("-n", service.namespace, "get", "service", service.name, "-o", "json"))["spec"]
-    assert named["type"] == "ExternalName"
-    assert named["externalName"].startswith("inflight-gateway.")
+    slices = "--selector=kubernetes.io/service-name"
+    listed = json.loads(
+        kubectl("-n", service.namespace, "get", "endpointslices", f"{slices}={service.name}", "-o", "json")
+    )
+    front = {one["addresses"][0] for each in listed["items"] for one in each.get("endpoints") or ()}
+    assert front
+    assert front.isdisjoint(pod.address for pod in service.pods())
     with ask_pod(service, "ask", "What are the colors of the rainbow?", image=client_image) as pod:
         answer = "".join(pod.follow())
         assert pod.exit_code() == 0, answer

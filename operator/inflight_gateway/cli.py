@@ -94,6 +94,7 @@ def _picker(arguments: argparse.Namespace) -> int:
         model_namespaces=tuple(dict.fromkeys(arguments.model_namespace)),
         usage_dir=arguments.usage_dir,
         local_port=arguments.local_port,
+        service=arguments.service,
     )
 
     async def until_signal() -> None:

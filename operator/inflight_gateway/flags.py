@@ -192,6 +192,13 @@ def picker(parser: argparse.ArgumentParser) -> None:
         " several (default: none)",
     )
     parser.add_argument(
+        "--service",
+        type=_peers,
+        default="",
+        metavar="NAMESPACE/NAME",
+        help="Service of the gateway itself: requests to its address go by their model too (default: none)",
+    )
+    parser.add_argument(
         "--peers",
         type=_peers,
         default="",

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from tests.gateway.gateway_stack import free_port
-
 CHAT = "/v1/chat/completions"
 
 
 def service(name, *engines, refusing=0, **fields):
     """An entry of the static file. Args: refusing: endpoints more, which refuse connections."""
-    nobody = [f"127.0.0.1:{free_port()}" for _ in range(refusing)]
+    nobody = [f"127.0.0.{2 + number}:1" for number in range(refusing)]
     return {"name": name, "endpoints": [*(engine.address for engine in engines), *nobody], **fields}
 
 

@@ -39,7 +39,6 @@ async def test_the_picker_avoids_an_endpoint_for_a_second_after_it_refused_a_req
     clock = [100.0]
     monkeypatch.setattr(wiring, "monotonic", lambda: clock[0])
     gateway = wiring.Gateway(PickerSettings(), None)
-    monkeypatch.setattr(gateway.publisher, "knows", lambda _: True)
     monkeypatch.setattr(gateway._scraper, "keep", lambda _: None)
     key = ServiceKey("ns", "chat")
     config = ServiceConfig(key, "u", "m")
@@ -48,10 +47,10 @@ async def test_the_picker_avoids_an_endpoint_for_a_second_after_it_refused_a_req
 
     def picked(number):
         """Equal endpoints are picked by the request's id."""
-        name = str(number)
-        start = gateway._dispatcher.place(RequestView(name, key, clock[0]), config).result()
-        gateway._dispatcher.end(name, key)
-        return [endpoint.address for endpoint in start.pick.endpoints]
+        name, starter = str(number), gateway._requests._starter
+        pick = starter.start(RequestView(name, key, clock[0]), (), clock[0])
+        starter.ended(name, clock[0])
+        return [endpoint.address for endpoint in pick.endpoints]
 
     firsts = {picked(number)[0] for number in range(20)}
     assert firsts == {endpoint.address for endpoint in endpoints}

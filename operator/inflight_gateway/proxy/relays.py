@@ -29,7 +29,7 @@ def routes() -> Json:
         "retry_on": "connect-failure,refused-stream,reset-before-request,reset",
         "num_retries": 4,
         "retry_back_off": {"base_interval": "0.25s", "max_interval": "1s"},
-        "host_selection_retry_max_attempts": 3,
+        "host_selection_retry_max_attempts": 10,
         "retry_host_predicate": [
             extension("retry_host_predicates.previous_hosts", "retry.host.previous_hosts.v3.PreviousHostsPredicate")
         ],

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import re
-import uuid
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -13,7 +11,7 @@ from inflight_gateway.link.wire import Go
 from inflight_gateway.relay.decide import Failure
 from inflight_gateway.relay.engine_pool import EngineConnection, Loss
 from inflight_gateway.relay.frames import MAX_EVENT_BYTES, MAX_WHOLE_BYTES, Frame, FrameParser, FrameTooLong
-from inflight_gateway.relay.heads import Headers, find, without
+from inflight_gateway.relay.heads import Headers, find
 from inflight_gateway.relay.kept import AnswerBytes
 from inflight_gateway.relay.shared import Shared
 from inflight_gateway.request import headers as names
@@ -25,10 +23,10 @@ the bytes that arrived meanwhile are read first."""
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.025, 0.25
 """Bounds of the pause after an engine has refused the request."""
 
-_PROGRESS = names.PROGRESS.encode()
-_REQUEST_ID = names.REQUEST_ID.encode()
+_IDLE_FRAMES, _IDLE_FRAMES_PER_S = 20, 2.0
+"""Most frames without data and tokens, such as heartbeats: at once, and for each second of the attempt."""
 
-_READABLE = re.compile(rb"[!-~]{1,128}")
+_PROGRESS = names.PROGRESS.encode()
 
 
 class Owner(Protocol):
@@ -102,7 +100,8 @@ class Attempt:
         self._call: EngineConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._silence_s = shared.tuning.head_s
-        self._heard_at = 0.0
+        self._heard_at = self._begun_at = 0.0
+        self._idle_frames = 0
         self._first_token_by: float | None = None
         self._resent = self._over = False
         self._next()
@@ -167,7 +166,7 @@ class Attempt:
             return
         self._parser = FrameParser(MAX_EVENT_BYTES if self._stream else MAX_WHOLE_BYTES)
         self._silence_s = self._shared.tuning.silence_s
-        self._heard_at = self._loop.time()
+        self._heard_at = self._begun_at = self._loop.time()
         self._first_token_by = self._heard_at + self._first_token_within_s
         self._watch(self._overdue_at())
         self._owner.accepted(headers)
@@ -182,8 +181,13 @@ class Attempt:
             try:
                 frames = parser.feed(data)
             except FrameTooLong:
-                self._fail(Failure.GARBLED)
+                self._fail(Failure.EXCESS)
                 return
+            if len(frames) != 1 or not frames[0].data:
+                self._idle_frames += sum(map(_is_idle, frames))
+                if self._idle_frames > _IDLE_FRAMES + _IDLE_FRAMES_PER_S * (now - self._begun_at):
+                    self._fail(Failure.EXCESS)
+                    return
             if frames:
                 self._owner.frames(frames, now)
             size = parser.size + self._owner.kept_bytes
@@ -260,8 +264,5 @@ class Attempt:
         self._owner.failed(failure)
 
 
-def with_readable_id(headers: Headers) -> Headers:
-    """Returns headers whose X-Request-Id, which gateway and engine sign and verify, is readable: else a new one."""
-    if _READABLE.fullmatch(find(headers, _REQUEST_ID) or b""):
-        return headers
-    return [*without(headers, _REQUEST_ID), (_REQUEST_ID, uuid.uuid4().hex.encode())]
+def _is_idle(frame: Frame) -> bool:
+    return not frame.data and not any(note.startswith((b"t ", b"f ", b"s ")) for note in frame.notes)

@@ -21,9 +21,9 @@ class Failure(Enum):
     LATE = "late"
     """The first token did not arrive in time."""
     GARBLED = "garbled"
-    """The response is no HTTP, its data are no progress frames, or they pass a bound of one answer."""
+    """The response is no HTTP, its data are no progress frames, or they exceed what the request asks for."""
     EXCESS = "excess"
-    """The process keeps too much for answers, of all services or of this one."""
+    """The answer passes a bound of its own, or all answers of its service or of the process do."""
     ENGINE = "engine"
     """The engine reports that another replica may succeed."""
     DIED = "died"
@@ -119,7 +119,7 @@ _ERRORS = {
     Failure.ENGINE: ClientError(503, "the engine failed", "engine_failed", retry_after_s=1),
     Failure.DIED: ClientError(503, "the engine process died", "engine_failed", retry_after_s=1),
     Failure.EXCESS: ClientError(
-        502, "the answers under way take too much memory of the gateway", "engine_lost", retry_after_s=1
+        502, "the engine's answer takes too much of the gateway's memory or time", "engine_lost", retry_after_s=1
     ),
     Failure.BUSY: ClientError(503, "no replica is free to go on with this request", "no_replica", retry_after_s=5),
     Failure.UNREACHABLE: ClientError(503, "no replica accepts connections", "no_replica", retry_after_s=5),

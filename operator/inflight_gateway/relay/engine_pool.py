@@ -171,8 +171,15 @@ class EnginePool:
             self._timer = None
 
 
-class EngineConnection(asyncio.Protocol):
+_READ = bytearray(MAX_HEAD_BYTES)
+_VIEW = memoryview(_READ)
+"""Data of one read. All connections share it: it is parsed before the next read."""
+
+
+class EngineConnection(asyncio.BufferedProtocol):
     """A connection. The owner of its call writes to it and may cancel it.
+
+    An engine that sends as fast as it can gets one read in each turn of the event loop, like all others.
 
     Attributes: sent: the whole request is written, so that another one may follow its response.
     """
@@ -190,6 +197,10 @@ class EngineConnection(asyncio.Protocol):
         self._headers: Headers = []
         self._status = self._head_bytes = self._interim = self._not_body = 0
         self._used = self._answered = self._no_body = self._in_body = self._unbounded = False
+        # Parts of the body in one read.
+        self._body = b""
+        self._more: list[bytes] = []
+        self._paused = False
         # The response is complete; whether another request may follow.
         self._complete: bool | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -202,6 +213,8 @@ class EngineConnection(asyncio.Protocol):
         self.sent = self._answered = self._no_body = self._in_body = self._unbounded = False
         self._interim = self._not_body = 0
         self._complete = None
+        self._body = b""
+        self._more.clear()
 
     def write(self, data: bytes, *, no_body: bool = False) -> None:
         """Write a part of the request. Args: no_body: it is the head of a HEAD request, whose answer has no body."""
@@ -231,10 +244,18 @@ class EngineConnection(asyncio.Protocol):
 
     def pause(self) -> None:
         """Read no more for now."""
+        self._paused = True
+        self._pause_reading()
+
+    def resume(self) -> None:
+        self._paused = False
+        self._resume_reading()
+
+    def _pause_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
-    def resume(self) -> None:
+    def _resume_reading(self) -> None:
         if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
@@ -250,38 +271,45 @@ class EngineConnection(asyncio.Protocol):
         transport.writelines(self._unsent)
         self._unsent.clear()
 
-    def data_received(self, data: bytes) -> None:
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return _READ
+
+    def buffer_updated(self, nbytes: int) -> None:
         if self._reader is None:  # an engine has nothing to say without a request
             self.close()
             return
-        if len(data) <= MAX_HEAD_BYTES:
-            self._feed(data)
-        else:
-            for begin in range(0, len(data), MAX_HEAD_BYTES):
-                if self._complete is not None:
-                    self._complete = False
-                elif not self._closed:
-                    self._feed(data[begin : begin + MAX_HEAD_BYTES])
-        if self._complete is not None:
-            # Not before all data at hand is parsed: none may be taken for the response to the next request.
-            self._end(reusable=self._complete)
-        elif self._reader is _REST and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(REST_WITHIN_S, self.close)
-
-    def _feed(self, data: bytes) -> None:
-        self._not_body += len(data)
+        self._not_body += nbytes
         try:
-            self._parser.feed_data(data)
+            self._parser.feed_data(_VIEW[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             if isinstance(error, httptools.HttpParserCallbackError):
                 _log.exception("a response is given up")
             if self._complete is None:
                 self._garbled(str(error))
-            else:
-                self._complete = False
+            self._complete = False
+        body = self._body
+        if body:
+            self._body = b""
+            if self._more:
+                body = b"".join((body, *self._more))
+                self._more.clear()
+            if self._reader is not None:
+                self._reader.data(body)
+        if self._complete is not None:
+            # Not before all data at hand is parsed: none may be taken for the response to the next request.
+            self._end(reusable=self._complete)
+        elif self._not_body > MAX_HEAD_BYTES:
+            self._garbled(f"more than {MAX_HEAD_BYTES} bytes are no part of its body")
         else:
-            if self._not_body > MAX_HEAD_BYTES and self._complete is None:
-                self._garbled(f"more than {MAX_HEAD_BYTES} bytes are no part of its body")
+            if self._reader is _REST and self._timer is None:
+                self._timer = asyncio.get_running_loop().call_later(REST_WITHIN_S, self.close)
+            if nbytes == len(_READ) and not self._paused:
+                self._pause_reading()
+                asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        if not self._paused:
+            self._resume_reading()
 
     def eof_received(self) -> None:
         if self._unbounded:
@@ -351,8 +379,11 @@ class EngineConnection(asyncio.Protocol):
 
     def on_body(self, data: bytes) -> None:
         self._not_body = 0
-        if self._reader is not None and self._complete is None:
-            self._reader.data(data)
+        if self._complete is None:
+            if self._body:
+                self._more.append(data)
+            else:
+                self._body = data
 
     def on_message_complete(self) -> None:
         if self._status >= 200 and self._complete is None:

@@ -62,13 +62,3 @@ def path_of(target: str) -> Path | None:
     if len(sent) > len(MODELS) + 1 and sent.startswith(f"{MODELS}/"):
         return _MODEL
     return PATHS.get(sent)
-
-
-FINISHED = "/v1/finished"
-RETRIED = "/v1/retried"
-PUBLIC = "|".join((*PATHS, f"{MODELS}/.+"))
-
-
-def is_hidden(target: str) -> bool:
-    """Returns whether clients of the gateway may not reach this path."""
-    return path_of(target) is None

@@ -22,8 +22,6 @@ async def test_a_held_request_starts_when_an_endpoint_appears(stack, engines, ht
         return await held(stack) == 20
 
     await until(all_held, "all requests are held")
-    # Longer than Envoy's message timeout: the picker has asked for more.
-    await asyncio.sleep(2.5)
     assert not any(one.done() for one in waiting)
     stack.services(service("a", engine, model="m"))
     for status, body, _ in await asyncio.gather(*waiting):

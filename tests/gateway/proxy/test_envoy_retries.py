@@ -1,4 +1,4 @@
-"""Real Envoy, relay and picker: what Envoy's retries tell the picker, and requests that engines die with."""
+"""Real Envoy, relay and picker: what retries tell the picker, and requests that engines die with."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def relayed(tmp_path):
     stack.stop_all()
 
 
-async def test_a_request_counts_where_envoy_sent_it(relayed, engines, http):
+async def test_a_request_counts_at_the_engine_that_took_it(relayed, engines, http):
     """That the refusing endpoint is avoided is shown in `test_refusals.py`."""
     busy, good = await engines("busy", "busy"), await engines("good", "progress")
     good.tick = 1.5  # answers outlast the test's waits

@@ -43,8 +43,8 @@ class Setup:
         self.session: aiohttp.ClientSession
         self._picker_socket = directory / "picker.sock"
 
-    async def start(self, tuning: Tuning = QUICK) -> Setup:
-        await self.engine.start()
+    async def start(self, tuning: Tuning = QUICK, engines: int = 4) -> Setup:
+        await self.engine.start(engines)
         await self.picker.start(self._picker_socket)
         self.worker = Worker(self._picker_socket, tuning)
         await self.worker.start(listen(self.socket))
@@ -96,9 +96,9 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 async def make(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     made: list[Setup] = []
 
-    async def begin(tuning: Tuning = QUICK, **changes) -> Setup:
+    async def begin(tuning: Tuning = QUICK, engines: int = 4, **changes) -> Setup:
         made.append(Setup(tmp_path))
-        setup = await made[-1].start(tuning)
+        setup = await made[-1].start(tuning, engines)
         if changes:
             await setup.configure(**changes)
         return setup

@@ -27,7 +27,7 @@ class Do:
         error: a frame sent in place of all after the last whole frame within `cut` bytes: `:e` and its data.
         within: seconds for the first token, from the picker.
         split: bytes of each write; 0: all in one.
-        pause_s: between two of these writes.
+        pause_s: between two of these writes; without `split`, before the answer.
         no_head: the connection closes in place of a response.
         frames: bytes sent in place of the model's.
     """
@@ -162,7 +162,7 @@ class FakeEngine:
         self._servers: list[asyncio.Server] = []
         self._tasks: set[asyncio.Task] = set()
 
-    async def start(self, count: int = 4) -> None:
+    async def start(self, count: int) -> None:
         for _ in range(count):
 
             async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -214,8 +214,9 @@ class FakeEngine:
         return await self._answer(self.script(self.turn - 1), seen, number, reader, writer)
 
     async def _answer(self, do: Do, seen: Seen, number: int, reader, writer) -> bool:
-        if do.no_head:
+        if not do.split:
             await asyncio.sleep(do.pause_s)
+        if do.no_head:
             return False
         own = [f"{name}: {value}" for name, value in do.headers]
         if do.status:
