@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.accounts import TenantKey
@@ -130,7 +130,8 @@ class Gate:
         """Charges tokens beyond the estimate. Args: output_tokens: of the answer so far."""
         used = one.used(one.prompt_tokens, output_tokens)
         if used > one.grant.tokens:
-            one.grant = self._limits.settle(one.grant, used)
+            self._limits.settle(one.grant, used)
+            one.grant = replace(one.grant, tokens=used)
 
     def settle(self, view: RequestView, one: Admitted, finished: Finished) -> None:
         """Corrects the charge of a request by its real usage."""
