@@ -13,7 +13,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import lru_cache
 from typing import Any
+
+import msgspec
 
 from inflight_base.manifest.keys import ServiceKey
 
@@ -43,6 +46,9 @@ def configure(program: str, format_name: str, level: str) -> None:
     for name in _LIBRARIES:
         logging.getLogger(name).setLevel(max(logging.WARNING, number))
     logging.captureWarnings(format_name == "json")
+    # No line has them, and they take half the time of a record.
+    logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
+    logging._srcfile = None  # documented: docs.python.org/3/howto/logging.html#optimization
 
 
 @contextmanager
@@ -71,10 +77,9 @@ class JsonFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         whole = int(record.created)
-        moment = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(whole))
         service = _current_service.get()
         line: dict[str, Any] = {
-            "time": f"{moment}.{int((record.created - whole) * 1000):03d}Z",
+            "time": f"{_moment(whole)}.{int((record.created - whole) * 1000):03d}Z",
             "level": record.levelname,
             "logger": record.name,
             "message": record.getMessage(),
@@ -83,4 +88,13 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str)
+        try:
+            return msgspec.json.encode(line, enc_hook=str).decode()
+        except (ValueError, OverflowError):  # half a surrogate pair, or a number above 64 bits
+            return json.dumps(line, default=str)
+
+
+@lru_cache(maxsize=1)
+def _moment(seconds: int) -> str:
+    """Returns the Unix time of a log line, but its fraction."""
+    return time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))

@@ -149,8 +149,8 @@ class _Process:
         if self._draining:
             return ["the gateway drains"]
         reasons = list(self._discovery.unready())
-        if not self._gateway.links.connected:
-            reasons.append("no relay is connected")
+        if not self._gateway.links.ready:
+            reasons.append("no relay is connected, or one has not read yet which services there are")
         if not self._envoy_ready:
             reasons.append("Envoy does not run, or is not ready")
         return reasons

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from typing import Generic, TypeVar
 
 Key = TypeVar("Key", bound=Hashable)
@@ -18,6 +18,10 @@ class Timers(Generic[Key]):
 
     def __len__(self) -> int:
         return len(self._until)
+
+    def __iter__(self) -> Iterator[Key]:
+        """Iterates over the keys, the first timer to end first."""
+        return iter(self._until)
 
     def begin(self, key: Key, now: float) -> None:
         """Starts a timer, or restarts it."""

@@ -39,7 +39,7 @@ from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.routes import PeerClient, limits_handler
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.timers import Timers
+from inflight_gateway.tenants.usage_log import UsageLog
 from inflight_gateway.types import Endpoint
 
 if TYPE_CHECKING:
@@ -48,10 +48,6 @@ if TYPE_CHECKING:
 
 KEY_SECONDS = 5.0
 """Seconds between two reads of the gateway key's file."""
-
-REFUSAL_S = 1.0
-"""Seconds for which other endpoints are preferred to one that refused a request: by then the next scrape says whether
-its engine is gone or full."""
 
 
 class Gateway:
@@ -66,12 +62,10 @@ class Gateway:
         ModelClaims(self.catalog, settings.model_namespaces)
         self.metrics = Metrics(lambda key: key in self.catalog.services)
         self._samples = Samples()
-        self._refusals: Timers[str] = Timers(REFUSAL_S)
-        """Addresses of endpoints that refused a request within the last second."""
         self._scraper = EndpointScraper(self._samples, http)
         self._holds = HoldQueue()
         estimates = Estimates()
-        self._ledger = Ledger(self._willing, self._samples.get, estimates)
+        self._ledger = Ledger(self._reachable, self._samples.get, estimates)
         self._picks = PicksLog()
         self._key = GatewayKey(settings.gateway_key_file)
         self._key_read = monotonic()
@@ -81,6 +75,10 @@ class Gateway:
         gate = Gate(KeyTables(self.catalog), self.limits, estimates)
         self._usage = gate.usage
         self.metrics.registry.register(gate.usage)
+        if settings.usage_dir is not None:
+            gate.usage_log = UsageLog(settings.usage_dir, gate.usage, self._model)
+            self.metrics.registry.register(gate.usage_log)
+        self._usage_log = gate.usage_log
         loads = GatewayLoads(self.catalog, self._holds, self._ledger, monotonic)
         self.metrics.watch_loads(loads.service_loads)
         self._stream = LoadStream(settings.name, loads)
@@ -105,7 +103,8 @@ class Gateway:
             self.guests = EndpointPickerPorts(self._guest_parts, settings.ext_proc_port, tls=settings.ext_proc_tls)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}
         self._usable: dict[ServiceKey, Sequence[Endpoint]] = {}
-        """Results of `_reachable` since endpoints or their reachability last changed."""
+        """Results of `_reachable` since endpoints or their reachability last changed: the ledger sees changes by their
+        identity."""
         self.catalog.subscribe(self._changed)
         self._samples.subscribe(self._sampled)
 
@@ -114,9 +113,13 @@ class Gateway:
     async def open(cls, settings: PickerSettings) -> AsyncIterator[Gateway]:
         async with metrics_session(INTERVAL_SECONDS) as http:
             gateway = cls(settings, http)
+            if gateway._usage_log is not None:
+                await gateway._usage_log.start()
             try:
                 yield gateway
             finally:
+                if gateway._usage_log is not None:
+                    await gateway._usage_log.close()
                 gateway._scraper.close()
                 gateway._peers.close()
                 await gateway._peer_client.close()
@@ -137,10 +140,9 @@ class Gateway:
     def tick(self) -> None:
         """Applies what depends on the time alone: expiries, the reread key, other gateway pods. Called several times a
         second."""
-        self._refusals.expire(monotonic())
         self._requests.expire()
         if len(self._holds):
-            self._requests.release()
+            self._requests.release(changed=False)
         self.links.set_pods(1 + len(self._trusted_peers()))
         if monotonic() - self._key_read >= KEY_SECONDS:
             self._read_keys()
@@ -154,7 +156,8 @@ class Gateway:
                 self._guest_parts.engine_headers = EngineHeaders(self._key.current, self._key.previous)
 
     def _changed(self, change: Change) -> None:
-        self._usable.clear()
+        for key in change.services | change.endpoints:
+            self._usable.pop(key, None)
         self._scraper.keep(self.catalog.addresses())
         for key in change.endpoints:
             now = frozenset(endpoint.address for endpoint in self.catalog.endpoints_of(key))
@@ -164,14 +167,24 @@ class Gateway:
         for key in change.services - self.catalog.services.keys():
             self._picks.forget(key)
             self.metrics.forget(key)
-            self._usage.forget(key)
+        if self.catalog.complete:
+            # Also of services that were deleted before this picker started.
+            for key in self._usage.services - self.catalog.services.keys():
+                self._usage.forget(key)
         self._requests.catalog_changed(change)
         self._stream.changed()
 
-    def _sampled(self, address: str) -> None:
+    def _model(self, key: ServiceKey) -> str:
+        config = self.catalog.services.get(key)
+        return "" if config is None else config.model
+
+    def _sampled(self, address: str, moved: bool) -> None:
+        """Applies a sample. Args: moved: the engine can be reached now and could not, or the reverse."""
         service = self.catalog.service_of(address)
         if service is not None:
-            self._usable.pop(service, None)
+            if moved:
+                self._usable.pop(service, None)
+            self._ledger.sampled(address, monotonic())
             self._requests.release(service)
 
     def _reachable(self, key: ServiceKey) -> Sequence[Endpoint]:
@@ -183,16 +196,8 @@ class Gateway:
             self._usable[key] = known
         return known
 
-    def _willing(self, key: ServiceKey) -> Sequence[Endpoint]:
-        """Returns the reachable endpoints, without those that refused a request within `REFUSAL_S` unless all did."""
-        endpoints = self._reachable(key)
-        if not self._refusals:
-            return endpoints
-        now = monotonic()
-        return [one for one in endpoints if not self._refusals.runs(one.address, now)] or endpoints
-
     def _refused(self, address: str) -> None:
-        self._refusals.begin(address, monotonic())
+        self._ledger.refused(address, monotonic())
 
     def _trusted_peers(self) -> Mapping[str, str]:
         """Returns live peers; none without a key: without trusted messages each gateway enforces limits alone."""

@@ -4,12 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.pick.growth import Growing, Growth
-from inflight_gateway.pick.load import answer_tokens_per_second, prefill_tokens_per_second
+from inflight_gateway.pick.load import (
+    STALE_S,
+    EndpointLoad,
+    answer_tokens_per_second,
+    prefill_tokens_per_second,
+)
 from inflight_gateway.tenants.answer_lengths import Answer
-from inflight_gateway.types import EngineSample
+from inflight_gateway.types import Endpoint, EngineSample
+
+if TYPE_CHECKING:
+    from inflight_gateway.engines.fleet import Fleet
+
+PEER_S = 7.0
+"""Seconds after which a peer's requests in flight no longer count: more than the 5 s between two full lines of its
+state stream (`state/stream.py`), and as long as limits count it as live (`state/peers.py`)."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +70,7 @@ class Account:
         gone: the engine is no longer an endpoint.
         growing: expected growth of each request in flight, by id, from the sample on; None: not computed since then.
         growth: growth of the KV cache's use by them; None: not computed since they changed.
+        fleets: orders of replicas that this one is in.
     """
 
     sent: dict[str, Sent] = field(default_factory=dict)
@@ -72,10 +86,49 @@ class Account:
     gone: bool = False
     growing: dict[str, Growing] | None = None
     growth: Growth | None = None
+    fleets: tuple[Fleet, ...] = ()
 
     @property
     def in_flight(self) -> int:
         return len(self.sent)
+
+    def place(self, address: str, now: float) -> None:
+        """Updates the orders of replicas, after a change of this account."""
+        for fleet in self.fleets:
+            fleet.changed(address, now)
+
+    def load(
+        self,
+        endpoint: Endpoint,
+        now: float,
+        cached_tokens: int = 0,
+        answer_tokens: float = 0.0,
+        *,
+        growing: bool = False,
+    ) -> EndpointLoad:
+        """Returns the load of the engine. Args: growing: fill in `growth`, O(requests in flight) after each sample."""
+        if self.since:
+            self.drop_before(now - STALE_S)
+        if self.pending:
+            self.advance(now)
+        others = self.others_at(now)
+        return EndpointLoad(
+            endpoint,
+            self.sample,
+            len(self.sent),
+            self.since_tokens,
+            cached_tokens,
+            max(0, self.known - round(self.pending)),
+            others,
+            self.growth_of(others) if growing else None,
+            answer_tokens,
+        )
+
+    def others_at(self, now: float) -> int:
+        """Returns the requests there that this gateway did not send, by the sample and by what peers report."""
+        if not self.peers:
+            return self.others
+        return max(self.others, sum(peer.in_flight for peer in self.peers.values() if now - peer.at <= PEER_S))
 
     def take(self, sample: EngineSample) -> None:
         """Applies a new sample: it includes requests sent before its scrape, unless their prompts were computed."""

@@ -3,30 +3,44 @@ sample cannot include."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from heapq import nsmallest
+from typing import NamedTuple
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.engines.account import Account, Peer, Sent
-from inflight_gateway.pick.load import STALE_S, EndpointLoad
-from inflight_gateway.pick.prefix_index import DEFAULT_BLOCKS, PrefixIndex
+from inflight_gateway.engines.fleet import MOST_BY_PREFIX, MOST_RANKED, Fleet
+from inflight_gateway.pick.load import EndpointLoad
+from inflight_gateway.pick.prefix_index import DEFAULT_BLOCKS, IndexMemory, PrefixIndex
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView
+from inflight_gateway.timers import Timers
+from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView, ServiceConfig
 
-PEER_S = 7.0
-"""Seconds after which a peer's requests in flight no longer count: more than the 5 s between two full lines of its
-state stream (`state/stream.py`), and as long as limits count it as live (`state/peers.py`)."""
+REFUSAL_S = 1.0
+"""Seconds for which other endpoints are preferred to one that refused a request: by then the next scrape says whether
+its engine is gone or full."""
 
 FORGET_PEER_S = 60.0
 """Seconds after which a returning peer counts as a new one."""
+
+
+class Candidates(NamedTuple):
+    """Replicas to rank for a request. Attributes: replicas: number of those that they are chosen from."""
+
+    loads: list[EndpointLoad]
+    replicas: int
 
 
 class Ledger:
     """Accounts of all engines, and the service that each request in flight belongs to.
 
     Args:
-        endpoints: returns the endpoints that a service has now.
+        endpoints: returns the endpoints that a service has now: the same object until they change.
         sample: returns the latest sample of an address; None: never scraped.
         estimates: estimates of the lengths of answers.
+
+    Attributes:
+        changed_services, changed_addresses: changed since the reader emptied them (`state.load.GatewayLoads`).
     """
 
     def __init__(
@@ -42,41 +56,94 @@ class Ledger:
         self._sent: dict[str, Sent] = {}
         """Requests in flight, by request id."""
         self._prefixes: dict[ServiceKey, PrefixIndex] = {}
+        self._index_memory = IndexMemory()
+        self._fleets: dict[ServiceKey, Fleet] = {}
+        """Orders of the replicas of services with more than `MOST_RANKED`."""
+        self._refusals: Timers[str] = Timers(REFUSAL_S)
+        """Addresses of endpoints that refused a request within `REFUSAL_S`."""
+        self.changed_services: set[ServiceKey] = set()
+        self.changed_addresses: set[str] = set()
         self._in_flight: dict[ServiceKey, int] = {}
         self._last: dict[ServiceKey, float] = {}
 
-    def loads(
-        self, service: ServiceKey, request: RequestView, now: float, *, growing: bool = False
-    ) -> list[EndpointLoad]:
-        """Returns the load of all endpoints of the service for this request: O(endpoints x log(blocks of the prompt)).
+    def candidates(
+        self,
+        config: ServiceConfig,
+        request: RequestView,
+        now: float,
+        *,
+        above: bool = False,
+        claimed: int = 0,
+        allowed: Collection[str] = (),
+    ) -> Candidates:
+        """Returns the replicas to rank for a request: all of a service with up to `MOST_RANKED`; of a larger one, those
+        with the longest prefix of the prompt and those with the least load, in O(log n).
 
         Args:
-            growing: fill in `EndpointLoad.growth`, which takes O(requests in flight) after each sample.
+            above: the request's tenant is above its share. Fills in `EndpointLoad.growth`, which takes O(requests in
+                flight) after each sample.
+            claimed: slots that such a tenant leaves free, over all replicas.
+            allowed: addresses that another gateway allows; empty: all.
         """
-        endpoints = self._endpoints(service)
-        index = self._prefixes.get(service)
-        addresses = [each.address for each in endpoints]
-        matched = index.matched(addresses, request.prefix) if index and request.prefix else [0] * len(addresses)
+        endpoints = self._endpoints(config.key)
+        index = self._prefixes.get(config.key) if request.prefix else None
+        refused = self._refused_at(now)
+        chosen: Sequence[Endpoint] = endpoints
+        replicas = len(endpoints)
+        if replicas > MOST_RANKED and not allowed:
+            fleet = self._fleet(config, endpoints, now)
+            by_prefix = index.longest(request.prefix, MOST_BY_PREFIX) if index is not None else ()
+            leaves = -(-claimed // replicas) if above else None
+            skip = request.avoid | refused
+            chosen = fleet.candidates(request, now, by_prefix, skip, leaves) or endpoints[:MOST_RANKED]
+        else:
+            if allowed:
+                chosen = [one for one in endpoints if one.address in allowed]
+            if refused:
+                chosen = [one for one in chosen if one.address not in refused] or chosen
+            replicas = len(chosen)
+            if replicas > MOST_RANKED:
+                chosen = nsmallest(MOST_RANKED, chosen, lambda one: self.in_flight(one.address))
         answer_tokens = self._estimates.answer_tokens(request)
-        loads = []
-        for endpoint, blocks in zip(endpoints, matched, strict=True):
-            account = self._account(endpoint.address, now)
-            sample = account.sample
-            others = max(account.others, _of_peers(account, now)) if account.peers else account.others
-            loads.append(
-                EndpointLoad(
-                    endpoint=endpoint,
-                    sample=sample,
-                    in_flight=account.in_flight,
-                    sent_tokens=account.since_tokens,
-                    cached_tokens=_cached(blocks, request.block_tokens, request.prompt_tokens),
-                    computed_tokens=max(0, account.known - round(account.pending)),
-                    others=others,
-                    growth=account.growth_of(others) if growing else None,
-                    answer_tokens=answer_tokens,
-                )
-            )
-        return loads
+        accounts = [self._account(one.address, now) for one in chosen]
+        if index is None:
+            loads = [
+                account.load(one, now, 0, answer_tokens, growing=above)
+                for one, account in zip(chosen, accounts, strict=True)
+            ]
+        else:
+            matched = index.matched([one.address for one in chosen], request.prefix)
+            loads = [
+                account.load(one, now, _cached(blocks, request), answer_tokens, growing=above)
+                for one, account, blocks in zip(chosen, accounts, matched, strict=True)
+            ]
+        return Candidates(loads, replicas)
+
+    def _fleet(self, config: ServiceConfig, endpoints: Sequence[Endpoint], now: float) -> Fleet:
+        """Returns the order of a service's replicas, made again when its endpoints or its configuration changed."""
+        fleet = self._fleets.get(config.key)
+        if fleet is None or fleet.endpoints is not endpoints or fleet.config is not config:
+            if fleet is not None:
+                fleet.drop()
+            accounts = [self._account(one.address, now) for one in endpoints]
+            for account in accounts:
+                account.gone = False
+            fleet = self._fleets[config.key] = Fleet(config, endpoints, accounts, now)
+        return fleet
+
+    def refused(self, address: str, now: float) -> None:
+        """Notes that an endpoint refused a request: others are preferred to it for `REFUSAL_S`."""
+        self._refusals.begin(address, now)
+
+    def _refused_at(self, now: float) -> frozenset[str]:
+        if self._refusals:
+            self._refusals.expire(now)
+        return frozenset(self._refusals) if self._refusals else frozenset()
+
+    def sampled(self, address: str, now: float) -> None:
+        """Applies the new sample of an endpoint."""
+        if address in self._accounts:
+            self._account(address, now)
 
     def begin(self, request: RequestView, pick: Pick, now: float) -> None:
         """Adds a request that is sent to the first picked endpoint."""
@@ -88,7 +155,7 @@ class Ledger:
             self._estimates.begin(request),
         )
         self._in_flight[request.service] = self._in_flight.get(request.service, 0) + 1
-        self._last[request.service] = now
+        self.touch(request.service, now)
         self._arrive(request.request_id, entry)
 
     def end(self, request_id: str, now: float) -> None:
@@ -99,44 +166,60 @@ class Ledger:
         self._leave(request_id, entry.address, now)
         entry.answer.lengths.leave(entry.answer)
         self._in_flight[entry.service] -= 1
-        self._last[entry.service] = now
+        self.touch(entry.service, now)
 
-    def move(self, request_id: str, address: str, now: float) -> None:
-        """Moves a request that Envoy sent to another endpoint, because endpoints before it in the pick refused it."""
+    def move(self, request_id: str, address: str, now: float) -> bool:
+        """Moves a request to another endpoint, because endpoints before it in the pick refused it. Returns False for an
+        unknown request or endpoint, and if it is there already."""
         entry = self._sent.get(request_id)
         if entry is None or entry.address == address or address not in self._accounts:
-            return
+            return False
         self._account(entry.address, now).take_back(entry.at, entry.tokens, now)
         self._leave(request_id, entry.address, now)
         index = self._prefixes.get(entry.service)
         blocks = index.matched([address], entry.prefix)[0] if index and entry.prefix else 0
         entry.address, entry.at, entry.answer.generated = address, now, 0.0
-        entry.tokens = max(0, entry.prompt_tokens - _cached(blocks, entry.block_tokens, entry.prompt_tokens))
+        entry.tokens = max(0, entry.prompt_tokens - _cached(blocks, entry))
         self._arrive(request_id, entry)
+        return True
 
     def _arrive(self, request_id: str, entry: Sent) -> None:
         """Adds a request to the account and the prefix index of its endpoint."""
         account = self._account(entry.address, entry.at)
         account.arrive(request_id, entry)
+        self._changed(entry.address, account, entry.at)
         if entry.prefix:
-            index = self._prefixes.setdefault(entry.service, PrefixIndex())
+            index = self._prefixes.get(entry.service)
+            if index is None:
+                index = self._prefixes[entry.service] = PrefixIndex(self._index_memory)
             kv_tokens = account.sample.kv_cache_tokens if account.sample else 0
             blocks = max(1, kv_tokens // max(1, entry.block_tokens)) if kv_tokens else DEFAULT_BLOCKS
             index.add(entry.address, entry.prefix, blocks)
 
     def touch(self, service: ServiceKey, now: float) -> None:
-        """Notes that a request for the service arrived, whatever its outcome."""
+        """Notes that a request for the service arrived or ended."""
         self._last[service] = now
+        self.changed_services.add(service)
 
     def service(self, service: ServiceKey, now: float) -> tuple[int, float | None]:
         """Returns the requests in flight, and seconds since the last arrival or end; None: none since the start."""
         last = self._last.get(service)
         return self._in_flight.get(service, 0), None if last is None else now - last
 
-    def sent(self) -> dict[str, tuple[int, int]]:
-        """Returns, by address, the requests in flight and the prompt tokens sent since this gateway started. Peers get
-        these totals and compute differences."""
-        return {address: (each.in_flight, each.total_tokens) for address, each in self._accounts.items()}
+    def in_flight(self, address: str) -> int:
+        """Returns the requests of this gateway at an endpoint."""
+        account = self._accounts.get(address)
+        return 0 if account is None else account.in_flight
+
+    def addresses(self) -> Collection[str]:
+        """Returns the endpoints that have an account."""
+        return self._accounts.keys()
+
+    def sent(self, address: str) -> tuple[int, int]:
+        """Returns the requests in flight and the prompt tokens sent to an endpoint since this gateway started; zeros
+        without an account. Peers get these totals and compute differences."""
+        account = self._accounts.get(address)
+        return (0, 0) if account is None else (account.in_flight, account.total_tokens)
 
     def peer(self, gateway: str, sent: Mapping[str, tuple[int, int]], now: float) -> None:
         """Applies what another gateway reports in its `sent`; its first report only sets the baseline. Addresses that
@@ -150,12 +233,19 @@ class Ledger:
             if known is not None and total > known.sent_tokens:
                 account.send(now, total - known.sent_tokens)
             account.peers[gateway] = Peer(now, in_flight, total)
+            account.place(address, now)
 
     def forget(self, service: ServiceKey, address: str) -> None:
         """Removes an endpoint: its requests in flight are still counted, its cache is dropped."""
         index = self._prefixes.get(service)
         if index is not None:
             index.forget(address)
+            if not index:
+                index.drop()
+                del self._prefixes[service]
+        fleet = self._fleets.pop(service, None)
+        if fleet is not None:
+            fleet.drop()
         account = self._accounts.get(address)
         if account is not None:
             account.gone = True
@@ -164,11 +254,17 @@ class Ledger:
     def _leave(self, request_id: str, address: str, now: float) -> None:
         account = self._account(address, now)
         account.leave(request_id)
+        self._changed(address, account, now)
         self._drop_if_done(address, account)
+
+    def _changed(self, address: str, account: Account, now: float) -> None:
+        self.changed_addresses.add(address)
+        account.place(address, now)
 
     def _drop_if_done(self, address: str, account: Account) -> None:
         if account.gone and not account.in_flight:
             del self._accounts[address]
+            self.changed_addresses.add(address)
 
     def _account(self, address: str, now: float) -> Account:
         account = self._accounts.get(address)
@@ -177,17 +273,10 @@ class Ledger:
         sample = self._sample(address)
         if sample is not None and sample is not account.sample:
             account.take(sample)
-        if account.since:
-            account.drop_before(now - STALE_S)
-        if account.pending:
-            account.advance(now)
+            account.place(address, now)
         return account
 
 
-def _cached(blocks: int, block_tokens: int, prompt_tokens: int) -> int:
+def _cached(blocks: int, request: RequestView | Sent) -> int:
     """Returns the cached tokens of a prompt: all but its last one at most, which engines always compute."""
-    return min(blocks * block_tokens, max(0, prompt_tokens - 1))
-
-
-def _of_peers(account: Account, now: float) -> int:
-    return sum(peer.in_flight for peer in account.peers.values() if now - peer.at <= PEER_S)
+    return min(blocks * request.block_tokens, max(0, request.prompt_tokens - 1))

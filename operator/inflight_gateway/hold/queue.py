@@ -27,14 +27,23 @@ class Waiting:
     oldest_s: float = 0.0
 
 
+RECHECK_S = 0.01
+"""Seconds after which a head that could not start is tried again because of time alone: backlogs have become shorter,
+tenants inactive."""
+
+
 class HoldQueue:
     """Queues of all services. Every request should pass through `offer` and `release`, even if a replica is free: then
     no request overtakes waiting ones except by `ServiceQueue.overtaking`, and all are charged to their tenants.
 
     A request that was offered leaves once: by `release`, `expire` or `remove`.
+
+    Attributes:
+        changed: services whose held requests have changed since the reader emptied it (`state.load.GatewayLoads`).
     """
 
     def __init__(self) -> None:
+        self.changed: set[ServiceKey] = set()
         self._services: dict[ServiceKey, ServiceQueue] = {}
         self._by_id: dict[str, QueuedRequest] = {}
         self._by_expiry: LazyHeap[QueuedRequest] = LazyHeap()
@@ -55,17 +64,27 @@ class HoldQueue:
         if why is not None:
             oldest_s = self.waiting(request.service, now).oldest_s
             return queue_full(request.service, why, min(oldest_s, config.hold.max_wait_s))
+        if queue.blocked is not None and queue.blocked.request.tenant != request.tenant:
+            # The head's tenant may have to leave slots free from now on, which this request may take.
+            queue.blocked = None
         self._offers += 1
         queued = QueuedRequest(
             request, self._offers, now, now + config.hold.max_wait_s, latest_start=queue.lead_time.latest_start(request)
         )
         queue.push(queued)
         self._by_id[request.request_id] = queued
+        self.changed.add(request.service)
         self._by_expiry.push(queued, (queued.until, queued.sequence))
         return None
 
     def release(
-        self, now: float, can_start: CanStart, service: ServiceKey | None = None, above: AboveShare | None = None
+        self,
+        now: float,
+        can_start: CanStart,
+        service: ServiceKey | None = None,
+        above: AboveShare | None = None,
+        *,
+        changed: bool = True,
     ) -> list[tuple[RequestView, Pick]]:
         """Remove the requests that can start; returns them in pick order. A request overtakes the head of its service's
         queue only if the head's tenant is above its share and cannot start, and its own is not
@@ -75,17 +94,23 @@ class HoldQueue:
             can_start: must record its pick before it returns, so that the next pick includes it (`Ledger.begin`).
             service: only its requests; None: the requests of all services.
             above: None: no tenant is above its share.
+            changed: False if no replica and no request at one has changed, but time has passed or a request arrived: a
+                head that could not start is then not tried again before `RECHECK_S`.
         """
         released: list[tuple[RequestView, Pick]] = []
         queues = list(self._services) if service is None else [service] if service in self._services else []
         for key in queues:
             queue = self._services[key]
-            while (queued := queue.head(now)) is not None:
+            if changed or now >= queue.blocked_until:
+                queue.blocked = None
+            while (queued := queue.head(now)) is not None and queued is not queue.blocked:
+                head = queued
                 pick = can_start(queued.request)
                 if pick is None and above is not None and above(queued.request, now):
                     queued = queue.overtaking(now, above)
                     pick = can_start(queued.request) if queued is not None else None
                 if queued is None or pick is None:
+                    queue.blocked, queue.blocked_until = head, now + RECHECK_S
                     break
                 computed = max(0, queued.request.prompt_tokens - pick.cached_tokens)
                 queue.lead_time.started(queued.request, pick)
@@ -140,4 +165,5 @@ class HoldQueue:
 
     def _forget(self, queued: QueuedRequest) -> None:
         del self._by_id[queued.request.request_id]
+        self.changed.add(queued.request.service)
         self._by_expiry.remove(queued)

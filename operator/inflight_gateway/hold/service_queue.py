@@ -132,9 +132,13 @@ class ServiceQueue:
     Attributes:
         room: size of the whole queue.
         lead_time: time before its deadline at which a request has to start.
+        blocked: the head that could not start; None: not tried since a change. blocked_until: when it is tried again
+            without one, in seconds.
     """
 
     def __init__(self, config: ServiceConfig) -> None:
+        self.blocked: QueuedRequest | None = None
+        self.blocked_until = 0.0
         self.room = Room()
         self.lead_time = LeadTime()
         self._by_tenant: dict[str, Room] = {}

@@ -93,6 +93,11 @@ class RelayLinks:
     def connected(self) -> int:
         return len(self._streams)
 
+    @property
+    def ready(self) -> bool:
+        """True if relays are connected, and have read all that is known."""
+        return bool(self._streams) and all(stream.welcomed() for stream in self._streams)
+
     async def serve(self, socket: Path) -> None:
         """Listens until closed.
 
@@ -173,6 +178,7 @@ class _Stream(asyncio.Protocol):
         self._replies: list[FromPicker] = []
         self._transport: asyncio.Transport | None = None
         self._relay = ""
+        self._welcomed = False
 
     # Called by the event loop.
 
@@ -198,6 +204,12 @@ class _Stream(asyncio.Protocol):
         _log.info("relay %s is gone", self._relay)
 
     # Called by the picker.
+
+    def welcomed(self) -> bool:
+        """Returns whether the relay has read what was known when it connected."""
+        if not self._welcomed and self._relay and self._transport is not None:
+            self._welcomed = not self._transport.get_write_buffer_size()
+        return self._welcomed
 
     def reply(self, message: Held | Go | Refuse) -> None:
         if not self._replies:

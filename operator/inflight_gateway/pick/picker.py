@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from operator import attrgetter
 from zlib import crc32
 
@@ -37,6 +38,7 @@ class Picker:
         loads: Sequence[EndpointLoad],
         now: float,
         *,
+        replicas: int | None = None,
         above_share: bool = False,
         below_share: bool = False,
         claimed: int = 0,
@@ -45,6 +47,8 @@ class Picker:
         last.
 
         Args:
+            loads: of the service's replicas, or of those of them that may be the best (`engines.ledger`).
+            replicas: number of replicas of the service; None: that of `loads`.
             above_share: the request's tenant has more than its share of the requests in flight (`TenantShares`).
             below_share: the tenant has less than its share.
             claimed: slots that a tenant above its share should leave free, over all replicas.
@@ -56,10 +60,13 @@ class Picker:
         usable = usable or list(loads)
         if not usable:
             return None
-        claimed_of_each = -(-claimed // len(loads))
+        replicas = replicas or len(loads)
+        claimed_of_each = -(-claimed // replicas)
         if any(is_fresh(load, now) for load in usable):
-            return self._by_score(request, config, usable, loads, now, above_share, below_share, claimed_of_each)
-        return _by_in_flight(request, config, usable, loads, above_share, claimed_of_each)
+            pick = self._by_score(request, config, usable, loads, now, above_share, below_share, claimed_of_each)
+        else:
+            pick = _by_in_flight(request, config, usable, loads, above_share, claimed_of_each)
+        return replace(pick, reason="only") if pick is not None and replicas == 1 else pick
 
     def _by_score(
         self,
@@ -87,7 +94,7 @@ class Picker:
             endpoints=_in_order(
                 config, [usable[rank.place] for rank in [*ready, *busy][: max(1, config.max_attempts)]], loads
             ),
-            reason=_reason(ready, usable, len(loads)),
+            reason=_reason(ready, usable),
             predicted_ttft_s=predicted,
             first_token_within_s=first_token_within(predicted),
             cached_tokens=usable[best.place].cached_tokens,
@@ -113,7 +120,7 @@ def _by_in_flight(
     ready.sort(key=lambda load: (load.in_flight, _tie(request, load)))
     return Pick(
         endpoints=_in_order(config, ready + busy, loads),
-        reason="only" if len(loads) == 1 else "least-requests",
+        reason="least-requests",
         first_token_within_s=first_token_within(None),
         cached_tokens=ready[0].cached_tokens,
     )
@@ -132,11 +139,9 @@ def _any_cost(loads: Sequence[EndpointLoad]) -> CostModel | None:
     return next((load.sample.cost for load in loads if load.sample and load.sample.cost), None)
 
 
-def _reason(ready: list[Rank], usable: list[EndpointLoad], count: int) -> str:
+def _reason(ready: list[Rank], usable: list[EndpointLoad]) -> str:
     """Returns the reason of the pick: `prefix` if another replica has less work and the cached prefix outweighed it.
     Args: ready: best first."""
-    if count == 1:
-        return "only"
     best, least = ready[0], min(ready, key=_backlog_s)
     if usable[best.place].cached_tokens > usable[least.place].cached_tokens and best.backlog_s > least.backlog_s:
         return "prefix"

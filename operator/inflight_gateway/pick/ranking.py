@@ -6,9 +6,8 @@ a model, a GPU or a prompt. `predicted_ttft` is the wait of the request. `pendin
 parts once more, as the replica's backlog and the work added by this request, which delays later requests. `running` and
 `kv_cache` are the cost of decoding beside the others, in seconds of TTFT by the ratio of the two targets.
 
-A pick ranks every replica of a service, so this is the one loop that grows with the fleet. All that a sample decides
-is computed once for each sample. `tests/gateway/pick/test_ranking.py` compares the ranks with the plain formulas of the
-scores and of late binding.
+All that a sample decides is computed once for each sample. `tests/gateway/pick/test_ranking.py` compares the ranks with
+the plain formulas of the scores and of late binding.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ class Rank(NamedTuple):
         ttft_s: backlog, then the request's own prefill, in a step that the replica's decodes share. The step in
             progress when the request arrives, if any, counts half.
         own_prefill_s: seconds that the request's own prompt adds: all later requests there wait for it.
+        opens_s: seconds until the backlog lets the request start; 0: it does, or something else prevents the start.
     """
 
     total: float
@@ -49,6 +49,7 @@ class Rank(NamedTuple):
     kv_cache_s: float = 0.0
     ttft_s: float = 0.0
     own_prefill_s: float = 0.0
+    opens_s: float = 0.0
 
     def scores(self, weights: ScoreWeights) -> dict[str, float]:
         """Returns the scores by name, times their weights; `total` is their sum."""
@@ -184,7 +185,7 @@ class Ranking:
                     uncached * cached + uncached * (uncached + 1) / 2
                 )
             tie = crc32(load.endpoint.address.encode(), seed)
-            outstanding = load.in_flight + load.others
+            outstanding, opens_s = load.in_flight + load.others, 0.0
             starts_soon = outstanding < most_outstanding(known.slots, above_share, claimed)
             if starts_soon and pending > LEAST_STEPS * known.budget and not (below_share and known.full_kv):
                 full_step_s = (
@@ -195,12 +196,14 @@ class Ranking:
                     + known.full_step_curve_s
                 )
                 saved_s = cost.prefill_seconds(uncached + cached) - own_s if cached else 0.0
-                starts_soon = known.measured and backlog_s <= max(longest_wait_s, LEAST_STEPS * full_step_s) + saved_s
+                longest_s = max(longest_wait_s, LEAST_STEPS * full_step_s) + saved_s if known.measured else 0.0
+                starts_soon = known.measured and backlog_s <= longest_s
+                opens_s = 0.0 if starts_soon else backlog_s - longest_s
             if starts_soon and above_share:
                 held_tokens = known.used_kv + known.sample.waiting_prompt_tokens + load.sent_tokens
                 starts_soon = leaves_kv_cache(known.sample, load, held_tokens, uncached)
             if not starts_soon:
-                busy.append(Rank(backlog_s, tie, place, backlog_s))
+                busy.append(Rank(backlog_s, tie, place, backlog_s, opens_s=opens_s))
                 continue
             kv_s = per_ttft * cost.decode_kv_token_s * known.used_kv
             size = known.sample.kv_cache_tokens
@@ -226,7 +229,7 @@ class Ranking:
             # Without a current sample, the gateway's own requests are what runs: it changes with every pick.
             return _Constants(sample or EngineSample(at=now), fallback, max(0, load.in_flight), fresh=False)
         known = self._constants.get(address)
-        if known is None or known.sample is not sample or known.fallback is not fallback:
+        if known is None or known.sample is not sample or (sample.cost is None and known.fallback is not fallback):
             if len(self._constants) >= _MOST_REPLICAS:
                 self._constants.clear()
             known = self._constants[address] = _Constants(sample, fallback, sample.running, fresh=True)

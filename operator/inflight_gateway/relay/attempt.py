@@ -43,6 +43,10 @@ class Owner(Protocol):
         """The engine answers with progress frames."""
         ...
 
+    def token(self, data: bytes, now: float) -> bool:
+        """Takes a whole frame of one token, the usual data; returns False for any other data, which `frames` gets."""
+        ...
+
     def frames(self, frames: Sequence[Frame], now: float) -> None: ...
 
     def plain(self, status: int, headers: Headers) -> None:
@@ -178,6 +182,8 @@ class Attempt:
             size = self._owner.kept_bytes
         else:
             self._heard_at = now = self._loop.time()
+            if not parser.size and self._owner.token(data, now):
+                return
             try:
                 frames = parser.feed(data)
             except FrameTooLong:

@@ -107,6 +107,17 @@ class Delivery:
         self._record.wrote(now)
 
     @property
+    def flows(self) -> bool:
+        """True if the client reads, and has all frames so far."""
+        return self._sent and not self._kept_bytes and not self._blocked
+
+    def token(self, data: bytes, now: float) -> None:
+        """Sends the data of a frame of one token at once, while the stream `flows`."""
+        self._last = None
+        self._client.write(data)
+        self._record.wrote(now)
+
+    @property
     def counts_sent(self) -> bool:
         """True if a frame followed the last token or end of a choice: token counts, which come last, were sent."""
         last = self._last

@@ -13,6 +13,7 @@ from __future__ import annotations
 import struct
 from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from hashlib import blake2b
 
 BYTES_PER_TOKEN = 4
@@ -49,8 +50,12 @@ def json_blocks(text: bytes, bytes_per_token: int, salt: str) -> bytes:
 
 def of_tenant(blocks: bytes, tenant: str) -> tuple[int, ...]:
     """Returns the hashes as numbers: equal ones of one tenant stay equal, different tenants share none."""
-    key = int.from_bytes(blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest(), "little")
-    return tuple(map(key.__xor__, struct.unpack(f"<{len(blocks) // HASH_BYTES}Q", blocks)))
+    return tuple(map(_tenant_key(tenant).__xor__, struct.unpack(f"<{len(blocks) // HASH_BYTES}Q", blocks)))
+
+
+@lru_cache(maxsize=1024)
+def _tenant_key(tenant: str) -> int:
+    return int.from_bytes(blake2b(tenant.encode("utf-8", "surrogatepass"), digest_size=HASH_BYTES).digest(), "little")
 
 
 def estimated_tokens(text: str) -> int:

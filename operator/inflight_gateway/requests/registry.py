@@ -116,16 +116,16 @@ class Requests:
         request = self._attempt(request_id, attempt)
         if request is None or request.phase not in (Phase.HELD, Phase.SENT):
             return
-        now = self._clock()
+        now, moved = self._clock(), True
         if request.phase is Phase.SENT:
             request.move(Phase.ANSWERING)
-            self._starter.moved(request_id, address, now)
+            moved = self._starter.moved(request_id, address, now)
         else:
             self._unqueue(request)
             if request.admitted is None:
                 request.admitted = self._gate.adopt(request.view)
             self._runs(request, address, now)
-        self._after(request)
+        self._after(request, changed=moved)
 
     def progress(self, tokens: Sequence[tuple[str, int]]) -> None:
         """Charges output tokens. Args: tokens: totals over all attempts, by request."""
@@ -154,6 +154,7 @@ class Requests:
                 self._gate.count(report)
             self._log.ended(report, None, "")
             return
+        ran = request.phase is not Phase.AWAITING
         self._over(request)
         if request.admitted is not None:
             self._serve(request, report.completion_tokens)
@@ -161,7 +162,7 @@ class Requests:
         elif report.endpoints:
             self._gate.count(report)
         self._log.ended(report, request.held_s, request.refusal)
-        self._after(request)
+        self._after(request, changed=ran)
 
     def lost(self, relay: Hashable) -> None:
         """Ends all requests of a stream that broke: their estimates stand."""
@@ -174,8 +175,6 @@ class Requests:
         if request is None:
             return
         self._over(request)
-        if request.admitted is not None:
-            self._gate.unreported(request.admitted)
         finished = Finished(
             request_id,
             request.view.service,
@@ -187,6 +186,8 @@ class Requests:
             key_id=request.key_id,
             path=request.view.path,
         )
+        if request.admitted is not None:
+            self._gate.unreported(request.admitted, finished)
         self._log.ended(finished, request.held_s, request.refusal)
         self._after(request)
 
@@ -207,14 +208,19 @@ class Requests:
 
     # What changes without them.
 
-    def release(self, service: ServiceKey | None = None) -> None:
-        """Starts all requests that can start now. `service`: only its requests; None: the requests of all services."""
+    def release(self, service: ServiceKey | None = None, *, changed: bool = True) -> None:
+        """Starts all requests that can start now.
+
+        Args:
+            service: only its requests; None: the requests of all services.
+            changed: False if only time has passed or a request arrived, see `HoldQueue.release`.
+        """
         now = self._clock()
 
         def start(waiting: RequestView) -> Pick | None:
             return self._starter.start(waiting, self._requests[waiting.request_id].allowed, now)
 
-        for waiting, pick in self._holds.release(now, start, service, self._starter.shares.above):
+        for waiting, pick in self._holds.release(*(now, start, service, self._starter.shares.above), changed=changed):
             self._go(self._requests[waiting.request_id], pick, now)
 
     def expire(self) -> None:
@@ -288,7 +294,7 @@ class Requests:
             self._refuse(request, refusal)
             return False
         self._starter.shares.arrived(request.view, config, now)
-        self._after(request)
+        self._after(request, changed=False)
         return request.phase is Phase.HELD
 
     def _go(self, request: Request, pick: Pick, now: float) -> None:
@@ -345,9 +351,10 @@ class Requests:
         request.move(Phase.OVER)
         del self._requests[request.id]
 
-    def _after(self, request: Request) -> None:
-        """Starts requests of the same service that can start since this one has changed."""
-        self.release(request.view.service)
+    def _after(self, request: Request, *, changed: bool = True) -> None:
+        """Starts requests of the same service that can start since this one has changed. Args: changed: see
+        `release`."""
+        self.release(request.view.service, changed=changed)
         self._changed()
 
     def _attempt(self, request_id: str, attempt: int) -> Request | None:

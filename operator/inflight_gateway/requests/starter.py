@@ -39,11 +39,15 @@ class Starter:
         loads: list[EndpointLoad] = []
         try:
             above = self.shares.above(view, now)
-            loads = self._ledger.loads(view.service, view, now, growing=above)
-            if allowed:
-                loads = [load for load in loads if load.endpoint.address in allowed]
             below, claimed = self.shares.below(view, now), self.shares.claimed(view.service, now)
-            pick = self._picker.pick(view, config, loads, now, above_share=above, below_share=below, claimed=claimed)
+            loads, replicas = self._ledger.candidates(config, view, now, above=above, claimed=claimed, allowed=allowed)
+            pick = self._picker.pick(
+                *(view, config, loads, now),
+                replicas=replicas,
+                above_share=above,
+                below_share=below,
+                claimed=claimed,
+            )
         except Exception:
             # A gateway bug at the head of a queue would block the whole service, and end this process.
             self._log_fault(view.service, now)
@@ -64,9 +68,9 @@ class Starter:
         if endpoint is not None:
             self._begin(view, Pick((endpoint,), "alone"), 1, now)
 
-    def moved(self, request_id: str, address: str, now: float) -> None:
-        """Moves a request that is at another replica than the first picked one."""
-        self._ledger.move(request_id, address, now)
+    def moved(self, request_id: str, address: str, now: float) -> bool:
+        """Moves a request that is at another replica than the first picked one; returns whether it is."""
+        return self._ledger.move(request_id, address, now)
 
     def ended(self, request_id: str, now: float) -> None:
         """Removes a request that is no longer at a replica, if it was."""
@@ -79,9 +83,8 @@ class Starter:
 
     def least_requests(self, config: ServiceConfig, allowed: Collection[str]) -> Pick | None:
         """Picks by least requests, without late binding; None: none of these addresses is an endpoint."""
-        in_flight = self._ledger.sent()
         endpoints = self.allowed(config.key, allowed)
-        endpoints.sort(key=lambda endpoint: in_flight.get(endpoint.address, (0, 0))[0])
+        endpoints.sort(key=lambda endpoint: self._ledger.in_flight(endpoint.address))
         return Pick(tuple(endpoints[: config.max_attempts]), "least-requests") if endpoints else None
 
     def _begin(self, view: RequestView, pick: Pick, size: int, now: float) -> None:

@@ -32,7 +32,7 @@ class Samples:
 
     def __init__(self) -> None:
         self._known: dict[str, _Known] = {}
-        self._subscribers: list[Callable[[str], None]] = []
+        self._subscribers: list[Callable[[str, bool], None]] = []
 
     def get(self, address: str) -> EngineSample | None:
         """Returns the last sample, whose age is now - `at`; None: never scraped successfully."""
@@ -50,8 +50,9 @@ class Samples:
         known = self._known.get(address)
         return "" if known is None else known.error
 
-    def subscribe(self, subscriber: Callable[[str], None]) -> None:
-        """Calls `subscriber` with the address after each sample and each change of reachability."""
+    def subscribe(self, subscriber: Callable[[str, bool], None]) -> None:
+        """Calls `subscriber` with the address after each sample and each change of `reachable`, and whether that has
+        changed."""
         self._subscribers.append(subscriber)
 
     def keep(self, addresses: Collection[str], now: float) -> None:
@@ -65,10 +66,11 @@ class Samples:
         """Applies the sample of a scrape that succeeded."""
         known = self._known.get(address)
         if known is not None:
+            before = self.reachable(address)
             known.sample, known.error = sample, ""
             known.reached = now
             self._set_reachable(address, known, now)
-            self._notify(address)
+            self._notify(address, self.reachable(address) != before)
 
     def failed(self, address: str, error: str, *, connected: bool, now: float) -> None:
         """Notes a failed scrape. `connected`: the engine still accepted a connection."""
@@ -79,7 +81,7 @@ class Samples:
         if connected:
             known.reached = now
         if self._set_reachable(address, known, now):
-            self._notify(address)
+            self._notify(address, True)
 
     def _set_reachable(self, address: str, known: _Known, now: float) -> bool:
         """Updates the reachability of an engine; returns whether it changed."""
@@ -95,6 +97,6 @@ class Samples:
             )
         return True
 
-    def _notify(self, address: str) -> None:
+    def _notify(self, address: str, moved: bool) -> None:
         for subscriber in tuple(self._subscribers):
-            subscriber(address)
+            subscriber(address, moved)

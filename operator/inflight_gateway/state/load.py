@@ -56,15 +56,33 @@ class GatewayLoads:
         self._holds = holds
         self._ledger = ledger
         self._clock = clock
+        self._changed: set[ServiceKey] = set()
+        """Services that came since the last call of `changes`."""
+        catalog.subscribe(lambda change: self._changed.update(change.services))
 
-    def service_loads(self) -> Mapping[ServiceKey, ServiceLoad]:
+    def service_loads(self) -> dict[ServiceKey, ServiceLoad]:
         """Returns the load of every service in the catalog."""
         now = self._clock()
         return {key: self._load(key, now) for key in self._catalog.services}
 
-    def sent_loads(self) -> Mapping[str, SentLoad]:
-        """Returns the load of each address. `sent_tokens` are totals: `Ledger.peer` computes differences."""
-        return {address: SentLoad(*sent) for address, sent in self._ledger.sent().items()}
+    def all(self) -> Loads:
+        """Returns all loads. `sent_tokens` are totals: `Ledger.peer` computes differences."""
+        sent = self._ledger.sent
+        return Loads(self.service_loads(), {address: SentLoad(*sent(address)) for address in self._ledger.addresses()})
+
+    def changes(self) -> Loads:
+        """Returns the loads of services and endpoints that have changed since the last call, in O(changed). The load of
+        a removed endpoint is zero."""
+        now, services = self._clock(), self._catalog.services
+        holds, ledger = self._holds, self._ledger
+        touched = self._changed | holds.changed | ledger.changed_services
+        changes = Loads(
+            {key: self._load(key, now) for key in touched if key in services},
+            {address: SentLoad(*ledger.sent(address)) for address in ledger.changed_addresses},
+        )
+        for kept in (self._changed, holds.changed, ledger.changed_services, ledger.changed_addresses):
+            kept.clear()
+        return changes
 
     def _load(self, key: ServiceKey, now: float) -> ServiceLoad:
         waiting = self._holds.waiting(key, now)
@@ -74,24 +92,10 @@ class GatewayLoads:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """The content of a full line."""
+    """The content of a line."""
 
     services: Mapping[ServiceKey, ServiceLoad]
     endpoints: Mapping[str, SentLoad]
-
-    @classmethod
-    def of(cls, source: GatewayLoads) -> Loads:
-        return cls(dict(source.service_loads()), dict(source.sent_loads()))
-
-    def since(self, before: Loads) -> Loads:
-        """Returns the differences from `before`, but those of time alone. Removed entries are listed with zeros."""
-        return Loads(
-            {key: load for key, load in self.services.items() if _differs(load, before.services.get(key))},
-            {
-                **{address: SentLoad() for address in before.endpoints.keys() - self.endpoints.keys()},
-                **{address: load for address, load in self.endpoints.items() if load != before.endpoints.get(address)},
-            },
-        )
 
     @property
     def empty(self) -> bool:
@@ -99,28 +103,20 @@ class Loads:
 
     def line(self, gateway: str, *, full: bool) -> bytes:
         """Returns the line with its line feed. `gateway`: name of this pod."""
-        return (
-            _ENCODER.encode(
-                _Line(
-                    gateway,
-                    full,
-                    [
-                        _Service(
-                            key.namespace,
-                            key.name,
-                            load.held,
-                            load.held_prompt_tokens,
-                            round(load.oldest_held_s, 3),
-                            load.in_flight,
-                            None if load.idle_s is None else round(load.idle_s, 3),
-                        )
-                        for key, load in self.services.items()
-                    ],
-                    [_Endpoint(address, *load) for address, load in self.endpoints.items()],
-                )
+        services = [
+            _Service(
+                key.namespace,
+                key.name,
+                load.held,
+                load.held_prompt_tokens,
+                round(load.oldest_held_s, 3),
+                load.in_flight,
+                None if load.idle_s is None else round(load.idle_s, 3),
             )
-            + b"\n"
-        )
+            for key, load in self.services.items()
+        ]
+        endpoints = [_Endpoint(address, *load) for address, load in self.endpoints.items()]
+        return _ENCODER.encode(_Line(gateway, full, services, endpoints)) + b"\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,12 +175,3 @@ class _Line(msgspec.Struct):
 
 _ENCODER = msgspec.json.Encoder()
 _DECODER = msgspec.json.Decoder(_Line)
-
-
-def _differs(now: ServiceLoad, before: ServiceLoad | None) -> bool:
-    if before is None:
-        return True
-    if (now.held, now.held_prompt_tokens, now.in_flight) != (before.held, before.held_prompt_tokens, before.in_flight):
-        return True
-    # A request that arrived and ended between two lines shows only here.
-    return now.idle_s is not None and (before.idle_s is None or now.idle_s < before.idle_s)

@@ -38,23 +38,22 @@ class _Peer:
 
     Attributes:
         gateway: name of its pod; empty before its first line.
-        sent: load that it sent to each endpoint.
         heard: time of its last line, in seconds.
     """
 
     def __init__(self) -> None:
         self.gateway = ""
-        self.sent: dict[str, SentLoad] = {}
         self.heard = float("-inf")
 
-    def take(self, line: bytes, now: float) -> None:
-        """Applies a line. Raises: ValueError: it is no line of a state stream."""
+    def take(self, line: bytes, now: float) -> tuple[str, Mapping[str, SentLoad]]:
+        """Returns the name of its pod and what a line says of the endpoints.
+
+        Raises:
+            ValueError: it is no line of a state stream.
+        """
         read = read_line(line)
-        self.gateway = read.gateway
-        if read.full:
-            self.sent = {}
-        self.sent.update(read.loads.endpoints)
-        self.heard = now
+        self.gateway, self.heard = read.gateway, now
+        return read.gateway, read.loads.endpoints
 
 
 class Peers:
@@ -62,7 +61,8 @@ class Peers:
 
     Args:
         http: a session of the caller.
-        heard_from: called after each line with the name of its gateway pod and its requests to each endpoint.
+        heard_from: called after each line with the name of its gateway pod and the endpoints in the line: in lines that
+            are not full, those whose load has changed.
         key: signs the calls; without one nothing is heard.
         clock: seconds, monotonic.
     """
@@ -105,8 +105,7 @@ class Peers:
             connected = self._clock()
             try:
                 async for line in self._lines(address):
-                    peer.take(line, self._clock())
-                    self._heard_from(peer.gateway, peer.sent)
+                    self._heard_from(*peer.take(line, self._clock()))
                     failures = 0
                 reason = "the stream ended"
             except (aiohttp.ClientError, OSError, ValueError) as error:

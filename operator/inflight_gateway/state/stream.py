@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
-from inflight_gateway.state.load import GatewayLoads, Loads
+from inflight_gateway.state.load import GatewayLoads
 
 MIN_SECONDS = 0.05
 """Minimum seconds between two lines with changes."""
@@ -34,7 +34,6 @@ class LoadStream:
         self._source = source
         self._changed = asyncio.Event()
         self._watchers: set[asyncio.Queue[bytes | None]] = set()
-        self._sent = Loads({}, {})
 
     @property
     def watchers(self) -> int:
@@ -45,7 +44,7 @@ class LoadStream:
         self._changed.set()
 
     def full_line(self) -> bytes:
-        return Loads.of(self._source).line(self._gateway, full=True)
+        return self._source.all().line(self._gateway, full=True)
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
         """Yields lines until `run` ends.
@@ -58,7 +57,7 @@ class LoadStream:
         self._send(full=False)
         self._watchers.add(lines)
         try:
-            yield self._sent.line(self._gateway, full=True)
+            yield self.full_line()
             while (line := await lines.get()) is not None:
                 yield line
             if lines not in self._watchers:
@@ -90,12 +89,13 @@ class LoadStream:
             await asyncio.sleep(MIN_SECONDS)
 
     def _send(self, *, full: bool) -> None:
-        now = Loads.of(self._source)
-        changes = now if full else now.since(self._sent)
-        self._sent = now
-        if changes.empty and not full:
+        changes = self._source.changes()
+        if full:
+            line = self.full_line()
+        elif changes.empty:
             return
-        line = changes.line(self._gateway, full=full)
+        else:
+            line = changes.line(self._gateway, full=False)
         for lines in tuple(self._watchers):
             if lines.qsize() < MAX_BEHIND:
                 lines.put_nowait(line)

@@ -130,7 +130,7 @@ class Metrics:
         if not self._exists(request.service):
             return
         self._child(self._picks, *request.service, pick.reason).inc()
-        self._child(self._cached_predicted, *request.service).inc(pick.cached_tokens)
+        self._add(self._cached_predicted, request.service, pick.cached_tokens)
         self._child(self._held, *request.service).observe(held_s)
 
     def refused(self, service: ServiceKey | None, code: str) -> None:
@@ -142,10 +142,10 @@ class Metrics:
         if service.name and not self._exists(service):
             return
         self._child(self._requests, *service, "unknown" if finished.status is None else str(finished.status)).inc()
-        self._child(self._attempts, *service).inc(len(finished.endpoints))
-        self._child(self._continuations, *service).inc(finished.continuations)
-        self._child(self._prompt_tokens, *service).inc(finished.prompt_tokens)
-        self._child(self._cached_found, *service).inc(finished.cached_tokens)
+        self._add(self._attempts, service, len(finished.endpoints))
+        self._add(self._continuations, service, finished.continuations)
+        self._add(self._prompt_tokens, service, finished.prompt_tokens)
+        self._add(self._cached_found, service, finished.cached_tokens)
         if finished.error == ENGINES_DIED_CODE:
             self._child(self._engines_died, *service).inc()
         if finished.ttft_s is not None:
@@ -162,6 +162,11 @@ class Metrics:
 
     def decided(self, seconds: float) -> None:
         self._decision.observe(seconds)
+
+    def _add(self, counter: Counter, service: ServiceKey, amount: int) -> None:
+        child = self._child(counter, *service)
+        if amount:
+            child.inc(amount)
 
 
 def _child(metric: _Metric, *labels: str) -> _Metric:

@@ -14,7 +14,7 @@ import asyncio
 import hashlib
 import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.accounts import Accounts, Admission, Settlement, TenantKey
@@ -98,15 +98,14 @@ class SharedLimits:
         self._accounts.resume(key)
         return Grant(key, Verdict(), 0, 0)
 
-    def settle(self, grant: Grant, used: int) -> Grant:
-        """Corrects the charge by the real usage in tokens; returns the grant with that charge."""
-        if used != grant.tokens:
-            now = self._clock()
-            self._accounts.settle(Settlement(grant.key, grant.tokens, used, grant.slot), now)
-            link = self._link_of(grant)
-            if link is not None:
-                link.settle(Settlement(grant.key, grant.tokens, used, grant.verdict.slot))
-        return replace(grant, tokens=used)
+    def settle(self, grant: Grant, used: int) -> None:
+        """Corrects the charge by the real usage in tokens."""
+        if used == grant.tokens:
+            return
+        self._accounts.settle(Settlement(grant.key, grant.tokens, used, grant.slot), self._clock())
+        link = self._link_of(grant)
+        if link is not None:
+            link.settle(Settlement(grant.key, grant.tokens, used, grant.verdict.slot))
 
     def release(self, grant: Grant) -> None:
         """Notes that the request is no longer in flight."""

@@ -45,6 +45,8 @@ class Gateway:
         self._endpoints: tuple[Endpoint, ...] = ()
         self._samples: dict[str, EngineSample] = {}
         self._next_scrape = -math.inf
+        self._changed = False
+        """A replica or a request at one has changed since the last release."""
         self._picker = Picker()
         self._queue = HoldQueue()
         self._ledger = Ledger(lambda _: self._endpoints, self._samples.get, Estimates())
@@ -75,27 +77,32 @@ class Gateway:
         routable = [pod for pod in pods if pod.routable]
         if len(routable) != len(self._endpoints) or any(pod.name not in self._numbers for pod in routable):
             self._set_endpoints(routable)
+            self._changed = True
         ended = self._states.ended
+        self._changed |= bool(ended)
         for request_id in ended:
             self._ledger.end(str(request_id), now)
         ended.clear()
         if now >= self._next_scrape:
-            self._next_scrape = now + SCRAPE_S
+            self._next_scrape, self._changed = now + SCRAPE_S, True
             for pod in routable:
                 self._samples[pod.name] = self._sample(pod, now)
+                self._ledger.sampled(pod.name, now)
 
     def release(self, now: float, send: Callable[[int, int], None]) -> None:
         """Calls `send` with the id of each request that can start, and the number of its pod."""
 
         def can_start(request: RequestView) -> Pick | None:
-            pick = self._picker.pick(request, self._config, self._ledger.loads(_SERVICE, request, now), now)
+            found = self._ledger.candidates(self._config, request, now)
+            pick = self._picker.pick(request, self._config, found.loads, now, replicas=found.replicas)
             if pick is not None:
                 self._ledger.begin(request, pick, now)
             return pick
 
         if not self._queue:
             return
-        for request, pick in self._queue.release(now, can_start):
+        changed, self._changed = self._changed, False
+        for request, pick in self._queue.release(now, can_start, changed=changed):
             request_id = int(request.request_id)
             self._states.sent_s[request_id] = now
             self._queue.served(request, self._states.output_tokens[request_id])

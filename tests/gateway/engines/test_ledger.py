@@ -7,16 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.engines.account import Account, Sent
-from inflight_gateway.engines.ledger import PEER_S, Ledger
+from inflight_gateway.engines.account import PEER_S, Account, Sent
+from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.pick.load import decode_work
 from inflight_gateway.state.peers import SILENT_SECONDS
 from inflight_gateway.state.stream import FULL_SECONDS
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView
+from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView, ServiceConfig
 from tests.gateway.pick.loads import COST
 
 SERVICE = ServiceKey("default", "chat")
+CONFIG = ServiceConfig(SERVICE, "u", "m")
 A, B = Endpoint("10.0.0.1:8000", "a"), Endpoint("10.0.0.2:8000", "b")
 
 
@@ -35,8 +36,12 @@ class World:
         self.ledger.begin(request, Pick((endpoint,), "only", cached_tokens=cached), at)
 
     def load(self, endpoint=A, at=0.0, prompt=1000, prefix=()):
-        loads = self.ledger.loads(SERVICE, made("?", prompt, prefix), at)
-        return next(each for each in loads if each.endpoint == endpoint)
+        found = self.ledger.candidates(CONFIG, made("?", prompt, prefix), at)
+        assert found.replicas == len(self.endpoints)
+        return next(each for each in found.loads if each.endpoint == endpoint)
+
+    def sent(self):
+        return {address: self.ledger.sent(address) for address in self.ledger.addresses()}
 
 
 def made(name, prompt=1000, prefix=()):
@@ -82,7 +87,7 @@ def test_the_prefix_of_a_request_that_envoy_sent_elsewhere_is_cached_there():
     world.ledger.move("x", B.address, 1.0)
     assert world.load(B, 1.0).sent_tokens == 128 + 500 - 128
     assert world.load(B, 1.0, prompt=500, prefix=prefix).cached_tokens == 320
-    before = world.ledger.sent()[A.address]
+    before = world.sent()[A.address]
     assert before == (0, 500)  # peers know only the sum
 
 
@@ -190,18 +195,18 @@ def test_peers_count_by_what_their_reports_differ_and_not_for_long():
 def test_what_a_gateway_tells_of_itself_is_what_its_peers_take_in():
     mine, other = World(), World()
     mine.load(A)
-    mine.ledger.peer("other", other.ledger.sent(), 0.0)
+    mine.ledger.peer("other", other.sent(), 0.0)
     other.send("a", A)
-    mine.ledger.peer("other", other.ledger.sent(), 0.5)
+    mine.ledger.peer("other", other.sent(), 0.5)
     other.send("x", A, prompt=700)
-    mine.ledger.peer("other", other.ledger.sent(), 1.0)
+    mine.ledger.peer("other", other.sent(), 1.0)
     assert (mine.load(A, 1.0).others, mine.load(A, 1.0).sent_tokens) == (2, 700)
 
 
 def test_endpoints_that_only_a_peer_names_are_not_remembered():
     world = World()
     world.ledger.peer("other", {"10.9.9.9:8000": (1, 100)}, 1.0)
-    assert world.ledger.sent() == {}
+    assert world.sent() == {}
 
 
 def test_cached_tokens_are_those_of_the_blocks_that_were_sent_there_but_never_the_whole_prompt():
@@ -220,7 +225,7 @@ def test_an_endpoint_that_is_gone_leaves_neither_cache_nor_account_behind():
     assert world.load(A).in_flight == 1
     world.ledger.end("x", 1.0)
     world.endpoints.remove(A)
-    assert A.address not in world.ledger.sent()
+    assert A.address not in world.sent()
     world.endpoints.append(A)
     assert world.load(A, prefix=(1, 2)).cached_tokens == 0
 
@@ -277,7 +282,7 @@ class Answering(World):
 
     def growth(self, at, endpoint=A):
         """Tokens that the requests there add."""
-        loads = self.ledger.loads(SERVICE, made("?"), at, growing=True)
+        loads = self.ledger.candidates(CONFIG, made("?"), at, above=True).loads
         growth = next(each.growth for each in loads if each.endpoint == endpoint)
         return None if growth is None else round(growth.most(0, 0))
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.bounds import TENANT_FACTOR
-from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.hold.queue import RECHECK_S, HoldQueue
 from inflight_gateway.hold.service_queue import MARGIN_SHARE
 from inflight_gateway.types import Endpoint, HoldBounds, Pick, RequestView, ServiceClass, ServiceConfig, TenantConfig
 from inflight_policies.deadline import LATE_SHARE
@@ -63,6 +63,37 @@ def test_no_request_overtakes_one_that_cannot_start():
     asked = []
     queue.release(2.0, lambda each: asked.append(each.request_id))
     assert asked == ["large"]
+
+
+def test_a_head_that_cannot_start_is_tried_again_after_a_change_or_a_moment_or_if_it_is_another():
+    queue, asked = filled(request("head", tenant="a")), []
+
+    def tried(now, **fields):
+        asked.clear()
+        queue.release(now, lambda each: asked.append(each.request_id), SERVICE, lambda *_: False, **fields)
+        return asked
+
+    assert tried(1.0) == ["head"]
+    for number in range(5):
+        assert queue.offer(request(number, arrived=1.0, tenant="a"), CONFIG, 1.0) is None
+        assert tried(1.0, changed=False) == []
+    assert tried(1.0) == ["head"]
+    assert tried(1.0 + RECHECK_S / 2, changed=False) == []
+    assert tried(1.0 + RECHECK_S, changed=False) == ["head"]
+    queue.remove("head")
+    assert tried(1.0 + RECHECK_S, changed=False) == ["0"]
+
+
+def test_a_request_of_another_tenant_may_overtake_a_head_that_was_tried_before():
+    queue = filled(request("head", tenant="flood"))
+    assert queue.release(1.0, nothing) == []
+    assert queue.offer(request("next", arrived=1.0, tenant="other"), CONFIG, 1.0) is None
+
+    def only_other(each):
+        return PICK if each.tenant == "other" else None
+
+    released = queue.release(1.0, only_other, SERVICE, lambda each, _: each.tenant == "flood", changed=False)
+    assert ids(released) == ["next"]
 
 
 def test_a_service_that_cannot_start_anything_holds_up_no_other():

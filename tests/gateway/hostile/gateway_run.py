@@ -27,7 +27,7 @@ GOOD_SHARE = 0.1
 PARTS = 10
 """Parts of a run: at the end of each, memory and descriptors are counted while nothing is in flight."""
 
-_CRASH = re.compile(r'Traceback|"exception"|"level": "(ERROR|CRITICAL)"|without the picker|\[critical\]|Segmentation')
+_CRASH = re.compile(r'Traceback|"exception"|"level": ?"(ERROR|CRITICAL)"|without the picker|\[critical\]|Segmentation')
 
 
 @dataclass(frozen=True, slots=True)

@@ -270,3 +270,17 @@ async def test_relays_share_limits_by_the_number_of_their_streams_and_of_gateway
     world.links.set_pods(3)
     await asyncio.sleep(0.05)
     assert len(first.heard()) == before
+
+
+async def test_relays_are_ready_once_they_have_read_all_that_is_known(world):
+    add(world.catalog, 1000)
+    assert not world.links.ready
+    slow, writer = await asyncio.open_unix_connection(str(world.socket), limit=2**10)
+    writer.write(frame([Hello("r0")]))
+    await until(lambda: world.links.connected == 1, "it is connected")
+    await asyncio.sleep(0.05)
+    assert not world.links.ready
+    reading = asyncio.create_task(slow.read(-1))
+    await until(lambda: world.links.ready, "all is read")
+    reading.cancel()
+    writer.close()

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.pick.prefix_index import PrefixIndex, _Table
+from inflight_gateway.pick import prefix_index
+from inflight_gateway.pick.prefix_index import STRIDE, WAYS, IndexMemory, PrefixIndex, _Table
 
 
 def chain(name, length):
@@ -92,14 +93,70 @@ def test_hashes_of_any_size_and_sign_can_be_told_apart():
     assert matched(index, "one", prompt) == len(prompt)
 
 
-def test_a_hundred_replicas_with_a_hundred_thousand_blocks_each_take_about_eight_bytes_a_block():
+def memory(index):
+    """Bytes of the tables, as allocated."""
+    return sum(sys.getsizeof(table.entries) for table in (*index._tables.values(), index._found))
+
+
+def test_the_index_takes_memory_by_the_blocks_that_were_sent_whatever_the_engines_say_they_hold():
     index = PrefixIndex()
-    blocks, replicas = 100_000, [f"10.0.0.{number}:8000" for number in range(100)]
+    replicas = [f"10.0.0.{number}:8000" for number in range(100)]
     for address in replicas:
-        index.add(address, chain(address, 100), blocks)
-    size = sum(sys.getsizeof(table.entries) for table in index._tables.values())
-    assert size < 1.1 * 8 * blocks * len(replicas)
+        index.add(address, chain(address, 100), 10**12)
+    assert memory(index) < 1.3 * index.size < 2**20
     assert index.matched(replicas, chain(replicas[7], 200)) == [100 * (address == replicas[7]) for address in replicas]
+
+
+def test_a_full_table_takes_eight_bytes_a_block_and_no_engine_has_more_blocks_than_are_plausible(monkeypatch):
+    monkeypatch.setattr(prefix_index, "MOST_BLOCKS", 4096)
+    index = PrefixIndex()
+    for name in range(200):
+        index.add("one", chain(name, 100), 10**12)
+    table = index._tables["one"]
+    assert table.sets == 4096 // WAYS
+    assert sys.getsizeof(table.entries) < 1.2 * 8 * 4096
+    assert matched(index, "one", chain(199, 100)) == 100
+
+
+def test_a_service_takes_no_more_than_it_leaves_free_and_gives_it_back():
+    index_memory = IndexMemory(2**16)
+    first, second = PrefixIndex(index_memory), PrefixIndex(index_memory)
+    for index in (first, second):
+        for name in range(100):
+            index.add("one", chain(name, 100))
+        assert index_memory.free >= index.size > 2**13
+    assert matched(second, "one", chain(99, 100)) > 90
+    for index in (first, second):
+        index.forget("one")
+        index.drop()
+    assert index_memory.free == 2**16
+
+
+def test_replicas_that_hold_the_most_of_a_prompt_are_found_the_longest_first():
+    index, prompt = PrefixIndex(), chain("a", 100)
+    for number in range(300):
+        index.add(f"other {number}", chain(f"other {number}", 100))
+    for length in (20, 60, 5):
+        index.add(f"with {length}", prompt[:length])
+    index.add("all of it", prompt)
+    assert index.longest(prompt, 2) == ["all of it", "with 60"]
+    assert set(index.longest(prompt[:5], 8)) == {"all of it", "with 60", "with 20", "with 5"}
+    assert index.longest(chain("b", 100), 8) == []
+    index.forget("all of it")
+    assert index.longest(prompt, 8)[0] == "with 60"
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.sampled_from("abc"), st.integers(1, 40)), min_size=1, max_size=60))
+def test_no_replica_holds_much_more_of_a_prompt_than_the_first_that_is_found(sends):
+    index, addresses = PrefixIndex(), [str(number) for number in range(31)]
+    for number, name, length in sends:
+        index.add(str(number), chain(name, length))
+    for name in "abc":
+        lengths = index.matched(addresses, chain(name, 40))
+        found = index.longest(chain(name, 40), 8)
+        assert bool(found) == (max(lengths) > 0)
+        if found:
+            assert max(index.matched(found, chain(name, 40))) > max(lengths) - STRIDE
 
 
 @pytest.mark.parametrize("blocks", [256, 100_000])
@@ -108,7 +165,7 @@ def test_a_look_up_takes_the_logarithm_of_the_blocks_found_whatever_the_index_ho
     for name in range(20):
         index.add("one", chain(name, 200), blocks)
     index.add("one", prompt, blocks)
-    holds = _Table.holds
-    monkeypatch.setattr(_Table, "holds", lambda table, key: probed.append(key) or holds(table, key))
+    set_of = _Table.set_of
+    monkeypatch.setattr(_Table, "set_of", lambda table, key: probed.append(key) or set_of(table, key))
     assert matched(index, "one", prompt) > 100
     assert len(probed) <= 2 * 8

@@ -339,7 +339,7 @@ def test_a_fault_of_the_ledger_holds_up_nothing(monkeypatch, caplog, allowed):
     def fail(*_, **__):
         raise OverflowError
 
-    monkeypatch.setattr(world.ledger, "loads", fail)
+    monkeypatch.setattr(world.ledger, "candidates", fail)
     assert world.ask("x", allowed=allowed)[0].endpoints[:1] == ("10.0.0.1:80",)
     assert caplog.text.count("picking for default/a failed") == 1
 

@@ -89,7 +89,7 @@ class World:
 
     def in_flight(self):
         """Requests at replicas, by address."""
-        return {address: count for address, (count, _) in self.ledger.sent().items() if count}
+        return {address: count for address in self.ledger.addresses() if (count := self.ledger.in_flight(address))}
 
     def value(self, name, **labels):
         return self.metrics.registry.get_sample_value(

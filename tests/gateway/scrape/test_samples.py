@@ -25,17 +25,20 @@ def test_an_engine_that_was_never_scraped_has_no_sample_and_counts_as_reachable(
 def test_an_engine_becomes_unreachable_after_seconds_without_an_answer_and_comes_back_at_once():
     samples, heard = kept(A), []
     samples.scraped(A, EngineSample(1.0, running=3), 1.0)
-    samples.subscribe(heard.append)
+    samples.subscribe(lambda *said: heard.append(said))
     samples.failed(A, "refused", connected=False, now=2.0)
     assert samples.reachable(A)
     samples.failed(A, "refused", connected=False, now=1.0 + UNREACHABLE_AFTER_SECONDS)
     assert not samples.reachable(A)
     assert samples.get(A).running == 3
     assert samples.error(A) == "refused"
-    assert heard == [A]
+    assert heard == [(A, True)]
     samples.scraped(A, EngineSample(9.0), 9.0)
     assert samples.reachable(A)
     assert samples.error(A) == ""
+    samples.scraped(A, EngineSample(10.0), 10.0)
+    samples.scraped(A, EngineSample(11.0, draining=True), 11.0)
+    assert heard[1:] == [(A, True), (A, False), (A, True)]
 
 
 def test_an_engine_that_takes_connections_stays_reachable_without_metrics():

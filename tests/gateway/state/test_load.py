@@ -1,6 +1,7 @@
 """Lines of load: each holds what changed, and all of them together give the load of the writer."""
 
 import json
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -8,7 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.state.load import Loads, SentLoad, ServiceLoad, read_line
+from inflight_gateway.discovery.catalog import Catalog
+from inflight_gateway.engines.ledger import Ledger
+from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.state.load import GatewayLoads, Loads, SentLoad, ServiceLoad, read_line
+from inflight_gateway.tenants.estimate import Estimates
+from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig
 
 KEY = ServiceKey("team", "chat")
 
@@ -43,37 +49,104 @@ def test_fields_of_a_later_version_are_ignored():
     assert read_line(b'{"gateway":"g","full":true,"more":1}').loads == Loads({}, {})
 
 
-@pytest.mark.parametrize(
-    ("before", "now", "said"),
-    [
-        (ServiceLoad(), ServiceLoad(), False),
-        (ServiceLoad(held=1, oldest_held_s=1.0), ServiceLoad(held=1, oldest_held_s=2.0), False),
-        (ServiceLoad(idle_s=1.0), ServiceLoad(idle_s=2.0), False),
-        (ServiceLoad(idle_s=2.0), ServiceLoad(idle_s=0.1), True),
-        (ServiceLoad(), ServiceLoad(idle_s=0.1), True),
-        (ServiceLoad(), ServiceLoad(held=1), True),
-        (ServiceLoad(held_prompt_tokens=1), ServiceLoad(held_prompt_tokens=2), True),
-        (ServiceLoad(in_flight=1), ServiceLoad(), True),
-    ],
+A, B = Endpoint("10.0.0.1:8000", "a"), Endpoint("10.0.0.2:8000", "b")
+OTHER = ServiceKey("team", "other")
+
+
+class World:
+    """Attributes: known: what a watcher knows that got the first full line and all changes."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.catalog, self.holds = Catalog(), HoldQueue()
+        self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None, Estimates())
+        self.loads = GatewayLoads(self.catalog, self.holds, self.ledger, lambda: self.now)
+        self.set_service(KEY, True)
+        self.catalog.update(endpoints={KEY: [A, B]})
+        self.loads.changes()
+        first = self.loads.all()
+        self.services, self.endpoints = dict(first.services), dict(first.endpoints)
+
+    def set_service(self, key, exists):
+        self.catalog.update(services={key: ServiceConfig(key, "u", "m") if exists else None})
+
+    def read_changes(self):
+        changes = read_line(self.loads.changes().line("g", full=False)).loads
+        self.services.update(changes.services)
+        self.endpoints.update(changes.endpoints)
+        return changes
+
+
+def without_times(services):
+    return {key: replace(load, idle_s=load.idle_s is not None, oldest_held_s=0.0) for key, load in services.items()}
+
+
+OPERATIONS = st.lists(
+    st.one_of(
+        st.tuples(st.sampled_from(("offer", "remove", "release", "end")), st.integers(0, 5)),
+        st.tuples(st.just("begin"), st.integers(0, 5), st.booleans()),
+        st.tuples(st.just("move"), st.integers(0, 5), st.booleans()),
+        st.tuples(st.just("forget"), st.booleans()),
+        st.tuples(st.just("service"), st.booleans()),
+        st.tuples(st.just("line")),
+    ),
+    max_size=40,
 )
-def test_time_that_passes_is_no_change_and_a_request_that_came_and_went_is_one(before, now, said):
-    assert (not Loads({KEY: now}, {}).since(Loads({KEY: before}, {})).empty) == said
 
 
-ENDPOINTS = st.dictionaries(
-    st.sampled_from(["a:1", "b:1", "c:1"]), st.builds(SentLoad, st.integers(0, 9), st.integers(0, 9)), max_size=3
-)
+@given(OPERATIONS)
+def test_the_first_line_and_all_changes_together_are_the_load(operations):
+    world, running = World(), set()
+    for operation in operations:
+        world.now += 0.25
+        match operation:
+            case ("offer", number):
+                request = RequestView(f"held {number}", KEY, world.now, prompt_tokens=7)
+                world.holds.offer(request, world.catalog.services[KEY], world.now)
+            case ("remove", number):
+                world.holds.remove(f"held {number}")
+            case ("release", number):
+                world.holds.release(world.now, lambda _, number=number: Pick((A,), "only") if number else None)
+            case ("begin", number, first):
+                if number not in running:
+                    request = RequestView(str(number), KEY, world.now, prompt_tokens=10)
+                    world.ledger.begin(request, Pick((A if first else B,), "only"), world.now)
+                    running.add(number)
+            case ("end", number):
+                world.ledger.end(str(number), world.now)
+                running.discard(number)
+            case ("move", number, first):
+                world.ledger.move(str(number), (A if first else B).address, world.now)
+            case ("forget", first):
+                world.ledger.forget(KEY, (A if first else B).address)
+            case ("service", exists):
+                world.set_service(OTHER, exists)
+            case _:
+                world.read_changes()
+    world.read_changes()
+    now = world.loads.all()
+    known = {key: load for key, load in world.services.items() if key in now.services}
+    assert without_times(known) == without_times(now.services)
+    known = {address: load for address, load in world.endpoints.items() if load != SentLoad()}
+    assert known == {address: load for address, load in now.endpoints.items() if load != SentLoad()}
+    assert world.loads.changes().empty
 
 
-@given(st.lists(ENDPOINTS, min_size=1))
-def test_the_first_line_and_all_changes_together_are_the_load(states):
-    known: dict[str, SentLoad] = {}
-    before = Loads({}, {})
-    for number, endpoints in enumerate(states):
-        now = Loads({}, endpoints)
-        line = (now if number == 0 else now.since(before)).line("g", full=number == 0)
-        known.update(read_line(line).loads.endpoints)
-        before = now
-    assert {address: load for address, load in known.items() if load != SentLoad()} == {
-        address: load for address, load in states[-1].items() if load != SentLoad()
-    }
+def test_time_that_passes_is_no_change_and_a_request_that_came_and_went_is_one():
+    world = World()
+    world.now += 60.0
+    assert world.read_changes().empty
+    world.ledger.begin(RequestView("x", KEY, world.now), Pick((A,), "only"), world.now)
+    world.ledger.end("x", world.now)
+    assert world.read_changes().services == {KEY: ServiceLoad(idle_s=0.0)}
+    assert world.read_changes().empty
+
+
+def test_what_changes_takes_the_time_of_what_has_changed():
+    world = World()
+    world.catalog.update(
+        services={(key := ServiceKey("team", str(n))): ServiceConfig(key, "u", "m") for n in range(50)}
+    )
+    world.read_changes()
+    world.ledger.touch(KEY, world.now)
+    assert list(world.read_changes().services) == [KEY]

@@ -14,7 +14,7 @@ from inflight_base.signing import PEER_SIGNATURE, get_message
 from inflight_gateway.state import peers as peers_module
 from inflight_gateway.state import port as port_module
 from inflight_gateway.state import stream as stream_module
-from inflight_gateway.state.load import SentLoad, ServiceLoad
+from inflight_gateway.state.load import Loads, SentLoad, ServiceLoad
 from inflight_gateway.state.peers import SILENT_SECONDS, Peers
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
@@ -32,13 +32,15 @@ ENGINE = "10.0.0.1:8000"
 class FakeLoad:
     def __init__(self):
         self.services, self.endpoints, self.asked = {KEY: ServiceLoad()}, {}, 0
+        self.changed = Loads({}, {})
 
-    def service_loads(self):
+    def all(self):
+        return Loads(self.services, self.endpoints)
+
+    def changes(self):
         self.asked += 1
-        return self.services
-
-    def sent_loads(self):
-        return self.endpoints
+        changed, self.changed = self.changed, Loads({}, {})
+        return changed
 
 
 class Served:
@@ -50,10 +52,12 @@ class Served:
 
     def change(self, load):
         self.load.services = {KEY: load}
+        self.load.changed = Loads(self.load.services, {})
         self.stream.changed()
 
     def send(self, in_flight, tokens):
         self.load.endpoints = {ENGINE: SentLoad(in_flight, tokens)}
+        self.load.changed = Loads({}, self.load.endpoints)
         self.stream.changed()
 
 
@@ -255,12 +259,12 @@ async def test_watchers_are_bounded_and_one_that_reads_nothing_is_cut_off(served
         await line()
         await until(lambda: served.stream.watchers == 2)
         assert (await get(served, "/v1/state?watch=1"))[0] == 503
-        served.load.endpoints = {f"10.0.{number // 256}.{number % 256}:8000": SentLoad() for number in range(5000)}
+        addresses = [f"10.0.{number // 256}.{number % 256}:8000" for number in range(5000)]
         number = 0
         async with asyncio.timeout(30):
             while served.stream.watchers == 2:
                 number += 1
-                served.load.endpoints = {address: SentLoad(number) for address in served.load.endpoints}
+                served.load.changed = Loads({}, {address: SentLoad(number) for address in addresses})
                 served.stream.changed()
                 await line()
     writer.close()

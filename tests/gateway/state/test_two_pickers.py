@@ -72,7 +72,11 @@ async def test_concurrent_requests_hold_over_both_exactly(pair, engines, http):
     body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
     found = []
     for _, stack in zip(range(12), cycle(pair), strict=False):
-        found.append(await http.post(f"{stack.url}/v1/chat/completions", json=body, headers=bearer("acme")))
+        found.append(
+            await http.post(
+                f"{stack.url}/v1/chat/completions", json=body, headers=bearer("acme") | {"host": "a.default"}
+            )
+        )
     assert Counter(answer.status for answer in found) == {200: 5, 429: 7}
     for answer in found:
         answer.close()

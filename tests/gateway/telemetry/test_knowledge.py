@@ -8,12 +8,13 @@ from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.state.peers import Peers
 from inflight_gateway.telemetry.metrics import DiscoveryCollector
+from inflight_gateway.tenants.gateway_key import GatewayKey
 from inflight_gateway.types import Endpoint, EngineSample, ServiceConfig
 
 CHAT = ServiceKey("team", "chat")
 
 
-async def test_endpoints_by_state_and_failing_watches():
+async def test_endpoints_by_state_and_failing_watches(tmp_path):
     catalog, samples, problems = Catalog(), Samples(), ["GET /api: the API server does not answer"]
     addresses = [f"10.0.0.{number}:8000" for number in range(1, 5)]
     catalog.update(
@@ -26,7 +27,8 @@ async def test_endpoints_by_state_and_failing_watches():
     samples.failed(addresses[3], "HTTP 404", connected=True, now=99.0)
     async with aiohttp.ClientSession() as http:
         registry = CollectorRegistry()
-        registry.register(DiscoveryCollector(catalog, samples, Peers(http, lambda _, __: None), lambda: problems))
+        peers = Peers(http, lambda _, __: None, GatewayKey(tmp_path / "none"))
+        registry.register(DiscoveryCollector(catalog, samples, peers, lambda: problems))
         lines = generate_latest(registry).decode().splitlines()
     labels = '{namespace="team",service="chat"}'
     assert f"inflight_gateway_endpoints{labels} 4.0" in lines

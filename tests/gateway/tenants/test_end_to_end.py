@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import GATEWAY_ANNOTATION
 from inflight_base.signing import is_signed, tenant_key
 from inflight_kubectl.engine_access import PortForward
 from inflight_kubectl.gateway_view import gateway_view
@@ -120,7 +121,9 @@ async def test_concurrent_streams_are_exact_and_leave_room_when_they_end_or_are_
 
     async def stream():
         body = {"model": "m", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
-        answer = await http.post(f"{stack.url}/v1/chat/completions", json=body, headers=bearer("ifk_1"))
+        answer = await http.post(
+            f"{stack.url}/v1/chat/completions", json=body, headers=bearer("ifk_1") | {"host": "a.default"}
+        )
         if answer.status == 200:
             await answer.content.readline()
         return answer
@@ -168,7 +171,9 @@ async def test_the_plugin_shows_the_picks_and_the_held_requests_of_the_picker(st
     await until(asleep, "the picker knows of no engine", 10)
     held = asyncio.create_task(ask(http, stack))
     api = FakeApi(body("a", spec=GATEWAY))
-    api.objects[SERVICE.replace("chat", "a")] = {"spec": {"externalName": "gw.inflight-system.svc.cluster.local"}}
+    api.objects[SERVICE.replace("chat", "a")] = {
+        "metadata": {"annotations": {GATEWAY_ANNOTATION: "gw.inflight-system.svc.cluster.local"}}
+    }
     api.objects[f"{PODS}/gw-0"] = gateway_pod("gw-0")
     monkeypatch.setattr(PortForward, "client", lambda *_, **__: httpx.Client(base_url=stack.local_url))
     found = Service.of(body("a", spec=GATEWAY))

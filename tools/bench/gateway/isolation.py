@@ -134,7 +134,7 @@ class _Target:
             "ignore_eos": True,
             "stream": True,
         }
-        headers = {"Host": SERVICE, **bearer(self.keys[tenant])}
+        headers = {"Host": f"{SERVICE}.default", **bearer(self.keys[tenant])}
         if self.named:
             headers[TENANT] = tenant
         answer = Answer(time.monotonic())

@@ -110,7 +110,7 @@ class _Client:
 
     def post(self, key: str, *, stream: bool = False) -> Any:
         body = {"model": SERVICE, "prompt": "one two three", "max_tokens": 1, "stream": stream}
-        return self._session.post(self.url, json=body, headers={"Host": SERVICE, **bearer(key)})
+        return self._session.post(self.url, json=body, headers={"Host": f"{SERVICE}.default", **bearer(key)})
 
     async def status(self, key: str) -> int:
         async with self.post(key) as answer:
