@@ -39,6 +39,7 @@ from inflight_gateway.tenants.keys import KeyTables
 from inflight_gateway.tenants.routes import PeerClient, limits_handler
 from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
+from inflight_gateway.tenants.usage_log import UsageLog
 from inflight_gateway.types import Endpoint
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ class Gateway:
         gate = Gate(KeyTables(self.catalog), self.limits, estimates)
         self._usage = gate.usage
         self.metrics.registry.register(gate.usage)
+        if settings.usage_dir is not None:
+            gate.usage_log = UsageLog(settings.usage_dir, gate.usage, self._model)
+            self.metrics.registry.register(gate.usage_log)
+        self._usage_log = gate.usage_log
         loads = GatewayLoads(self.catalog, self._holds, self._ledger, monotonic)
         self.metrics.watch_loads(loads.service_loads)
         self._stream = LoadStream(settings.name, loads)
@@ -108,9 +113,13 @@ class Gateway:
     async def open(cls, settings: PickerSettings) -> AsyncIterator[Gateway]:
         async with metrics_session(INTERVAL_SECONDS) as http:
             gateway = cls(settings, http)
+            if gateway._usage_log is not None:
+                await gateway._usage_log.start()
             try:
                 yield gateway
             finally:
+                if gateway._usage_log is not None:
+                    await gateway._usage_log.close()
                 gateway._scraper.close()
                 gateway._peers.close()
                 await gateway._peer_client.close()
@@ -158,9 +167,16 @@ class Gateway:
         for key in change.services - self.catalog.services.keys():
             self._picks.forget(key)
             self.metrics.forget(key)
-            self._usage.forget(key)
+        if self.catalog.complete:
+            # Also of services that were deleted before this picker started.
+            for key in self._usage.services - self.catalog.services.keys():
+                self._usage.forget(key)
         self._requests.catalog_changed(change)
         self._stream.changed()
+
+    def _model(self, key: ServiceKey) -> str:
+        config = self.catalog.services.get(key)
+        return "" if config is None else config.model
 
     def _sampled(self, address: str, moved: bool) -> None:
         """Applies a sample. Args: moved: the engine can be reached now and could not, or the reverse."""

@@ -160,16 +160,12 @@ def test_the_autoscaler_replaces_the_number_of_pods(helm, objects):
     assert ("PodDisruptionBudget", "prod-gateway") in given
 
 
-def test_usage_is_in_the_pod_or_in_a_folder_of_each_pod_in_a_claim(helm, objects):
+def test_usage_is_in_the_pod_or_in_a_claim(helm, objects):
     given = helm.objects(*ENABLED, "--set", "gateway.usage.existingClaim=usage")
-    for one, volume, folder in (
-        (objects, {"emptyDir": {}}, None),
-        (given, {"persistentVolumeClaim": {"claimName": "usage"}}, "$(POD_NAME)"),
-    ):
+    for one, volume in ((objects, {"emptyDir": {}}), (given, {"persistentVolumeClaim": {"claimName": "usage"}})):
         assert {"name": "usage", **volume} in pod_of(one)["volumes"]
         (mount,) = (each for each in container_of(one, "picker")["volumeMounts"] if each["name"] == "usage")
         assert mount["mountPath"] == str(understood(one, "picker").usage_dir)
-        assert mount.get("subPathExpr") == folder
     assert pod_of(given)["securityContext"]["fsGroup"] == pod_of(given)["securityContext"]["runAsGroup"]
 
 

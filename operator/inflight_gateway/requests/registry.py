@@ -175,8 +175,6 @@ class Requests:
         if request is None:
             return
         self._over(request)
-        if request.admitted is not None:
-            self._gate.unreported(request.admitted)
         finished = Finished(
             request_id,
             request.view.service,
@@ -188,6 +186,8 @@ class Requests:
             key_id=request.key_id,
             path=request.view.path,
         )
+        if request.admitted is not None:
+            self._gate.unreported(request.admitted, finished)
         self._log.ended(finished, request.held_s, request.refusal)
         self._after(request)
 

@@ -20,6 +20,7 @@ from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.keys import ApiKey, KeyTables, presented_key
 from inflight_gateway.tenants.sharing import Grant, SharedLimits
 from inflight_gateway.tenants.usage import Counts, Usage
+from inflight_gateway.tenants.usage_log import UsageLog
 from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig
 
 KEYLESS = ApiKey("", "", None)
@@ -61,6 +62,7 @@ class Gate:
 
     Attributes:
         usage: collector of the tenants' metrics.
+        usage_log: gets each request that is counted; None: usage is not written.
     """
 
     def __init__(
@@ -72,6 +74,7 @@ class Gate:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.usage = Usage(lambda: tables.malformed)
+        self.usage_log: UsageLog | None = None
         self._estimates = estimates
         self._limits = limits
         self._wall = wall
@@ -143,12 +146,12 @@ class Gate:
         # 0: not known, of a plain response without usage.
         if finished.status == 200 and finished.completion_tokens > 0:
             self._estimates.learn(view, finished.completion_tokens)
-        _count(one.counts, finished, prompt)
+        self._count(one.counts, finished, prompt)
 
-    def unreported(self, one: Admitted) -> None:
-        """Ends a request that nothing is known of, such as of a relay that died: its estimate stands."""
+    def unreported(self, one: Admitted, finished: Finished) -> None:
+        """Ends a request whose usage nothing reports, such as of a relay that died: its estimate stands."""
         self.pause(one)
-        one.counts.requests += 1
+        self._count(one.counts, finished, 0)
 
     def count(self, finished: Finished) -> None:
         """Counts a request that was not admitted here: it ran before this picker started, or the relay refused it."""
@@ -156,7 +159,15 @@ class Gate:
         if finished.status == 401:
             self.usage.refused(finished.service, label, "key")
         elif finished.endpoints:
-            _count(self.usage.of(finished.service, label), finished, finished.prompt_tokens)
+            self._count(self.usage.of(finished.service, label), finished, finished.prompt_tokens)
+
+    def _count(self, counts: Counts, finished: Finished, prompt_tokens: int) -> None:
+        counts.requests += 1
+        counts.prompt_tokens += prompt_tokens
+        counts.cached_tokens += finished.cached_tokens
+        counts.completion_tokens += finished.completion_tokens
+        if self.usage_log is not None:
+            self.usage_log.add(finished, prompt_tokens)
 
     def _admitted(self, view: RequestView, config: ServiceConfig, grant: Grant) -> Admitted | Refusal:
         label = self.usage.label(view.service, view.tenant)
@@ -175,10 +186,3 @@ def _key(view: RequestView) -> TenantKey:
 
 def _limits(view: RequestView, config: ServiceConfig) -> RateLimits:
     return config.tenant(view.tenant).limits
-
-
-def _count(counts: Counts, finished: Finished, prompt_tokens: int) -> None:
-    counts.requests += 1
-    counts.prompt_tokens += prompt_tokens
-    counts.cached_tokens += finished.cached_tokens
-    counts.completion_tokens += finished.completion_tokens

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, field
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.tenants.usage_files import Total
 
 MAX_TENANTS = 200
 """Most values of the label `tenant` for each service."""
@@ -23,7 +24,7 @@ LABELS = ("namespace", "service", "tenant")
 
 @dataclass(slots=True)
 class Counts:
-    """Counters of a tenant at a service since the gateway started. Attributes: refused: refused requests by reason."""
+    """Counters of a tenant at a service. Attributes: refused: refused requests by reason, since the gateway started."""
 
     requests: int = 0
     prompt_tokens: int = 0
@@ -34,12 +35,19 @@ class Counts:
 
 
 class Usage(Collector):
-    """Counts by tenant; register it at the registry of the gateway's metrics. Args: malformed_keys: returns the entries
-    of Secrets that are ignored."""
+    """Counts by tenant; register it at the registry of the gateway's metrics.
+
+    Args:
+        malformed_keys: returns the entries of Secrets that are ignored.
+
+    Attributes:
+        forgotten: number of services that were removed.
+    """
 
     def __init__(self, malformed_keys: Callable[[], int] = lambda: 0) -> None:
         self._services: dict[ServiceKey, dict[str, Counts]] = {}
         self._malformed_keys = malformed_keys
+        self.forgotten = 0
 
     def label(self, service: ServiceKey, tenant: str) -> str:
         """Returns the label value of an authenticated tenant; empty: the service has no keys."""
@@ -60,6 +68,38 @@ class Usage(Collector):
     def forget(self, service: ServiceKey) -> None:
         """Removes a deleted service."""
         self._services.pop(service, None)
+        self.forgotten += 1
+
+    @property
+    def services(self) -> Set[ServiceKey]:
+        """Services with counters."""
+        return self._services.keys()
+
+    def totals(self) -> list[Total]:
+        """Returns the counters, for a checkpoint."""
+        return [
+            Total(
+                service.namespace,
+                service.name,
+                label,
+                counts.requests,
+                counts.prompt_tokens,
+                counts.cached_tokens,
+                counts.completion_tokens,
+            )
+            for service, tenants in self._services.items()
+            for label, counts in tenants.items()
+        ]
+
+    def resume(self, total: Total) -> None:
+        """Adds counters of before this gateway started."""
+        service = ServiceKey(total.namespace, total.service)
+        known = total.label in (ANONYMOUS, OTHER)
+        counts = self.of(service, total.label if known else self.label(service, total.label))
+        counts.requests += total.requests
+        counts.prompt_tokens += total.prompt_tokens
+        counts.cached_tokens += total.cached_tokens
+        counts.completion_tokens += total.completion_tokens
 
     def collect(self) -> Iterator[Metric]:
         """Yields the metrics, from the counters."""

@@ -173,7 +173,7 @@ def test_later_attempts_are_neither_refused_nor_charged():
 
 def test_the_estimate_of_a_request_without_a_report_stands():
     gate, service = alone(), config(limits=RateLimits(tokens_per_minute=100, concurrent_requests=1))
-    gate.unreported(gate.admit(request(1), service, 0.0))
+    gate.unreported(gate.admit(request(1), service, 0.0), finished(1, status=None))
     assert remaining(gate.admit(request(2), service, 1.0)) == 40
 
 
