@@ -53,11 +53,17 @@ def grant(kind, namespace, rules):
 
 
 def engines_slice(namespace, *ips, draining=()):
-    labels = {"inflight.dev/service": "chat", "kubernetes.io/service-name": "chat-engines"}
+    labels = {
+        "inflight.dev/service": "chat",
+        "kubernetes.io/service-name": "chat-engines",
+        "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+    }
+    owner = {"apiVersion": "v1", "kind": "Service", "name": "chat-engines", "uid": "no-such-service"}
+    metadata = {"namespace": namespace, "name": "chat-engines-x", "labels": labels, "ownerReferences": [owner]}
     return {
         "apiVersion": "discovery.k8s.io/v1",
         "kind": "EndpointSlice",
-        "metadata": {"namespace": namespace, "name": "chat-engines-x", "labels": labels},
+        "metadata": metadata,
         "addressType": "IPv4",
         "ports": [{"name": "http", "port": 8000, "protocol": "TCP"}],
         "endpoints": [

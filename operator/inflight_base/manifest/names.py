@@ -34,6 +34,9 @@ SLICE_MANAGER = "inflight-operator"
 """Label of an EndpointSlice that names its writer, and its value on those of the operator: a controller of Kubernetes
 with that name would delete them."""
 
+SLICE_CONTROLLER = "endpointslice-controller.k8s.io"
+"""The same label's value on EndpointSlices that Kubernetes makes for a Service with a selector."""
+
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 ENGINE_CONTAINER = "engine"

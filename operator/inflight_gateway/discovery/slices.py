@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
-from inflight_base.manifest.names import HTTP_PORT_NAME, SERVICE_LABEL, SLICE_OF_LABEL, child_names
+from inflight_base.manifest.names import (
+    HTTP_PORT_NAME,
+    SERVICE_LABEL,
+    SLICE_CONTROLLER,
+    SLICE_MANAGER_LABEL,
+    SLICE_OF_LABEL,
+    child_names,
+)
 from inflight_base.manifest.slices import address_of, endpoints
 from inflight_gateway.types import Endpoint
+
+logger = logging.getLogger(__name__)
+
+_VERSIONS = {"IPv4": 4, "IPv6": 6}
+
+_METADATA_SERVICES = frozenset(map(ip_address, ("fd00:ec2::254", "fd20:ce::254", "168.63.129.16", "100.100.100.200")))
+"""Addresses of clouds' metadata services that are not link-local: Amazon's, Google's, Azure's and Alibaba's."""
 
 
 def service_of(manifest: Manifest) -> ServiceKey | None:
@@ -25,6 +41,33 @@ def service_of(manifest: Manifest) -> ServiceKey | None:
     return ServiceKey(manifest["metadata"]["namespace"], name)
 
 
+def fault(manifest: Manifest) -> str:
+    """Returns why a slice of engines is ignored; empty: it is not.
+
+    Kubernetes' own controller makes these slices, so another maker, owner or kind of address is a mistake or an attempt
+    to have the gateway call another host.
+    """
+    metadata = manifest["metadata"]
+    labels = metadata.get("labels") or {}
+    service = labels.get(SLICE_OF_LABEL)
+    owners = metadata.get("ownerReferences") or ()
+    if manifest.get("addressType") not in _VERSIONS:
+        return f"ignored: its addressType is {manifest.get('addressType')!r}, and engines have IP addresses"
+    if labels.get(SLICE_MANAGER_LABEL) != SLICE_CONTROLLER:
+        return (
+            f"ignored: its label {SLICE_MANAGER_LABEL} is {labels.get(SLICE_MANAGER_LABEL)!r}, not {SLICE_CONTROLLER!r}"
+        )
+    if not any(one.get("kind") == "Service" and one.get("name") == service for one in owners):
+        return f"ignored: it has no owner reference to Service {service}"
+    return ""
+
+
+def wrong_addresses(manifest: Manifest) -> str:
+    """Returns which addresses of a slice are ignored, as text; empty: none."""
+    wrong = [one.ip for one in endpoints(manifest) if not _of_pod(manifest, one.ip)]
+    return f"ignored addresses that are not of pods: {len(wrong)}, such as {wrong[0][:50]!r}" if wrong else ""
+
+
 def ready_endpoints(manifest: Manifest) -> tuple[Endpoint, ...]:
     """Returns the engines of a slice that accept new requests: ready, serving and not terminating."""
     port = _port(manifest.get("ports") or ())
@@ -33,13 +76,34 @@ def ready_endpoints(manifest: Manifest) -> tuple[Endpoint, ...]:
     return tuple(
         Endpoint(address_of(one.ip, port), one.pod)
         for one in endpoints(manifest)
-        if one.ready and one.serving and not one.terminating
+        if one.ready and one.serving and not one.terminating and _of_pod(manifest, one.ip)
     )
 
 
 def all_addresses(manifest: Manifest, port: int, without_pod: str) -> set[str]:
     """Returns the address of every pod of a slice except one, ready or not, with `port` instead of the slice's."""
-    return {address_of(one.ip, port) for one in endpoints(manifest) if one.pod != without_pod}
+    return {
+        address_of(one.ip, port) for one in endpoints(manifest) if one.pod != without_pod and _of_pod(manifest, one.ip)
+    }
+
+
+def _of_pod(manifest: Manifest, ip: str) -> bool:
+    """Returns whether an address is of its slice's type, and may be a pod's: no loopback, link-local (the metadata
+    services of clouds), multicast or reserved address, and no IPv6 address that stands for one of IPv4."""
+    try:
+        address = ip_address(ip)
+    except ValueError:
+        return False
+    if isinstance(address, IPv6Address) and (address.scope_id or address.sixtofour or address.teredo):
+        return False
+    return address.version == _VERSIONS.get(manifest.get("addressType", "")) and not (
+        address.is_loopback
+        or address.is_link_local
+        or address.is_multicast
+        or address.is_unspecified
+        or address.is_reserved
+        or address in _METADATA_SERVICES
+    )
 
 
 def _port(ports: Iterable[dict[str, Any]]) -> int | None:
@@ -56,6 +120,8 @@ class Slices:
     def __init__(self) -> None:
         self._of_slice: dict[ObjectKey, tuple[ServiceKey, tuple[Endpoint, ...]]] = {}
         self._of_service: dict[ServiceKey, set[ObjectKey]] = defaultdict(set)
+        self._faults: dict[ObjectKey, str] = {}
+        """Faults that were logged, by slice."""
 
     def take(self, changes: Mapping[ObjectKey, Manifest | None]) -> dict[ServiceKey, tuple[Endpoint, ...]]:
         """Applies changes; returns the endpoints of every service that they touch."""
@@ -66,6 +132,12 @@ class Slices:
                 self._of_service[before].discard(key)
                 touched.add(before)
             service = None if manifest is None else service_of(manifest)
+            why = ""
+            if manifest is not None and service is not None:
+                why = fault(manifest)
+                service = None if why else service
+                why = why or wrong_addresses(manifest)
+            self._log(key, why)
             if manifest is not None and service is not None:
                 self._of_slice[key] = (service, ready_endpoints(manifest))
                 self._of_service[service].add(key)
@@ -75,6 +147,14 @@ class Slices:
     def has(self, service: ServiceKey) -> bool:
         """Returns whether there is a slice of the service, with engines or without."""
         return bool(self._of_service.get(service))
+
+    def _log(self, key: ObjectKey, why: str) -> None:
+        """Logs the fault of a slice once, until it has another."""
+        if why and self._faults.get(key) != why:
+            logger.warning("EndpointSlice %s/%s: %s", *key, why)
+        self._faults.pop(key, None)
+        if why:
+            self._faults[key] = why
 
     def _endpoints(self, service: ServiceKey) -> tuple[Endpoint, ...]:
         listed = [endpoint for key in sorted(self._of_service[service]) for endpoint in self._of_slice[key][1]]

@@ -29,9 +29,16 @@ def service(name="chat", enabled=True, namespace="team", **gateway):
 
 
 def engines(*ips, name="chat", namespace="team"):
-    labels = {"inflight.dev/service": name, "kubernetes.io/service-name": f"{name}-engines"}
+    labels = {
+        "inflight.dev/service": name,
+        "kubernetes.io/service-name": f"{name}-engines",
+        "endpointslice.kubernetes.io/managed-by": "endpointslice-controller.k8s.io",
+    }
+    owner = {"apiVersion": "v1", "kind": "Service", "name": f"{name}-engines", "uid": "u"}
+    metadata = {"namespace": namespace, "name": f"{name}-engines-x", "labels": labels, "ownerReferences": [owner]}
     return {
-        "metadata": {"namespace": namespace, "name": f"{name}-engines-x", "labels": labels},
+        "metadata": metadata,
+        "addressType": "IPv4",
         "ports": [{"name": "http", "port": 8000}],
         "endpoints": [
             {"addresses": [ip], "conditions": {"ready": True}, "targetRef": {"name": f"{name}-{ip}"}} for ip in ips
@@ -262,6 +269,7 @@ async def test_peers_are_the_other_pods_of_the_gateways_own_service(fake):
             "metadata": {
                 "namespace": "system", "name": "gateway-x", "labels": {"kubernetes.io/service-name": "inflight-gateway"}
             },
+            "addressType": "IPv4",
             "ports": [{"name": "http", "port": 8080}],
             "endpoints": [{"addresses": [ip], "targetRef": {"name": f"gateway-{ip}"}} for ip in ips],
         }  # fmt: skip

@@ -16,10 +16,20 @@ def entry(ip, pod=None, **conditions):
     return {"addresses": [ip], "conditions": conditions, **({"targetRef": {"kind": "Pod", "name": pod}} if pod else {})}
 
 
-def engine_slice(*entries, name="chat-engines-x", of="chat-engines", ports=HTTP):
-    labels = {"inflight.dev/service": "chat", "kubernetes.io/service-name": of}
+MANAGER = "endpointslice.kubernetes.io/managed-by"
+
+
+def engine_slice(*entries, name="chat-engines-x", of="chat-engines", ports=HTTP, family="IPv4", **labels):
+    labels = {
+        "inflight.dev/service": "chat",
+        "kubernetes.io/service-name": of,
+        MANAGER: "endpointslice-controller.k8s.io",
+        **labels,
+    }
+    owner = {"apiVersion": "v1", "kind": "Service", "name": of, "uid": "u", "controller": True}
     return {
-        "metadata": {"namespace": "team", "name": name, "labels": labels},
+        "metadata": {"namespace": "team", "name": name, "labels": labels, "ownerReferences": [owner]},
+        "addressType": family,
         "ports": list(ports),
         "endpoints": list(entries),
     }
@@ -64,8 +74,8 @@ def test_slices_of_a_service_are_joined_and_go_one_by_one():
         CHAT: (Endpoint("10.0.0.1:8000", "chat-0"),)
     }
     # For a while a pod may be in two slices; with two address families it always is.
-    both = slices.take({second: engine_slice(entry("10.0.0.1", "chat-0"), entry("fd00::2", "chat-1"))})
-    assert both == {CHAT: (Endpoint("10.0.0.1:8000", "chat-0"), Endpoint("[fd00::2]:8000", "chat-1"))}
+    both = slices.take({second: engine_slice(entry("10.0.0.1", "chat-0"), entry("10.0.0.2", "chat-1"))})
+    assert both == {CHAT: (Endpoint("10.0.0.1:8000", "chat-0"), Endpoint("10.0.0.2:8000", "chat-1"))}
     assert slices.take({first: None}) == both
     assert slices.take({second: None}) == {CHAT: ()}
     assert slices.take({second: None}) == {}
@@ -73,7 +83,7 @@ def test_slices_of_a_service_are_joined_and_go_one_by_one():
 
 def test_a_pod_with_two_address_families_is_one_endpoint():
     of_both = {
-        ObjectKey("team", "a"): engine_slice(entry("fd00::1", "chat-0")),
+        ObjectKey("team", "a"): engine_slice(entry("fd00::1", "chat-0"), family="IPv6"),
         ObjectKey("team", "b"): engine_slice(entry("10.0.0.1", "chat-0")),
     }
     assert Slices().take(of_both) == {CHAT: (Endpoint("10.0.0.1:8000", "chat-0"),)}
@@ -86,9 +96,63 @@ def test_slices_that_the_clients_service_left_behind_are_no_engines():
 
 def test_peers_are_all_other_pods_of_the_gateway_ready_or_not():
     pods = engine_slice(
-        entry("10.0.0.1", "gateway-0"), entry("10.0.0.2", "gateway-1", ready=False), entry("fd00::3", "gateway-2")
+        entry("fd00::1", "gateway-0"),
+        entry("fd00::2", "gateway-1", ready=False),
+        entry("::1", "gateway-2"),
+        family="IPv6",
     )
-    assert all_addresses(pods, 9003, without_pod="gateway-0") == {"10.0.0.2:9003", "[fd00::3]:9003"}
+    assert all_addresses(pods, 9003, without_pod="gateway-0") == {"[fd00::2]:9003"}
+
+
+def test_a_slice_of_names_is_ignored_and_logged_once_and_other_services_scale_on(caplog):
+    slices, named = Slices(), ObjectKey("team", "named")
+    names = engine_slice(entry("engines.example.com", "chat-0"), family="FQDN")
+    assert slices.take({named: names}) == {}
+    other = engine_slice(entry("10.0.0.1", "other-0"), of="other-engines", **{"inflight.dev/service": "other"})
+    scaled = slices.take({named: names, ObjectKey("team", "other"): other})
+    assert scaled == {ServiceKey("team", "other"): (Endpoint("10.0.0.1:8000", "other-0"),)}
+    assert len(caplog.records) == 1
+    assert "team/named: ignored: its addressType is 'FQDN'" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("family", "ip"),
+    [
+        *(("IPv4", ip) for ip in ("169.254.169.254", "127.0.0.1", "0.0.0.0", "224.0.0.1", "255.255.255.255")),
+        *(("IPv4", ip) for ip in ("168.63.129.16", "100.100.100.200", "10.0.0.1:80", "10.1", "fd00::1", "example.com")),
+        *(("IPv6", ip) for ip in ("::1", "::", "fe80::1", "fe80::1%eth0", "fd00::1%lo", "ff02::1", "10.0.0.1")),
+        *(("IPv6", ip) for ip in ("::ffff:169.254.169.254", "::169.254.169.254", "64:ff9b::a9fe:a9fe")),
+        *(("IPv6", ip) for ip in ("2002:a9fe:a9fe::1", "2001:0:1::1", "fd00:ec2::254", "fd20:ce::254")),
+    ],
+)
+def test_addresses_that_are_not_of_pods_are_left_out_and_logged(family, ip, caplog):
+    good = {"IPv4": "10.0.0.2", "IPv6": "fd00::2"}[family]
+    mixed = engine_slice(entry(ip, "bad"), entry(good, "good"), family=family)
+    [[endpoint]] = Slices().take({ObjectKey("team", "x"): mixed}).values()
+    assert endpoint.pod == "good"
+    assert ip in caplog.text
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1", "172.16.0.1", "192.168.0.1", "100.64.0.1", "34.118.224.1", "192.0.2.1"]
+)
+def test_pods_may_have_any_other_address(address):
+    [[endpoint]] = Slices().take({ObjectKey("team", "x"): engine_slice(entry(address, "pod"))}).values()
+    assert endpoint.address == f"{address}:8000"
+
+
+def test_slices_that_another_controller_made_or_another_object_owns_are_ignored(caplog):
+    by_hand = engine_slice(entry("10.0.0.9", "x"), **{MANAGER: "me"})
+    of_another = engine_slice(entry("10.0.0.9", "x"))
+    of_another["metadata"]["ownerReferences"][0]["name"] = "other-engines"
+    no_owner = engine_slice(entry("10.0.0.9", "x"))
+    del no_owner["metadata"]["ownerReferences"]
+    slices, key = Slices(), ObjectKey("team", "x")
+    for one in (by_hand, of_another, no_owner):
+        assert slices.take({key: one}) == {}
+    assert len(caplog.records) == 2
+    assert slices.take({key: engine_slice(entry("10.0.0.1", "x"))}) == {CHAT: (Endpoint("10.0.0.1:8000", "x"),)}
+    assert slices.take({key: by_hand}) == {CHAT: ()}
 
 
 ENTRIES = st.builds(

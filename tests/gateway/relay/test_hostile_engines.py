@@ -157,3 +157,12 @@ async def test_a_status_that_is_none_does_not_reach_the_client(relay):
     relay.script(Do(frames=b":w 99\ndata: {}\n\n"))
     answer = await raw(relay, b"POST /v1/completions HTTP/1.1\r\nhost: svc.ns\r\ncontent-length: 2\r\n\r\n{}", b"\r\n")
     assert answer.startswith(b"HTTP/1.1 502 ")
+
+
+async def test_token_ids_without_an_end_are_memory_too(relay):
+    relay.shared.kept = Kept(2 * MIB)
+    frame = b":t 0 " + b"9" * 60_000 + b'\ndata: {"created":5}\n\n'
+    relay.script(Do(frames=TOKEN + frame * 100, split=len(frame)))
+    _, _, body = await relay.post({**STREAM, "max_tokens": 1000})
+    assert code(body) == "engine_lost"
+    assert relay.shared.kept.size == 0

@@ -110,7 +110,7 @@ class _Client:
 
     def post(self, key: str, *, stream: bool = False) -> Any:
         body = {"model": SERVICE, "prompt": "one two three", "max_tokens": 1, "stream": stream}
-        return self._session.post(self.url, json=body, headers={"Host": SERVICE, **bearer(key)})
+        return self._session.post(self.url, json=body, headers={"Host": f"{SERVICE}.default", **bearer(key)})
 
     async def status(self, key: str) -> int:
         async with self.post(key) as answer:
@@ -138,7 +138,9 @@ def measure(folder: Path, minutes: int) -> Limits:
         ],
     }
     upstream = [sys.executable, "-m", "tools.standin.stream", str(port)]
-    with process(folder / "upstream.log", upstream), gateway(folder / "gateway", [service]) as running:
+    key = folder / "key"
+    key.write_text("benchmark")
+    with process(folder / "upstream.log", upstream), gateway(folder / "gateway", [service], key_file=key) as running:
         return asyncio.run(_run(running, service, minutes))
 
 

@@ -182,6 +182,6 @@ async def _ttft(client: Client, turn: Turn, salt: str) -> float:
         "stream": True,
     }
     answer = Answer(time.monotonic())
-    await client.ask(body, answer, headers={"Host": SERVICE})
+    await client.ask(body, answer, headers={"Host": f"{SERVICE}.default"})
     assert answer.ttft is not None, "a whole answer has a first token"
     return answer.ttft
