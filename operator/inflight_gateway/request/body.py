@@ -1,13 +1,12 @@
-"""The fields of a request's body that the gateway reads, and their form in the header `BODY`.
+"""The fields of a request's body that the gateway reads.
 
-The relay, which has the body, reads them once and sends them to the picker in the head. Engines validate bodies and
-return the errors; here a field of an unexpected type counts as absent.
+The relay, which has the body, reads them once and sends them to the picker. Engines read bodies with the same parser,
+validate them and return the errors; here a field of an unexpected type counts as absent.
 """
 
 from __future__ import annotations
 
 import re
-from binascii import a2b_base64, b2a_base64
 from typing import Annotated, Any
 
 import msgspec
@@ -102,30 +101,14 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
 NO_FIELDS = Body()
 
 _decoder = msgspec.json.Decoder(_Fields)
-_packer = msgspec.msgpack.Encoder()
-_unpacker = msgspec.msgpack.Decoder(Body)
 
 
 def parse(body: bytes) -> Body | None:
-    """Reads a body; None: it is no JSON object, or one that is nested too deeply."""
+    """Reads a body; None: it is no JSON object in UTF-8, or one that is nested too deeply. Engines refuse it too."""
     try:
         return _read(_decoder.decode(body))
     except (ValueError, RecursionError):
         return None
-
-
-def to_header(body: Body) -> bytes:
-    """Returns the value of the header `BODY`, at most 25 KiB: 16 KiB of hashes and 2 KiB of names, times 4/3."""
-    return b2a_base64(_packer.encode(body), newline=False)
-
-
-def from_header(value: str) -> Body:
-    """Reads the header `BODY`; returns no fields if the value is malformed."""
-    try:
-        body = _unpacker.decode(a2b_base64(value, strict_mode=True))
-    except ValueError:
-        return NO_FIELDS
-    return body if len(body.blocks) % HASH_BYTES == 0 else NO_FIELDS
 
 
 def _read(fields: _Fields) -> Body:

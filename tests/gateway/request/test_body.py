@@ -1,24 +1,22 @@
-"""Fields that are read of bodies, their header, and prefixes of prompts."""
+"""Fields that are read of bodies, and prefixes of prompts."""
 
 from __future__ import annotations
 
-import base64
 import json
 import tracemalloc
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.link.wire import Ask, Frames, frame, from_relay
 from inflight_gateway.request.body import (
     MAX_DECODED_BYTES,
     NAME_CHARACTERS,
     NO_FIELDS,
     Body,
-    from_header,
     parse,
-    to_header,
 )
 from inflight_gateway.request.prefix import (
     BLOCK_TOKENS,
@@ -42,6 +40,15 @@ FIELDS = st.sampled_from(
 )
 
 
+SERVICE = ServiceKey("team", "chat")
+
+
+def sent(body):
+    """Returns the fields as the picker gets them."""
+    ((content,),) = (Frames().feed(frame([Ask("r", 1, SERVICE, body=body)])),)
+    return from_relay.decode(content)[0].body
+
+
 def chat(*texts, **fields):
     messages = [{"role": "user", "content": text} for text in texts]
     return parse(json.dumps({"model": "m", "messages": messages, **fields}).encode())
@@ -53,51 +60,25 @@ def test_any_bytes_are_taken(data):
 
 
 @given(st.dictionaries(FIELDS, ANYTHING))
-def test_fields_of_any_type_are_taken_and_pass_the_header_unchanged(fields):
+def test_fields_of_any_type_are_taken_and_reach_the_picker_unchanged(fields):
     body = parse(json.dumps(fields).encode()) or NO_FIELDS
     assert body.prompt_tokens >= 0
-    assert from_header(to_header(body).decode()) == body
+    assert sent(body) == body
     assert len(body.prefix("tenant")) == len(body.blocks) // 8
 
 
 @given(st.text(max_size=600), st.text(min_size=1, max_size=5), st.integers(0, 9), st.text(max_size=3))
-def test_prompts_of_any_length_pass_the_header_unchanged(begin, part, times, salt):
+def test_prompts_of_any_length_reach_the_picker_unchanged(begin, part, times, salt):
     for prompt in (begin + part * 7**times, [*begin.encode()] * 7 ** (times % 4)):
         body = parse(json.dumps({"prompt": prompt, "cache_salt": salt}).encode())
-        assert from_header(to_header(body).decode()) == body
+        assert sent(body) == body
 
 
-def test_the_header_has_a_bound():
-    """The inner listener takes heads of 96 KiB, and clients' may have 60."""
+def test_the_message_has_a_bound():
     body = parse(json.dumps({"prompt": "x" * 2**20, "model": "\U0001f600" * 10**5, "class": "\u4e00" * 10**5}).encode())
     assert len(body.blocks) == 8 * MAX_BLOCKS
     assert len(body.model) == len(body.service_class) == NAME_CHARACTERS
-    assert len(to_header(body)) <= 25 * 2**10
-
-
-def forged(*fields):
-    return base64.b64encode(msgspec.msgpack.encode(fields)).decode()
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        *("", "nonsense!", "\u4e00", "AAAA", "A"),
-        *(forged(), forged(1), forged("m", "yes"), forged("m", True, "5"), forged("m", False, 2**63)),
-        *(forged("m", True, 1, "c", 1, -1), forged("m", True, 1, "c", 1, 1, "text"), forged("m", True, 2**64 - 1, 5)),
-        *(forged("m", True, 1, "c", 1, 1, b"1234567"), forged("m", True, 1, "c", 1, 1, b"12345678" * 2049)),
-        base64.b64encode(b"\x91\xa2\xff\xff").decode(),
-    ],
-)
-def test_a_malformed_header_has_no_fields(value):
-    body = from_header(value)
-    assert body.prompt_tokens == 0
-    assert body.prefix("tenant") == ()
-
-
-@given(st.binary() | st.text())
-def test_any_header_is_taken(value):
-    from_header(value if isinstance(value, str) else base64.b64encode(value).decode()).prefix("tenant")
+    assert len(frame([Ask("r", 1, SERVICE, body=body)])) <= 19 * 2**10
 
 
 @given(st.lists(ANYTHING))

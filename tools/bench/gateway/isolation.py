@@ -191,9 +191,7 @@ def _start(stack: ExitStack, folder: Path, arm: Arm) -> tuple[str, dict[str, str
         "tenants": [{"name": STEADY}, {"name": FLOODING, "limits": arm.flooding or {}}],
     }
     secrets = [secret({key: tenant for tenant, key in keys.items()})]
-    running = stack.enter_context(
-        gateway(folder / "gateway", [service], secrets, key_file=gateway_key if arm.signed else None)
-    )
+    running = stack.enter_context(gateway(folder / "gateway", [service], secrets, key_file=gateway_key))
     return f"http://127.0.0.1:{running.port}", keys
 
 

@@ -138,7 +138,9 @@ def measure(folder: Path, minutes: int) -> Limits:
         ],
     }
     upstream = [sys.executable, "-m", "tools.standin.stream", str(port)]
-    with process(folder / "upstream.log", upstream), gateway(folder / "gateway", [service]) as running:
+    key = folder / "key"
+    key.write_text("benchmark")
+    with process(folder / "upstream.log", upstream), gateway(folder / "gateway", [service], key_file=key) as running:
         return asyncio.run(_run(running, service, minutes))
 
 

@@ -56,7 +56,7 @@ def gateway(
     """A gateway with one relay in front of `services`.
 
     Args:
-        key_file: with the gateway key, for signed tenants.
+        key_file: with the gateway key, for services with API keys.
 
     Raises:
         RuntimeError: it did not become ready; the message has the end of the logs.
