@@ -1,8 +1,9 @@
-"""The process between Envoy's outer and inner listener: a response whose replica fails continues at another one.
+"""The processes between Envoy and the engines: they check heads, read bodies, ask the picker for an engine, and continue
+answers at another engine when theirs fails.
 
-`client` and `inner` speak HTTP/1.1 with Envoy through httptools and asyncio protocols. An aiohttp server and client
-were measured in their place, with the same frame parser but without timers, retries and reports (CPU time of the
-process, system calls included, on two cores that other programs used, so ratios say more than numbers):
+`client` and `engine_pool` speak HTTP/1.1 through httptools and asyncio protocols. An aiohttp server and client were
+measured in their place, with the same frame parser but without timers, retries and reports (CPU time of the process,
+system calls included, on two cores that other programs used, so ratios say more than numbers):
 
 |                                   | here          | aiohttp        |
 |-----------------------------------|---------------|----------------|
