@@ -1,5 +1,5 @@
-"""The processes between Envoy and the engines: they check heads, read bodies, ask the picker for an engine, and continue
-answers at another engine when theirs fails.
+"""The processes between Envoy and the engines: they check heads, read bodies, ask the picker for an engine, and
+continue answers at another engine when theirs fails.
 
 `client` and `engine_pool` speak HTTP/1.1 through httptools and asyncio protocols. An aiohttp server and client were
 measured in their place, with the same frame parser but without timers, retries and reports (CPU time of the process,
