@@ -8,8 +8,9 @@ from inflight_cost.model import CostModel, StepWork
 from inflight_gateway.pick.growth import Growth
 from inflight_gateway.types import Endpoint, EngineSample
 
-STALE_S = 10.0
-"""Age in seconds beyond which a sample is not used for the load; its sizes and cost model still hold."""
+STALE_S = 15.0
+"""Age in seconds beyond which a sample is not used for the load; its sizes and cost model still hold. Of 5,000 engines
+each is scraped every 10 s (`scrape.scraper`), and a lost scrape is repeated within 3 s."""
 
 FULL_KV = 0.9
 """KV utilization above which requests that wait do so for blocks, not for their turn to be computed."""
