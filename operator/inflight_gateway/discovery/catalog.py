@@ -191,14 +191,15 @@ class Catalog:
         claims = self._models.get(model, ())
         if len(claims) > 1:
             return Refusal(404, "service_ambiguous", _CONTESTED.format(model=model))
-        if not claims or claims[0] not in self._services:
+        config = self._services.get(claims[0]) if claims else None
+        if config is None or config.model != model:
             return _not_found("model_not_found", f"no service that model names may choose serves {model!r}")
-        return claims[0]
+        return config.key
 
     def model_services(self) -> list[ServiceConfig]:
         """Returns the services that a model chooses, by model."""
-        found = (self._services.get(claims[0]) for _, claims in sorted(self._models.items()) if len(claims) == 1)
-        return [config for config in found if config is not None]
+        found = (self.resolve_model(model) for model in sorted(self._models))
+        return [self._services[key] for key in found if isinstance(key, ServiceKey)]
 
     def owner_of(self, addresses: Iterable[str]) -> ServiceKey | None:
         """Returns the service that all of these endpoints belong to, without unknown ones; None: none, or several."""

@@ -9,6 +9,8 @@ services:
 secrets:
 - {namespace: default, name: keys, data: {KEY_ID: '{"tenant": "acme", "sha256": "..."}'}}
 peers: ["127.0.0.1:9103"]   # HTTP ports of other pickers with the same services
+
+Requests name a service as in the cluster, such as `Host: chat.default`, or its model with `--model-namespace default`.
 """
 
 from __future__ import annotations

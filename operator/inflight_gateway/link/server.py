@@ -110,10 +110,12 @@ class RelayLinks:
         )
 
     async def close(self) -> None:
-        """Closes the socket and all streams."""
+        """Closes the socket and all streams. Their requests do not end: relays report them to the next picker."""
         if self._server is not None:
             self._server.close()
-        for stream in tuple(self._streams):
+        streams = tuple(self._streams)
+        self._streams.clear()
+        for stream in streams:
             stream.close()
 
     def set_keys(self, keys: Keys) -> None:
@@ -199,9 +201,10 @@ class _Stream(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._streams.discard(self)
-        self._registry.lost(self)
-        _log.info("relay %s is gone", self._relay)
+        if self in self._streams:
+            self._streams.discard(self)
+            self._registry.lost(self)
+            _log.info("relay %s is gone", self._relay)
 
     # Called by the picker.
 

@@ -190,7 +190,7 @@ class Admission:
         return self._by_model
 
     def _changed(self, change: Change) -> None:
-        if change.services:
+        if change.services or change.models:
             self._by_model = None
 
 

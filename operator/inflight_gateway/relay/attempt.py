@@ -26,6 +26,9 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.025, 0.25
 _IDLE_FRAMES, _IDLE_FRAMES_PER_S = 20, 2.0
 """Most frames without data and tokens, such as heartbeats: at once, and for each second of the attempt."""
 
+_JOINED_BYTES = 64 * 2**10
+"""Longest body that is copied behind its head: two writes are two system calls."""
+
 _PROGRESS = names.PROGRESS.encode()
 
 
@@ -118,8 +121,12 @@ class Attempt:
         assert self._request is not None
         self._resent = fresh
         self._call = self._shared.pool.call(self.endpoint, self, fresh=fresh)
-        for part in self._request:
-            self._call.write(part)
+        head, body = self._request
+        if len(body) <= _JOINED_BYTES:
+            self._call.write(head + body)
+        else:
+            self._call.write(head)
+            self._call.write(body)
         self._call.sent = True
         self._heard_at = self._loop.time()
         if self._head_due:

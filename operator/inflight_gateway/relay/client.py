@@ -100,7 +100,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport
         self._parser = httptools.HttpRequestParser(self)
         self._loop = asyncio.get_running_loop()
-        self._target = b""
+        self._target = self._head = b""
         self._headers: Headers = []
         self._exchange: Exchange | None = None
         self._receiving = self._chunked = self._bodiless = self._last = False
@@ -136,17 +136,30 @@ class ClientConnection(asyncio.Protocol):
             headers = [*headers, (b"content-length", b"%d" % length)]
         if self._last:
             headers = [*headers, (b"connection", b"close")]
-        self._transport.write(response_head(status, headers))
+        # Usually the body follows in this turn of the loop: each write is a system call.
+        self._head = response_head(status, headers)
+        self._loop.call_soon(self._send_head)
+
+    def _send_head(self) -> None:
+        if self._head and not self._transport.is_closing():
+            self._transport.write(self._head)
+        self._head = b""
 
     def write(self, data: bytes) -> None:
         """Write a part of the body."""
         if data and not self._bodiless:
-            self._transport.write(chunk(data) if self._chunked else data)
+            if self._chunked:
+                data = chunk(data)
+            if self._head:
+                data, self._head = self._head + data, b""
+            self._transport.write(data)
 
     def finish(self) -> None:
         """End the response, which is complete."""
         if self._chunked:
-            self._transport.write(LAST_CHUNK)
+            self._transport.write(self._head + LAST_CHUNK)
+            self._head = b""
+        self._send_head()
         self._exchange = None
         self._chunked = False
         if self._receiving:

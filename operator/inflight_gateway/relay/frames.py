@@ -14,6 +14,10 @@ MAX_EVENT_BYTES = 2**20
 MAX_WHOLE_BYTES = 16 * 2**20
 """Most bytes of a frame of an answer that is not streamed: with log-probabilities a token takes about 1.7 kB."""
 
+MAX_FRAMES = 2048
+"""Most frames in one read: those of a minute, where engine or relay stood still. Frames of a few bytes each would take
+this process much longer than the engine."""
+
 _END = b"\n\n"
 
 
@@ -26,7 +30,7 @@ class Frame(NamedTuple):
 
 
 class FrameTooLong(ValueError):
-    """A frame is longer than the parser's bound."""
+    """A frame is longer than the parser's bound, or a read has more than `MAX_FRAMES`."""
 
 
 class FrameParser:
@@ -51,6 +55,8 @@ class FrameParser:
         Raises:
             FrameTooLong: no more data may be fed.
         """
+        if data.count(_END) > MAX_FRAMES:
+            raise FrameTooLong
         if not self._begun and data.endswith(_END):  # the usual case: one write of the engine is one read here
             return [_frame(each) for each in data[: -len(_END)].split(_END)]
         begun = self._begun

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import unquote
+
 import msgspec
 
 from inflight_gateway.relay.admission import Admitted
@@ -26,7 +28,7 @@ def answer(path: str, admitted: Admitted, by_model: list[ServiceConfig]) -> byte
     services = by_model if admitted.config is None else [admitted.config]
     if not path.startswith(_ONE):
         return msgspec.json.encode({"object": "list", "data": [_model(config.model) for config in services]})
-    name = path.removeprefix(_ONE)
+    name = unquote(path.removeprefix(_ONE))
     if all(config.model != name for config in services):
         return ClientError(404, f"the model {name!r} does not exist", "model_not_found")
     return msgspec.json.encode(_model(name))

@@ -56,6 +56,7 @@ class Request:
         picked: first endpoint of each pick. held_s: seconds that its attempts were held.
         refusal, status: code and status of the picker's own response; status may be that of an engine's response where
             another gateway reports it.
+        tokens: output tokens so far, as its relay reports about once a second.
         served: output tokens charged to its tenant's counter; None: adopted, and not known yet.
     """
 
@@ -71,6 +72,7 @@ class Request:
     held_s: float = 0.0
     refusal: str = ""
     status: int | None = None
+    tokens: int = 0
     served: int | None = 0
     phase: Phase = Phase.AWAITING
 

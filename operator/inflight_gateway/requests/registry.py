@@ -133,6 +133,7 @@ class Requests:
             request = self._requests.get(request_id)
             if request is None or request.admitted is None:
                 continue
+            request.tokens = total
             if request.served is None:
                 request.served = total
                 request.admitted.free_tokens += total
@@ -165,7 +166,8 @@ class Requests:
         self._after(request, changed=ran)
 
     def lost(self, relay: Hashable) -> None:
-        """Ends all requests of a stream that broke: their estimates stand."""
+        """Ends all requests of a stream that broke. Their estimates stand for limits; usage is what the relay said
+        last."""
         for request_id in [name for name, request in self._requests.items() if request.relay == relay]:
             self.end(request_id)
 
@@ -175,19 +177,23 @@ class Requests:
         if request is None:
             return
         self._over(request)
+        admitted, tokens = request.admitted, request.tokens
         finished = Finished(
             request_id,
             request.view.service,
             request.status,
             stream=False,
+            # An engine has computed the prompt.
+            prompt_tokens=admitted.prompt_tokens if admitted is not None and tokens else 0,
+            completion_tokens=tokens,
             endpoints=tuple(request.picked),
             external_id=request.view.external_id,
             tenant=request.view.tenant,
             key_id=request.key_id,
             path=request.view.path,
         )
-        if request.admitted is not None:
-            self._gate.unreported(request.admitted, finished)
+        if admitted is not None:
+            self._gate.unreported(admitted, finished)
         self._log.ended(finished, request.held_s, request.refusal)
         self._after(request)
 

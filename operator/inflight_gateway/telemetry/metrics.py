@@ -58,7 +58,7 @@ class Metrics:
         self._requests = counter(
             "inflight_gateway_requests",
             "Requests that ended, by the status that the client got; 0: the client left before one; unknown: no relay"
-            " reported it.",
+            " reported it, because it died.",
             "status",
         )
         self._first_token = histogram(
@@ -108,7 +108,7 @@ class Metrics:
         )
         self._refusals = counter(
             "inflight_gateway_refusals",
-            "Answers of the gateway itself, by the code of the error; without a service: it was not found.",
+            "Errors of the gateway itself, by code; without a service: it was not found.",
             "code",
         )
         self._decision = Histogram(

@@ -149,9 +149,13 @@ class Gate:
         self._count(one.counts, finished, prompt)
 
     def unreported(self, one: Admitted, finished: Finished) -> None:
-        """Ends a request whose usage nothing reports, such as of a relay that died: its estimate stands."""
+        """Ends a request that no relay reports, because it died: its estimate stands.
+
+        Args:
+            finished: the tokens that are known.
+        """
         self.pause(one)
-        self._count(one.counts, finished, 0)
+        self._count(one.counts, finished, finished.prompt_tokens)
 
     def count(self, finished: Finished) -> None:
         """Counts a request that was not admitted here: it ran before this picker started, or the relay refused it."""

@@ -97,6 +97,24 @@ def test_a_model_never_moves_to_a_service_that_took_its_name():
     assert known.resolve_model("llama") == A_CHAT
 
 
+CLAIMS = st.lists(
+    st.tuples(st.sampled_from([A_CHAT, B_CHAT, A_CODE]), st.sampled_from([None, "llama", "qwen"])), max_size=20
+)
+
+
+@given(CLAIMS)
+def test_a_model_that_chose_a_service_never_chooses_another(steps):
+    known, chosen = catalog(models_of=["a", "b"]), {}
+    for key, model in steps:
+        known.update(services={key: None if model is None else config(key, model)})
+        for name in ("llama", "qwen"):
+            found = known.resolve_model(name)
+            if isinstance(found, ServiceKey):
+                assert known.services[found].model == name
+                assert chosen.setdefault(name, found) == found
+        assert all(known.resolve_model(one.model) == one.key for one in known.model_services())
+
+
 def test_a_model_does_not_move_to_a_service_that_comes_after_the_first_is_gone():
     known = catalog(config(A_CHAT, "llama"), models_of=["a", "b"])
     known.update(services={A_CHAT: None})

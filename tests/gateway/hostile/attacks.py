@@ -183,7 +183,7 @@ async def hostile_answer(target: Target, peer: str) -> str:
         writer.write(_upload(CHAT, target.evil, len(body)) + body)
         status = await _status(reader)
         with suppress(TimeoutError, ConnectionError):
-            async with asyncio.timeout(HOLD_S):
+            async with asyncio.timeout(HOLD_S if status == "200" else 0.1):
                 while await reader.read(2**16):
                     pass
         return status

@@ -39,16 +39,17 @@ async def answer(request: Request, to: EngineConnection) -> None:
             (b"transfer-encoding: chunked\r\n\r\n", _chunk(b":t 999999999 1\ndata: {}\n\n")),
             (b"transfer-encoding: chunked\r\n\r\n", _chunk(b":t 0 " + b"7," * 2**15 + b"7\n\n")),
             (b"", b"x-more: " + _MUCH[:1000] + b"\r\n"),  # a head
-            (b"transfer-encoding: chunked\r\n\r\n", _chunk(b":h\n\n") * 1000),
+            (b"transfer-encoding: chunked\r\n\r\n", _chunk(b":h\n\n")),
         )
     )
     to.transport.write(_HEAD + start)
+    much = more * (1 + 4 * len(_MUCH) // len(more))
     with suppress(TimeoutError):
         async with asyncio.timeout(HOLD_S):
             while not to.transport.is_closing():
-                if to.transport.get_write_buffer_size() < len(_MUCH):
-                    to.transport.write(more)
-                await asyncio.sleep(0.001)
+                if not to.transport.get_write_buffer_size():
+                    to.transport.write(much)
+                await asyncio.sleep(0.02)
     to.transport.abort()
 
 

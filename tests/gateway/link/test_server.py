@@ -284,3 +284,12 @@ async def test_relays_are_ready_once_they_have_read_all_that_is_known(world):
     await until(lambda: world.links.ready, "all is read")
     reading.cancel()
     writer.close()
+
+
+async def test_the_end_of_the_picker_ends_no_requests(world):
+    """They run on: their relay reports them to the next picker, so that none counts twice."""
+    relay = await world.relay()
+    await world.links.close()
+    await until(lambda: relay.ended, "the stream is closed")
+    await asyncio.sleep(0)
+    assert world.registry.lost_relays == []

@@ -72,6 +72,13 @@ async def test_models_and_health_are_answered_without_an_engine_or_the_picker(re
     assert [message for message in relay.picker.told if isinstance(message, Ask)] == []
 
 
+@pytest.mark.parametrize("name", ["owner/name", "owner%2Fname"])
+async def test_a_model_whose_name_has_a_slash_is_found(relay, name):
+    await relay.configure(model="owner/name")
+    status, _, body = await get(relay, f"/v1/models/{name}")
+    assert (status, json.loads(body)["id"]) == (200, "owner/name")
+
+
 @pytest.mark.parametrize("path", ["/v1/models", "/v1/models/m", "/health", "/favicon.ico", "/version", "/tokenize"])
 @pytest.mark.parametrize("method", ["GET", "POST"])
 async def test_only_generating_paths_are_asked_for_at_the_picker(relay, path, method):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.relay.frames import MAX_EVENT_BYTES, Frame, FrameParser, FrameTooLong
+from inflight_gateway.relay.frames import MAX_EVENT_BYTES, MAX_FRAMES, Frame, FrameParser, FrameTooLong
 
 LINES = st.sampled_from([b":h", b":t 0 1,2", b":f 1 stop", b"data: {}", b"data: [DONE]", b"data: caf\xc3\xa9 : x"])
 TEXTS = st.lists(st.lists(LINES, min_size=1, max_size=4), max_size=8)
@@ -32,6 +32,13 @@ def test_a_frame_is_bounded():
     assert parser.size == 100
     with pytest.raises(FrameTooLong):
         parser.feed(b"x")
+
+
+def test_frames_of_one_read_are_bounded_before_they_are_parsed():
+    parser = FrameParser(MAX_EVENT_BYTES)
+    assert len(parser.feed(b":h\n\n" * MAX_FRAMES)) == MAX_FRAMES
+    with pytest.raises(FrameTooLong):
+        parser.feed(b":h\n\n" * (MAX_FRAMES + 1))
 
 
 def test_a_frame_in_many_parts_takes_linear_time():

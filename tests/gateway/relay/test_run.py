@@ -39,6 +39,7 @@ class Program:
         )  # fmt: skip
         for worker in range(workers):
             await self.until(lambda worker=worker: self.listens(worker))
+        await self.until(lambda: len(self.workers()) == workers)
 
     def socket(self, worker: int) -> Path:
         return Sockets(self.directory).relay(worker)

@@ -134,6 +134,17 @@ def test_a_stream_that_breaks_ends_its_requests_alone():
     world.assert_empty()
 
 
+def test_usage_of_a_relay_that_died_is_what_it_reported_last():
+    world = World(endpoints=1)
+    world.ask("a", tenant="acme", prompt_tokens=20)
+    world.requests.answering("a", 1, "10.0.0.0:80")
+    world.requests.progress([("a", 31)])
+    world.requests.lost("r0")
+    tokens = {kind: world.value("tenant_tokens_total", tenant="acme", kind=kind) for kind in ("prompt", "completion")}
+    assert tokens == {"prompt": 20, "completion": 31}
+    world.assert_empty()
+
+
 def test_a_relay_that_connects_again_asks_again_before_the_old_streams_end_is_known():
     world = World()
     world.ask("a", relay="old")
