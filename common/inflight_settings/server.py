@@ -42,8 +42,8 @@ class ServerSettings:
     )
     tenant_key_file: Path | None = setting(
         None,
-        "file with the key that signs the header X-Inflight-Tenant: the header is trusted only with a valid "
-        "X-Inflight-Tenant-Signature; read again when it changes",
+        "file with the key that signs requests and their header X-Inflight-Tenant: a request is accepted only with a "
+        "valid X-Inflight-Signature; FILE-previous may have the key before. Read again when it changes",
     )
     limits_file: Path | None = setting(
         None, "JSON with max_num_seqs, max_num_batched_tokens and revision to start with; need not exist"

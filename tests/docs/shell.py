@@ -14,7 +14,20 @@ import click
 from docs.generate.parsers import PARSERS, flags_of, kubectl_inflight, subcommands
 from tests.docs.blocks import PROJECT, VALUES
 
-OTHERS = {"cd", "curl", "docker", "export", "git", "kill", "sleep", "tar", "base64", "tools/bench/gpu.sh", "pip"}
+OTHERS = {
+    "cd",
+    "curl",
+    "docker",
+    "export",
+    "git",
+    "kill",
+    "openssl",
+    "sleep",
+    "tar",
+    "base64",
+    "tools/bench/gpu.sh",
+    "pip",
+}
 """Programs that are not looked into."""
 FOLDERS = ("examples/", "helm/", "simulator/", "engine_image/", "operator/", "bench/")
 _SUBSTITUTION = re.compile(r"\$\(([^()]*)\)")

@@ -143,6 +143,45 @@ async def test_concurrent_streams_are_exact_and_leave_room_when_they_end_or_are_
         one.close()
 
 
+async def test_a_body_that_the_gateway_cannot_count_reaches_no_engine(stack, engines, http):
+    engine = await engines("engine")
+    write(stack, engine, acme="ifk_1")
+    await stack.start_all()
+    body = '{"model": "m", "messages": [{"role": "user", "content": "hello"}]}'
+    not_a_number = body.replace("}]", '}], "temperature": NaN')
+    for data in (*(body.encode(each) for each in ("utf-8-sig", "utf-16", "utf-32")), not_a_number.encode()):
+        status, answer, _ = await ask(http, stack, headers=bearer("ifk_1"), data=data)
+        assert (status, answer["error"]["type"]) == (400, "invalid_request_error")
+    assert not engine.requests
+    assert (await ask(http, stack, headers=bearer("ifk_1"), data=body.encode()))[0] == 200
+
+
+async def test_each_of_several_answers_is_charged(stack, engines, http):
+    engine = await engines("engine")
+    write(stack, engine, [{"name": "acme", "limits": {"tokens_per_minute": 1000}}], acme="ifk_1")
+    await stack.start_all()
+    status, _, headers = await ask(http, stack, headers=bearer("ifk_1"), n=8, max_tokens=100)
+    assert status == 200
+    assert 100 < int(headers["x-ratelimit-remaining-tokens"]) < 200
+
+
+async def test_without_the_gateway_key_services_with_keys_are_closed_until_it_is_there(stack, engines, http):
+    engine = await engines("engine")
+    key = stack.folder / "key"
+    key.unlink()
+    write(stack, engine, acme="ifk_1")
+    await stack.start_all()
+    status, answer, headers = await ask(http, stack, headers=bearer("ifk_1"))
+    assert (status, answer["error"]["code"], headers["retry-after"]) == (503, "gateway_key_unavailable", "5")
+    assert not engine.requests
+    key.write_bytes(GATEWAY_KEY)
+
+    async def served():
+        return (await ask(http, stack, headers=bearer("ifk_1")))[0] == 200
+
+    await until(served, "the key is read", 15)
+
+
 async def test_malformed_requests_never_make_an_error_of_the_server(stack, engines, http):
     engine = await engines("engine")
     write(stack, engine, acme="ifk_1")

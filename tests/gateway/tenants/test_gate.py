@@ -171,6 +171,16 @@ def test_later_attempts_are_neither_refused_nor_charged():
     assert (counts.requests, counts.in_flight) == (1, 0)
 
 
+def test_each_of_several_answers_counts_and_the_mean_is_that_of_one_answer():
+    gate, service = alone(), config(limits=RateLimits(tokens_per_minute=1000))
+    first = request(1, max_tokens=50, choices=8)
+    admitted = gate.admit(first, service, 0.0)
+    assert remaining(admitted) == 1000 - 10 - 8 * 50
+    gate.settle(first, admitted, finished(1, prompt_tokens=10, completion_tokens=8 * 30))
+    again = gate.admit(request(2, max_tokens=None, choices=2), service, 1.0)
+    assert remaining(again) == 1000 - (10 + 8 * 30) - (10 + 2 * 30)
+
+
 def test_the_estimate_of_a_request_without_a_report_stands():
     gate, service = alone(), config(limits=RateLimits(tokens_per_minute=100, concurrent_requests=1))
     gate.unreported(gate.admit(request(1), service, 0.0), finished(1, status=None))
