@@ -50,7 +50,7 @@ async def test_requests_reach_the_engines_of_the_routes_pool_through_another_gat
     stack.services(service(name, mine, model=model, inference_pool=True), twin)
     stack.picker_flags = ["--ext-proc-port", str(free_port())]
     stack.start_picker()
-    await until(lambda: "Envoy may connect" in stack.log("picker"), "the picker serves")
+    await until(lambda: "relays may connect" in stack.log("picker"), "the picker serves")
     cluster, authority, mode, header = GATEWAYS[like]
     port, picker = free_port(), pool_port(ServiceKey("default", name))
     addresses = [theirs.address, mine.address]

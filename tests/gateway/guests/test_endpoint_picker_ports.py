@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import socket
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -59,6 +61,12 @@ async def test_the_shared_port_in_use_is_an_error_that_names_the_flag(taken):
     ports = EndpointPickerPorts(Guests().parts, other.getsockname()[1], tls=False)
     with pytest.raises(OSError, match="--ext-proc-port"):
         await ports.open()
+
+
+def test_a_picker_without_these_ports_does_not_import_grpc():
+    """It takes 40 MiB and a second."""
+    code = "import sys, inflight_gateway.runtime; sys.exit(bool({'grpc', 'envoy', 'google'} & sys.modules.keys()))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_services_that_share_a_port_are_told_apart_by_their_requests():
