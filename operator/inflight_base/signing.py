@@ -17,6 +17,7 @@ import hashlib
 import hmac
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Final
 
 from inflight_base.manifest.keys import ServiceKey
@@ -53,7 +54,8 @@ def signed(keys: Sequence[bytes], message: bytes, now: float) -> str:
         now: Unix time; TIME is its whole seconds.
     """
     at = str(int(now))
-    return f"v2={at}:" + ",".join(_hmac(key, at, message) for key in keys)
+    timed = at.encode() + b"\n" + message
+    return f"v2={at}:" + ",".join([_hmac(key, timed) for key in keys])
 
 
 def is_signed(keys: Sequence[bytes], message: bytes, value: str, now: float, max_age_s: float = MAX_AGE_S) -> bool:
@@ -61,8 +63,8 @@ def is_signed(keys: Sequence[bytes], message: bytes, value: str, now: float, max
     found = _SIGNED.fullmatch(value)
     if found is None or abs(now - int(found[1])) > max_age_s:
         return False
-    given = found[2].split(",")
-    return any(hmac.compare_digest(_hmac(key, found[1], message), one) for key in keys for one in given)
+    timed, given = found[1].encode() + b"\n" + message, found[2].split(",")
+    return any(hmac.compare_digest(_hmac(key, timed), one) for key in keys for one in given)
 
 
 PEER_SIGNATURE = "x-inflight-peer-signature"
@@ -81,7 +83,7 @@ def tenant_message(tenant: str, request_id: str) -> bytes:
 
 def tenant_signature_v1(key: bytes, message: bytes) -> str:
     """Signature for engines of release 0.2, which know one key and no time."""
-    return "v1=" + hmac.digest(key, message, "sha256").hex()
+    return "v1=" + _hmac(key, message)
 
 
 def signature(token: str, method: str, path: str, pod_uid: str, time: int, body: bytes) -> str:
@@ -112,5 +114,17 @@ def _hex(key: str, message: str) -> str:
     return hmac.digest(key.encode(), message.encode(), "sha256").hex()
 
 
-def _hmac(key: bytes, at: str, message: bytes) -> str:
-    return hmac.digest(key, at.encode() + b"\n" + message, "sha256").hex()
+def _hmac(key: bytes, message: bytes) -> str:
+    begun, ending = _states(key)
+    inner, outer = begun.copy(), ending.copy()
+    inner.update(message)
+    outer.update(inner.digest())
+    return outer.hexdigest()
+
+
+@lru_cache(maxsize=4096)
+def _states(key: bytes) -> tuple[hashlib._Hash, hashlib._Hash]:
+    """SHA-256 of the inner and outer padded key (RFC 2104): a gateway signs each request, and copies of these take half
+    the time of `hmac.digest`."""
+    padded = (key if len(key) <= 64 else hashlib.sha256(key).digest()).ljust(64, b"\0")
+    return hashlib.sha256(bytes(x ^ 0x36 for x in padded)), hashlib.sha256(bytes(x ^ 0x5C for x in padded))

@@ -17,6 +17,8 @@ from inflight_gateway.relay.shared import Tuning
 from tests.gateway.client import ask, service
 from tests.gateway.fake_engine import headers_of
 from tests.gateway.gateway_stack import GatewayStack, until
+from tests.gateway.proxy import tokens
+from tests.gateway.proxy.tokens import Issuer
 
 
 async def test_a_request_is_served_reported_and_logged(tmp_path, engines, http):
@@ -35,7 +37,7 @@ async def test_a_request_is_served_reported_and_logged(tmp_path, engines, http):
             return 'requests_total{namespace="default",service="a",status="200"} 1.0' in await stack.metrics()
 
         await until(counted, "the relay's report is in the metrics", 3)
-        line = next(json.loads(line) for line in stack.log("picker").splitlines() if '"request_id": "one"' in line)
+        line = next(json.loads(line) for line in stack.log("picker").splitlines() if '"request_id":"one"' in line)
         assert line["service"] == "default/a"
         assert line["endpoint"] == engine.address
         assert (line["status"], line["attempts"]) == (200, 1)
@@ -131,7 +133,7 @@ async def test_an_answer_goes_on_at_another_engine_when_its_own_dies(tmp_path, e
     try:
         await stack.start_all()
         for fields in ({"stream": True}, {"stream": False}):
-            asked = {"seed": 7, "max_tokens": 20, **fields}
+            asked = {"seed": 7, "max_tokens": 16, **fields}
             undisturbed = await ask(http, stack, **asked)
             cuts.append(9)
             headers = {"x-request-id": f"cut-{fields['stream']}"}
@@ -150,7 +152,7 @@ async def test_an_answer_goes_on_at_another_engine_when_its_own_dies(tmp_path, e
         await until(counted, "the continuations are in the metrics", 5)
         line = next(json.loads(line) for line in stack.log("picker").splitlines() if '"cut-True"' in line)
         assert (line["continuations"], line["attempts"], line["status"]) == (1, 2, 200)
-        assert line["completion_tokens"] == 20
+        assert line["completion_tokens"] == 16
     finally:
         stack.stop_all()
 
@@ -184,5 +186,40 @@ async def test_max_attempts_bounds_the_replicas_of_a_request_over_envoy_and_rela
         status, body, _ = await ask(http, stack, stream=True, max_tokens=5)
         assert (status, body["error"]["code"]) == (502, "engine_lost" if most == 1 else "engines_died")
         assert sum(len(engine.requests) for engine in some) == most
+    finally:
+        stack.stop_all()
+
+
+async def test_a_token_is_a_credential_beside_api_keys(tmp_path, engines, http):
+    engine, issuer = await engines("engine"), Issuer()
+    (tmp_path / "jwks.json").write_text(issuer.jwks)
+    key_file = tmp_path / "key"
+    key_file.write_bytes(b"k" * 43)
+    stack = GatewayStack(tmp_path)
+    stack.envoy_flags = ["--jwt-issuer", tokens.NAME, "--jwks-file", str(tmp_path / "jwks.json")]
+    stack.picker_flags = ["--gateway-key-file", str(key_file)]
+    digest = hashlib.sha256(b"ifk_1").hexdigest()
+    keys = {"name": "keys", "data": {"k1": json.dumps({"tenant": "acme", "sha256": digest})}}
+    config = {"model": "m", "api_keys_secret": "keys", "jwt_tenants": ["search"]}
+    stack.services(service("a", engine, **config), secrets=[keys])
+    try:
+        await stack.start_all()
+        for credential, tenant in ((issuer.token(tenant="search"), "search"), ("ifk_1", "acme")):
+            assert (await ask(http, stack, headers={"authorization": f"Bearer {credential}"}))[0] == 200
+            sent = headers_of(engine.requests[-1])
+            assert sent["x-inflight-tenant"] == tenant
+            assert "authorization" not in sent
+            assert "x-inflight-jwt-tenant" not in sent
+        refused = [
+            issuer.token(tenant="other"),
+            issuer.token(),
+            issuer.token(tenant=""),
+            Issuer().token(tenant="search"),
+        ]
+        for credential in (*refused, "ifk_2"):
+            headers = {"authorization": f"Bearer {credential}", "x-inflight-jwt-tenant": "search"}
+            assert (await ask(http, stack, headers=headers))[0] in (401, 403)
+        assert (await ask(http, stack, headers={"x-inflight-jwt-tenant": "search"}))[0] == 401
+        assert len(engine.requests) == 2
     finally:
         stack.stop_all()

@@ -51,6 +51,9 @@ MAX_NUMBER = 2.0**53
 MAX_CURVE = 32
 """Most points of the curve in a cost model, and engines of one vLLM server whose KV cache counts."""
 
+MAX_LABELS = 4096
+"""Most characters of the labels of `CACHE_CONFIG` that are looked at; vLLM writes some 700."""
+
 MAX_STEP_SECONDS = 3600.0
 """Largest accepted coefficient of a cost model: slower engines cannot serve requests."""
 
@@ -151,7 +154,7 @@ class PageReader:
         if text.count("\n") > MAX_LINES:
             raise PageError(f"more than {MAX_LINES} lines")
         text = f"\n{text}"
-        page = Page([rest.partition("\n")[0] for rest in text.split(f"\n{CACHE_CONFIG}{{", MAX_CURVE)[1:]])
+        page = Page([rest.partition("\n")[0][:MAX_LABELS] for rest in text.split(f"\n{CACHE_CONFIG}{{", MAX_CURVE)[1:]])
         values, unknown, buckets, counters = page.values, page.unknown, self._buckets, self._counters
         largest, strict = self._largest, self._strict
         for name, edge, key, number, rest in self._line.findall(text):

@@ -26,6 +26,9 @@ MAX_BODY = 2**20
 MAX_ERROR = 200
 """Most characters of an error that are kept; an engine may have written them."""
 
+_RETRIES = 2
+"""Failures in a row after which a scrape is tried again soon."""
+
 _NO_TIMEOUT = aiohttp.ClientTimeout()
 """`Scraper` limits the time of a scrape as a whole, so aiohttp's own limits are off."""
 
@@ -37,7 +40,7 @@ class Engine:
     Attributes:
         key: key from which its offset in the interval is derived.
         url: `http://IP:PORT/metrics`, an IPv6 address in brackets.
-        failures: consecutive failures.
+        failures: consecutive failures. page_bytes: bytes of the last page that were read.
         pending: the timer until the next scrape, or the scrape in flight; None while the scrape is queued.
         kept: False once it is no longer scraped.
     """
@@ -45,6 +48,7 @@ class Engine:
     key: str
     url: str
     failures: int = 0
+    page_bytes: int = 0
     pending: asyncio.TimerHandle | asyncio.Task[None] | None = None
     kept: bool = True
 
@@ -85,6 +89,9 @@ class Scraper(ABC, Generic[E]):
         timeout: seconds for one scrape, from connecting to the last byte.
         concurrency: maximum scrapes in flight.
         max_per_second: most scrapes of all engines together; above it each engine is scraped less often.
+        large_page: bytes; an engine with a larger page is scraped less often, by as much as it is larger: a hostile
+            one takes no larger part of the time for reading pages.
+        retry: seconds after the first two failures until the next scrape; None: as after a success.
     """
 
     def __init__(
@@ -98,6 +105,8 @@ class Scraper(ABC, Generic[E]):
         concurrency: int,
         max_per_second: float = math.inf,
         max_back_off: int = 1,
+        large_page: float = math.inf,
+        retry: float | None = None,
     ) -> None:
         self.counts = ScrapeCounts()
         self._http = http
@@ -112,6 +121,8 @@ class Scraper(ABC, Generic[E]):
         self._concurrency = concurrency
         self._max_per_second = max_per_second
         self._max_back_off = max_back_off
+        self._large_page = large_page
+        self._retry = retry
         self._num_engines = 0
         self._num_running = 0
         self._due: deque[E] = deque()
@@ -128,11 +139,14 @@ class Scraper(ABC, Generic[E]):
     async def failed(self, engine: E, error: Exception, reason: str) -> None:
         """Takes the failure of a scrape. `reason`: the error in words, at most about `MAX_ERROR` characters."""
 
-    def add(self, engine: E) -> None:
-        """Scrapes the engine now and in each interval."""
+    def add(self, engine: E, delay: float = 0.0) -> None:
+        """Scrapes the engine after `delay` seconds and in each interval."""
         self._num_engines += 1
-        self._due.append(engine)
-        self._start()
+        if delay > 0:
+            engine.pending = asyncio.get_running_loop().call_later(delay, self._fall_due, engine)
+        else:
+            self._due.append(engine)
+            self._start()
 
     def drop(self, engine: E) -> None:
         """Stops scraping the engine; a scrape in flight has no result."""
@@ -161,7 +175,10 @@ class Scraper(ABC, Generic[E]):
     def _wait(self, engine: E, now: float) -> float:
         """Seconds until the engine's next scrape: until its offset nearest to one interval from now, or to its
         back-off."""
+        if self._retry is not None and 0 < engine.failures <= _RETRIES:
+            return self._retry
         interval = max(self._interval, self._num_engines / self._max_per_second)
+        interval *= max(1.0, engine.page_bytes / self._large_page)
         intervals = 1 if engine.failures < 2 else min(2 ** min(engine.failures - 1, 10), self._max_back_off)
         moment = crc32(engine.key.encode()) / 2**32 * interval
         earliest = now + (intervals - 0.5) * interval
@@ -171,7 +188,7 @@ class Scraper(ABC, Generic[E]):
         began = monotonic()
         try:
             async with asyncio.timeout(self._timeout):
-                body = await self._page(URL(f"{engine.url}?{self._query}", encoded=True))
+                body = await self._page(engine)
             self.scraped(engine, body, began)
             self.counts.done += 1
             engine.failures = 0
@@ -193,7 +210,7 @@ class Scraper(ABC, Generic[E]):
         logger.error("scraping %s failed", engine.url, exc_info=error)
         return f"{type(error).__name__}: {str(error)[:MAX_ERROR]}"
 
-    async def _page(self, url: URL) -> bytes:
+    async def _page(self, engine: E) -> bytes:
         """Returns the body of a plain 200; of any other response, as little as possible is read.
 
         Raises:
@@ -201,7 +218,7 @@ class Scraper(ABC, Generic[E]):
             aiohttp.ClientError: no response, or none of HTTP.
         """
         async with self._http.get(
-            url,
+            URL(f"{engine.url}?{self._query}", encoded=True),
             headers=self._headers,
             allow_redirects=False,
             auto_decompress=False,
@@ -216,6 +233,7 @@ class Scraper(ABC, Generic[E]):
                 body = bytearray()
                 async for chunk in response.content.iter_any():
                     body += chunk
+                    engine.page_bytes = len(body)
                     if len(body) > MAX_BODY:
                         raise PageError(f"more than {MAX_BODY} bytes")
             except BaseException:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest.keys import ServiceKey
@@ -32,8 +33,8 @@ class Sent:
     Attributes:
         at: when it was sent to `address`, in seconds.
         tokens: prompt tokens that the engine has to compute.
-        prompt_tokens, prefix, block_tokens: see `RequestView`.
-        answer: its answer under way.
+        prompt_tokens, prefix, block_tokens, choices: see `RequestView`.
+        answer: its answer under way, of each choice.
     """
 
     service: ServiceKey
@@ -44,6 +45,7 @@ class Sent:
     prefix: tuple[int, ...]
     block_tokens: int
     answer: Answer
+    choices: int = 1
 
 
 @dataclass(slots=True)
@@ -60,13 +62,13 @@ class Account:
     """The requests and tokens sent to one engine, and what its last sample says.
 
     Attributes:
-        sent: requests in flight, by id.
+        sent: requests in flight, by id. in_flight: their choices, each of which takes a slot in the engine.
         total_tokens: prompt tokens sent since the start.
         sample: the last sample: base of the next attributes, up to `others`.
         since: time and tokens of the requests sent since its scrape began, at most `STALE_S` ago.
         since_tokens: sum of these tokens.
         pending: prompt tokens that the engine still has to compute at `pending_at`, at `rate` a second.
-        others: requests in the sample that this gateway did not send.
+        others: choices in the sample that this gateway did not ask for.
         gone: the engine is no longer an endpoint.
         growing: expected growth of each request in flight, by id, from the sample on; None: not computed since then.
         growth: growth of the KV cache's use by them; None: not computed since they changed.
@@ -74,6 +76,7 @@ class Account:
     """
 
     sent: dict[str, Sent] = field(default_factory=dict)
+    in_flight: int = 0
     total_tokens: int = 0
     sample: EngineSample | None = None
     since: deque[tuple[float, int]] = field(default_factory=deque)
@@ -84,13 +87,9 @@ class Account:
     others: int = 0
     peers: dict[str, Peer] = field(default_factory=dict)
     gone: bool = False
-    growing: dict[str, Growing] | None = None
+    growing: dict[str, list[Growing]] | None = None
     growth: Growth | None = None
     fleets: tuple[Fleet, ...] = ()
-
-    @property
-    def in_flight(self) -> int:
-        return len(self.sent)
 
     def place(self, address: str, now: float) -> None:
         """Updates the orders of replicas, after a change of this account."""
@@ -115,7 +114,7 @@ class Account:
         return EndpointLoad(
             endpoint,
             self.sample,
-            len(self.sent),
+            self.in_flight,
             self.since_tokens,
             cached_tokens,
             max(0, self.known - round(self.pending)),
@@ -151,9 +150,10 @@ class Account:
         if not generating:
             return
         rate = answer_tokens_per_second(sample)
-        by_age = rate * sum(sample.at - each.at for each in generating)
+        by_age = rate * sum(each.choices * (sample.at - each.at) for each in generating)
         if sample.kv_cache_tokens:
-            held = sample.kv_utilization * sample.kv_cache_tokens * len(sent) / (len(sent) + self.others)
+            count = sum(each.choices for each in sent)
+            held = sample.kv_utilization * sample.kv_cache_tokens * count / (count + self.others)
             rate *= min(1.0, max(0.0, held - sum(each.tokens for each in sent)) / by_age)
         for each in generating:
             each.answer.generated = rate * (sample.at - each.at)
@@ -180,6 +180,7 @@ class Account:
     def arrive(self, request_id: str, request: Sent) -> None:
         """Adds a request that is sent to this engine."""
         self.sent[request_id] = request
+        self.in_flight += request.choices
         self.total_tokens += request.tokens
         self.send(request.at, request.tokens)
         if self.growing is not None:
@@ -188,7 +189,9 @@ class Account:
 
     def leave(self, request_id: str) -> None:
         """Removes a request that has ended, or was sent to another engine."""
-        self.sent.pop(request_id, None)
+        request = self.sent.pop(request_id, None)
+        if request is not None:
+            self.in_flight -= request.choices
         if self.growing is not None:
             self.growing.pop(request_id, None)
             self.growth = None
@@ -197,14 +200,15 @@ class Account:
         """Returns the growth of the KV cache's use; None: this gateway has no request at the engine.
 
         Args:
-            others: requests at the engine that this gateway did not send: they count like those that it did.
+            others: choices at the engine that this gateway did not ask for: they count like those that it did.
         """
         if not self.sent:
             return None
         if self.growing is None:
             self.growing = {name: _growing(request) for name, request in self.sent.items()}
         if self.growth is None:
-            self.growth = Growth(tuple(self.growing.values()), 1 + others / len(self.sent))
+            growing = tuple(chain.from_iterable(self.growing.values()))
+            self.growth = Growth(growing, (self.in_flight + others) / len(growing))
         return self.growth
 
     @property
@@ -217,5 +221,11 @@ class Account:
             self.since_tokens -= self.since.popleft()[1]
 
 
-def _growing(request: Sent) -> Growing:
-    return Growing(request.answer.left(), request.tokens + request.answer.generated)
+MOST_GROWING = 256
+"""Most choices of a request whose growth is counted one by one: hardly any engine runs more of them at once."""
+
+
+def _growing(request: Sent) -> list[Growing]:
+    """Returns the growth of each choice; the choices share the prompt."""
+    count = min(request.choices, MOST_GROWING)
+    return [Growing(request.answer.left(), request.tokens / count + request.answer.generated)] * count

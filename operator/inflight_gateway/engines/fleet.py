@@ -11,7 +11,7 @@ from typing import TypeAlias
 
 from inflight_cost.model import CostModel
 from inflight_gateway.engines.account import Account
-from inflight_gateway.pick.late_binding import most_outstanding
+from inflight_gateway.pick.late_binding import has_slot
 from inflight_gateway.pick.ranking import Ranking
 from inflight_gateway.types import Endpoint, RequestView, ServiceConfig
 
@@ -116,18 +116,24 @@ class Fleet:
         chosen = {
             address: members[address].endpoint for address in by_prefix if address in members and address not in avoid
         }
-        least = islice(self._by_load(now, avoid, claimed), MOST_BY_LOAD)
+        least = islice(self._by_load(request, now, avoid, claimed), MOST_BY_LOAD)
         chosen.update((endpoint.address, endpoint) for endpoint in least)
         return list(chosen.values())
 
-    def _by_load(self, now: float, avoid: Collection[str], claimed: int | None) -> Iterator[Endpoint]:
+    def _by_load(
+        self, request: RequestView, now: float, avoid: Collection[str], claimed: int | None
+    ) -> Iterator[Endpoint]:
         passed = self._per_s * now
         ready = merge(self._idle, ((key - passed, number, member) for key, number, member in self._behind))
         too_full = 0
         for _, _, member in chain(ready, self._busy):
             if member.endpoint.address in avoid:
                 continue
-            if claimed is not None and too_full < MOST_PASSED and not self._has_slot(member.account, now, claimed):
+            if (
+                claimed is not None
+                and too_full < MOST_PASSED
+                and not self._has_slot(member.account, now, request.choices, claimed)
+            ):
                 too_full += 1
                 continue
             yield member.endpoint
@@ -170,6 +176,7 @@ class Fleet:
         if abs(self._prompt_tokens - known) > 1 + known / 10:
             self._typical = replace(self._typical, prompt_tokens=round(self._prompt_tokens))
 
-    def _has_slot(self, account: Account, now: float, claimed: int) -> bool:
+    def _has_slot(self, account: Account, now: float, choices: int, claimed: int) -> bool:
         slots = account.sample.limits.max_num_seqs if account.sample else self.config.max_num_seqs
-        return account.in_flight + account.others_at(now) < most_outstanding(slots, above_share=True, claimed=claimed)
+        outstanding = account.in_flight + account.others_at(now)
+        return has_slot(outstanding, slots, choices, above_share=True, claimed=claimed)

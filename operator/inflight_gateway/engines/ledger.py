@@ -153,6 +153,7 @@ class Ledger:
             *(request.service, address, now, tokens),
             *(request.prompt_tokens, request.prefix, request.block_tokens),
             self._estimates.begin(request),
+            request.choices,
         )
         self._in_flight[request.service] = self._in_flight.get(request.service, 0) + 1
         self.touch(request.service, now)
@@ -207,7 +208,7 @@ class Ledger:
         return self._in_flight.get(service, 0), None if last is None else now - last
 
     def in_flight(self, address: str) -> int:
-        """Returns the requests of this gateway at an endpoint."""
+        """Returns the unfinished choices of requests that this gateway sent to an endpoint."""
         account = self._accounts.get(address)
         return 0 if account is None else account.in_flight
 
@@ -216,7 +217,7 @@ class Ledger:
         return self._accounts.keys()
 
     def sent(self, address: str) -> tuple[int, int]:
-        """Returns the requests in flight and the prompt tokens sent to an endpoint since this gateway started; zeros
+        """Returns the choices in flight and the prompt tokens sent to an endpoint since this gateway started; zeros
         without an account. Peers get these totals and compute differences."""
         account = self._accounts.get(address)
         return (0, 0) if account is None else (account.in_flight, account.total_tokens)

@@ -24,8 +24,8 @@ _ROUNDING = 1e-9
 
 @dataclass(slots=True, eq=False)
 class _Tenant:
-    """An active tenant. Attributes: size: slots that its requests in flight take. above: it had more than its share at
-    its last change."""
+    """An active tenant. Attributes: in_flight: choices of its requests in flight. size: slots that they are worth.
+    above: it had more than its share at its last change."""
 
     weight: float
     arrived: float
@@ -41,8 +41,8 @@ class _Service:
     Attributes:
         tenants: active tenants, in the order of their last arrival.
         weight: sum of their weights.
-        size: slots that the requests in flight of all tenants take.
-        within: requests in flight of tenants not `above`.
+        size: slots that the requests in flight of all tenants are worth.
+        within: choices in flight of tenants not `above`, each of which takes a slot.
         needed: quantile `ENOUGH` of `within`, counting an arrival of such a tenant, as those arrivals found it.
         most: the largest of these values in the period `RECENT_S` with this number, and in the one before.
         period: number of the period of the last such arrival.
@@ -56,11 +56,11 @@ class _Service:
     most: tuple[int, int] = (0, 0)
     period: int = 0
 
-    def add(self, tenant: _Tenant, requests: int, size: int) -> None:
-        """Changes the requests in flight of a tenant; `requests` is 0 for a request that has just arrived."""
+    def add(self, tenant: _Tenant, choices: int, size: int) -> None:
+        """Changes the choices in flight of a tenant; `choices` is 0 for a request that has just arrived."""
         if not tenant.above:
             self.within -= tenant.in_flight
-        tenant.in_flight += requests
+        tenant.in_flight += choices
         self.size += size
         tenant.size += size
         tenant.above = self.is_above(tenant)
@@ -75,13 +75,13 @@ class _Service:
     def is_below(self, tenant: _Tenant) -> bool:
         return tenant.size * self.weight < tenant.weight * self.size * (1 - _ROUNDING)
 
-    def learn(self, now: float) -> None:
+    def learn(self, now: float, choices: int) -> None:
         """Updates `needed` when a request of a tenant not above its share arrives. Steps up and down in the ratio of
         the quantile's odds hold it there: Robbins and Monro 1951, "A Stochastic Approximation Method"."""
         newest, before = self._most_at(now)
-        self.most, self.period = (max(newest, self.within + 1), before), int(now // RECENT_S)
+        self.most, self.period = (max(newest, self.within + choices), before), int(now // RECENT_S)
         needed = self.needed_at(now)
-        self.needed = needed + (ENOUGH if self.within + 1 > needed else ENOUGH - 1)
+        self.needed = needed + (ENOUGH if self.within + choices > needed else ENOUGH - 1)
 
     def needed_at(self, now: float) -> float:
         """Returns `needed`, without what only older arrivals found: steps down from a burst may take hours."""
@@ -101,7 +101,7 @@ class TenantShares:
 
     def __init__(self) -> None:
         self._services: dict[ServiceKey, _Service] = {}
-        self._started: dict[str, tuple[_Service, _Tenant, int]] = {}
+        self._started: dict[str, tuple[_Service, _Tenant, int, int]] = {}
 
     def arrived(self, request: RequestView, config: ServiceConfig, now: float) -> None:
         """Notes that a request arrived, which may have to wait."""
@@ -114,22 +114,22 @@ class TenantShares:
         self._forget(service, now)
         service.add(tenant, 0, 0)
         if not tenant.above and len(service.tenants) > 1:
-            service.learn(now)
+            service.learn(now, request.choices)
 
     def started(self, request: RequestView, size: int = 1) -> None:
         """Adds an arrived request that is sent to a replica. Args: size: slots, see `pick.late_binding.slots_worth`."""
         service = self._services.get(request.service)
         tenant = None if service is None else service.tenants.get(request.tenant)
         if service is not None and tenant is not None:
-            service.add(tenant, 1, size)
-            self._started[request.request_id] = service, tenant, size
+            service.add(tenant, request.choices, size)
+            self._started[request.request_id] = service, tenant, request.choices, size
 
     def ended(self, request_id: str) -> None:
         """Removes a request that has ended, if it had started."""
         started = self._started.pop(request_id, None)
         if started is not None:
-            service, tenant, size = started
-            service.add(tenant, -1, -size)
+            service, tenant, choices, size = started
+            service.add(tenant, -choices, -size)
 
     def above(self, request: RequestView, now: float) -> bool:
         """Returns whether the request's tenant has more than its share of the requests in flight. At least one active

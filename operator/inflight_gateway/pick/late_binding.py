@@ -38,7 +38,7 @@ start together, end together, and leave half of the cache empty on average."""
 
 
 def most_outstanding(max_num_seqs: int, above_share: bool = False, claimed: int = 0) -> int:
-    """Returns the requests that may be at a replica, running or queued, counting another one of a tenant.
+    """Returns the choices of requests that may be at a replica, running or queued, counting another one of a tenant.
 
     Args:
         claimed: slots of the replica that other tenants claim, which are not above their share
@@ -50,20 +50,35 @@ def most_outstanding(max_num_seqs: int, above_share: bool = False, claimed: int 
     return max(1, max_num_seqs - max(spare, min(claimed, int(max_num_seqs * MOST_FREE))))
 
 
-def slots_worth(load: EndpointLoad, prompt_tokens: int) -> int:
-    """Returns the slots whose part of the KV cache a request fills at the end of its answer: at least 1, which it
-    takes.
+def has_slot(outstanding: int, max_num_seqs: int, choices: int, above_share: bool = False, claimed: int = 0) -> bool:
+    """Returns whether a request finds a slot: of many choices, which take a slot each, the last ones may wait in the
+    engine, but not in the slots that a tenant above its share leaves free. A request of any size starts at an idle
+    replica.
+
+    Args:
+        outstanding: choices at the replica, running or queued. The other arguments are those of `most_outstanding`.
+    """
+    most = most_outstanding(max_num_seqs, above_share, claimed)
+    return outstanding + (min(choices, most) if above_share else 1) <= most
+
+
+def slots_worth(load: EndpointLoad, prompt_tokens: int, choices: int = 1) -> int:
+    """Returns the slots whose part of the KV cache a request fills at the end of its answers: at least one for each
+    choice, which it takes.
 
     Args:
         load: load of its replica. prompt_tokens: tokens that the replica computes.
     """
     sample = load.sample
     if sample is None or not sample.kv_cache_tokens:
-        return 1
-    return max(1, round((prompt_tokens + load.answer_tokens) * sample.limits.max_num_seqs / sample.kv_cache_tokens))
+        return choices
+    tokens = prompt_tokens + choices * load.answer_tokens
+    return max(choices, round(tokens * sample.limits.max_num_seqs / sample.kv_cache_tokens))
 
 
-def leaves_kv_cache(sample: EngineSample, load: EndpointLoad, held_tokens: float, uncached_tokens: int) -> bool:
+def leaves_kv_cache(
+    sample: EngineSample, load: EndpointLoad, held_tokens: float, uncached_tokens: int, choices: int = 1
+) -> bool:
     """Returns whether `FREE_KV_CACHE` is expected to stay free until all running answers have ended. A request of any
     length starts at a replica that holds no tokens.
 
@@ -76,4 +91,6 @@ def leaves_kv_cache(sample: EngineSample, load: EndpointLoad, held_tokens: float
     if not held_tokens or not sample.kv_cache_tokens:
         return True
     room = (1 - FREE_KV_CACHE) * sample.kv_cache_tokens - held_tokens - uncached_tokens
-    return (load.growth or NO_GROWTH).fits(room / GROWTH_MARGIN, uncached_tokens, load.answer_tokens)
+    # The other choices add their whole answers at most.
+    room = room / GROWTH_MARGIN - (choices - 1) * load.answer_tokens
+    return (load.growth or NO_GROWTH).fits(room, uncached_tokens, load.answer_tokens)

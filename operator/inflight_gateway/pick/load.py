@@ -8,8 +8,9 @@ from inflight_cost.model import CostModel, StepWork
 from inflight_gateway.pick.growth import Growth
 from inflight_gateway.types import Endpoint, EngineSample
 
-STALE_S = 10.0
-"""Age in seconds beyond which a sample is not used for the load; its sizes and cost model still hold."""
+STALE_S = 15.0
+"""Age in seconds beyond which a sample is not used for the load; its sizes and cost model still hold. Of 5,000 engines
+each is scraped every 10 s (`scrape.scraper`), and a lost scrape is repeated within 3 s."""
 
 FULL_KV = 0.9
 """KV utilization above which requests that wait do so for blocks, not for their turn to be computed."""
@@ -30,15 +31,15 @@ class EndpointLoad(NamedTuple):
 
     Attributes:
         sample: the last sample; None: never scraped.
-        in_flight: unfinished requests that this gateway sent there.
+        in_flight: unfinished choices of requests that this gateway sent there.
         sent_tokens: estimated prompt tokens sent there that the sample cannot include yet: by this gateway since the
             scrape began, and by its peers according to their reports.
         cached_tokens: tokens of the request's prompt that the replica's prefix cache should hold.
         computed_tokens: part of the sample's waiting prompt tokens and of `sent_tokens` that the engine should have
             computed since the scrape.
-        others: requests there that this gateway did not send, by the sample and by what peers report.
+        others: choices there that this gateway did not ask for, by the sample and by what peers report.
         growth: growth of its KV cache's use from the sample on, by the requests there; None: not known.
-        answer_tokens: expected output tokens of the request.
+        answer_tokens: expected output tokens of each choice of the request.
     """
 
     endpoint: Endpoint

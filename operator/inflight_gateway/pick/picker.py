@@ -8,7 +8,7 @@ from operator import attrgetter
 from zlib import crc32
 
 from inflight_cost.model import CostModel
-from inflight_gateway.pick.late_binding import most_outstanding
+from inflight_gateway.pick.late_binding import has_slot
 from inflight_gateway.pick.load import EndpointLoad, is_fresh
 from inflight_gateway.pick.ranking import Rank, Ranking
 from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig
@@ -112,11 +112,13 @@ def _by_in_flight(
     claimed: int,
 ) -> Pick | None:
     """Picks by requests in flight: no replica has a fresh sample."""
-    most = most_outstanding(config.max_num_seqs, above_share, claimed)
-    ready = [load for load in usable if load.in_flight < most]
+    ready: list[EndpointLoad] = []
+    busy: list[EndpointLoad] = []
+    for load in usable:
+        free = has_slot(load.in_flight, config.max_num_seqs, request.choices, above_share, claimed)
+        (ready if free else busy).append(load)
     if not ready:
         return None
-    busy = [load for load in usable if load.in_flight >= most]
     ready.sort(key=lambda load: (load.in_flight, _tie(request, load)))
     return Pick(
         endpoints=_in_order(config, ready + busy, loads),

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from zlib import crc32
 
 from inflight_cost.model import CostModel
-from inflight_gateway.pick.late_binding import LEAST_STEPS, TTFT_SHARE, leaves_kv_cache, most_outstanding
+from inflight_gateway.pick.late_binding import LEAST_STEPS, TTFT_SHARE, has_slot, leaves_kv_cache
 from inflight_gateway.pick.load import DEFAULT_COST, EndpointLoad, decode_work, is_fresh, waits_for_blocks
 from inflight_gateway.types import EngineSample, RequestView, ScoreWeights, ServiceConfig
 
@@ -141,7 +141,7 @@ class Ranking:
                 the replica. It cannot pass new requests, nor any under the policy `priority`.
             claimed: slots claimed at each replica, see `late_binding.most_outstanding`.
         """
-        prompt_tokens, weights = request.prompt_tokens, config.weights
+        prompt_tokens, choices, weights = request.prompt_tokens, request.choices, config.weights
         per_ttft = tokens_per_ttft(config)
         longest_wait_s = TTFT_SHARE * config.ttft_s
         seed = crc32(f"{request.request_id} ".encode())
@@ -186,7 +186,7 @@ class Ranking:
                 )
             tie = crc32(load.endpoint.address.encode(), seed)
             outstanding, opens_s = load.in_flight + load.others, 0.0
-            starts_soon = outstanding < most_outstanding(known.slots, above_share, claimed)
+            starts_soon = has_slot(outstanding, known.slots, choices, above_share, claimed)
             if starts_soon and pending > LEAST_STEPS * known.budget and not (below_share and known.full_kv):
                 full_step_s = (
                     known.seqs_s
@@ -201,7 +201,7 @@ class Ranking:
                 opens_s = 0.0 if starts_soon else backlog_s - longest_s
             if starts_soon and above_share:
                 held_tokens = known.used_kv + known.sample.waiting_prompt_tokens + load.sent_tokens
-                starts_soon = leaves_kv_cache(known.sample, load, held_tokens, uncached)
+                starts_soon = leaves_kv_cache(known.sample, load, held_tokens, uncached, choices)
             if not starts_soon:
                 busy.append(Rank(backlog_s, tie, place, backlog_s, opens_s=opens_s))
                 continue

@@ -58,7 +58,11 @@ class Starter:
             pick = self.least_requests(config, allowed)
         if pick is not None:
             first = next((load for load in loads if load.endpoint == pick.endpoints[0]), None)
-            size = 1 if first is None else slots_worth(first, view.prompt_tokens - pick.cached_tokens)
+            size = (
+                view.choices
+                if first is None
+                else slots_worth(first, view.prompt_tokens - pick.cached_tokens, view.choices)
+            )
             self._begin(view, pick, size, now)
         return pick
 

@@ -10,14 +10,16 @@ from inflight_gateway.types import EngineSample
 
 logger = logging.getLogger(__name__)
 
-UNREACHABLE_AFTER_SECONDS = 3.0
-"""Seconds from the last time that an engine answered or accepted a connection until it counts as unreachable. A scrape
-comes every second, so a single lost one does not count."""
+UNREACHABLE_AFTER_SECONDS = 1.5
+"""Seconds from the first failure of an engine that neither answers nor accepts a connection until it counts as
+unreachable. A lost scrape is repeated after a second, so a single one does not count, nor do two."""
 
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    reached: float
+    """Attributes: failing_since: time of the first failure since the engine was reached; None: it was at last."""
+
+    failing_since: float | None = None
     sample: EngineSample | None = None
     error: str = ""
     reachable: bool = True
@@ -40,8 +42,8 @@ class Samples:
         return None if known is None else known.sample
 
     def reachable(self, address: str) -> bool:
-        """Returns False if neither a scrape nor a TCP connection succeeded for `UNREACHABLE_AFTER_SECONDS`, or the
-        engine drains (its pod may still be an endpoint for a moment, or longer while the API server is away)."""
+        """Returns False if scrapes and TCP connections have failed for `UNREACHABLE_AFTER_SECONDS`, or the engine
+        drains (its pod may still be an endpoint for a moment, or longer while the API server is away)."""
         known = self._known.get(address)
         return known is None or (known.reachable and not (known.sample is not None and known.sample.draining))
 
@@ -55,12 +57,12 @@ class Samples:
         changed."""
         self._subscribers.append(subscriber)
 
-    def keep(self, addresses: Collection[str], now: float) -> None:
-        """Removes all other addresses; new ones count as reached now."""
+    def keep(self, addresses: Collection[str]) -> None:
+        """Removes all other addresses; new ones count as reached."""
         for gone in self._known.keys() - set(addresses):
             del self._known[gone]
         for address in addresses:
-            self._known.setdefault(address, _Known(now))
+            self._known.setdefault(address, _Known())
 
     def scraped(self, address: str, sample: EngineSample, now: float) -> None:
         """Applies the sample of a scrape that succeeded."""
@@ -68,7 +70,7 @@ class Samples:
         if known is not None:
             before = self.reachable(address)
             known.sample, known.error = sample, ""
-            known.reached = now
+            known.failing_since = None
             self._set_reachable(address, known, now)
             self._notify(address, self.reachable(address) != before)
 
@@ -79,13 +81,16 @@ class Samples:
             return
         known.error = error
         if connected:
-            known.reached = now
+            known.failing_since = None
+        elif known.failing_since is None:
+            known.failing_since = now
         if self._set_reachable(address, known, now):
             self._notify(address, True)
 
     def _set_reachable(self, address: str, known: _Known, now: float) -> bool:
         """Updates the reachability of an engine; returns whether it changed."""
-        reachable = now - known.reached < UNREACHABLE_AFTER_SECONDS
+        since = known.failing_since
+        reachable = since is None or now - since < UNREACHABLE_AFTER_SECONDS
         if reachable == known.reachable:
             return False
         known.reachable = reachable

@@ -14,6 +14,7 @@ from time import monotonic
 
 import msgspec
 from aiohttp import web
+from aiohttp.typedefs import Handler
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.signing import PEER_SIGNATURE, get_message
@@ -31,8 +32,11 @@ DEFAULT_PICKS = 20
 
 LOOPBACK = "127.0.0.1"
 
-KEEP_ALIVE_SECONDS = 75.0
-"""Maximum time that an idle connection stays open: longer than between two scrapes of Prometheus."""
+HEAD_SECONDS = 5.0
+"""Maximum time from the start of a connection to its first request."""
+
+KEEP_ALIVE_SECONDS = 20.0
+"""Maximum time that a connection stays open between two requests."""
 
 PAGE_SHARE = 0.05
 """Maximum share of the picker's time for pages of metrics, which anyone in the cluster may ask for."""
@@ -72,8 +76,8 @@ class StatePort:
             web.get("/readyz", self._readyz),
         ]
         local = [web.get("/v1/state", self._local_state), web.get("/v1/picks", self._last_picks)]
-        self._public = _runner([*health, web.get("/v1/state", self._signed_state), *more])
-        self._local = _runner([*health, *local])
+        self._public = _Listener([*health, web.get("/v1/state", self._signed_state), *more])
+        self._local = _Listener([*health, *local])
         self._sending: asyncio.Task[None] | None = None
 
     async def start(self, port: int, local_port: int, host: str | None = None) -> tuple[int, int]:
@@ -87,8 +91,8 @@ class StatePort:
             OSError: a port is in use; the message names its flag.
         """
         numbers = (
-            await _listen(self._public, host, port, "--http-port"),
-            await _listen(self._local, LOOPBACK, local_port, "--local-port"),
+            await self._public.start(host, port, "--http-port"),
+            await self._local.start(LOOPBACK, local_port, "--local-port"),
         )
         self._sending = asyncio.create_task(self._stream.run(), name="load stream")
         return numbers
@@ -97,7 +101,7 @@ class StatePort:
         """Ends all responses, including those to watchers."""
         if self._sending is not None:
             self._sending.cancel()
-        await asyncio.gather(self._public.cleanup(), self._local.cleanup())
+        await asyncio.gather(self._public.close(), self._local.close())
 
     async def _metrics(self, _: web.Request) -> web.Response:
         began = monotonic()
@@ -165,24 +169,51 @@ class StatePort:
         )
 
 
-def _runner(routes: Sequence[web.RouteDef]) -> web.AppRunner:
-    app = web.Application()
-    app.add_routes(routes)
-    return web.AppRunner(
-        app,
-        access_log=None,
-        handle_signals=False,
-        handler_cancellation=True,
-        shutdown_timeout=1.0,
-        keepalive_timeout=KEEP_ALIVE_SECONDS,
-    )
+class _Listener:
+    """A port. Connections without a request end after `HEAD_SECONDS`: anyone in the cluster may open them."""
 
+    def __init__(self, routes: Sequence[web.RouteDef]) -> None:
+        app = web.Application(middlewares=[self._heard])
+        app.add_routes(routes)
+        self._runner = web.AppRunner(
+            app,
+            access_log=None,
+            handle_signals=False,
+            handler_cancellation=True,
+            shutdown_timeout=1.0,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+        )
+        self._server: asyncio.Server | None = None
+        self._silent: set[web.RequestHandler] = set()
 
-async def _listen(runner: web.AppRunner, host: str | None, port: int, flag: str) -> int:
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, host, port).start()
-    except OSError as error:
-        await runner.cleanup()
-        raise OSError(f"cannot listen on {flag} {port}: {error.strerror or error}") from error
-    return int(runner.addresses[0][1])
+    async def start(self, host: str | None, port: int, flag: str) -> int:
+        await self._runner.setup()
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(self._connected, host, port, reuse_address=True)
+        except OSError as error:
+            await self._runner.cleanup()
+            raise OSError(f"cannot listen on {flag} {port}: {error.strerror or error}") from error
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        await self._runner.cleanup()
+
+    def _connected(self) -> web.RequestHandler:
+        assert self._runner.server is not None
+        connection = self._runner.server()
+        self._silent.add(connection)
+        asyncio.get_running_loop().call_later(HEAD_SECONDS, self._end_silent, connection)
+        return connection
+
+    def _end_silent(self, connection: web.RequestHandler) -> None:
+        if connection in self._silent:
+            self._silent.discard(connection)
+            connection.force_close()
+
+    @web.middleware
+    async def _heard(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        self._silent.discard(request.protocol)
+        return await handler(request)

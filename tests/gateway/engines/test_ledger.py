@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.engines.account import PEER_S, Account, Sent
 from inflight_gateway.engines.ledger import Ledger
-from inflight_gateway.pick.load import decode_work
+from inflight_gateway.pick.load import STALE_S, decode_work
 from inflight_gateway.state.peers import SILENT_SECONDS
 from inflight_gateway.state.stream import FULL_SECONDS
 from inflight_gateway.tenants.estimate import Estimates
@@ -133,7 +133,7 @@ def test_tokens_sent_to_a_replica_that_is_never_scraped_are_forgotten_in_the_end
     world = World()
     for number in range(100):
         world.send(number, at=float(number))
-    assert 0 < world.load(at=100.0).sent_tokens <= 11_000
+    assert 0 < world.load(at=100.0).sent_tokens <= 1000 * (STALE_S + 1)
 
 
 def test_the_engine_computes_at_the_speed_of_its_cost_model_between_scrapes_and_no_more_than_there_is():
@@ -322,6 +322,21 @@ def test_requests_that_generate_nothing_have_no_part_in_the_tokens_of_the_kv_cac
         account.arrive(request.request_id, Sent(SERVICE, A.address, 0.0, 0, 0, (), 64, answer))
     account.take(EngineSample(at=100.0, running=2, kv_utilization=0.5, kv_cache_tokens=4000))
     assert [round(answer.generated) for answer in answers] == [1000, 1000, 0]
+
+
+def test_each_choice_of_a_request_takes_a_slot_and_grows():
+    world = Answering()
+    many = replace(made("many", prompt=0), choices=64)
+    world.ledger.begin(many, Pick((A,), "only"), 0.0)
+    assert world.load().in_flight == world.ledger.in_flight(A.address) == world.ledger.sent(A.address)[0] == 64
+    assert world.ledger.service(SERVICE, 0.0)[0] == 1
+    assert world.growth(0.0) == 64 * 2000
+    world.scrape(A, 1.0, running=64, waiting=2)
+    assert world.load(at=1.0).others == 2
+    world.ledger.move("many", B.address, 2.0)
+    assert (world.load(A, 2.0).in_flight, world.load(B, 2.0).in_flight) == (0, 64)
+    world.ledger.end("many", 3.0)
+    assert world.load(B, 3.0).in_flight == 0
 
 
 def test_where_no_request_generates_nothing_grows():

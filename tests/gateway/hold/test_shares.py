@@ -72,6 +72,17 @@ def test_requests_count_as_the_slots_that_they_are_worth():
     assert not world.above("long")
 
 
+def test_each_choice_of_a_request_counts_in_the_slots_that_are_claimed():
+    world = World()
+    world.start("a", at=1.0)
+    for _ in range(300):
+        one = RequestView("many", SERVICE, 0.0, tenant="b", choices=8)
+        world.shares.arrived(one, CONFIG, 2.0)
+        world.shares.started(one, 8)
+        world.shares.ended("many")
+    assert world.shares.claimed(SERVICE, 3.0) == 8
+
+
 def test_a_tenant_whose_request_runs_for_long_stays_active():
     world = World()
     world.start("b")

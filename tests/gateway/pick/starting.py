@@ -9,18 +9,24 @@ from tests.gateway.pick.formulas import ReplicaState
 
 
 def can_start_soon(
-    state: ReplicaState, ttft_s: float, above_share: bool = False, below_share: bool = False, claimed: int = 0
+    state: ReplicaState,
+    ttft_s: float,
+    above_share: bool = False,
+    below_share: bool = False,
+    claimed: int = 0,
+    choices: int = 1,
 ) -> bool:
     """Considers only the work ahead of the request, so that a prompt of any length starts at an idle replica."""
-    has_slot = state.outstanding < most_outstanding(state.sample.limits.max_num_seqs, above_share, claimed)
-    if not has_slot:
+    most = most_outstanding(state.sample.limits.max_num_seqs, above_share, claimed)
+    # The slots that a tenant above its share leaves free take none of its choices.
+    if state.outstanding + (min(choices, most) if above_share else 1) > most:
         return False
     # The engine lets it pass those that wait for blocks, if they are of another tenant.
     passes = below_share and waits_for_blocks(state.sample)
     if not passes and not _backlog_is_short(state, ttft_s):
         return False
     held_tokens = state.used_kv_tokens + state.sample.waiting_prompt_tokens + state.load.sent_tokens
-    return not above_share or leaves_kv_cache(state.sample, state.load, held_tokens, state.uncached_tokens)
+    return not above_share or leaves_kv_cache(state.sample, state.load, held_tokens, state.uncached_tokens, choices)
 
 
 def _backlog_is_short(state: ReplicaState, ttft_s: float) -> bool:

@@ -309,6 +309,22 @@ def test_tokens_that_wait_for_kv_blocks_are_not_ahead_of_a_request_of_a_tenant_b
     assert Picker().pick(request(), CONFIG, [computing], NOW, below_share=True) is None
 
 
+def test_choices_of_a_tenant_above_its_share_take_no_slot_that_it_leaves_free():
+    half_full = load("a", in_flight=32, max_num_seqs=64)
+    for choices, starts in ((1, True), (28, True), (29, False)):
+        asked = request(choices=choices, prompt_tokens=1)
+        assert (Picker().pick(asked, CONFIG, [half_full], NOW, above_share=True) is not None) == starts
+        assert Picker().pick(asked, CONFIG, [half_full], NOW) is not None
+    assert Picker().pick(request(choices=1000), CONFIG, [load("a")], NOW, above_share=True) is not None
+
+
+def test_a_request_of_many_choices_is_worth_a_slot_for_each():
+    scraped = load("a", kv_cache_tokens=16_000, max_num_seqs=64)._replace(answer_tokens=20)
+    assert slots_worth(scraped, 100, choices=64) == 64
+    assert slots_worth(scraped._replace(answer_tokens=1000), 0, choices=8) == 32
+    assert slots_worth(load("a", sample=None), 100, choices=64) == 64
+
+
 @pytest.mark.parametrize(("prompt", "answer", "slots"), [(100, 20, 1), (100, 250, 1), (1000, 1000, 8), (0, 0, 1)])
 def test_a_request_is_worth_the_slots_whose_part_of_the_kv_cache_it_fills(prompt, answer, slots):
     scraped = load("a", kv_cache_tokens=16_000, max_num_seqs=64)._replace(answer_tokens=answer)

@@ -65,19 +65,20 @@ CONFIGS = st.builds(
     st.none() | COST,
     st.sampled_from((-1, 0, 1)),
     st.integers(0, 99),
+    st.sampled_from((1, 4, 500)),
 )
 def test_ranks_are_the_sums_of_the_scores_and_the_same_replicas_can_start(
-    loads, config, tokens, fallback, share, claimed
+    loads, config, tokens, fallback, share, claimed, choices
 ):
     above, below = share > 0, share < 0
-    asked, ranking = request(prompt_tokens=tokens), Ranking()
+    asked, ranking = request(prompt_tokens=tokens, choices=choices), Ranking()
     # Twice: the second time with what is known of each sample.
     for _ in range(2):
         ready, busy = ranking.rank(
             loads, asked, config, fallback, NOW, above_share=above, below_share=below, claimed=claimed
         )
         states = [replica_state(load, asked, fallback, NOW) for load in loads]
-        can = [can_start_soon(state, config.ttft_s, above, below, claimed) for state in states]
+        can = [can_start_soon(state, config.ttft_s, above, below, claimed, choices) for state in states]
         assert {rank.place: rank.total for rank in ready} == {
             place: sum(scores(state, config).values()) for place, state in enumerate(states) if can[place]
         }

@@ -1,6 +1,8 @@
 """Reading metrics pages: our engine's own, vLLM's, and whatever else a pod may send."""
 
 import re
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -103,6 +105,32 @@ def test_a_cost_model_that_no_engine_has_counts_as_not_given(values, curve):
 @pytest.mark.parametrize(("value", "drains"), [("0", False), ("0.0", False), ("1", True)])
 def test_an_engine_says_that_it_drains(value, drains):
     assert read_page(page_of(inflight_draining=value), 0.0).draining == drains
+
+
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(b"vllm:num_requests_running 1\n" * 19_000, id="samples"),
+        pytest.param(b"vllm:cache_config_info{" + b'a="1",' * 170_000 + b"} 1\n", id="labels"),
+        pytest.param((b"vllm:cache_config_info{" + b'a="1",' * 5000 + b"} 1\n") * 32, id="many labels"),
+        pytest.param(b"\xff" * 2**20, id="bytes that are no text"),
+        pytest.param(b"\n" * 20_000 + b" " * 2**20, id="spaces"),
+        pytest.param(
+            b"".join(b'inflight_step_cost_curve_seconds{tokens="%d"} 1\n' % number for number in range(19_000)),
+            id="points of a curve",
+        ),
+    ],
+)
+def test_reading_any_page_takes_milliseconds(page):
+    body = (b"vllm:num_requests_running 1\n" + page)[: 2**20]
+
+    def seconds():
+        begin = time.thread_time()
+        with suppress(PageError):
+            read_page(body, 0.0)
+        return time.thread_time() - begin
+
+    assert min(seconds() for _ in range(5)) < 0.1
 
 
 def test_series_without_end_are_bounded():

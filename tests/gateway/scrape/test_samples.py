@@ -11,7 +11,7 @@ A, B = "10.0.0.1:8000", "10.0.0.2:8000"
 
 def kept(*addresses):
     samples = Samples()
-    samples.keep(addresses, 0.0)
+    samples.keep(addresses)
     return samples
 
 
@@ -28,7 +28,9 @@ def test_an_engine_becomes_unreachable_after_seconds_without_an_answer_and_comes
     samples.subscribe(lambda *said: heard.append(said))
     samples.failed(A, "refused", connected=False, now=2.0)
     assert samples.reachable(A)
-    samples.failed(A, "refused", connected=False, now=1.0 + UNREACHABLE_AFTER_SECONDS)
+    samples.failed(A, "refused", connected=False, now=3.0)
+    assert samples.reachable(A)
+    samples.failed(A, "refused", connected=False, now=2.0 + UNREACHABLE_AFTER_SECONDS)
     assert not samples.reachable(A)
     assert samples.get(A).running == 3
     assert samples.error(A) == "refused"
@@ -47,6 +49,8 @@ def test_an_engine_that_takes_connections_stays_reachable_without_metrics():
         samples.failed(A, "HTTP 404", connected=True, now=float(second))
     assert samples.reachable(A)
     samples.failed(A, "refused", connected=False, now=102.5)
+    assert samples.reachable(A)
+    samples.failed(A, "refused", connected=False, now=104.5)
     assert not samples.reachable(A)
     samples.failed(A, "HTTP 404", connected=True, now=103.0)
     assert samples.reachable(A)
@@ -62,7 +66,7 @@ def test_an_engine_that_drains_is_the_last_choice_until_it_says_otherwise():
 
 def test_results_of_an_engine_that_is_gone_are_dropped():
     samples = kept(A, B)
-    samples.keep([B], 1.0)
+    samples.keep([B])
     samples.scraped(A, EngineSample(1.0), 1.0)
     samples.failed(A, "refused", connected=False, now=99.0)
     assert samples.get(A) is None
@@ -70,14 +74,13 @@ def test_results_of_an_engine_that_is_gone_are_dropped():
 
 
 @given(st.lists(st.tuples(st.sampled_from(["scraped", "connected", "failed"]), st.floats(0.1, 5.0))))
-def test_an_engine_is_reachable_exactly_while_the_last_success_is_recent(steps):
-    samples, now, reached = kept(A), 0.0, 0.0
+def test_an_engine_is_reachable_exactly_while_its_failures_are_recent(steps):
+    samples, now, failing = kept(A), 0.0, None
     for result, later in steps:
         now += later
         if result == "scraped":
             samples.scraped(A, EngineSample(now), now)
         else:
             samples.failed(A, "error", connected=result == "connected", now=now)
-        if result != "failed":
-            reached = now
-        assert samples.reachable(A) == (now - reached < UNREACHABLE_AFTER_SECONDS)
+        failing = None if result != "failed" else now if failing is None else failing
+        assert samples.reachable(A) == (failing is None or now - failing < UNREACHABLE_AFTER_SECONDS)

@@ -1,11 +1,17 @@
 """Scraping engines over real sockets. The engines are fake: small servers with one behaviour each."""
 
 import asyncio
+import time
+from collections import Counter
 from contextlib import asynccontextmanager
+from unittest import mock
 
+import aiohttp
 import pytest
 
 from inflight_base.page.scraper import MAX_BODY, metrics_session
+from inflight_gateway.pick import load as load_module
+from inflight_gateway.pick.load import EndpointLoad, is_fresh
 from inflight_gateway.scrape import samples as samples_module
 from inflight_gateway.scrape import scraper as scraper_module
 from inflight_gateway.scrape.samples import Samples
@@ -84,7 +90,7 @@ async def rubbish(writer):
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch):
     monkeypatch.setattr(scraper_module, "TIMEOUT_SECONDS", 0.2)
-    monkeypatch.setattr(samples_module, "UNREACHABLE_AFTER_SECONDS", 0.4)
+    monkeypatch.setattr(samples_module, "UNREACHABLE_AFTER_SECONDS", 0.3)
 
 
 @asynccontextmanager
@@ -160,3 +166,61 @@ async def test_many_engines_are_scraped_less_often_each(monkeypatch):
         await asyncio.sleep(2.0)
         scrapes = sum(len(engine.heads) for engine in engines) - before
     assert 20 <= scrapes <= 60, "at 100 a second for each of ten engines there would be 2,000"
+
+
+class Pages(EndpointScraper):
+    """A scraper of engines without sockets. Attributes: lost: addresses whose next scrape gets no answer. read: pages,
+    by address. page: of all engines."""
+
+    def __init__(self, samples, interval):
+        super().__init__(samples, None, interval)
+        self.lost, self.read, self.page = set(), Counter(), PAGE
+
+    async def _page(self, engine):
+        if engine.key in self.lost:
+            self.lost.discard(engine.key)
+            raise aiohttp.ClientConnectorError(mock.Mock(), OSError(1, "refused"))
+        self.read[engine.key] += 1
+        engine.page_bytes = len(self.page)
+        return self.page
+
+
+async def test_with_3000_engines_samples_stay_fresh_and_one_lost_scrape_leaves_an_engine_reachable(monkeypatch):
+    """A tenth of the engines, at ten times the speed."""
+    faster = 10
+    for module, name in ((samples_module, "UNREACHABLE_AFTER_SECONDS"), (load_module, "STALE_S")):
+        monkeypatch.setattr(module, name, {"STALE_S": 15.0}.get(name, 1.5) / faster)
+    samples, addresses = Samples(), [f"10.0.0.{number}:8000" for number in range(3000 // faster)]
+    scraper = Pages(samples, 1.0 / faster)
+    unreachable = []
+    samples.subscribe(lambda address, moved: unreachable.append(address) if moved else None)
+    scraper.keep(addresses)
+    await until(lambda: len(scraper.read) == len(addresses))
+    for number in range(30):
+        if number == 5:
+            scraper.lost = set(addresses[::7])
+        await asyncio.sleep(0.05)
+        assert all(is_fresh(EndpointLoad(None, samples.get(each)), time.monotonic()) for each in addresses)
+    assert unreachable == []
+    scraper.close()
+
+
+async def test_engines_with_large_pages_are_scraped_less_often_by_as_much(monkeypatch):
+    monkeypatch.setattr(scraper_module, "LARGE_PAGE", 1000)
+    samples = Samples()
+    scraper = Pages(samples, 0.02)
+    scraper.page = PAGE + b"x" * 10_000
+    scraper.keep([A := "10.0.0.1:8000"])
+    await asyncio.sleep(1.0)
+    assert 2 <= scraper.read[A] <= 8, "a small one would be scraped 50 times"
+    scraper.close()
+
+
+async def test_engines_that_come_at_once_are_scraped_one_after_another(monkeypatch):
+    monkeypatch.setattr(scraper_module, "MAX_PER_SECOND", 200)
+    scraper = Pages(Samples(), 1.0)
+    scraper.keep([f"10.0.0.{number}:8000" for number in range(100)])
+    await asyncio.sleep(0.1)
+    assert 5 <= len(scraper.read) <= 50
+    await until(lambda: len(scraper.read) == 100)
+    scraper.close()

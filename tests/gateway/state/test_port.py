@@ -164,6 +164,20 @@ async def test_beside_anonymous_watchers_the_operator_hears_of_a_held_request(se
     following.cancel()
 
 
+async def test_connections_without_a_request_are_closed_and_others_stay(served, monkeypatch):
+    monkeypatch.setattr(port_module, "HEAD_SECONDS", 0.1)
+    async with watching(served) as line:
+        await line()
+        host, _, port = served.address.partition(":")
+        silent = [await asyncio.open_connection(host, int(port)) for _ in range(20)]
+        silent[0][1].write(b"GET /healthz HTTP/1.1\r\nHost: ")
+        for reader, writer in silent:
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+        served.send(1, 10)
+        assert (await line())["endpoints"][0]["in_flight"] == 1
+
+
 async def test_pages_of_metrics_take_a_bounded_share_of_the_time(served):
     pages = []
 

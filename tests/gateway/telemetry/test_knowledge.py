@@ -20,10 +20,11 @@ async def test_endpoints_by_state_and_failing_watches(tmp_path):
     catalog.update(
         services={CHAT: ServiceConfig(CHAT, "u", "chat")}, endpoints={CHAT: [Endpoint(one, one) for one in addresses]}
     )
-    samples.keep(addresses, 0.0)
+    samples.keep(addresses)
     samples.scraped(addresses[0], EngineSample(1.0), 1.0)
     samples.scraped(addresses[1], EngineSample(1.0, draining=True), 1.0)
-    samples.failed(addresses[2], "refused", connected=False, now=99.0)
+    for now in (97.0, 99.0):
+        samples.failed(addresses[2], "refused", connected=False, now=now)
     samples.failed(addresses[3], "HTTP 404", connected=True, now=99.0)
     async with aiohttp.ClientSession() as http:
         registry = CollectorRegistry()

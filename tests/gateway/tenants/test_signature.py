@@ -54,9 +54,10 @@ def test_the_tenant_key_is_the_contracts():
     assert len(made) == 43
 
 
-def test_a_signature_is_the_contracts():
-    expected = hmac.new(b"k", b"1700000000\nacme\nr-1", hashlib.sha256).hexdigest()
-    assert signed([b"k"], b"acme\nr-1", NOW + 0.9) == f"v2=1700000000:{expected}"
+@pytest.mark.parametrize("key", [b"k", b"k" * 64, b"k" * 65])
+def test_a_signature_is_the_contracts(key):
+    expected = hmac.new(key, b"1700000000\nacme\nr-1", hashlib.sha256).hexdigest()
+    assert signed([key], b"acme\nr-1", NOW + 0.9) == f"v2=1700000000:{expected}"
 
 
 @pytest.mark.parametrize("gateway", [OLD, NEW])
