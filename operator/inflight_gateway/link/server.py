@@ -139,7 +139,7 @@ class RelayLinks:
             frozenset(catalog.services),
             frozenset(catalog.endpoints),
             catalog.secret_refs(),
-            catalog.outside,
+            frozenset(catalog.outside),
             frozenset(catalog.models),
             hosts=True,
         )

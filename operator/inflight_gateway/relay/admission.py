@@ -144,7 +144,8 @@ class Admission:
             named = client.token_tenant in config.jwt_tenants or "*" in config.jwt_tenants
             if named and TENANT_NAME.fullmatch(client.token_tenant):
                 return client.token_tenant, ""
-            return Refused(_WRONG_TENANT, config)
+            if config.api_keys_secret is None or not client.key:
+                return Refused(_WRONG_TENANT, config)
         if self._wrong.refuses(client.address, client.key, now):
             return Refused(_WRONG_KEYS, config, counted=False)
         if config.api_keys_secret is None:

@@ -94,7 +94,7 @@ async def test_a_request_that_was_held_and_refused_is_continued_with_its_long_pr
     first.tick = second.tick = 0.01
     relayed.services(service("a", model="m", max_attempts=3))
     await relayed.start_all()
-    asked = {"prompt": LONG_PROMPT, "messages": [], "stream": True, "seed": 7, "max_tokens": 20}
+    asked = {"prompt": LONG_PROMPT, "messages": [], "stream": True, "seed": 7, "max_tokens": 16}
     waiting = asyncio.create_task(ask(http, relayed, **asked))
 
     async def is_held():

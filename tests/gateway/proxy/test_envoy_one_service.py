@@ -14,7 +14,8 @@ import pytest_asyncio
 from tests.gateway.client import ask, service
 from tests.gateway.fake_engine import FakeEngine, headers_of
 from tests.gateway.gateway_stack import GatewayStack, until
-from tests.gateway.proxy.test_envoy_routing import INTERNAL_PATHS
+
+INTERNAL_PATHS = ("/metrics", "//metrics", "/%6detrics", "/metrics?x", "/v1/../metrics", "/v1/%2e%2e/metrics")
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 in_module = pytest_asyncio.fixture(scope="module", loop_scope="module")

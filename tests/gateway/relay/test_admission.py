@@ -159,6 +159,18 @@ def test_all_tenants_of_tokens_are_still_names_of_tenants(token, fits):
     assert isinstance(check(admission, head(b"token.a", key=b"", token=token)), Admitted) == fits
 
 
+def test_a_service_with_both_takes_a_right_key_or_an_allowed_token():
+    known = catalog()
+    known.update(services={CHAT: ServiceConfig(CHAT, "1", "model", api_keys_secret="keys", jwt_tenants=("other",))})
+    admission = Admission(known)
+    admission.engine_headers = EngineHeaders(b"k" * 43)
+    assert check(admission, head()).tenant == "acme"
+    assert check(admission, head(key=b"", token=b"other")).tenant == "other"
+    assert check(admission, head(key=b"", api_key=b"right", token=b"third")).tenant == "acme"
+    assert code(check(admission, head(key=b"", token=b"third"))) == (403, "tenant_not_allowed")
+    assert code(check(admission, head(key=b"")))[0] == 401
+
+
 def test_a_token_opens_no_service_that_takes_none(admission):
     assert code(check(admission, head(key=b"", token=b"acme")))[0] == 401
     assert check(admission, head(b"open.a", token=b"acme")).tenant == ""

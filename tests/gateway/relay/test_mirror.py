@@ -13,8 +13,8 @@ from inflight_gateway.types import Endpoint, ServiceConfig
 KEYS = [ServiceKey("a", name) for name in "xyz"]
 
 
-def config(key, model="m"):
-    return ServiceConfig(key, "u", model)
+def config(key, model=None):
+    return ServiceConfig(key, "u", model or key.name)
 
 
 def one(key, **more):
