@@ -56,6 +56,7 @@ class Fleet:
 
     Args:
         accounts: of the endpoints, in their order.
+        ranking: that of picks too, so that constants of a sample are computed once.
     """
 
     def __init__(
@@ -63,11 +64,12 @@ class Fleet:
         config: ServiceConfig,
         endpoints: Sequence[Endpoint],
         accounts: Sequence[Account],
+        ranking: Ranking,
         now: float,
     ) -> None:
         self.config = config
         self.endpoints = endpoints
-        self._ranking = Ranking()
+        self._ranking = ranking
         self._per_s = config.weights.pending_tokens + config.weights.predicted_ttft
         self._per_own_s = config.weights.predicted_ttft + config.weights.prefix
         self._typical = RequestView("", config.key, 0.0)
