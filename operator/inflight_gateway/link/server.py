@@ -44,7 +44,7 @@ MAX_KNOWN_BYTES = 2**20
 these messages."""
 
 MAX_REPLIES = 128
-"""Most answers of a frame: in a burst relays get the first ones long before the last, and know that the picker works."""
+"""Most answers of a frame: in a burst relays get the first ones long before the last, and know that it works."""
 
 _Item = TypeVar("_Item")
 
