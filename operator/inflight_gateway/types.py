@@ -222,21 +222,6 @@ ENGINES_DIED_CODE = "engines_died"
 
 
 @dataclass(frozen=True, slots=True)
-class Retried:
-    """A relay's report that Envoy tried several endpoints for an attempt, as soon as one answered.
-
-    Attributes:
-        attempt: number of the attempt. A report may arrive during the next one, which has another pick.
-        tries: endpoints tried, in the order of the pick; the last one is `endpoint`.
-    """
-
-    request_id: str
-    attempt: int
-    endpoint: str
-    tries: int
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
     """A relay's report of a finished request, over all its attempts.
 

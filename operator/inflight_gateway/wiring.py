@@ -84,7 +84,7 @@ class Gateway:
         self._stream = LoadStream(settings.name, loads)
         log = RequestLog(self.metrics, self._picks, access_log=settings.access_log)
         self._requests = Requests(
-            *(self.catalog, Picker(), self._holds, self._ledger, gate, log),
+            *(self.catalog, Picker(self._ledger.ranking), self._holds, self._ledger, gate, log),
             clock=monotonic,
             changed=self._stream.changed,
             refused=self._refused,

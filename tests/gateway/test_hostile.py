@@ -5,8 +5,9 @@ from __future__ import annotations
 from tests.gateway.hostile import beside
 from tests.gateway.hostile.gateway_run import hostile_gateway
 
-NOISE_MS = 50.0
-"""The bound of a 99th percentile within so few seconds, where other tests run on the same cores."""
+NOISE_MS = 500.0
+"""The bound of a 99th percentile within so few seconds, where other tests run on the same cores. A gateway that the
+attacks stop takes seconds, or does not answer."""
 
 
 async def test_hostile_requests_cause_no_5xx_no_crash_and_no_leak(tmp_path):

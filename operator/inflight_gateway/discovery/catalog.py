@@ -6,7 +6,7 @@ One writer (discovery), many readers. Runs in the event loop's thread; nothing h
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TypeVar
@@ -81,9 +81,9 @@ class Catalog:
         return self._hosts
 
     @property
-    def outside(self) -> frozenset[ServiceKey]:
-        """InferenceServices that are not behind the gateway."""
-        return frozenset(self._outside)
+    def outside(self) -> Set[ServiceKey]:
+        """A live view of the InferenceServices that are not behind the gateway."""
+        return self._outside
 
     @property
     def models(self) -> Mapping[str, tuple[ServiceKey, ...]]:
@@ -201,7 +201,7 @@ class Catalog:
         found = (self.resolve_model(model) for model in sorted(self._models))
         return [self._services[key] for key in found if isinstance(key, ServiceKey)]
 
-    def owner_of(self, addresses: Iterable[str]) -> ServiceKey | None:
+    def _owner_of(self, addresses: Iterable[str]) -> ServiceKey | None:
         """Returns the service that all of these endpoints belong to, without unknown ones; None: none, or several."""
         owners = {self.service_of(address.strip()) for address in addresses} - {None}
         return owners.pop() if len(owners) == 1 else None
@@ -217,7 +217,7 @@ class Catalog:
         named = self.resolve_host(host)
         if isinstance(named, ServiceKey) or (isinstance(named, Refusal) and named.code != "service_not_found"):
             return named
-        return self.owner_of(subset) or named or self.resolve_model(model)
+        return self._owner_of(subset) or named or self.resolve_model(model)
 
     def _set_endpoints(self, key: ServiceKey, endpoints: Collection[Endpoint]) -> bool:
         ordered = tuple(sorted(endpoints, key=lambda endpoint: endpoint.address))

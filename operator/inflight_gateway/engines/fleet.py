@@ -37,12 +37,14 @@ class Member:
 
     Attributes:
         order: the order that it is in, `entry` is its place there.
+        idle_key: its place among those without a backlog, once it has none; None: to be computed then.
     """
 
     endpoint: Endpoint
     account: Account
     order: list[Entry]
     entry: Entry | None = None
+    idle_key: float | None = None
 
 
 class Fleet:
@@ -54,6 +56,7 @@ class Fleet:
 
     Args:
         accounts: of the endpoints, in their order.
+        ranking: that of picks too, so that constants of a sample are computed once.
     """
 
     def __init__(
@@ -61,11 +64,12 @@ class Fleet:
         config: ServiceConfig,
         endpoints: Sequence[Endpoint],
         accounts: Sequence[Account],
+        ranking: Ranking,
         now: float,
     ) -> None:
         self.config = config
         self.endpoints = endpoints
-        self._ranking = Ranking()
+        self._ranking = ranking
         self._per_s = config.weights.pending_tokens + config.weights.predicted_ttft
         self._per_own_s = config.weights.predicted_ttft + config.weights.prefix
         self._typical = RequestView("", config.key, 0.0)
@@ -110,7 +114,11 @@ class Fleet:
         self._learn(request.prompt_tokens)
         while self._events and self._events[0][0] <= now:
             _, number, member = heappop(self._events)
-            if member.entry is not None and member.entry[1] == number:
+            if member.entry is None or member.entry[1] != number:
+                continue
+            if member.order is self._behind and member.idle_key is not None:
+                self._put(member, self._idle, member.idle_key)
+            else:
                 self._place(member, now)
         members = self.members
         chosen = {
@@ -139,35 +147,38 @@ class Fleet:
             yield member.endpoint
 
     def _place(self, member: Member, now: float) -> None:
-        entry = member.entry
-        if entry is not None:
-            order = member.order
-            del order[bisect_left(order, entry)]
         account = member.account
         load = account.load(member.endpoint, now)
         sample = load.sample
         if sample is not None and sample.cost is not None:
             self._cost = sample.cost
         ready, busy = self._ranking.rank([load], self._typical, self.config, self._cost, now, above_share=False)
-        self._number += 1
-        number, until = self._number, None
         rank = (*ready, *busy)[0]
-        falls = rank.backlog_s > 0 and account.rate > 0
+        falls, until = rank.backlog_s > 0 and account.rate > 0, 0.0
         if not ready:
-            member.order, key = self._busy, now + rank.backlog_s
-            if falls and rank.opens_s:
-                until = now + max(LEAST_WAIT_S, rank.opens_s)
+            self._put(member, self._busy, now + rank.backlog_s)
+            until = rank.opens_s if falls else 0.0
         else:
             key = rank.total - self._per_own_s * rank.own_prefill_s
-            if falls:
-                member.order, until = self._behind, now + max(LEAST_WAIT_S, account.pending / account.rate)
-                key += self._per_s * now
+            if not falls:
+                self._put(member, self._idle, key)
             else:
-                member.order = self._idle
-        member.entry = key, number, member
-        insort(member.order, member.entry)
-        if until is not None:
-            heappush(self._events, (until, number, member))
+                until = account.pending / account.rate
+                self._put(member, self._behind, key + self._per_s * now)
+                # Its other scores change with the backlog if nothing runs, or tokens do not fit into the KV cache.
+                used = 0.0 if sample is None else sample.kv_utilization * sample.kv_cache_tokens
+                fits = sample and used + account.pending + self._typical.prompt_tokens <= sample.kv_cache_tokens
+                same = sample is not None and sample.running > 0 and fits
+                member.idle_key = key - self._per_s * rank.backlog_s if same else None
+        if until > 0 and member.entry is not None:
+            heappush(self._events, (now + max(LEAST_WAIT_S, until), member.entry[1], member))
+
+    def _put(self, member: Member, order: list[Entry], key: float) -> None:
+        if member.entry is not None:
+            del member.order[bisect_left(member.order, member.entry)]
+        self._number += 1
+        member.order, member.entry = order, (key, self._number, member)
+        insort(order, member.entry)
 
     def _learn(self, prompt_tokens: int) -> None:
         """Follows the mean prompt, whose room in the KV cache counts in the order."""

@@ -12,6 +12,7 @@ from inflight_gateway.engines.account import Account, Peer, Sent
 from inflight_gateway.engines.fleet import MOST_BY_PREFIX, MOST_RANKED, Fleet
 from inflight_gateway.pick.load import EndpointLoad
 from inflight_gateway.pick.prefix_index import DEFAULT_BLOCKS, IndexMemory, PrefixIndex
+from inflight_gateway.pick.ranking import Ranking
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.timers import Timers
 from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView, ServiceConfig
@@ -40,6 +41,7 @@ class Ledger:
         estimates: estimates of the lengths of answers.
 
     Attributes:
+        ranking: for the picker too.
         changed_services, changed_addresses: changed since the reader emptied them (`state.load.GatewayLoads`).
     """
 
@@ -57,6 +59,7 @@ class Ledger:
         """Requests in flight, by request id."""
         self._prefixes: dict[ServiceKey, PrefixIndex] = {}
         self._index_memory = IndexMemory()
+        self.ranking = Ranking()
         self._fleets: dict[ServiceKey, Fleet] = {}
         """Orders of the replicas of services with more than `MOST_RANKED`."""
         self._refusals: Timers[str] = Timers(REFUSAL_S)
@@ -128,7 +131,7 @@ class Ledger:
             accounts = [self._account(one.address, now) for one in endpoints]
             for account in accounts:
                 account.gone = False
-            fleet = self._fleets[config.key] = Fleet(config, endpoints, accounts, now)
+            fleet = self._fleets[config.key] = Fleet(config, endpoints, accounts, self.ranking, now)
         return fleet
 
     def refused(self, address: str, now: float) -> None:

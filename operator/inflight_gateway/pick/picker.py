@@ -26,10 +26,13 @@ class Picker:
 
     Of replicas with equal scores, which of them is first depends on the request's id (rendezvous hashing), so an idle
     fleet is used evenly.
+
+    Args:
+        ranking: shared with the ledger that chooses candidates; None: one of its own.
     """
 
-    def __init__(self) -> None:
-        self._ranking = Ranking()
+    def __init__(self, ranking: Ranking | None = None) -> None:
+        self._ranking = ranking or Ranking()
 
     def pick(
         self,

@@ -146,18 +146,22 @@ class Admission:
                 return client.token_tenant, ""
             if config.api_keys_secret is None or not client.key:
                 return Refused(_WRONG_TENANT, config)
-        if self._wrong.refuses(client.address, client.key, now):
-            return Refused(_WRONG_KEYS, config, counted=False)
         if config.api_keys_secret is None:
-            self._wrong.wrong(client.address, now)
-            return Refused(refused(answers.no_token()), config)
+            return self._wrong_key(client, answers.no_token(), config, now)
         found = self._keys.check(client.key, config, unix)
-        if isinstance(found, Refusal):
-            if found.status == 401:
-                self._wrong.wrong(client.address, now)
-            return Refused(refused(found) if self._catalog.complete else STARTING, config)
-        self._wrong.right(client.key)
-        return found.tenant, found.key_id
+        if not isinstance(found, Refusal):
+            return found.tenant, found.key_id
+        if not self._catalog.complete:
+            return Refused(STARTING, config)
+        if found.status == 401:
+            return self._wrong_key(client, found, config, now)
+        return Refused(refused(found), config)
+
+    def _wrong_key(self, client: Client, why: Refusal, config: ServiceConfig | None, now: float) -> Refused:
+        """Refuses a missing or wrong key: with status 401, or 429 where its address sends many."""
+        if self._wrong.too_many(client.address, now):
+            return Refused(_WRONG_KEYS, config, counted=False)
+        return Refused(refused(why), config)
 
     def _admit_by_model(self, admitted: Admitted, now: float) -> Admitted | Refused:
         """Admits a request whose body will name its service. Its key must be one of these services, so that clients
@@ -170,16 +174,12 @@ class Admission:
         secrets, keyless = self._of_models()
         if admitted.health or client.token_tenant is not None:
             return admitted
-        if self._wrong.refuses(client.address, client.key, now):
-            return Refused(_WRONG_KEYS, counted=False)
         digest = digest_of(client.key) if client.key else None
         if digest is not None and not secrets.isdisjoint(self._keys.secrets_with(digest)):
-            self._wrong.right(client.key)
             return replace(admitted, owner=BodyOwner(keyed=True, name=digest.hex()))
         if keyless:
             return admitted
-        self._wrong.wrong(client.address, now)
-        return Refused(refused(answers.wrong_key() if client.key else answers.no_key()))
+        return self._wrong_key(client, answers.wrong_key() if client.key else answers.no_key(), None, now)
 
     def _of_models(self) -> tuple[frozenset[ObjectKey], bool]:
         """Returns the Secrets of services that a model may name, and whether one of these needs no key."""

@@ -89,10 +89,6 @@ class EnginePool:
         self._connecting: set[asyncio.Task[None]] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    @property
-    def num_idle(self) -> int:
-        return len(self._idle_until)
-
     def in_flight(self, address: str) -> int:
         """Returns the requests at an engine whose responses have not ended."""
         return self._in_flight[address]

@@ -30,7 +30,7 @@ BACKLOG = 4096
 """Connections that may wait to be accepted: a UNIX socket refuses more."""
 
 
-KNOWN_WITHIN_S = 2.0
+KNOWN_WITHIN_S = 10.0
 """Seconds for which a new process accepts no connection while the picker has not told it the services."""
 
 

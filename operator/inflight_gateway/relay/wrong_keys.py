@@ -1,8 +1,7 @@
 """A bound on wrong API keys, by peer address.
 
-Each refusal is a response, a report and a line of the access log: a client that tries keys must not fill them. A key
-that was right a short time ago is checked whatever others at its address do: clients behind one address translation
-share it.
+Each refusal is a response, a report and a line of the access log: a client that tries keys must not fill them. Right
+keys pass whatever others at their address send: clients behind one proxy or address translation share it.
 """
 
 from __future__ import annotations
@@ -16,38 +15,25 @@ BURST = 100.0
 """Most wrong keys of one address at once."""
 
 MAX_ADDRESSES = 10_000
-MAX_RIGHT = 10_000
-"""Most addresses with wrong keys, and most right keys, that are remembered; the oldest are forgotten."""
+"""Most addresses with wrong keys that are remembered; the oldest are forgotten."""
 
 
 class WrongKeys:
-    """A token bucket for each address. `now`: seconds of one monotonic clock."""
+    """A token bucket for each address."""
 
     def __init__(self) -> None:
         self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()
         """Address -> wrong keys that it may still send, and when that was."""
-        self._right: OrderedDict[int, None] = OrderedDict()
-        """Python's keyed hashes of right keys: no key is kept."""
 
-    def refuses(self, address: str, key: str, now: float) -> bool:
-        """Returns whether a key of this address is refused without a look at it."""
-        return address in self._buckets and self._left(address, now) < 1 and hash(key) not in self._right
-
-    def wrong(self, address: str, now: float) -> None:
-        """Notes a missing or wrong key."""
-        self._buckets[address] = max(0.0, self._left(address, now) - 1), now
+    def too_many(self, address: str, now: float) -> bool:
+        """Notes a missing or wrong key; returns whether the address sends too many. Args: now: seconds of one monotonic
+        clock."""
+        left, at = self._buckets.get(address, (BURST, now))
+        left = min(BURST, left + (now - at) * PER_S)
+        if left < 1:
+            return True
+        self._buckets[address] = left - 1, now
         self._buckets.move_to_end(address)
         if len(self._buckets) > MAX_ADDRESSES:
             self._buckets.popitem(last=False)
-
-    def right(self, key: str) -> None:
-        """Notes a right key."""
-        number = hash(key)
-        self._right[number] = None
-        self._right.move_to_end(number)
-        if len(self._right) > MAX_RIGHT:
-            self._right.popitem(last=False)
-
-    def _left(self, address: str, now: float) -> float:
-        left, at = self._buckets.get(address, (BURST, now))
-        return min(BURST, left + (now - at) * PER_S)
+        return False

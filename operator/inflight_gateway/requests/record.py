@@ -85,10 +85,6 @@ class Request:
         """Number of the newest attempt, from 1."""
         return self.view.attempt
 
-    @property
-    def at_replica(self) -> bool:
-        return self.phase in (Phase.SENT, Phase.ANSWERING)
-
     def move(self, phase: Phase) -> None:
         """Raises AssertionError where the phase cannot follow."""
         if phase not in _NEXT[self.phase]:

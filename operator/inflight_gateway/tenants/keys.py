@@ -34,12 +34,10 @@ class KeyTable:
 
     Attributes:
         by_digest: SHA-256 of a key (32 bytes) -> the key.
-        tenants: names that the keys have.
         malformed: ids of invalid entries, with the reason.
     """
 
     by_digest: Mapping[bytes, ApiKey]
-    tenants: frozenset[str]
     malformed: Mapping[str, str]
 
     def find(self, key: str) -> ApiKey | None:
@@ -73,7 +71,7 @@ def parse(data: Mapping[str, bytes]) -> KeyTable:
             malformed[key_id] = f"has the same key as entry {by_digest[digest].key_id}"
             continue
         by_digest[digest] = ApiKey(key_id, tenant, None if expires is None else expires.timestamp())
-    return KeyTable(by_digest, frozenset(one.tenant for one in by_digest.values()), malformed)
+    return KeyTable(by_digest, malformed)
 
 
 class KeyTables:
@@ -99,11 +97,6 @@ class KeyTables:
     def secrets_with(self, digest: bytes) -> Collection[ObjectKey]:
         """Returns the Secrets that have a key with this digest."""
         return self._secrets.get(digest, ())
-
-    def tenants(self, config: ServiceConfig) -> Collection[str]:
-        """Returns the tenants that the keys of a service name."""
-        table = self._table(config)
-        return table.tenants if table is not None else ()
 
     def check(self, key: str, config: ServiceConfig, now: float) -> ApiKey | Refusal:
         """Checks a key at a service with API keys.
@@ -150,7 +143,7 @@ class KeyTables:
                     log.warning("Secret %s: entry %r is ignored: it %s", secret, key_id, reason)
 
 
-_EMPTY = KeyTable({}, frozenset(), {})
+_EMPTY = KeyTable({}, {})
 
 
 def presented_key(authorization: str, api_key: str) -> str:

@@ -47,9 +47,9 @@ class Gateway:
         self._next_scrape = -math.inf
         self._changed = False
         """A replica or a request at one has changed since the last release."""
-        self._picker = Picker()
         self._queue = HoldQueue()
         self._ledger = Ledger(lambda _: self._endpoints, self._samples.get, Estimates())
+        self._picker = Picker(self._ledger.ranking)
 
     @property
     def num_held(self) -> int:

@@ -56,17 +56,22 @@ async def run(count: int, seed: int, clients: int, folder: Path) -> int:
 MAX_RATIO = 2.0
 """Most of the keyed client's p99 beside the attacks over that alone."""
 
+LEAST_SENT = 0.9
+"""Share of the attacks that must have been sent: their clients share the machine with the gateway."""
+
 
 async def flood(seconds: float, rate: float, kinds: list[str], folder: Path) -> int:
     found = await beside.run(folder, alone_s=seconds / 2, flood_s=seconds, rate=rate, kinds=kinds)
     for kind in kinds:
         print(f"{kind:16} { ({result: count for (name, result), count in sorted(found.got.items()) if name == kind}) }")
-    print("most MiB:", ", ".join(f"{name} {mib:.0f}" for name, mib in found.most_mib.items()))
+        if found.sent(kind) < LEAST_SENT * rate * seconds:
+            found.faults[f"{kind}: {found.sent(kind)} attacks of {rate * seconds:.0f} were sent, too few"] += 1
     alone, with_attacks = found.p99_ms()
     print(
         f"p99 of {len(found.alone_s):,} requests alone {alone:.1f} ms, of {len(found.beside_s):,} beside"
         f" {rate:g} attacks of each kind a second {with_attacks:.1f} ms: {with_attacks / alone:.2f} times"
     )
+    print("most MiB:", ", ".join(f"{name} {mib:.0f}" for name, mib in found.most_mib.items()))
     for fault, number in found.faults.most_common():
         print(f"FAULT x{number}: {fault}")
     return 1 if found.faults or with_attacks > MAX_RATIO * alone else 0

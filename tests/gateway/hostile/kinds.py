@@ -96,7 +96,7 @@ def forged(random: Random) -> Case:
     headers += random.choice(([], [("Connection", "x-request-id, content-type, x-inflight-attempt")]))
     if random.random() < 0.2:
         headers.append(("X-Inflight-Attempt", random.choice(("1", "2", "99"))))
-        return Case("forged", (post(_BODY, *headers, host=KEYED),), statuses=frozenset({401}))
+        return Case("forged", (post(_BODY, *headers, host=KEYED),), statuses=frozenset({401, 429}))
     return Case("forged", (post(_BODY, *headers),), statuses=frozenset({200}))
 
 
@@ -222,7 +222,7 @@ def keys(random: Random) -> Case:
     body = random.choice((_BODY, chat_body(model="k"), b"", b"{", hostile_body(random)))
     if b"inflight_continuation" in body:  # the relay says 400 to it first
         body = _BODY
-    return Case("keys", (post(body, *headers, host=KEYED),), statuses=frozenset({401, 431}))
+    return Case("keys", (post(body, *headers, host=KEYED),), statuses=frozenset({401, 429, 431}))
 
 
 def leaving(random: Random) -> Case:

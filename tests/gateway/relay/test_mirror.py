@@ -13,13 +13,13 @@ from inflight_gateway.types import Endpoint, ServiceConfig
 KEYS = [ServiceKey("a", name) for name in "xyz"]
 
 
-def config(key, model="m"):
-    return ServiceConfig(key, "u", model)
+def config(key, model=None):
+    return ServiceConfig(key, "u", model or key.name)
 
 
 def one(key, **more):
     return Known(
-        services=((key, config(key)),),
+        services=((key, config(key, key.name)),),
         endpoints=((key, (Endpoint("10.0.0.1:80", "pod"),)),),
         secrets=((ObjectKey("a", f"keys-{key.name}"), {"k": b"x"}),),
         models=((key.name, (key,)),),
@@ -35,7 +35,7 @@ def test_changes_reach_the_catalog():
     assert not catalog.complete
     mirror.take(Known(outside=((KEYS[1], True),), complete=True))
     assert catalog.complete
-    assert catalog.services[KEYS[0]] == config(KEYS[0])
+    assert catalog.services[KEYS[0]] == config(KEYS[0], "x")
     assert catalog.resolve_model("x") == KEYS[0]
     assert catalog.outside == {KEYS[1]}
     mirror.take(Known(services=((KEYS[0], None),), endpoints=((KEYS[0], ()),)))

@@ -153,5 +153,5 @@ async def test_idle_connections_that_close_are_forgotten(relay):
     await relay.post(WHOLE)
     for task in [*relay.engine._tasks]:
         task.cancel()
-    await eventually(lambda: relay.shared.pool.num_idle == 0)
+    await eventually(lambda: len(relay.shared.pool._idle_until) == 0)
     assert same((await relay.post(STREAM))[2], STREAM)

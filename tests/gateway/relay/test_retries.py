@@ -48,7 +48,7 @@ async def test_an_engine_that_answers_503_is_passed_over_and_its_connection_kept
     assert [seen.address for seen in three.engine.seen] == three.engine.addresses[:3]
     await three.report()
     assert three.picker.answering[0].refused == tuple(three.engine.addresses[:2])
-    assert three.shared.pool.num_idle == 3
+    assert len(three.shared.pool._idle_until) == 3
 
 
 async def test_the_503_of_the_last_engine_is_passed_on(three):

@@ -21,7 +21,6 @@ def test_a_key_is_found_by_its_hash_and_a_wrong_one_is_not():
     assert (table.find("a").key_id, table.find("b").tenant) == ("k1", "other")
     assert table.find("c") is None
     assert table.find("") is None
-    assert table.tenants == {"acme", "other"}
 
 
 def test_an_end_is_read_with_its_time_zone():

@@ -269,7 +269,8 @@ def _pick_us(count: int) -> float:
     rng = random.Random(count)
     endpoints = tuple(Endpoint(f"10.0.0.{number}:8000", f"pod-{number}") for number in range(count))
     samples = {each.address: _engine_sample(rng) for each in endpoints}
-    ledger, picker = Ledger(lambda _: endpoints, samples.get, Estimates()), Picker()
+    ledger = Ledger(lambda _: endpoints, samples.get, Estimates())
+    picker = Picker(ledger.ranking)
     prefixes = [tuple(rng.getrandbits(64) for _ in range(_BLOCKS)) for _ in range(_PREFIXES)]
     requests = [
         RequestView(str(number), _KEY, _NOW, prompt_tokens=64 * _BLOCKS, prefix=prefixes[number % _PREFIXES])
