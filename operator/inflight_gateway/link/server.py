@@ -43,6 +43,9 @@ MAX_KNOWN_BYTES = 2**20
 """Most objects of a `Known`, and most estimated bytes of them unless it has one only: a stream sends answers between
 these messages."""
 
+MAX_REPLIES = 128
+"""Most answers of a frame: in a burst relays get the first ones long before the last, and know that it works."""
+
 _Item = TypeVar("_Item")
 
 
@@ -195,6 +198,8 @@ class _Stream(asyncio.Protocol):
             for content in self._frames.feed(data):
                 for message in from_relay.decode(content):
                     self._take(message)
+                    if len(self._replies) >= MAX_REPLIES:
+                        self._flush()
         except ValueError as error:
             _log.error("relay %s sent what is no message, and its stream is closed: %s", self._relay, error)
             self.close()
@@ -234,7 +239,8 @@ class _Stream(asyncio.Protocol):
 
     def _flush(self) -> None:
         replies, self._replies = self._replies, []
-        self.write(frame(replies))
+        if replies:
+            self.write(frame(replies))
 
     def _take(self, message: FromRelay) -> None:
         try:

@@ -25,7 +25,8 @@ MAX_FRAME_BYTES = 32 * 2**20
 """Most bytes of a frame; a longer one ends the stream. Senders split what may grow beyond it."""
 
 ACKNOWLEDGED_S = 0.2
-"""Seconds in which the picker answers an `Ask` by `Held`, `Go` or `Refuse`; after it the relay picks by itself."""
+"""Seconds in which the picker answers an `Ask` by `Held`, `Go` or `Refuse`, or another one's: after this silence the
+relay picks by itself."""
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 

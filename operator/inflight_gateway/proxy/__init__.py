@@ -1,2 +1,1 @@
-"""Envoy's configuration: pure builders of its resources, the ADS server, and graceful shutdown. Terms are Envoy's:
-listeners, routes, clusters, endpoints."""
+"""Envoy's configuration, as pure builders of its resources, and graceful shutdown. Terms are Envoy's."""

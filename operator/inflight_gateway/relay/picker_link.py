@@ -44,6 +44,10 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 
 PROGRESS_S = 1.0
 
+LONGEST_ACKNOWLEDGEMENT_S = 2.0
+"""Seconds for which an acknowledgement is awaited from a picker that answers others: in a burst it is busy, and not
+gone."""
+
 MAX_REPORTS = 10_000
 """Most reports that wait for a picker: those of about 5 s at the highest rate that one process can serve."""
 
@@ -67,12 +71,14 @@ class Asked(Protocol):
 
 @dataclass(slots=True)
 class _Pending:
-    """An attempt that no engine was picked for. Attributes: since: when it was asked for. timer: the picker did not
+    """An attempt that no engine was picked for. Attributes: since: when it was asked for. sent: when this
+    picker was asked. timer: the picker did not
     acknowledge it yet, and this ends the wait for that; None: acknowledged."""
 
     ask: Ask
     asked: Asked
     since: float
+    sent: float = 0.0
     timer: asyncio.TimerHandle | None = None
 
 
@@ -113,6 +119,7 @@ class PickerLink:
         self._reports: deque[Finished] = deque()
         """Reports while there is no stream, oldest first."""
         self._flushes = False
+        self._heard_at = float("-inf")
         self._refused_left = MAX_REFUSED_PER_S
         self._logged = 0
 
@@ -230,6 +237,7 @@ class PickerLink:
 
     def take(self, messages: list[FromPicker]) -> None:
         """Applies messages of the picker. Called by the stream."""
+        self._heard_at = self._loop.time()
         for message in messages:
             match message:
                 case Go() | Refuse():
@@ -255,7 +263,17 @@ class PickerLink:
 
     def _await_acknowledgement(self, pending: _Pending, seconds: float) -> None:
         self._stop_timer(pending)
-        pending.timer = self._loop.call_later(seconds, self._pick_alone, pending)
+        pending.sent = self._loop.time()
+        pending.timer = self._loop.call_later(seconds, self._overdue, pending)
+
+    def _overdue(self, pending: _Pending) -> None:
+        """Picks alone, unless the picker is busy with others."""
+        now = self._loop.time()
+        silent_at = self._heard_at + ACKNOWLEDGED_S
+        if self.connected and now < silent_at and now < pending.sent + LONGEST_ACKNOWLEDGEMENT_S:
+            pending.timer = self._loop.call_at(silent_at, self._overdue, pending)
+        else:
+            self._pick_alone(pending)
 
     def _pick_alone(self, pending: _Pending) -> None:
         """Picks without the picker. If it got the `Ask`, it hears of the engine when that answers; if it picks one in

@@ -10,7 +10,7 @@ import pytest
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.discovery.hosts import Hosts
-from inflight_gateway.link.server import MAX_KNOWN_BYTES, MAX_KNOWN_OBJECTS, RelayLinks, known
+from inflight_gateway.link.server import MAX_KNOWN_BYTES, MAX_KNOWN_OBJECTS, MAX_REPLIES, RelayLinks, known
 from inflight_gateway.link.wire import (
     MAX_FRAME_BYTES,
     Answering,
@@ -202,6 +202,14 @@ async def test_all_answers_of_one_turn_of_the_loop_come_in_one_frame(world):
     relay.say(*(Ask(f"{number}", 1, KEY) for number in range(50)))
     await until(lambda: len(relay.heard()) >= 100, "all answers")
     assert len(relay.frames) == before + 1
+
+
+async def test_in_a_burst_the_first_answers_come_before_the_last(world):
+    relay = await world.relay()
+    before = len(relay.frames)
+    relay.say(*(Ask(f"{number}", 1, KEY) for number in range(200)))
+    await until(lambda: len(relay.heard()) >= 400, "all answers")
+    assert max(len(frame) for frame in relay.frames[before:]) <= MAX_REPLIES + 1
 
 
 async def test_messages_reach_the_registry_in_their_order(world):

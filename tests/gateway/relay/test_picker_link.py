@@ -190,6 +190,28 @@ async def test_without_an_acknowledgement_the_relay_picks_alone_and_a_late_go_is
     assert picker.of(Left) == []
 
 
+async def test_a_picker_that_works_through_a_burst_is_waited_for(picker, relay):
+    """Else a burst would pass by the limits and the queue."""
+    picker.answer = lambda ask: []
+    answers = [relay.ask(number) for number in range(6)]
+    await picker.until(Ask, 6)
+    for number in range(6):
+        await asyncio.sleep(ACKNOWLEDGED_S / 2)
+        picker.send(Go(f"r-{number}", 1, ("10.0.0.9:1",)))
+    assert {(await answer).endpoints for answer in answers} == {("10.0.0.9:1",)}
+
+
+async def test_a_picker_that_answers_all_but_one_is_not_waited_for(picker, relay, monkeypatch):
+    monkeypatch.setattr(picker_link, "LONGEST_ACKNOWLEDGEMENT_S", 2 * ACKNOWLEDGED_S)
+    picker.answer = lambda ask: [] if ask.id == "r-0" else go(ask)
+    forgotten = relay.ask(0)
+    for number in range(1, 8):
+        await relay.ask(number)
+        await asyncio.sleep(ACKNOWLEDGED_S / 2)
+    assert forgotten.done()
+    assert forgotten.result().endpoints == (ADDRESS,)
+
+
 async def test_a_held_request_waits_for_as_long_as_the_picker_holds_it(picker, relay):
     picker.answer = held
     answer = relay.ask()
