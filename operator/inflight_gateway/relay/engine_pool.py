@@ -127,12 +127,13 @@ class EnginePool:
 
     def give_back(self, connection: EngineConnection) -> bool:
         """Keeps an idle connection for later requests; returns False if there are enough to its engine."""
-        idle = self._idle[connection.address]
-        if len(idle) >= MAX_IDLE_OF_ONE:
+        address = connection.address
+        if len(self._idle.get(address, ())) >= MAX_IDLE_OF_ONE:
             return False
         if len(self._idle_until) >= MAX_IDLE:
             next(iter(self._idle_until)).close()
-        idle.append(connection)
+        # Only now: the closed one may have been the last one to this engine.
+        self._idle[address].append(connection)
         now = asyncio.get_running_loop().time()
         self._idle_until[connection] = now + IDLE_S
         if self._timer is None:

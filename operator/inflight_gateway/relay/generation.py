@@ -165,6 +165,11 @@ class Generation:
     def go(self, go: Go) -> None:
         """The request goes to these engines."""
         self._asking = False
+        config, signing = self._config, self._shared.admission.engine_headers
+        unsigned = signing.refusal(config)
+        if unsigned is not None:  # the gateway key went since the head was checked
+            self._refuse(refused(unsigned))
+            return
         self._limit_headers = [(name.encode(), value.encode("latin-1")) for name, value in go.headers]
         body = self._body
         if self._answer.has_tokens:
@@ -174,7 +179,6 @@ class Generation:
                 self._refuse(decide.NOT_CONTINUED)
                 return
         self._answer.begin_attempt()
-        config, signing = self._config, self._shared.admission.engine_headers
         head = generation_head(self._request, config, self._admitted.tenant, signing, len(body))
         assert self._kept is not None
         self._attempt = Attempt(

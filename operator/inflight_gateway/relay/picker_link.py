@@ -279,7 +279,10 @@ class PickerLink:
         """Picks without the picker. If it got the `Ask`, it hears of the engine when that answers; if it picks one in
         the meantime, nothing happens."""
         pending.timer = None
-        self._answer(pending, self._alone.pick(pending.ask, self._loop.time()))
+        answer = self._alone.pick(pending.ask, self._loop.time())
+        if isinstance(answer, Refuse):
+            self._send(Left(answer.id, answer.attempt))  # the picker may hold it still
+        self._answer(pending, answer)
 
     def _answer(self, pending: _Pending, answer: Go | Refuse) -> None:
         self._forget(answer.id)
@@ -329,7 +332,7 @@ class PickerLink:
         if stream.full:
             if len(self._outbox) > MAX_OUTBOX:
                 _log.warning("the picker does not read: its stream is broken off")
-                stream.close()
+                stream.abort()
             return
         outbox, self._outbox = self._outbox, []
         for begin in range(0, len(outbox), _MESSAGES_OF_FRAME):
@@ -354,7 +357,11 @@ class _Stream(asyncio.Protocol):
         self._transport.write(data)
 
     def close(self) -> None:
+        """Closes it after what was written."""
         self._transport.close()
+
+    def abort(self) -> None:
+        self._transport.abort()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses

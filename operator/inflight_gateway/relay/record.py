@@ -13,6 +13,9 @@ from inflight_gateway.types import Finished, ServiceConfig
 
 _NO_SERVICE = ServiceKey("", "")
 
+_PATH_BYTES = 256
+"""Most bytes of a path in a report: a client chooses it, and reports may wait for a picker."""
+
 
 class Record:
     """The report under way.
@@ -113,5 +116,5 @@ def short_report(request: Request, config: ServiceConfig | None, status: int, no
         e2e_s=now - request.arrived,
         error=error,
         external_id=external_id(request),
-        path=request.path.decode("latin-1"),
+        path=request.path[:_PATH_BYTES].decode("latin-1"),
     )

@@ -43,8 +43,12 @@ def main(sockets: Sockets, processes: int, drain_s: float) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, stop.set)
         serving = Worker(sockets.picker, tuning)
-        await serving.start(listener)
-        await stop.wait()
+        starting, stopping = asyncio.create_task(serving.start(listener)), asyncio.create_task(stop.wait())
+        await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if starting.done():
+            starting.result()
+        await stopping
+        starting.cancel()
         await serving.stop(drain_s)
 
     paths = [sockets.relay(worker) for worker in range(processes)]
@@ -57,12 +61,12 @@ def main(sockets: Sockets, processes: int, drain_s: float) -> None:
                 listener.close()
         uvloop.run(serve(listeners[worker]))
 
-    def stopping() -> None:
+    def stop_listening() -> None:
         for path, listener in zip(paths, listeners, strict=True):
             path.unlink(missing_ok=True)
             listener.close()
 
-    supervise(work, processes, stopping)
+    supervise(work, processes, stop_listening)
 
 
 def listen(path: Path) -> socket.socket:

@@ -60,8 +60,8 @@ class Worker:
         self._none_open = asyncio.Event()
         self._known = asyncio.Event()
         catalog.subscribe(lambda change: self._known.set() if change.complete else None)
-        self._server: asyncio.AbstractServer
-        self._linking: asyncio.Task[None]
+        self._server: asyncio.AbstractServer | None = None
+        self._linking: asyncio.Task[None] | None = None
 
     async def start(self, listener: socket.socket) -> None:
         """Accepts the connections of a listening socket, once the services are known: connections wait for that, as
@@ -78,7 +78,8 @@ class Worker:
 
     async def stop(self, seconds: float) -> None:
         """Stop accepting, finish requests in flight within `seconds`, abort the rest."""
-        self._server.close()
+        if self._server is not None:
+            self._server.close()
         for connection in [*self._connections]:
             connection.drain()
         self._none_open.clear()
@@ -92,9 +93,10 @@ class Worker:
         self._shared.pool.close()
         # Their ends are reported in the next turn of the loop.
         await asyncio.sleep(0)
-        self._linking.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._linking
+        if self._linking is not None:
+            self._linking.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._linking
 
     def _closed(self, connection: ClientConnection) -> None:
         self._connections.discard(connection)

@@ -100,9 +100,11 @@ async def pool() -> AsyncIterator[EnginePool]:
     pool.close()
 
 
-async def call(pool: EnginePool, engine: Engine, request: bytes = GET, *, within: float = 3.0) -> Reader:
+async def call(
+    pool: EnginePool, engine: Engine, request: bytes = GET, *, within: float = 3.0, fresh: bool = False
+) -> Reader:
     reader = Reader()
-    connection = pool.call(engine.address, reader)
+    connection = pool.call(engine.address, reader, fresh=fresh)
     connection.write(request, no_body=request.startswith(b"HEAD"))
     connection.sent = True
     await asyncio.wait_for(reader.over.wait(), within)
@@ -199,6 +201,22 @@ async def test_idle_connections_are_bounded_for_each_engine_and_in_all(engine, p
     before = other.connections
     await asyncio.gather(*(call(pool, other) for _ in range(3)))
     assert other.connections == before
+    await other.stop()
+
+
+async def test_the_last_idle_connection_to_an_engine_may_give_way_to_another_one_to_it(engine, pool, monkeypatch):
+    monkeypatch.setattr(module, "MAX_IDLE", 2)
+    other = await Engine().start()
+    await call(pool, engine)
+    await call(pool, other)
+    await call(pool, engine, fresh=True)
+    assert len(pool._idle_until) == 2
+    before = engine.connections
+    await call(pool, engine)
+    assert engine.connections == before
+    for connection in [*pool._idle_until]:
+        connection.close()
+    assert pool._idle == {}
     await other.stop()
 
 

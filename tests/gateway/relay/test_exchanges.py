@@ -139,6 +139,19 @@ async def test_an_engine_gets_the_signed_tenant_and_no_credentials(keyed):
     assert (report["tenant"], report["key_id"], report["path"]) == ("acme", "k1", "/v1/chat/completions")
 
 
+async def test_a_request_that_waited_while_the_gateway_key_went_reaches_no_engine_unsigned(keyed):
+    pick = keyed.picker._pick
+
+    def pick_later(ask):
+        tell(keyed, Keys(None))
+        return pick(ask)
+
+    keyed.picker._pick = pick_later
+    status, _, body = await keyed.post(STREAM, headers=bearer())
+    assert (status, keyed.engine.seen) == (503, [])
+    assert (await keyed.report())["error"] == code(body)
+
+
 async def test_services_without_keys_leave_credentials_to_their_engines(relay):
     await relay.post(STREAM, headers=bearer())
     assert relay.engine.seen[0].headers["authorization"] == "Bearer right"
@@ -253,3 +266,8 @@ async def test_without_a_ready_engine_other_paths_are_503_at_once(relay):
     await eventually(lambda: not relay.shared.catalog.endpoints)
     status, headers, body = await relay.post({}, "/tokenize")
     assert (status, code(body), headers["retry-after"]) == (503, "no_replica", "5")
+
+
+async def test_a_report_of_a_refused_request_keeps_only_the_beginning_of_its_path(relay):
+    assert (await get(relay, "/" + 5000 * "x"))[0] == 404
+    assert len((await relay.report())["path"]) == 256

@@ -333,3 +333,24 @@ async def test_a_picker_that_does_not_read_costs_no_memory_and_no_report(picker,
         relay.link.ended(report(number))
     await picker.until(Ended, 101)
     assert relay.link._stream is not stream
+
+
+async def test_a_stream_to_a_picker_that_hangs_is_given_up_and_its_reports_are_bounded(picker, relay, monkeypatch):
+    monkeypatch.setattr(picker_link, "MAX_OUTBOX", 100)
+    monkeypatch.setattr(picker_link, "MAX_REPORTS", 50)
+    await picker.until(Hello)
+    picker.streams[0].transport.pause_reading()
+    for number in range(1000):
+        relay.link.ended(report(number, path="/" + 2000 * "x"))
+        if number % 20 == 0:
+            await asyncio.sleep(0)
+    await picker.until(Hello, 2)
+    assert len(relay.link._outbox) <= 100
+    assert len(picker.of(Ended)) + relay.link.dropped <= 1000
+
+
+async def test_an_attempt_that_is_refused_without_the_picker_is_held_there_no_longer(picker, relay):
+    picker.answer = lambda ask: []
+    answer = relay.ask(attempt=2, avoid=(ADDRESS,))
+    assert (await answer).status == 503
+    assert await picker.until(Left) == [Left("r-1", 2)]
