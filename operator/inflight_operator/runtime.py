@@ -123,7 +123,12 @@ async def run_operator(options: Options) -> int:
                 if reconciler.is_down(key):
                     workers.enqueue(key)
 
-            gateway = LiveGateway(http, api, options.gateway_service, wake) if options.gateway_service else None
+            def moved() -> None:
+                # A pod that died must leave the endpoints of the services now, and not within an interval.
+                for key in reconciler.services():
+                    workers.enqueue(key)
+
+            gateway = LiveGateway(http, api, options.gateway_service, wake, moved) if options.gateway_service else None
             if gateway is not None:
                 metrics.count_gateway_pods(lambda: gateway.pods)
             reconciler = Reconciler(

@@ -8,7 +8,7 @@ who may forward ports into the gateway's namespace may see both.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence, Set
 from contextlib import aclosing
 from time import monotonic
 
@@ -41,6 +41,14 @@ KEEP_ALIVE_SECONDS = 20.0
 PAGE_SHARE = 0.05
 """Maximum share of the picker's time for pages of metrics, which anyone in the cluster may ask for."""
 
+MAX_PAGES = 16
+"""Most pages of metrics that are sent at once; the connection of the oldest one ends for another."""
+
+MAX_CONNECTIONS = 512
+"""Most connections to a port; the oldest one that is no watcher's ends for another."""
+
+_CHUNK = 2**16
+
 METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -70,14 +78,16 @@ class StatePort:
         self._key = key
         self._page, self._page_until = b"", 0.0
         self._watchers = {"signed": 0, "local": 0}
+        self._watching: set[web.RequestHandler] = set()
+        self._readers: dict[web.RequestHandler, None] = {}
         health = [
             web.get("/metrics", self._metrics),
             web.get("/healthz", self._healthz),
             web.get("/readyz", self._readyz),
         ]
         local = [web.get("/v1/state", self._local_state), web.get("/v1/picks", self._last_picks)]
-        self._public = _Listener([*health, web.get("/v1/state", self._signed_state), *more])
-        self._local = _Listener([*health, *local])
+        self._public = _Listener([*health, web.get("/v1/state", self._signed_state), *more], self._watching)
+        self._local = _Listener([*health, *local], self._watching)
         self._sending: asyncio.Task[None] | None = None
 
     async def start(self, port: int, local_port: int, host: str | None = None) -> tuple[int, int]:
@@ -103,12 +113,31 @@ class StatePort:
             self._sending.cancel()
         await asyncio.gather(self._public.close(), self._local.close())
 
-    async def _metrics(self, _: web.Request) -> web.Response:
+    async def _metrics(self, request: web.Request) -> web.StreamResponse:
         began = monotonic()
         if began >= self._page_until:
             self._page = self._metrics_page()
             self._page_until = began + (monotonic() - began) / PAGE_SHARE
-        return web.Response(body=self._page, headers={"Content-Type": METRICS_TYPE})
+        if len(self._readers) >= MAX_PAGES:
+            _abort(next(iter(self._readers)))
+        self._readers[request.protocol] = None
+        try:
+            return await self._send(request, memoryview(self._page))
+        finally:
+            del self._readers[request.protocol]
+
+    async def _send(self, request: web.Request, page: memoryview) -> web.StreamResponse:
+        """Sends a page in parts: a client that does not read keeps one of them in memory, for `WRITE_SECONDS`."""
+        answer = web.StreamResponse(headers={"Content-Type": METRICS_TYPE})
+        answer.content_length = len(page)
+        await answer.prepare(request)
+        try:
+            async with asyncio.timeout(WRITE_SECONDS):
+                for begin in range(0, len(page), _CHUNK):
+                    await answer.write(bytes(page[begin : begin + _CHUNK]))
+        except (TimeoutError, ConnectionError):
+            _abort(request.protocol)
+        return answer
 
     async def _healthz(self, _: web.Request) -> web.Response:
         """Responds: any response means that the event loop runs."""
@@ -135,12 +164,14 @@ class StatePort:
         if self._watchers[kind] >= MAX_WATCHERS:
             return web.Response(status=503, text=f"{MAX_WATCHERS} watchers already\n", headers={"Retry-After": "5"})
         self._watchers[kind] += 1
+        self._watching.add(request.protocol)
         try:
             answer = web.StreamResponse(headers={"Content-Type": "application/jsonl"})
             await answer.prepare(request)
             await self._write(request, answer, self._stream.watch())
         finally:
             self._watchers[kind] -= 1
+            self._watching.discard(request.protocol)
         return answer
 
     async def _write(
@@ -152,8 +183,7 @@ class StatePort:
                     async with asyncio.timeout(WRITE_SECONDS):
                         await answer.write(line)
             except (TooSlowError, TimeoutError, ConnectionError):
-                if request.transport is not None:
-                    request.transport.abort()
+                _abort(request.protocol)
 
     async def _last_picks(self, request: web.Request) -> web.Response:
         namespace, name = request.query.get("namespace"), request.query.get("service")
@@ -169,10 +199,17 @@ class StatePort:
         )
 
 
-class _Listener:
-    """A port. Connections without a request end after `HEAD_SECONDS`: anyone in the cluster may open them."""
+def _abort(connection: web.RequestHandler) -> None:
+    if isinstance(connection.transport, asyncio.Transport):
+        connection.transport.abort()
 
-    def __init__(self, routes: Sequence[web.RouteDef]) -> None:
+
+class _Listener:
+    """A port. Connections without a request end after `HEAD_SECONDS`, and the oldest ones beyond `MAX_CONNECTIONS`:
+    anyone in the cluster may open them. Args: watching: connections that stay."""
+
+    def __init__(self, routes: Sequence[web.RouteDef], watching: Set[web.RequestHandler]) -> None:
+        self._watching = watching
         app = web.Application(middlewares=[self._heard])
         app.add_routes(routes)
         self._runner = web.AppRunner(
@@ -203,6 +240,9 @@ class _Listener:
 
     def _connected(self) -> web.RequestHandler:
         assert self._runner.server is not None
+        others = [one for one in self._runner.server.connections if one not in self._watching]
+        for one in others[: max(0, len(others) - MAX_CONNECTIONS + 1)]:
+            _abort(one)
         connection = self._runner.server()
         self._silent.add(connection)
         asyncio.get_running_loop().call_later(HEAD_SECONDS, self._end_silent, connection)

@@ -98,6 +98,7 @@ class GatewayReader:
         slices: lists the EndpointSlices of the gateway's Service.
         held: called with a service when requests of it begin to wait at a gateway pod.
         keys: returns the gateway's keys, which sign the requests for streams.
+        moved: called when `addresses` changes.
 
     Attributes:
         addresses: those of the ready pods at the last list; None before the first one.
@@ -107,6 +108,7 @@ class GatewayReader:
     slices: Callable[[], Awaitable[Sequence[Manifest]]]
     held: Callable[[ServiceKey], Awaitable[None]]
     keys: Callable[[], Sequence[bytes]]
+    moved: Callable[[], None] = lambda: None
     clock: Callable[[], float] = monotonic
     addresses: tuple[GatewayAddress, ...] | None = None
     _streams: dict[str, _Stream] = field(default_factory=dict)
@@ -120,7 +122,9 @@ class GatewayReader:
                 while True:
                     try:
                         slices = await self.slices()
-                        self.addresses = gateway_addresses(slices)
+                        before, self.addresses = self.addresses, gateway_addresses(slices)
+                        if self.addresses != before:
+                            self.moved()
                         self._keep(gateway_pods(slices), tasks)
                         self._lookup_error = ""
                     except KubeApiError as error:

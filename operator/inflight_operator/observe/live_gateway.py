@@ -24,17 +24,23 @@ class LiveGateway(GatewayReader):
         http: client for state streams.
         service: full DNS name of the gateway's Service.
         held: called with a service when a gateway pod starts to hold requests of it.
+        moved: called when the addresses of the gateway's ready pods change.
     """
 
     def __init__(
-        self, http: aiohttp.ClientSession, api: KubeApi, service: str, held: Callable[[ServiceKey], Awaitable[None]]
+        self,
+        http: aiohttp.ClientSession,
+        api: KubeApi,
+        service: str,
+        held: Callable[[ServiceKey], Awaitable[None]],
+        moved: Callable[[], None],
     ) -> None:
         name, namespace = service.split(".")[:2]
 
         async def slices() -> Sequence[dict[str, Any]]:
             return await api.list(Selection(ENDPOINTS, namespace, f"{SLICE_OF_LABEL}={name}"))
 
-        super().__init__(http, slices, held, lambda: self._key.current.keys)
+        super().__init__(http, slices, held, lambda: self._key.current.keys, moved)
         self._key = LiveGatewayKey(api, namespace, GATEWAY_KEY_SECRET_NAME)
 
     def tenant_keys(self, key: ServiceKey, uid: str) -> tuple[str, ...]:

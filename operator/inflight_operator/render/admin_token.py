@@ -31,8 +31,8 @@ def admin_token_secret(service: InferenceService, token: str, tenant_keys: Seque
         token: token for admin calls.
         tenant_keys: `ChildPlan.tenant_keys`.
     """
-    keyless = service.spec.gateway.auth is None
-    keys = (UNSIGNED,) if tenant_keys and keyless else tenant_keys
+    # Also where there is no gateway: pods from when there was one read the file at each request.
+    keys = (UNSIGNED,) if service.spec.gateway.auth is None else tenant_keys
     values = {TOKEN_KEY: token, **dict(zip((TENANT_KEY, PREVIOUS_TENANT_KEY), keys, strict=False))}
     return {
         **child("v1", "Secret", service, child_names(service.metadata.name).admin_token),

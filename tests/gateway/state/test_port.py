@@ -2,7 +2,9 @@
 
 import asyncio
 import json
+import socket
 import time
+import tracemalloc
 from contextlib import asynccontextmanager
 from time import monotonic
 
@@ -379,3 +381,47 @@ async def test_a_fault_in_taking_a_line_does_not_end_the_following(served, caplo
         await until(lambda: len(taken) == 2)
         peers.close()
     assert "a fault of the ledger" in caplog.text
+
+
+async def _open(served, path):
+    """A client that asks for a page and reads nothing."""
+    host, _, port = served.address.partition(":")
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, (host, int(port)))
+    await loop.sock_sendall(client, f"GET {path} HTTP/1.1\r\nHost: gateway\r\n\r\n".encode())
+    return client
+
+
+async def test_pages_of_metrics_that_nobody_reads_take_little_memory_and_their_connections_end(served, monkeypatch):
+    monkeypatch.setattr(port_module, "WRITE_SECONDS", 0.5)
+    served.metrics = b"x" * 2**24
+    tracemalloc.start()
+    clients = [await _open(served, "/metrics") for _ in range(20)]
+    await asyncio.sleep(0.2)
+    kept, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    status, page = await get_public(served, "/metrics")
+    assert (status, len(page)) == (200, 2**24)
+    assert kept < 8 * 2**20
+    await asyncio.sleep(0.6)
+    assert len(served.port._readers) == 0
+    for client in clients:
+        client.close()
+
+
+async def test_many_connections_keep_neither_a_watcher_nor_a_new_client_out(served, monkeypatch):
+    monkeypatch.setattr(port_module, "MAX_CONNECTIONS", 8)
+    path = "/v1/state?watch=1"
+    async with served.public.get(path, headers={PEER_SIGNATURE: served.key.sign(get_message(path))}) as watcher:
+        assert json.loads(await watcher.content.readline())
+        clients = [await _open(served, "/healthz") for _ in range(20)]
+        assert await get_public(served, "/healthz") == (200, "ok\n")
+        assert len(served.port._public._runner.server.connections) <= 10
+        served.send(1, 10)
+        async with asyncio.timeout(5):
+            assert json.loads(await watcher.content.readline())
+        for client in clients:
+            client.close()

@@ -137,6 +137,27 @@ async def test_pods_come_and_go_and_one_that_starts_is_not_waited_for(monkeypatc
     assert gateway_pods([{"endpoints": [{"addresses": ["fd00::1"]}]}])["fd00::1"].url.startswith("http://[fd00::1]:")
 
 
+async def test_services_have_a_round_at_once_when_a_gateway_pod_comes_or_goes(monkeypatch):
+    async with gateway_pod() as pod, aiohttp.ClientSession() as http:
+        monkeypatch.setattr(gateway_module, "GATEWAY_STATE_PORT", pod.port)
+        slices, moved = Slices(endpoint_slice("g-1", "g-2")), []
+
+        async def held(_):
+            return None
+
+        reader = GatewayReader(http, slices, held, lambda: [], lambda: moved.append(len(reader.addresses)))
+        task = asyncio.create_task(reader.run())
+        try:
+            await until(lambda: moved)
+            slices.slices = [endpoint_slice("g-1", "g-2", ready=False)]
+            await until(lambda: len(moved) == 2)
+            await asyncio.sleep(0.12)  # two further lists
+        finally:
+            task.cancel()
+            await asyncio.wait({task})
+    assert moved[1:] == [0]
+
+
 def test_addresses_are_those_of_ready_pods_and_an_endpoint_without_conditions_is_ready():
     drains = {"ready": True, "serving": True, "terminating": True}
     slices = [

@@ -69,7 +69,6 @@ def test_engines_verify_tenants_by_a_key_from_their_secret():
     service, plan = make(**KEYS), replace(PLAN, tenant_keys=("a key", "another"))
     data = child("Secret", service, plan, GATEWAY)["data"]
     assert [base64.b64decode(data[name]) for name in ("tenant-key", "tenant-key-previous")] == [b"a key", b"another"]
-    assert not {"tenant-key", "tenant-key-previous"} & {*child("Secret", make(**CPU))["data"]}
     container = engine(service, GATEWAY)
     (flag,) = (one for one in container["command"] if one.startswith("--tenant-key-file="))
     assert flag == "--tenant-key-file=/etc/inflight/admin/tenant-key"
@@ -81,6 +80,12 @@ def test_without_api_keys_engines_take_unsigned_requests_and_neither_api_keys_no
     assert base64.b64decode(data["tenant-key"]) == b"none"
     assert "tenant-key-previous" not in data
     assert pod(make(**BEHIND), GATEWAY) == pod(make(**KEYS), GATEWAY)
+
+
+def test_engines_from_before_take_unsigned_requests_when_the_gateway_is_uninstalled():
+    behind = child("Secret", make(**BEHIND), replace(PLAN, tenant_keys=("a key",)), GATEWAY)["data"]
+    assert child("Secret", make(**BEHIND))["data"]["tenant-key"] == behind["tenant-key"]
+    assert not {"tenant-key", "tenant-key-previous"} & {*child("Secret", make(**KEYS))["data"]}
 
 
 def test_to_put_a_service_behind_the_gateway_is_a_change_of_its_spec_and_no_upgrade():
