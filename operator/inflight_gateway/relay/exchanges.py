@@ -89,7 +89,8 @@ class _Passed:
             self._address = addresses[0]
             signing = self._shared.admission.engine_headers
             self._request.headers = engine_headers(self._request, self._config, self._admitted.tenant, signing)
-            self._passing = PassThrough(self._shared.pool, self._address, self._request, self._client, self._ended)
+            pool, head_s = self._shared.pool, self._shared.tuning.head_s
+            self._passing = PassThrough(pool, self._address, self._request, self._client, self._ended, head_s)
             self._passing.begin()
 
     def body(self, data: bytes) -> None:

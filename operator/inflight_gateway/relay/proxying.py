@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from inflight_gateway.relay.client import ClientConnection, Request
@@ -19,6 +20,7 @@ from inflight_gateway.relay.heads import (
 )
 
 LOST = ClientError(502, "the connection to the engine broke off before it answered", "engine_lost", retry_after_s=1)
+SILENT = ClientError(504, "the engine did not answer in time", "engine_silent", retry_after_s=1)
 
 
 def start_proxied(client: ClientConnection, status: int, headers: Headers) -> None:
@@ -29,7 +31,13 @@ def start_proxied(client: ClientConnection, status: int, headers: Headers) -> No
 
 
 class PassThrough:
-    """A forwarded request. Args: address: of the engine. ended: receives the status; 0: the client left before it."""
+    """A forwarded request.
+
+    Args:
+        address: of the engine.
+        ended: receives the status; 0: the client left before it.
+        head_s: seconds from the end of the request in which the engine's response must begin.
+    """
 
     def __init__(
         self,
@@ -38,12 +46,15 @@ class PassThrough:
         request: Request,
         client: ClientConnection,
         ended: Callable[[int], None],
+        head_s: float,
     ) -> None:
         self._pool = pool
         self._address = address
         self._request = request
         self._client = client
         self._ended = ended
+        self._head_s = head_s
+        self._timer: asyncio.TimerHandle | None = None
         self._call: EngineConnection
         self._chunked = request.length is None
         # Kept until the response begins, for another connection.
@@ -75,6 +86,8 @@ class PassThrough:
         if self._chunked:
             self._write(LAST_CHUNK)
         self._call.sent = True
+        if not self._status:
+            self._timer = asyncio.get_running_loop().call_later(self._head_s, self._silent)
 
     def _write(self, part: bytes) -> None:
         self._call.write(part, no_body=self._request.method == b"HEAD")
@@ -82,6 +95,7 @@ class PassThrough:
             self._parts.append(part)
 
     def left(self) -> None:
+        self._stop_timer()
         self._call.cancel()
         self._ended(self._status)
 
@@ -94,6 +108,7 @@ class PassThrough:
     # Called by the connection to the engine.
 
     def head(self, status: int, headers: Headers) -> None:
+        self._stop_timer()
         self._status = status
         self._parts.clear()
         start_proxied(self._client, status, headers)
@@ -113,6 +128,7 @@ class PassThrough:
                 self._call.write(part, no_body=self._request.method == b"HEAD")
             self._call.sent = sent
             return
+        self._stop_timer()
         self._ended(self._status or LOST.status)
         if self._status:
             self._client.abort()
@@ -124,3 +140,13 @@ class PassThrough:
             self._client.resume()
         else:
             self._client.pause()
+
+    def _silent(self) -> None:
+        self._call.cancel()
+        self._ended(SILENT.status)
+        self._client.refuse(SILENT)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

@@ -85,6 +85,11 @@ class Request:
         """Number of the newest attempt, from 1."""
         return self.view.attempt
 
+    def go_on_from(self, lost: Request) -> None:
+        """Takes what is known of the same request from the time before its relay's stream broke."""
+        self.admitted, self.picked, self.held_s = lost.admitted, lost.picked, lost.held_s
+        self.tokens, self.served = lost.tokens, lost.served
+
     def move(self, phase: Phase) -> None:
         """Raises AssertionError where the phase cannot follow."""
         if phase not in _NEXT[self.phase]:

@@ -21,6 +21,10 @@ from inflight_gateway.types import Finished, Pick, Refusal, RequestView, Service
 RETRY_AFTER_S = 5
 """Retry-After for clients whose hold expired: by then a replica may have become free or ready."""
 
+RETURNS_S = 5.0
+"""Seconds in which a relay whose stream broke connects again, if it lives. Its requests are counted then: those that it
+still has are counted once, by their reports."""
+
 FIRST_TOKEN = 1
 """Output tokens that a tenant's counter is charged at the start of a request, see `HoldQueue.release`."""
 
@@ -61,6 +65,8 @@ class Requests:
         self._refused = refused
         self._starter = Starter(catalog, picker, ledger)
         self._requests: dict[str, Request] = {}
+        self._lost: dict[str, tuple[float, Request]] = {}
+        """Requests of broken streams, over and not counted yet, and when they will be; the first one comes first."""
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -75,8 +81,11 @@ class Requests:
             if config is None:
                 continue
             request = self._begin(ask, config, relay, reply, (), now)
-            request.served = None
-            request.admitted = self._gate.adopt(request.view)
+            if request.admitted is None:
+                request.served = None
+                request.admitted = self._gate.adopt(request.view)
+            else:
+                self._gate.resume(request.admitted)
             self._starter.shares.arrived(request.view, config, now)
             self._runs(request, address, now)
         self._changed()
@@ -149,14 +158,17 @@ class Requests:
 
     def ended(self, report: Finished) -> None:
         """Ends a request by its report, also one that is not known."""
-        request = self._requests.get(report.request_id)
-        if request is None:
+        request, ran = self._requests.get(report.request_id), False
+        if request is not None:
+            ran = request.phase is not Phase.AWAITING
+            self._over(request)
+        elif report.request_id in self._lost:
+            request = self._lost.pop(report.request_id)[1]
+        else:
             if report.service in self._catalog.services:
                 self._gate.count(report)
             self._log.ended(report, None, "")
             return
-        ran = request.phase is not Phase.AWAITING
-        self._over(request)
         if request.admitted is not None:
             self._serve(request, report.completion_tokens)
             self._gate.settle(request.view, request.admitted, report)
@@ -166,10 +178,15 @@ class Requests:
         self._after(request, changed=ran)
 
     def lost(self, relay: Hashable) -> None:
-        """Ends all requests of a stream that broke. Their estimates stand for limits; usage is what the relay said
-        last."""
-        for request_id in [name for name, request in self._requests.items() if request.relay == relay]:
-            self.end(request_id)
+        """Ends all requests of a stream that broke. Unless its relay comes back with them within `RETURNS_S`, their
+        estimates stand for limits, and usage is what the relay said last."""
+        for request in [one for one in self._requests.values() if one.relay == relay]:
+            self._lose(request)
+            self._after(request)
+
+    def _lose(self, request: Request) -> None:
+        self._over(request)
+        self._lost[request.id] = self._clock() + RETURNS_S, request
 
     def end(self, request_id: str) -> None:
         """Ends a request that nothing reports; an unknown one is ignored."""
@@ -177,9 +194,14 @@ class Requests:
         if request is None:
             return
         self._over(request)
+        self._unreported(request)
+        self._after(request)
+
+    def _unreported(self, request: Request) -> None:
+        """Counts a request that has ended and that nothing reports."""
         admitted, tokens = request.admitted, request.tokens
         finished = Finished(
-            request_id,
+            request.id,
             request.view.service,
             request.status,
             stream=False,
@@ -195,7 +217,6 @@ class Requests:
         if admitted is not None:
             self._gate.unreported(admitted, finished)
         self._log.ended(finished, request.held_s, request.refusal)
-        self._after(request)
 
     def status(self, request_id: str, status: int) -> None:
         """Notes the status of a replica's response to a request that nothing reports."""
@@ -230,8 +251,12 @@ class Requests:
             self._go(self._requests[waiting.request_id], pick, now)
 
     def expire(self) -> None:
-        """Rejects requests that reached their maximum wait."""
-        for waiting in self._holds.expire(self._clock()):
+        """Rejects requests that reached their maximum wait, and counts lost ones."""
+        now = self._clock()
+        while self._lost and (lost := next(iter(self._lost.values())))[0] <= now:
+            del self._lost[lost[1].id]
+            self._unreported(lost[1])
+        for waiting in self._holds.expire(now):
             config = self._catalog.services.get(waiting.service)
             waited = "" if config is None else f" for {config.hold.max_wait_s:g} s (hold.maxWait)"
             self._refuse(
@@ -263,11 +288,13 @@ class Requests:
         request = self._requests.get(ask.id)
         if request is not None and request.relay != relay:
             # A relay's earlier stream, whose end is not known yet.
-            self.end(ask.id)
+            self._lose(request)
             request = None
         if request is None:
             attempt = view(ask, config, now)
             request = self._requests[ask.id] = Request(relay, reply, attempt, ask.key_id, allowed)
+            if ask.id in self._lost:
+                request.go_on_from(self._lost.pop(ask.id)[1])
         else:
             if request.phase is not Phase.AWAITING:
                 self._leave(request)

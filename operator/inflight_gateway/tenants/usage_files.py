@@ -94,7 +94,10 @@ class UsageFiles:
         self._folder = folder = self._take()
         segments = self._segments()
         known = _read_checkpoint(folder)
-        if segments:
+        if known is not None and known.segment not in segments:
+            # Someone removed it: lines go where the checkpoint does not count them.
+            self._segment = known.segment + 1
+        if segments and segments[-1] >= self._segment:
             self._segment = segments[-1]
             self._size = _whole_lines(self._file(self._segment))
         first, offset = (known.segment, known.offset) if known is not None else (0, 0)
@@ -118,7 +121,8 @@ class UsageFiles:
                 self._file(number).unlink(missing_ok=True)
         file = os.open(self._file(segment), os.O_WRONLY | os.O_CREAT, 0o640)
         try:
-            # What a failed attempt has left behind goes.
+            # What a failed attempt has left behind goes. A file that someone removed begins again.
+            size = min(size, os.fstat(file).st_size)
             os.ftruncate(file, size)
             _write(file, data, size)
             os.fdatasync(file)
@@ -172,7 +176,8 @@ class UsageFiles:
 
     def _segments(self) -> list[int]:
         assert self._folder is not None
-        return sorted(int(file.stem.removeprefix("usage-")) for file in self._folder.glob("usage-[0-9]*.jsonl"))
+        numbers = (file.stem.removeprefix("usage-") for file in self._folder.glob("usage-*.jsonl"))
+        return sorted(int(number) for number in numbers if number.isascii() and number.isdigit())
 
     def _lines(self, segments: Sequence[tuple[int, int]]) -> Iterator[Line]:
         for number, offset in segments:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 
 import aiohttp
 import pytest
 
-from tests.gateway.relay.conftest import eventually
+from tests.gateway.relay.conftest import QUICK, eventually
 from tests.gateway.relay.fake_engine import Do, frames_for
 from tests.gateway.relay.test_continue import STREAM, WHOLE, same
 from tests.gateway.relay.test_usage import DONE, LAST, content
@@ -55,6 +56,22 @@ async def test_a_request_that_its_engine_does_not_answer_is_502(relay):
     status, _, body = await relay.post({}, "/tokenize")
     assert (status, json.loads(body)["error"]["code"]) == (502, "engine_lost")
     assert (await relay.report())["status"] == 502
+
+
+async def test_a_request_that_its_engine_does_not_answer_in_time_is_504(make):
+    relay = await make(replace(QUICK, head_s=0.1))
+    relay.script(Do(pause_s=30))
+    status, _, body = await relay.post({}, "/tokenize")
+    assert (status, json.loads(body)["error"]["code"]) == (504, "engine_silent")
+    assert (await relay.report())["status"] == 504
+    assert not relay.shared.pool._in_flight
+
+
+async def test_a_response_may_take_longer_than_its_head(make):
+    relay = await make(replace(QUICK, head_s=0.1))
+    relay.script(Do(frames=b"slow" * 3, split=4, pause_s=0.1))
+    status, _, body = await relay.post({}, "/tokenize")
+    assert (status, body) == (200, b"slow" * 3)
 
 
 async def test_a_connection_that_was_closed_while_idle_costs_no_attempt_and_no_request(make):

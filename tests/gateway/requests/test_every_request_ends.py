@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from inflight_gateway.link.wire import Ask, Go, Refuse
 from inflight_gateway.requests.record import Phase
+from inflight_gateway.requests.registry import RETURNS_S
 from inflight_gateway.types import RateLimits
 from tests.gateway.requests.world import CONFIG, KEY, World
 
@@ -118,6 +119,9 @@ def test_the_end_of_a_stream_ends_all_its_requests(steps):
         for stream in {one.relay for one in world.requests._requests.values()}:
             world.requests.lost(stream)
         world.assert_empty()
+        world.now += RETURNS_S
+        world.requests.expire()
+        assert world.requests._lost == {}
 
     asyncio.run(run())
 

@@ -9,7 +9,9 @@ import pytest
 
 from inflight_gateway.link.wire import Ask, Go, Held, Refuse
 from inflight_gateway.pick.picker import Picker
+from inflight_gateway.request.body import Body
 from inflight_gateway.requests.record import Phase, Request
+from inflight_gateway.requests.registry import RETURNS_S
 from inflight_gateway.types import RateLimits
 from inflight_policies.service_counter import OUTPUT_TOKEN, PROMPT_TOKEN
 from tests.gateway.requests.world import CONFIG, KEY, World
@@ -129,6 +131,9 @@ def test_a_stream_that_breaks_ends_its_requests_alone():
         world.ask(f"{number}", relay=f"r{number % 2}")
     world.requests.lost("r0")
     assert len(world.requests) == 2
+    assert world.value("requests_total", status="unknown") is None
+    world.now += RETURNS_S
+    world.requests.expire()
     assert world.value("requests_total", status="unknown") == 3
     world.requests.lost("r1")
     world.assert_empty()
@@ -140,6 +145,8 @@ def test_usage_of_a_relay_that_died_is_what_it_reported_last():
     world.requests.answering("a", 1, "10.0.0.0:80")
     world.requests.progress([("a", 31)])
     world.requests.lost("r0")
+    world.now += RETURNS_S
+    world.requests.expire()
     tokens = {kind: world.value("tenant_tokens_total", tenant="acme", kind=kind) for kind in ("prompt", "completion")}
     assert tokens == {"prompt": 20, "completion": 31}
     world.assert_empty()
@@ -389,3 +396,44 @@ def test_refusals_name_the_attempt():
     world.catalog.update(services={KEY: None})
     assert isinstance(world.said[-1], Refuse)
     assert (world.said[-1].id, world.said[-1].attempt) == ("a", 1)
+
+
+@pytest.mark.parametrize(
+    "ends", ["after the stream is back", "in between", "on the new stream, before the old one ends"]
+)
+def test_a_request_whose_stream_broke_and_came_back_is_counted_once(ends):
+    world = World(replace(CONFIG, default_limits=RateLimits(tokens_per_minute=1000)), endpoints=1)
+    world.ask("a", tenant="acme", prompt_tokens=20, max_tokens=100)
+    world.requests.answering("a", 1, "10.0.0.0:80")
+    world.requests.progress([("a", 31)])
+    running = [(Ask("a", 1, KEY, tenant="acme", body=Body(prompt_tokens=20, max_tokens=100)), "10.0.0.0:80")]
+    if ends.startswith("on"):
+        world.requests.hello(running, "r0 again", world.said.append)
+        world.requests.lost("r0")
+        assert world.in_flight() == {"10.0.0.0:80": 1}
+    else:
+        world.requests.lost("r0")
+        assert world.in_flight() == {}
+    if ends.startswith("after"):
+        world.requests.hello(running, "r0 again", world.said.append)
+        assert world.in_flight() == {"10.0.0.0:80": 1}
+    world.end("a", tenant="acme", prompt_tokens=20, completion_tokens=40)
+    world.now += RETURNS_S
+    world.requests.expire()
+    world.assert_empty()
+    tokens = {kind: world.value("tenant_tokens_total", tenant="acme", kind=kind) for kind in ("prompt", "completion")}
+    assert tokens == {"prompt": 20, "completion": 40}
+    assert world.value("tenant_requests_total", tenant="acme") == 1
+    assert (world.value("requests_total", status="200"), world.value("requests_total", status="unknown")) == (1, None)
+    assert world.limits._accounts._entry((KEY, "acme")).account.tokens.used == 60
+
+
+def test_a_held_request_whose_stream_broke_is_charged_once():
+    world = World(replace(CONFIG, default_limits=RateLimits(tokens_per_minute=1000, requests_per_minute=10)))
+    for stream in ("r0", "r0 again"):
+        assert world.ask("a", relay=stream, tenant="acme", prompt_tokens=20, max_tokens=100) == [Held("a", 1)]
+        world.requests.lost("r0")
+    account = world.limits._accounts._entry((KEY, "acme")).account
+    assert (account.requests.used, account.in_flight) == (1, 1)
+    world.end("a", endpoints=())
+    world.assert_empty()

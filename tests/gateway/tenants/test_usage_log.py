@@ -232,3 +232,21 @@ async def test_pods_that_share_a_volume_have_a_folder_each_and_one_goes_on_in_th
     assert [len(lines(tmp_path, pod)) for pod in "01"] == [1, 2]
     async with Pod(tmp_path) as third:
         assert third.totals() == first.totals()
+
+
+async def test_files_that_someone_removed_or_added_are_no_obstacle_and_lines_after_that_count(tmp_path):
+    async with Pod(tmp_path) as pod:
+        pod.ends(1)
+        await until(lambda: len(lines(tmp_path)) == 1)
+        (tmp_path / "0" / "usage-000001.jsonl").unlink()
+        pod.ends(2)
+        await until(lambda: (tmp_path / "0" / "usage-000001.jsonl").exists() and len(lines(tmp_path)) == 1)
+    files = UsageFiles(tmp_path)
+    files.open()
+    files.checkpoint(pod.gate.usage.totals())
+    files.close()
+    (tmp_path / "0" / "usage-000001.jsonl").rename(tmp_path / "0" / "usage-000001-billed.jsonl")
+    async with Pod(tmp_path) as pod:
+        pod.ends(3)
+    async with Pod(tmp_path) as pod:
+        assert pod.totals()["team-a", "chat", "acme"][0] == 3
