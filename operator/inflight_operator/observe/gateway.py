@@ -1,6 +1,6 @@
 """State streams of the gateway's pods: held and in-flight requests of every service.
 
-One task follows each pod. The pods are those of the gateway's EndpointSlices, listed every two seconds: there are few,
+One task follows each pod. The pods are those of the gateway's EndpointSlices, listed twice a second: there are few,
 and a watch of one Service in a namespace that the operator may not manage would need a separate client.
 """
 
@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 WATCH = "/v1/state?watch=1"
 
-LOOKUP_SECONDS = 2.0
+LOOKUP_SECONDS = 0.5
 """Seconds between two lists of the gateway's pods."""
 
 SILENCE_SECONDS = 15.0
