@@ -19,7 +19,7 @@ import msgspec
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery.hosts import Hosts
 from inflight_gateway.request.body import NO_FIELDS, Body
-from inflight_gateway.types import Endpoint, Finished, ServiceConfig
+from inflight_gateway.types import Endpoint, Finished, Refusal, ServiceConfig
 
 MAX_FRAME_BYTES = 32 * 2**20
 """Most bytes of a frame; a longer one ends the stream. Senders split what may grow beyond it."""
@@ -131,6 +131,11 @@ class Refuse(_Message, frozen=True):
     code: str
     message: str
     headers: Headers = ()
+
+    @classmethod
+    def of(cls, request_id: str, attempt: int, refusal: Refusal) -> Refuse:
+        """Makes the message that refuses an attempt."""
+        return cls(request_id, attempt, refusal.status, refusal.code, refusal.message, refusal.headers)
 
 
 class Known(_Message, frozen=True):

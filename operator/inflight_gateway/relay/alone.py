@@ -48,10 +48,10 @@ class Alone:
         """Picks engines for an attempt. The first attempt of a request is charged to its tenant, until `ended`."""
         config = self._catalog.services.get(ask.service)
         if config is None:
-            return _refuse(ask, Refusal(404, "service_not_found", f"{ask.service} was deleted"))
+            return Refuse.of(ask.id, ask.attempt, Refusal(404, "service_not_found", f"{ask.service} was deleted"))
         addresses = self.least(ask.service, ask.id, ask.avoid)
         if not addresses:
-            return _refuse(ask, no_replica(ask.service))
+            return Refuse.of(ask.id, ask.attempt, no_replica(ask.service))
         headers: answers.Headers = ()
         limits = share(config.tenant(ask.tenant).limits, self.relays)
         if ask.attempt == 1 and limits != _UNLIMITED:
@@ -60,7 +60,7 @@ class Alone:
             tokens = charge_for(ask.body.prompt_tokens + ask.body.choices * most, limits)
             verdict = self._accounts.admit(Admission(key, limits, tokens), now)
             if verdict.refused_by is not None:
-                return _refuse(ask, answers.over_limit(config, ask.tenant, limits, verdict))
+                return Refuse.of(ask.id, ask.attempt, answers.over_limit(config, ask.tenant, limits, verdict))
             self._charged[ask.id] = Settlement(key, tokens, 0, verdict.slot)
             headers = answers.limit_headers(verdict)
         # Each earlier attempt used up one replica.
@@ -84,7 +84,3 @@ def no_replica(service: ServiceKey) -> Refusal:
     return Refusal(
         503, "no_replica", f"no replica of {service} is ready; try again", (("retry-after", str(RETRY_AFTER_S)),)
     )
-
-
-def _refuse(ask: Ask, refusal: Refusal) -> Refuse:
-    return Refuse(ask.id, ask.attempt, refusal.status, refusal.code, refusal.message, refusal.headers)

@@ -103,7 +103,7 @@ class Requests:
             return
         config = self._catalog.services.get(ask.service)
         if config is None:
-            reply(_refuse(ask.id, ask.attempt, _deleted(ask.service)))
+            reply(Refuse.of(ask.id, ask.attempt, _deleted(ask.service)))
             return
         self._ledger.touch(ask.service, now)
         request = self._begin(ask, config, relay, reply, allowed, now)
@@ -361,7 +361,7 @@ class Requests:
         self._leave(request)
         request.refusal, request.status = refusal.code, refusal.status
         self._log.refused(request.view.service, refusal)
-        request.reply(_refuse(request.id, request.attempt, refusal))
+        request.reply(Refuse.of(request.id, request.attempt, refusal))
         self._changed()
 
     def _unqueue(self, request: Request) -> None:
@@ -400,10 +400,6 @@ class Requests:
         if total > served:
             request.served = total
             self._holds.served(request.view, total - served)
-
-
-def _refuse(request_id: str, attempt: int, refusal: Refusal) -> Refuse:
-    return Refuse(request_id, attempt, refusal.status, refusal.code, refusal.message, refusal.headers)
 
 
 def _deleted(service: ServiceKey) -> Refusal:
