@@ -137,7 +137,8 @@ async def test_services_engines_and_keys_with_the_least_rights(kubectl, namespac
         await in_thread(kubectl.ok, "patch", "ifsvc", "chat", "-n", namespace, "--type=merge", "-p", patch)
         # Services of other tests stand in other namespaces, and this account may not read their Secrets either.
         await until(lambda: any(f"/{namespace}/secrets" in problem for problem in discovery.problems()))
-        assert "HTTP 403" in " ".join(discovery.problems()) and catalog.secret(ref) is None
+        assert "HTTP 403" in " ".join(discovery.problems())
+        assert catalog.secret(ref) is None
         assert discovery.unready() == []
 
 
