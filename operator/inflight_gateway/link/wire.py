@@ -1,7 +1,13 @@
-"""Messages between the relays and the picker of a gateway pod.
+"""Messages between relays and pickers.
 
-One stream for each relay process, on a UNIX socket (`Sockets.picker`). A frame is its length in 4 bytes, most
-significant first, and a msgpack list of messages: all that one side has to say in one turn of its event loop.
+Each relay process has one stream to the picker of each gateway pod: to that of its own pod on a UNIX socket
+(`Sockets.picker`), to the others by TCP, signed (`link.signed`). The picker that owns a service (`link.ownership`)
+answers for it; the picker of the relay's own pod also sends what it knows (`Known`, `Keys`, `Gateways`). A frame is its
+length in 4 bytes, most significant first, and a msgpack list of messages: all that one side has to say in one turn of
+its event loop. A picker that has nothing to say sends an empty frame every `BEAT_S`.
+
+When a service gets another owner, its relays say `Released` to the old one, and ask the new one again: `Running` for
+attempts that engines answer, then `Ask` for those that wait, in their order.
 
 A request has one id, made by the relay, for all its attempts. Each attempt is asked for, answered by `Held` and then
 `Go` or `Refuse`, or by one of these alone, and ended by `Left`; `Ended` comes last. Messages on an attempt that is over
@@ -12,7 +18,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import msgspec
 
@@ -27,6 +33,15 @@ MAX_FRAME_BYTES = 32 * 2**20
 ACKNOWLEDGED_S = 0.2
 """Seconds in which the picker answers an `Ask` by `Held`, `Go` or `Refuse`, or another one's: after this silence the
 relay picks by itself."""
+
+BEAT_S = 0.5
+"""Most seconds between two frames of a picker."""
+
+SILENT_S = 2.0
+"""Seconds without a frame after which a picker has hung, and relays ask the next owner."""
+
+MAX_TURNS = 2
+"""Pickers that may answer `Elsewhere` for an attempt; the next one answers for it whatever it knows."""
 
 Headers: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -48,6 +63,10 @@ class Ask(_Message, frozen=True):
         avoid: addresses of engines that failed this request.
         external_id: X-Request-Id.
         age_s: seconds since the request arrived at the relay.
+        without: gateway pods that this relay cannot reach: none of them is taken for the owner.
+        turns: answers `Elsewhere` to this attempt so far.
+        admitted: an earlier owner has admitted this attempt, and it waits: it is charged to its tenant's limits, and
+            neither counted as an arrival nor refused by limits or bounds of the queue.
     """
 
     id: str
@@ -61,6 +80,9 @@ class Ask(_Message, frozen=True):
     avoid: tuple[str, ...] = ()
     external_id: str = ""
     age_s: float = 0.0
+    without: tuple[str, ...] = ()
+    turns: int = 0
+    admitted: bool = False
 
 
 class Hello(_Message, frozen=True):
@@ -69,6 +91,21 @@ class Hello(_Message, frozen=True):
 
     relay: str
     running: tuple[tuple[Ask, str], ...] = ()
+
+
+class Running(_Message, frozen=True):
+    """An engine answers an attempt that this picker was not asked for. Attributes: ask: without the hashes of its prompt.
+    address: the engine. tokens: completion tokens so far, over all attempts."""
+
+    ask: Ask
+    address: str
+    tokens: int = 0
+
+
+class Released(_Message, frozen=True):
+    """The relay's requests of a service have another owner from now on: this picker ends them, and no report follows."""
+
+    service: ServiceKey
 
 
 class Answering(_Message, frozen=True):
@@ -98,6 +135,14 @@ class Ended(_Message, frozen=True):
     """A request has ended, also one that the relay refused and never asked for."""
 
     report: Finished
+
+
+class Elsewhere(_Message, frozen=True):
+    """This picker does not own the attempt's service. Attributes: pod: the gateway pod that does."""
+
+    id: str
+    attempt: int
+    pod: str
 
 
 class Held(_Message, frozen=True):
@@ -170,8 +215,24 @@ class Pods(_Message, frozen=True):
     relays: int
 
 
-FromRelay: TypeAlias = Hello | Ask | Answering | Progress | Left | Ended
-FromPicker: TypeAlias = Held | Go | Refuse | Known | Keys | Pods
+class GatewayPod(NamedTuple):
+    """A ready gateway pod. Attributes: address: IP:PORT where its picker takes the streams of other pods' relays."""
+
+    name: str
+    address: str
+
+
+class Gateways(_Message, frozen=True):
+    """The ready gateway pods, among which services are shared out. Attributes: own: name of the sender's pod, which may
+    be missing in `pods`: it starts or drains. relays: relay processes of the sender's pod."""
+
+    own: str
+    pods: tuple[GatewayPod, ...]
+    relays: int = 1
+
+
+FromRelay: TypeAlias = Hello | Running | Released | Ask | Answering | Progress | Left | Ended
+FromPicker: TypeAlias = Elsewhere | Held | Go | Refuse | Known | Keys | Pods | Gateways
 
 _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()

@@ -18,6 +18,27 @@ from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
 
 
+class ClassDemand(NamedTuple):
+    """Requests of a class at this gateway pod since it started: counters, so a lost line causes no error.
+
+    Attributes:
+        arrived: requests for the first time here, refused ones among them; one that another gateway pod has counted is
+            not.
+        prompt_tokens, prompt_squares: sums over them of estimated prompt tokens, and of their squares.
+        output_tokens, output_squares: the same for the output tokens expected of each, over all of its choices.
+        refused: those of them that limits, the queue's bounds or the maximum wait refused.
+        cached_tokens: prompt tokens of those sent to engines whose prefix cache should hold them.
+    """
+
+    arrived: int = 0
+    prompt_tokens: int = 0
+    prompt_squares: int = 0
+    output_tokens: int = 0
+    output_squares: int = 0
+    refused: int = 0
+    cached_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class ServiceLoad:
     """Load of one service, as this gateway pod sees it.
