@@ -290,7 +290,7 @@ def test_what_policies_hold_back_is_said():
 
 CAPACITY = Reason(
     "Demand",
-    {"replicas": 6, "rate": 61.0, "prompt": 1155.0, "output": 211.0, "need": 4.9, "each": 12.4, "margin": 0.7},
+    {"replicas": 6, "rate": 61.0, "prompt": 1155.0, "output": 211.0, "need": 4.9, "each": 12.4, "margin": 1.1},
 )
 
 
@@ -305,7 +305,7 @@ def asked(observation, replicas, targets=NONE, behavior=AT_ONCE):
 def test_the_capacity_model_decides_alone_where_no_target_is_set():
     decision = asked(seen(2, [50, 50]), 6)
     assert decision.replicas == 6
-    said_of = "replicas 2 -> 6: 6 replicas: 61 requests/s of 1,155 + 211 tokens need 4.9 at 12.4/s each, margin 0.7"
+    said_of = "replicas 2 -> 6: 6 replicas: 61 requests/s of 1,155 + 211 tokens need 4.9 at 12.4/s each, margin 1.1"
     assert said(decision) == said_of
     assert asked(seen(8, [50] * 8), 6).replicas == 6
 
