@@ -1,5 +1,7 @@
-"""Tenants that connect to different gateway pods share a service as at one pod. Virtual time: the delays that remain are
-those of the pods' decisions, and of the way between them."""
+"""Tenants that connect to different gateway pods share a service as at one pod.
+
+Time is virtual: the delays that remain are those of the pods' decisions, and of the way between pods.
+"""
 
 from __future__ import annotations
 
