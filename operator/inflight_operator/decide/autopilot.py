@@ -214,9 +214,9 @@ def decide_replicas(
     queues = _queues(view, targets, capacity, policy)
     staffed = queues.replicas(expected)
     backlog = _waiting(view) / (each * policy.recovery)
-    # Staffed replicas are never fully used: what is left of them works off the backlog.
+    # Staffed replicas are never fully used: what is left of them works off a backlog of less than half a replica.
     carrying = max(1, math.ceil(sizing.need + backlog))
-    need = max(staffed, carrying)
+    need = max(carrying, math.floor(staffed + backlog + 0.5))
     memory = memory.with_need(view, sizing.need, staffed, ahead, policy)
 
     lately, jump = 0, policy.tolerance * memory.jump
@@ -244,7 +244,7 @@ def decide_replicas(
     }
     if backlog >= _SHOWN:
         numbers |= {"waiting": view.waiting, "backlog": backlog, "margin": need - sizing.need - backlog}
-    if staffed > carrying:
+    if need == staffed > carrying:
         numbers["late"] = queues.late(staffed - 1, expected)
     if replicas > view.ready:
         numbers["ready"] = max(view.starting, default=0.0) if replicas <= view.credited else view.start_up
