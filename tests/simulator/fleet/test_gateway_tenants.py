@@ -134,7 +134,9 @@ def test_when_the_owner_ends_no_request_is_lost_and_those_that_wait_keep_their_o
     requests = steady(100, 6)
     # Without late requests, which have an order of their own.
     patient = replace(CONFIG, targets=RequestTargets(600.0, 600.0))
-    run = simulate_fleet(requests, with_gateway(patient, pods=3, owner_ends_s=3.0, hold={"maxWait": "10m"}), Fixed(1))
+    run = simulate_fleet(
+        requests, with_gateway(patient, pods=3, hop_s=0.0, owner_ends_s=3.0, hold={"maxWait": "10m"}), Fixed(1)
+    )
     assert not np.isnan(run.ttft).any()
     assert (np.diff(run.arrival_s + run.ttft) >= -1e-9).all()
     kept = simulate_fleet(requests, with_gateway(patient, pods=3, hold={"maxWait": "10m"}), Fixed(1))
