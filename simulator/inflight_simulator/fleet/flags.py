@@ -167,7 +167,7 @@ def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:
         "--owner-ends",
         type=seconds,
         metavar="S",
-        help="seconds after the first arrival at which the pod that owns the service ends, and the next one goes on with"
+        help="seconds after the first arrival at which the pod that owns the service ends; the next one goes on with"
         " what the others report (default: never)",
     )
 

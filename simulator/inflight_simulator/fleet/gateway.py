@@ -330,7 +330,7 @@ def _blocks(hash_ids: tuple[int, ...], hash_tokens: int, prompt_tokens: int) -> 
     ids = np.array(hash_ids, np.uint64)[last // np.uint64(hash_tokens)]
     mixed = ((ids << np.uint64(24)) + last) * _SPREAD
     # The index takes the low bits, which a product mixes least.
-    return (mixed ^ (mixed >> np.uint64(32))).astype("<u8").tobytes()
+    return bytes((mixed ^ (mixed >> np.uint64(32))).astype("<u8"))
 
 
 async def _no_post(address: str, content: bytes) -> bytes:

@@ -15,7 +15,7 @@ NAMESPACE, NAME = "simulation", "fleet"
 
 
 def manifest_of(config: FleetConfig) -> dict[str, Any]:
-    """Returns the service as its user would write it: targets, bounds, the mode of tuning, and `spec.gateway`."""
+    """Returns the service as its user would write it."""
     capacity = config.capacity
     return {
         "apiVersion": "inflight.dev/v1alpha1",
@@ -23,7 +23,11 @@ def manifest_of(config: FleetConfig) -> dict[str, Any]:
         "metadata": {"name": NAME, "namespace": NAMESPACE, "uid": NAME, "generation": 1},
         "spec": {
             "model": {"source": "builtin://smollm2"},
-            "engine": {"maxNumSeqs": capacity.max_num_seqs, "maxNumBatchedTokens": capacity.max_num_batched_tokens},
+            "engine": {
+                "maxNumSeqs": capacity.max_num_seqs,
+                "maxNumBatchedTokens": capacity.max_num_batched_tokens,
+                "scheduling": {"policy": config.policy},
+            },
             "slo": {
                 "ttftP95": _duration(config.targets.ttft),
                 "ttftPerThousandTokens": _duration(config.ttft_per_token * 1000),
