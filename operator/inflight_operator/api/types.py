@@ -29,6 +29,7 @@ from inflight_operator.api.status import (
     LimitsStatus,
     ObservedStatus,
     OverrideStatus,
+    QueueStatus,
 )
 from inflight_operator.api.template import PodTemplate
 
@@ -129,6 +130,7 @@ __all__ = [
     "ObservedStatus",
     "Override",
     "OverrideStatus",
+    "QueueStatus",
     "PodTemplate",
     "Rollout",
     "ScaleDownRules",

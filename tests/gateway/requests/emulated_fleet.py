@@ -22,6 +22,7 @@ from inflight_gateway.link.wire import Ask, Go, Held, Refuse
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.request.body import Body
 from inflight_gateway.requests.registry import Requests
+from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.telemetry.request_log import RequestLog
@@ -150,7 +151,8 @@ class Fleet:
         ledger = Ledger(catalog.endpoints_of, self._samples.get, estimates)
         gate = Gate(KeyTables(catalog), SharedLimits("gw", dict, _no_peer), estimates)
         log = RequestLog(Metrics(), PicksLog(), access_log=False)
-        self._gateway = Requests(catalog, Picker(), holds, ledger, gate, log, clock=lambda: self.now)
+        demand = DemandCounters(estimates.answer_tokens)
+        self._gateway = Requests(catalog, Picker(), holds, ledger, gate, log, demand, clock=lambda: self.now)
         self._said: list[Go | Held | Refuse] = []
         self._held: dict[str, Sent] = {}
 
