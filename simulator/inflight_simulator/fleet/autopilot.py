@@ -7,9 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from inflight_base.manifest import Manifest
+from inflight_gateway.state.load import Loads
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.sentences import change_text, sentence
-from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, gateway_view
+from inflight_operator.observe.gateway_lines import read_line
+from inflight_operator.observe.gateway_view import GatewayView, gateway_view
 from inflight_operator.observe.pods import LimitsPush, PodView
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
@@ -22,7 +24,7 @@ from inflight_settings.limits import LimitsInForce
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.control import scraped
 from inflight_simulator.fleet.fleet import Fleet
-from inflight_simulator.fleet.gateway import Gateway
+from inflight_simulator.fleet.gateway import SERVICE, Gateway
 from inflight_simulator.fleet.pods import Pod
 from inflight_simulator.fleet.service import manifest_of
 
@@ -114,19 +116,11 @@ class Autopilot:
 
 
 def _gateway(gateway: Gateway, now: float) -> GatewayView:
-    """Returns the reports of the gateway's pods, which come several times a second."""
-    reports = [
-        GatewayReport(
-            at=now,
-            since=gateway.begin,
-            held=load.held,
-            held_prompt_tokens=load.held_prompt_tokens,
-            oldest_held_s=load.oldest_held_s,
-            in_flight=load.in_flight,
-            idle_s=load.idle_s,
-        )
-        for load in gateway.loads()
-    ]
+    """Returns the view from the lines that the gateway's pods write, which come several times a second."""
+    reports = {}
+    for pod, load in gateway.loads().items():
+        _, services = read_line(Loads({SERVICE: load}, {}).line(pod, full=True), now, gateway.begin)
+        reports[pod] = services[SERVICE]
     return gateway_view(reports, len(reports), now)
 
 

@@ -21,6 +21,7 @@ from inflight_gateway.pick.picker import Picker
 from inflight_gateway.request.body import Body
 from inflight_gateway.request.prefix import BLOCK_TOKENS, BYTES_PER_TOKEN, MAX_BLOCKS
 from inflight_gateway.requests.registry import Requests
+from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.state.load import GatewayLoads, ServiceLoad
 from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.estimate import Estimates
@@ -35,7 +36,7 @@ from inflight_simulator.fleet.service import NAME, NAMESPACE, manifest_of
 
 SCRAPE_S = 1.0
 _PATH = "/v1/chat/completions"
-_SERVICE = ServiceKey(NAMESPACE, NAME)
+SERVICE = ServiceKey(NAMESPACE, NAME)
 _SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
 """Factor that makes hashes of consecutive ids: 2^64 / the golden ratio, Knuth 1998, 6.4."""
 
@@ -59,23 +60,24 @@ class OwnerPicker:
         holds, estimates = HoldQueue(), Estimates()
         self.ledger = Ledger(self.catalog.endpoints_of, sample, estimates)
         gate = Gate(KeyTables(self.catalog), SharedLimits("", dict, _no_post, clock), estimates)
+        demand = DemandCounters(estimates.answer_tokens)
         self.requests = Requests(
-            *(self.catalog, Picker(self.ledger.ranking), holds, self.ledger, gate, _NoLog()), clock=clock
+            *(self.catalog, Picker(self.ledger.ranking), holds, self.ledger, gate, _NoLog(), demand), clock=clock
         )
-        self._loads = GatewayLoads(self.catalog, holds, self.ledger, clock)
-        self.catalog.update(services={_SERVICE: service}, complete=True)
+        self._loads = GatewayLoads(self.catalog, holds, self.ledger, demand, clock)
+        self.catalog.update(services={SERVICE: service}, complete=True)
 
     @property
     def load(self) -> ServiceLoad:
         """The load that the pod reports to the operator."""
-        return self._loads.service_loads()[_SERVICE]
+        return self._loads.service_loads()[SERVICE]
 
     def set_endpoints(self, names: Sequence[str]) -> None:
         """Sets the engines that take requests."""
-        gone = {one.address for one in self.catalog.endpoints_of(_SERVICE)}.difference(names)
-        change = self.catalog.update(endpoints={_SERVICE: [Endpoint(name, name) for name in names]})
+        gone = {one.address for one in self.catalog.endpoints_of(SERVICE)}.difference(names)
+        change = self.catalog.update(endpoints={SERVICE: [Endpoint(name, name) for name in names]})
         for name in gone:
-            self.ledger.forget(_SERVICE, name)
+            self.ledger.forget(SERVICE, name)
         self.requests.catalog_changed(change)
 
 
@@ -122,9 +124,9 @@ class Gateway:
         """Time of the next message between two pods, or of the owner's end."""
         return min(self._mail[0][0] if self._mail else math.inf, self._owner_ends_s)
 
-    def loads(self) -> list[ServiceLoad]:
+    def loads(self) -> dict[str, ServiceLoad]:
         """Returns what each pod reports to the operator."""
-        return [self._picker.load if pod == self._owner else ServiceLoad() for pod in self._pods]
+        return {pod: self._picker.load if pod == self._owner else ServiceLoad() for pod in self._pods}
 
     @property
     def begin(self) -> float:
@@ -202,7 +204,7 @@ class Gateway:
         return Ask(
             str(request_id),
             1,
-            _SERVICE,
+            SERVICE,
             states.tenant(request_id),
             path=_PATH,
             body=Body(prompt_tokens=prompt_tokens, blocks=blocks),
@@ -238,7 +240,7 @@ class Gateway:
         served = states.end_s[request_id] == states.end_s[request_id]
         report = Finished(
             request_id=str(request_id),
-            service=_SERVICE,
+            service=SERVICE,
             status=200 if served else 503,
             stream=True,
             prompt_tokens=states.prompt_tokens[request_id] if served else 0,
@@ -263,7 +265,7 @@ class Gateway:
 
     def _own(self) -> OwnerPicker:
         """Makes the picker of the pod that owns the service now."""
-        owner = Owners({_SERVICE: len(self._endpoints)}, self._pods).owner(_SERVICE)
+        owner = Owners({SERVICE: len(self._endpoints)}, self._pods).owner(SERVICE)
         assert owner is not None
         self._owner = owner
         return OwnerPicker(self._config, self._samples.get, lambda: self._now)

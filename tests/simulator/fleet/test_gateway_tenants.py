@@ -154,7 +154,7 @@ class EndsWith:
 
     def update(self, fleet, now):
         at_engines = sum(pod.replica.outstanding for pod in fleet.live)
-        self.seen[now] = sum(load.in_flight for load in fleet.gateway.loads()), at_engines
+        self.seen[now] = sum(load.in_flight for load in fleet.gateway.loads().values()), at_engines
 
 
 def test_the_next_owner_starts_with_what_runs_and_not_with_zero():
