@@ -16,7 +16,7 @@ from inflight_gateway.link.server import RelayLinks
 from inflight_gateway.link.wire import Ask, Go, Refuse
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.relay.alone import Alone
-from inflight_gateway.relay.picker_link import PickerLink
+from inflight_gateway.relay.pickers import Pickers
 from inflight_gateway.requests.registry import Requests
 from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.state.picks import PicksLog
@@ -63,7 +63,7 @@ class Pod:
         self._in_flight = Counter[str]()
         catalog = Catalog()
         alone = Alone(catalog, lambda address: self._in_flight[address])
-        self.link = PickerLink(self._socket, f"relay of {name}", catalog, alone, lambda keys: None)
+        self.link = Pickers(self._socket, f"relay of {name}", catalog, alone, lambda keys: None)
 
     @property
     def _socket(self) -> Path:
