@@ -14,6 +14,7 @@ from inflight_gateway.pick.picker import Picker
 from inflight_gateway.requests.record import Phase, Reply, Request
 from inflight_gateway.requests.starter import Starter
 from inflight_gateway.requests.view import view
+from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.gate import Admitted, Gate
 from inflight_gateway.types import Finished, Pick, Refusal, RequestView, ServiceConfig
@@ -50,6 +51,7 @@ class Requests:
         ledger: Ledger,
         gate: Gate,
         log: RequestLog,
+        demand: DemandCounters,
         *,
         clock: Callable[[], float],
         changed: Callable[[], None] = lambda: None,
@@ -60,6 +62,7 @@ class Requests:
         self._ledger = ledger
         self._gate = gate
         self._log = log
+        self._demand = demand
         self._clock = clock
         self._changed = changed
         self._refused = refused
@@ -133,6 +136,7 @@ class Requests:
             self._unqueue(request)
             if request.admitted is None:
                 request.admitted = self._gate.adopt(request.view)
+            self._demand.sent(request.view, request.expected_output)
             self._runs(request, address, now)
         self._after(request, changed=moved)
 
@@ -257,6 +261,7 @@ class Requests:
             del self._lost[lost[1].id]
             self._unreported(lost[1])
         for waiting in self._holds.expire(now):
+            self._demand.refused(waiting)
             config = self._catalog.services.get(waiting.service)
             waited = "" if config is None else f" for {config.hold.max_wait_s:g} s (hold.maxWait)"
             self._refuse(
@@ -276,6 +281,7 @@ class Requests:
         for key in deleted:
             self._starter.shares.forget(key)
             self._holds.forget(key)
+            self._demand.forget(key)
         for key in change.services | change.endpoints:
             self.release(key)
 
@@ -293,6 +299,7 @@ class Requests:
         if request is None:
             attempt = view(ask, config, now)
             request = self._requests[ask.id] = Request(relay, reply, attempt, ask.key_id, allowed)
+            request.expected_output = self._demand.expected_output(attempt)
             if ask.id in self._lost:
                 request.go_on_from(self._lost.pop(ask.id)[1])
         else:
@@ -321,9 +328,12 @@ class Requests:
         if isinstance(admitted, Refusal):
             self._refuse(request, admitted)
             return False
+        if request.admitted is None:
+            self._demand.arrived(request.view, request.expected_output)
         request.admitted = admitted
         refusal = self._holds.offer(request.view, config, now)
         if refusal is not None:
+            self._demand.refused(request.view)
             self._refuse(request, refusal)
             return False
         self._starter.shares.arrived(request.view, config, now)
@@ -338,6 +348,7 @@ class Requests:
         request.held_s += held_s
         request.picked.append(pick.endpoints[0].address)
         self._log.picked(request.view, pick, held_s)
+        self._demand.sent(request.view, request.expected_output)
         config = self._catalog.services[request.view.service]
         assert request.admitted is not None
         request.reply(
