@@ -180,9 +180,6 @@ def _jump(spells: Sequence[Spell], start_up: float) -> float:
 _SMALLEST_LOAD = 0.3
 """Load in replicas: growth from below this does not count as a jump."""
 
-_SHOWN = 0.05
-"""Replicas for the backlog from which the reason has it; less is a part of the margin."""
-
 _JUMPY = 1.3
 """Factor of a jump above which the last peaks get `AutopilotPolicy.headroom`: they may not be the highest ones."""
 
@@ -214,15 +211,15 @@ def decide_replicas(
     queues = _queues(view, targets, capacity, policy)
     staffed = queues.replicas(expected)
     backlog = _waiting(view) / (each * policy.recovery)
-    # Staffed replicas are never fully used: what is left of them works off a backlog of less than half a replica.
-    carrying = max(1, math.ceil(sizing.need + backlog))
-    need = max(carrying, math.floor(staffed + backlog + 0.5))
+    # A replica alone that has room for it works off what waits; a fleet gets whole replicas for it.
+    alone = staffed == 1 and sizing.need + backlog <= 1
+    need = 1 if alone else staffed + math.ceil(backlog)
     memory = memory.with_need(view, sizing.need, staffed, ahead, policy)
 
     lately, jump = 0, policy.tolerance * memory.jump
     if jump > 1:
         peak = memory.peak_need(policy.brief) * (policy.headroom if jump > _JUMPY else 1.0)
-        lately = min(round(peak), queues.replicas(expected * jump))
+        lately = round(min(peak, need * jump if need > 1 else queues.replicas(expected * jump)))
     season = math.ceil(policy.season * memory.season(view.calendar, ahead + SLOT))
     replicas = max(need, lately, season)
     held = None
@@ -240,11 +237,11 @@ def decide_replicas(
         "output": view.workload.output,
         "need": sizing.need,
         "each": sizing.each,
-        "margin": need - sizing.need,
+        "margin": staffed - sizing.need,
     }
-    if backlog >= _SHOWN:
-        numbers |= {"waiting": view.waiting, "backlog": backlog, "margin": need - sizing.need - backlog}
-    if need == staffed > carrying:
+    if need > staffed:
+        numbers |= {"waiting": view.waiting, "backlog": need - staffed}
+    if staffed > 1:
         numbers["late"] = queues.late(staffed - 1, expected)
     if replicas > view.ready:
         numbers["ready"] = max(view.starting, default=0.0) if replicas <= view.credited else view.start_up
@@ -349,9 +346,10 @@ class _Queues(NamedTuple):
 
     def replicas(self, rate: float) -> int:
         """Returns the replicas that `rate` requests per second need, so that both queues begin them in time."""
-        if self.late(1, rate) <= self.policy.alone:
+        least = max(1, math.ceil(rate / self.capacity.rate))
+        if least == 1 and self.late(1, rate) <= self.policy.alone:
             return 1
-        return max(2, replicas_needed(rate, self.prefill), replicas_needed(rate, self.decode))
+        return max(2, least, replicas_needed(rate, self.prefill), replicas_needed(rate, self.decode))
 
     def late(self, replicas: int, rate: float) -> float:
         """Returns the share of requests that start late."""

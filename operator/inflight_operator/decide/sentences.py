@@ -101,13 +101,11 @@ def _held(n: _Numbers) -> str:
 
 def _beside_need(n: _Numbers) -> str:
     """The terms that add up to whole replicas with the need as it is printed."""
-    need, backlog = float(n["need"]), float(n.get("backlog", 0))
-    whole = round(need + backlog + float(n["margin"]))
-    waiting = min(round(backlog, 1), whole - round(need, 1))
-    margin = f", margin {whole - round(need, 1) - waiting:.1f}"
+    staffed = round(float(n["need"]) + float(n["margin"]))
+    text = f", margin {staffed - round(float(n['need']), 1):.1f}"
     if "late" in n:
-        margin += f" ({count(whole - 1, 'replica')} would start {n['late']:.1%} of them late)"
-    return (f", {waiting:.1f} for {count(n['waiting'], 'waiting request')}" if "backlog" in n else "") + margin
+        text += f" ({count(staffed - 1, 'replica')} would start {n['late']:.1%} of them late)"
+    return text + (f", {n['backlog']:g} for {count(n['waiting'], 'waiting request')}" if "backlog" in n else "")
 
 
 def _more(n: _Numbers) -> str:
