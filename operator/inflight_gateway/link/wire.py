@@ -63,6 +63,7 @@ class Ask(_Message, frozen=True):
         avoid: addresses of engines that failed this request.
         external_id: X-Request-Id.
         age_s: seconds since the request arrived at the relay.
+        waited_s: seconds that this attempt has waited so far, at other pickers or without an answer.
         without: gateway pods that this relay cannot reach: none of them is taken for the owner.
         turns: answers `Elsewhere` to this attempt so far.
         admitted: an earlier owner has admitted this attempt, and it waits: it is charged to its tenant's limits, and
@@ -80,6 +81,7 @@ class Ask(_Message, frozen=True):
     avoid: tuple[str, ...] = ()
     external_id: str = ""
     age_s: float = 0.0
+    waited_s: float = 0.0
     without: tuple[str, ...] = ()
     turns: int = 0
     admitted: bool = False
