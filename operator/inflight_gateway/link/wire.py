@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery.hosts import Hosts
 from inflight_gateway.request.body import NO_FIELDS, Body
-from inflight_gateway.types import Endpoint, Finished, Refusal, ServiceConfig
+from inflight_gateway.types import Endpoint, Finished, GatewayPod, Refusal, ServiceConfig
 
 MAX_FRAME_BYTES = 32 * 2**20
 """Most bytes of a frame; a longer one ends the stream. Senders split what may grow beyond it."""
@@ -215,13 +215,6 @@ class Pods(_Message, frozen=True):
 
     pods: int
     relays: int
-
-
-class GatewayPod(NamedTuple):
-    """A ready gateway pod. Attributes: address: IP:PORT where its picker takes the streams of other pods' relays."""
-
-    name: str
-    address: str
 
 
 class Gateways(_Message, frozen=True):

@@ -28,7 +28,6 @@ from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.keys import KeyTables
-from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.types import Endpoint, EngineSample, Finished, ServiceConfig
 from inflight_settings.limits import Limits
 
@@ -148,7 +147,7 @@ class Fleet:
         self._samples: dict[str, EngineSample] = {}
         estimates, holds = Estimates(), HoldQueue()
         ledger = Ledger(catalog.endpoints_of, self._samples.get, estimates)
-        gate = Gate(KeyTables(catalog), SharedLimits("gw", dict, _no_peer), estimates)
+        gate = Gate(KeyTables(catalog), estimates)
         log = RequestLog(Metrics(), PicksLog(), access_log=False)
         self._gateway = Requests(catalog, Picker(), holds, ledger, gate, log, clock=lambda: self.now)
         self._said: list[Go | Held | Refuse] = []
@@ -210,10 +209,6 @@ class Fleet:
                 engine.take(each, self.now)
                 if engine.end is None:
                     engine.step(self.now)
-
-
-async def _no_peer(address: str, content: bytes) -> bytes:
-    raise AssertionError("there is nobody to ask")
 
 
 def poisson(

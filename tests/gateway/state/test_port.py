@@ -10,6 +10,7 @@ from time import monotonic
 
 import aiohttp
 import pytest
+from inflight_gateway.state.peers import SILENT_SECONDS, Peers
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.signing import PEER_SIGNATURE, get_message
@@ -17,7 +18,6 @@ from inflight_gateway.state import peers as peers_module
 from inflight_gateway.state import port as port_module
 from inflight_gateway.state import stream as stream_module
 from inflight_gateway.state.load import Loads, SentLoad, ServiceLoad
-from inflight_gateway.state.peers import SILENT_SECONDS, Peers
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
 from inflight_gateway.state.stream import LoadStream

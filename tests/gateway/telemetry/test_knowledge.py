@@ -1,12 +1,12 @@
 """Metrics of what the gateway knows."""
 
 import aiohttp
+from inflight_gateway.state.peers import Peers
 from prometheus_client import CollectorRegistry, generate_latest
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.scrape.samples import Samples
-from inflight_gateway.state.peers import Peers
 from inflight_gateway.telemetry.metrics import DiscoveryCollector
 from inflight_gateway.tenants.gateway_key import GatewayKey
 from inflight_gateway.types import Endpoint, EngineSample, ServiceConfig
