@@ -203,8 +203,8 @@ def picker(parser: argparse.ArgumentParser) -> None:
         type=_peers,
         default="",
         metavar="NAMESPACE/NAME",
-        help="headless Service of the gateway's pods: each service belongs to one of its ready pods (default: this pod is"
-        " the only one)",
+        help="headless Service of the gateway's pods: each service belongs to one of the ready ones (default: all"
+        " belong to this one)",
     )
     parser.add_argument(
         "--link-port",
@@ -232,8 +232,8 @@ def picker(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=GATEWAY_KEY_FILE,
         metavar="FILE",
-        help="key that signs requests to engines and streams between gateway pods; the file `previous` beside it may have the key"
-        " before. Read again when they change; without the file services with API keys get 503"
+        help="key that signs requests to engines and streams between gateway pods; the file `previous` beside it may"
+        " have the key before. Read again when they change; without the file services with API keys get 503"
         f" (default: {GATEWAY_KEY_FILE})",
     )
     parser.add_argument(

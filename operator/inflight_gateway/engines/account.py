@@ -173,8 +173,8 @@ class Account:
             self.growth = None
 
     def growth_of(self) -> Growth | None:
-        """Returns the growth of the KV cache's use; None: this picker has sent no request there that runs. Requests that
-        it did not send count like those that it did."""
+        """Returns the growth of the KV cache's use; None: this picker has no request there. Requests that it did not
+        send count like those that it did."""
         if not self.sent:
             return None
         if self.growing is None:

@@ -1,4 +1,4 @@
-"""The picker's ends of the streams to relays: those of its own pod at a UNIX socket, those of other pods at a TCP port."""
+"""The picker's ends of the streams to relays: of its own pod at a UNIX socket, of other pods at a TCP port."""
 
 from __future__ import annotations
 

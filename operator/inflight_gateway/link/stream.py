@@ -206,7 +206,8 @@ class SignedStream(Stream):
         if self.proven:
             super().data_received(data)
             return
-        assert self._transport is not None and self._limit is not None
+        assert self._transport is not None
+        assert self._limit is not None
         try:
             self._transport.write(self._accepting.feed(data))
         except ValueError as error:

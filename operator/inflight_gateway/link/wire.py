@@ -96,8 +96,13 @@ class Hello(_Message, frozen=True):
 
 
 class Running(_Message, frozen=True):
-    """An engine answers an attempt that this picker was not asked for. Attributes: ask: without the hashes of its prompt.
-    address: the engine. tokens: completion tokens so far, over all attempts."""
+    """An engine answers an attempt that this picker was not asked for.
+
+    Attributes:
+        ask: without the hashes of its prompt.
+        address: the engine.
+        tokens: completion tokens so far, over all attempts.
+    """
 
     ask: Ask
     address: str
@@ -105,7 +110,7 @@ class Running(_Message, frozen=True):
 
 
 class Released(_Message, frozen=True):
-    """The relay's requests of a service have another owner from now on: this picker ends them, and no report follows."""
+    """The relay's requests of a service have another owner from now on: this picker ends them without a report."""
 
     service: ServiceKey
 

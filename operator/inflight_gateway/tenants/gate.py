@@ -100,7 +100,7 @@ class Gate:
     def admit(
         self, view: RequestView, config: ServiceConfig, now: float, *, always: bool = False
     ) -> Admitted | Refusal:
-        """Charges a request to its tenant's limits; returns 429 if it is above them. Args: always: it is not refused."""
+        """Charges a request to its tenant's limits; returns 429 if it is above them. Args: always: it is admitted."""
         limits, label = config.tenant(view.tenant).limits, self.usage.label(view.service, view.tenant)
         admission = Admission(_key(view), limits, charge_for(self._estimates.tokens(view), limits))
         verdict = self._accounts.admit(admission, now, always=always)

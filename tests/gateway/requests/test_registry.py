@@ -8,7 +8,6 @@ import pytest
 
 from inflight_gateway.link.wire import Go, Held, Refuse
 from inflight_gateway.pick.picker import Picker
-from inflight_gateway.request.body import Body
 from inflight_gateway.requests.record import Phase, Request
 from inflight_gateway.requests.registry import RETURNS_S
 from inflight_gateway.types import RateLimits
@@ -449,16 +448,15 @@ def test_a_request_whose_stream_broke_and_came_back_is_counted_once(ends):
     world.ask("a", tenant="acme", prompt_tokens=20, max_tokens=100)
     world.requests.answering("a", 1, "10.0.0.0:80")
     world.requests.progress([("a", 31)])
-    running = [(Ask("a", 1, KEY, tenant="acme", body=Body(prompt_tokens=20, max_tokens=100)), "10.0.0.0:80")]
     if ends.startswith("on"):
-        world.requests.hello(running, "r0 again", world.said.append)
+        world.runs("a", relay="r0 again", tenant="acme", tokens=31)
         world.requests.lost("r0")
         assert world.in_flight() == {"10.0.0.0:80": 1}
     else:
         world.requests.lost("r0")
         assert world.in_flight() == {}
     if ends.startswith("after"):
-        world.requests.hello(running, "r0 again", world.said.append)
+        world.runs("a", relay="r0 again", tenant="acme", tokens=31)
         assert world.in_flight() == {"10.0.0.0:80": 1}
     world.end("a", tenant="acme", prompt_tokens=20, completion_tokens=40)
     world.now += RETURNS_S
