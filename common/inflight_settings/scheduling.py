@@ -84,6 +84,10 @@ def parse_service_class(text: str) -> ServiceClass:
 class SchedulingSettings:
     """How the scheduler decides. `classes` has at least one.
 
+    Attributes:
+        late_wait: seconds of waiting after which policy deadline picks a request before all that came later, late or
+            not. No setting of its own: the server makes it half of `queue_timeout`.
+
     Raises:
         ValueError: the name of a choice is unknown.
     """
@@ -113,6 +117,7 @@ class SchedulingSettings:
         le=1,
         metavar="SHARE",
     )
+    late_wait: float = 30.0
     priority_aging: float = setting(
         PRIORITY_AGING_S,
         "seconds of waiting that count as one step of priority",

@@ -12,6 +12,8 @@ from inflight_cost.model import CostModel
 from inflight_policies.priority import PRIORITY_AGING_S
 from inflight_settings.limits import DEFAULT_LIMITS, Limits
 
+DEFAULT_TTFT_S = parse_duration(defaults.TTFT_P95)
+
 
 @dataclass(frozen=True, slots=True)
 class HoldBounds:
@@ -73,7 +75,8 @@ class ServiceConfig:
     Attributes:
         uid: UID of the InferenceService.
         model: name that clients send (spec.model.servedName or its default).
-        ttft_s, tpot_s: targets, in seconds.
+        ttft_s, tpot_s: targets, in seconds. ttft_s is None without `spec.slo`.
+        by_deadline: requests with a TTFT target wait in the order of the engine's policy `deadline`.
         classes: the first is the default; empty: one class, `default`.
         priority_aging_s: seconds of waiting that count as one step of priority.
         max_num_seqs: capacity of each engine.
@@ -88,9 +91,10 @@ class ServiceConfig:
     key: ServiceKey
     uid: str
     model: str
-    ttft_s: float = parse_duration(defaults.TTFT_P95)
+    ttft_s: float | None = None
     ttft_per_token_s: float = 0.0
     tpot_s: float = parse_duration(defaults.TPOT_P95)
+    by_deadline: bool = True
     classes: tuple[ServiceClass, ...] = ()
     priority_aging_s: float = PRIORITY_AGING_S
     max_num_seqs: int = DEFAULT_LIMITS.max_num_seqs
@@ -108,6 +112,20 @@ class ServiceConfig:
     def keyed(self) -> bool:
         """True if a request needs an API key or a token, and so has a tenant."""
         return self.api_keys_secret is not None or bool(self.jwt_tenants)
+
+    @property
+    def picks_ttft_s(self) -> float:
+        """TTFT that picks aim at, in seconds: the target, or that of a `spec.slo` without one, as scaling does."""
+        return DEFAULT_TTFT_S if self.ttft_s is None else self.ttft_s
+
+    def service_class(self, name: str | None) -> ServiceClass:
+        """Returns the class of this name. The engine rejects an unknown one; until then it counts as the first."""
+        first = self.classes[0] if self.classes else ServiceClass("default")
+        return next((one for one in self.classes if one.name == name), first)
+
+    def ttft_of(self, chosen: ServiceClass) -> float | None:
+        """Returns the TTFT target by which requests of a class wait, in seconds; None: by arrival."""
+        return (self.ttft_s if chosen.ttft_s is None else chosen.ttft_s) if self.by_deadline else None
 
     def tenant(self, name: str) -> TenantConfig:
         """Settings of a tenant, whether it is listed or not."""

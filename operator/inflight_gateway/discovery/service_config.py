@@ -6,7 +6,15 @@ from typing import Any
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.lenient import Part
-from inflight_gateway.types import HoldBounds, RateLimits, ScoreWeights, ServiceClass, ServiceConfig, TenantConfig
+from inflight_gateway.types import (
+    DEFAULT_TTFT_S,
+    HoldBounds,
+    RateLimits,
+    ScoreWeights,
+    ServiceClass,
+    ServiceConfig,
+    TenantConfig,
+)
 
 
 class ServiceConfigError(ValueError):
@@ -40,9 +48,10 @@ def read_service(manifest: dict[str, Any], *, leaving: bool = False) -> tuple[Se
         key=key,
         uid=defaults.uid,
         model=spec.part("model").text("servedName", defaults.model),
-        ttft_s=slo.seconds("ttftP95", defaults.ttft_s),
+        ttft_s=slo.seconds("ttftP95", DEFAULT_TTFT_S) if spec.has("slo") else None,
         ttft_per_token_s=slo.seconds("ttftPerThousandTokens", 0.0) / 1000,
         tpot_s=slo.seconds("tpotP95", defaults.tpot_s),
+        by_deadline=scheduling.text("policy", "deadline") == "deadline",
         classes=_classes(scheduling),
         priority_aging_s=scheduling.seconds("priorityAging", defaults.priority_aging_s),
         max_num_seqs=engine.whole("maxNumSeqs", defaults.max_num_seqs, least=1),

@@ -52,25 +52,37 @@ class HoldQueue:
     def __len__(self) -> int:
         return len(self._by_id)
 
-    def offer(self, request: RequestView, config: ServiceConfig, now: float) -> Refusal | None:
-        """Enqueue a request, within the bounds of its service; else return its refusal."""
+    def offer(
+        self,
+        request: RequestView,
+        config: ServiceConfig,
+        now: float,
+        *,
+        since: float | None = None,
+        admitted: bool = False,
+    ) -> Refusal | None:
+        """Enqueue a request, within the bounds of its service; else return its refusal.
+
+        Args:
+            since: when it began to wait, which decides its place and its maximum wait; None: now.
+            admitted: another gateway pod admitted it, so the bounds do not apply.
+        """
         queue = self._services.get(request.service)
         if queue is None:
             queue = self._services[request.service] = ServiceQueue(config)
         queue.config = config
         if request.request_id in self._by_id:
             return Refusal(400, "request_id_in_use", f"a request with the id {request.request_id} waits already")
-        why = exceeded(request, config.hold, queue.room, queue.tenant_room(request.tenant))
+        bounds, since = config.hold, now if since is None else since
+        why = None if admitted else exceeded(request, bounds, queue.room, queue.tenant_room(request.tenant))
         if why is not None:
             oldest_s = self.waiting(request.service, now).oldest_s
-            return queue_full(request.service, why, min(oldest_s, config.hold.max_wait_s))
+            return queue_full(request.service, why, min(oldest_s, bounds.max_wait_s))
         if queue.blocked is not None and queue.blocked.request.tenant != request.tenant:
             # The head's tenant may have to leave slots free from now on, which this request may take.
             queue.blocked = None
         self._offers += 1
-        queued = QueuedRequest(
-            request, self._offers, now, now + config.hold.max_wait_s, latest_start=queue.lead_time.latest_start(request)
-        )
+        queued = QueuedRequest(request, self._offers, since, since + bounds.max_wait_s)
         queue.push(queued)
         self._by_id[request.request_id] = queued
         self.changed.add(request.service)
@@ -145,19 +157,21 @@ class HoldQueue:
 
     def waiting(self, service: ServiceKey, now: float) -> Waiting:
         queue = self._services.get(service)
-        if queue is None or not len(queue):
+        oldest = None if queue is None else queue.oldest
+        if queue is None or oldest is None:
             return Waiting()
-        room, oldest = queue.room, next(iter(queue))
+        room = queue.room
         return Waiting(room.requests, room.prompt_tokens, room.body_bytes, now - oldest.since)
 
     def forget(self, service: ServiceKey) -> list[RequestView]:
         """Remove a deleted service; returns its held requests."""
         queue = self._services.get(service)
-        left = [] if queue is None else list(queue)
-        for queued in left:
+        left: list[RequestView] = []
+        while queue is not None and (queued := queue.oldest) is not None:
             self._discard(queued)
+            left.append(queued.request)
         self._services.pop(service, None)
-        return [queued.request for queued in left]
+        return left
 
     def _discard(self, queued: QueuedRequest) -> None:
         self._services[queued.request.service].discard(queued)

@@ -3,12 +3,13 @@ by priority; by deadline with a learned lead time."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from inflight_gateway.hold.bounds import Room
 from inflight_gateway.types import Pick, RequestView, ServiceConfig
-from inflight_policies.deadline import DeadlineQueue
+from inflight_policies.deadline import MOST_WAIT_SHARE, DeadlineQueue
+from inflight_policies.lazy_heap import LazyHeap
 from inflight_policies.priority import aged
 from inflight_policies.service_counter import MAX_DEBTORS, ServiceCounters, unit_of_weight
 
@@ -82,12 +83,13 @@ class LeadTime:
         if computed > 0:
             self.token_s += _SHARE * (pick.prefill_s / computed - self.token_s)
 
-    def latest_start(self, request: RequestView) -> float:
-        """Returns the latest start of a request, in seconds, without `wait_s`, which changes."""
-        return request.deadline - self.token_s * request.prompt_tokens
+    def latest_start(self, request: RequestView, ttft_s: float | None) -> float:
+        """Returns the latest start of a request, in seconds, without `wait_s`, which changes.
 
-    def wait(self, ttft_s: float) -> float:
-        return self.wait_s + MARGIN_SHARE * ttft_s
+        Args:
+            ttft_s: target of its class, in seconds; None: it has none.
+        """
+        return request.deadline - self.token_s * request.prompt_tokens - MARGIN_SHARE * (ttft_s or 0.0)
 
 
 MOST_AHEAD = 32_768.0
@@ -101,15 +103,13 @@ class QueuedRequest:
     """A request in the queue.
 
     Attributes:
-        sequence: number of the offer. since: time of the offer. until: time at which the request expires.
-        latest_start: latest start of the prefill that keeps the deadline.
+        sequence: number of the offer. since: when it began to wait. until: when it expires.
     """
 
     request: RequestView
     sequence: int
     since: float
     until: float
-    latest_start: float = float("inf")
 
 
 class _ClassQueue:
@@ -125,9 +125,11 @@ class ServiceQueue:
     """The queue of one service. The waiting class with the fewest tokens served relative to its weight is next; within
     it the tenant by the same rule: the engine's order with classes and the `fair` policy.
 
-    A tenant's requests of a class are ordered by priority and arrival, as in the engine's `priority` policy, among
-    those whose first token can still be in time; one pick in twenty is a late one, as in its `deadline` policy. Without
-    deadlines and priorities they are first come, first served.
+    A tenant's requests of a class are ordered by priority and begin of their wait, as in the engine's `priority`
+    policy. Of those with a TTFT target, the ones whose first token can still be in time come first, as in its
+    `deadline` policy: one pick in twenty is a late one, and none is picked while one with an earlier place has waited
+    for half of the longest wait; a step of priority counts as `priority_aging_s` of waiting here too. Without targets
+    and priorities they are first come, first served.
 
     Attributes:
         room: size of the whole queue.
@@ -144,44 +146,49 @@ class ServiceQueue:
         self._by_tenant: dict[str, Room] = {}
         self._counters = VirtualCounters()
         self._classes: dict[str, _ClassQueue] = {}
-        self._queued: dict[int, QueuedRequest] = {}
-        """Queued requests by sequence: the first is the oldest."""
+        self._by_age: LazyHeap[QueuedRequest] = LazyHeap()
         self.config = config
 
     def __len__(self) -> int:
-        return len(self._queued)
+        return len(self._by_age)
 
-    def __iter__(self) -> Iterator[QueuedRequest]:
-        return iter(self._queued.values())
+    @property
+    def oldest(self) -> QueuedRequest | None:
+        """The request that has waited for longest."""
+        first = self._by_age.first()
+        return None if first is None else first[1]
 
     def tenant_room(self, tenant: str) -> Room:
         return self._by_tenant.get(tenant) or Room()
 
     def push(self, queued: QueuedRequest) -> None:
-        request = queued.request
+        request, config = queued.request, self.config
+        chosen = config.service_class(request.service_class)
         queue = self._classes.get(request.service_class)
         if queue is None:
             queue = self._classes[request.service_class] = _ClassQueue()
         if not queue.tenants:
-            self._counters.start_waiting(request.service_class, self._class_weight(request.service_class))
+            self._counters.start_waiting(request.service_class, chosen.weight)
         tenant = queue.tenants.get(request.tenant)
         if tenant is None:
             tenant = queue.tenants[request.tenant] = DeadlineQueue()
-            queue.counters.start_waiting(request.tenant, self.config.tenant(request.tenant).weight)
-        place = aged(request.arrived, request.priority, self.config.priority_aging_s)
-        tenant.push(queued, (place, queued.sequence), queued.latest_start)
-        self._queued[queued.sequence] = queued
+            queue.counters.start_waiting(request.tenant, config.tenant(request.tenant).weight)
+        # Requests with the priority of their class stand where they began to wait.
+        place = aged(queued.since, request.priority - chosen.priority, config.priority_aging_s)
+        latest_start = self.lead_time.latest_start(request, config.ttft_of(chosen))
+        tenant.push(queued, place, queued.sequence, latest_start)
+        self._by_age.push(queued, (queued.since, queued.sequence))
         self.room.add(request)
         self._by_tenant.setdefault(request.tenant, Room()).add(request)
 
     def head(self, now: float) -> QueuedRequest | None:
         """Returns the request to start next, and leaves it in place."""
-        service_class = self._counters.least() if self._queued else None
+        service_class = self._counters.least() if len(self._by_age) else None
         if service_class is None:
             return None
         queue = self._classes[service_class]
         tenant = queue.counters.least()
-        return None if tenant is None else _head(queue.tenants[tenant], self._start(now))
+        return None if tenant is None else self._head(queue.tenants[tenant], now)
 
     def overtaking(self, now: float, above: Callable[[RequestView, float], bool]) -> QueuedRequest | None:
         """Returns the request that may overtake the head if the head's tenant is above its share and leaves slots free
@@ -191,7 +198,6 @@ class ServiceQueue:
         The slots are free for such a request, so holding it would only keep them empty. It does not starve the head:
         once enough of the head's tenant's requests have ended, that tenant is no longer above its share.
         """
-        start = self._start(now)
         best: tuple[float, float] | None = None
         found: QueuedRequest | None = None
         for service_class, queue in self._classes.items():
@@ -201,7 +207,7 @@ class ServiceQueue:
                 order = class_ahead, queue.counters.ahead(name)
                 if order[1] > MOST_AHEAD or (best is not None and order >= best):
                     continue
-                queued = _head(tenant, start)
+                queued = self._head(tenant, now)
                 if queued is not None and not above(queued.request, now):
                     best, found = order, queued
         return found
@@ -227,7 +233,7 @@ class ServiceQueue:
 
     def _left(self, queued: QueuedRequest) -> None:
         request = queued.request
-        del self._queued[queued.sequence]
+        self._by_age.remove(queued)
         self.room.add(request, -1)
         room = self._by_tenant[request.tenant]
         room.add(request, -1)
@@ -240,15 +246,8 @@ class ServiceQueue:
         if not queue.tenants:
             self._counters.stop_waiting(request.service_class)
 
-    def _start(self, now: float) -> float:
-        """Returns when the prefill of a request sent now would begin, in seconds."""
-        return now + self.lead_time.wait(self.config.ttft_s)
-
-    def _class_weight(self, name: str) -> float:
-        return next((each.weight for each in self.config.classes if each.name == name), 1.0)
-
-
-def _head(tenant: DeadlineQueue[QueuedRequest], start: float) -> QueuedRequest | None:
-    """Returns the next of a tenant's requests, and leaves it in place. Args: start: see `ServiceQueue._start`."""
-    tenant.pass_time(start)
-    return tenant.head()
+    def _head(self, tenant: DeadlineQueue[QueuedRequest], now: float) -> QueuedRequest | None:
+        """Returns the next of a tenant's requests, and leaves it in place."""
+        # The prefill of a request that is sent now begins after `wait_s`.
+        tenant.pass_time(now + self.lead_time.wait_s, now - MOST_WAIT_SHARE * self.config.hold.max_wait_s)
+        return tenant.head()

@@ -96,13 +96,8 @@ class Hello(_Message, frozen=True):
 
 
 class Running(_Message, frozen=True):
-    """An engine answers an attempt that this picker was not asked for.
-
-    Attributes:
-        ask: without the hashes of its prompt.
-        address: the engine.
-        tokens: completion tokens so far, over all attempts.
-    """
+    """An engine answers an attempt that this picker was not asked for. Attributes: ask: without the hashes of its
+    prompt. address: the engine. tokens: completion tokens so far, over all attempts."""
 
     ask: Ask
     address: str
@@ -110,7 +105,8 @@ class Running(_Message, frozen=True):
 
 
 class Released(_Message, frozen=True):
-    """The relay's requests of a service have another owner from now on: this picker ends them without a report."""
+    """The relay's requests of a service have another owner from now on: this picker ends them, and no report
+    follows."""
 
     service: ServiceKey
 
@@ -240,17 +236,30 @@ from_relay = msgspec.msgpack.Decoder(list[FromRelay])
 from_picker = msgspec.msgpack.Decoder(list[FromPicker])
 
 
-def frame(messages: Sequence[FromRelay | FromPicker]) -> bytes:
-    """Returns the frame of these messages."""
-    content = _encoder.encode(messages)
+def encode(messages: Sequence[FromRelay | FromPicker]) -> bytes:
+    """Returns the content of the frame of these messages."""
+    return _encoder.encode(messages)
+
+
+def framed(content: bytes) -> bytes:
+    """Returns the frame with this content."""
     return _LENGTH.pack(len(content)) + content
 
 
+def frame(messages: Sequence[FromRelay | FromPicker]) -> bytes:
+    """Returns the frame of these messages."""
+    return framed(encode(messages))
+
+
 class Frames:
-    """Splits a stream into the contents of its frames."""
+    """The frames of an unsigned stream: makes them, and splits a stream into their contents."""
 
     def __init__(self) -> None:
         self._begun = bytearray()
+
+    def frame(self, messages: Sequence[FromRelay | FromPicker]) -> bytes:
+        """Returns the frame of these messages."""
+        return frame(messages)
 
     def feed(self, data: bytes) -> list[bytes]:
         """Returns the contents that `data` completes.

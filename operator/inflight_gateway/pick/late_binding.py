@@ -12,9 +12,9 @@ from inflight_gateway.pick.load import EndpointLoad
 from inflight_gateway.types import EngineSample
 
 TTFT_SHARE = 0.25
-"""Share of the service's TTFT target that a request may wait in an engine's queue: with a larger share, even requests
-that are sent in time come too late in an overload. The queue must not run dry while the gateway's estimate is off: a
-sample is up to a second old, and the cost model some ten percent wrong over that second."""
+"""Share of `ServiceConfig.picks_ttft_s` that a request may wait in an engine's queue: with a larger share, even
+requests that are sent in time come too late in an overload. The queue must not run dry while the gateway's estimate is
+off: a sample is up to a second old, and the cost model some ten percent wrong over that second."""
 
 LEAST_STEPS = 2
 """Full steps that may be queued, however long they take."""

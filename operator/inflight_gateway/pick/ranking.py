@@ -65,7 +65,7 @@ class Rank(NamedTuple):
 def tokens_per_ttft(config: ServiceConfig) -> float:
     """Returns the ratio of the two targets. A second between tokens uses this many times the share of its target that a
     second before the first token uses."""
-    return config.ttft_s / config.tpot_s if config.tpot_s > 0 else 0.0
+    return config.picks_ttft_s / config.tpot_s if config.tpot_s > 0 else 0.0
 
 
 class _Constants:
@@ -143,7 +143,7 @@ class Ranking:
         """
         prompt_tokens, choices, weights = request.prompt_tokens, request.choices, config.weights
         per_ttft = tokens_per_ttft(config)
-        longest_wait_s = TTFT_SHARE * config.ttft_s
+        longest_wait_s = TTFT_SHARE * config.picks_ttft_s
         seed = crc32(f"{request.request_id} ".encode())
         ready: list[Rank] = []
         busy: list[Rank] = []

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from math import inf
+
 from inflight_gateway.link.wire import Ask
 from inflight_gateway.request.prefix import BLOCK_TOKENS
-from inflight_gateway.types import RequestView, ServiceClass, ServiceConfig
+from inflight_gateway.types import RequestView, ServiceConfig
 
 _FIRST_OF_ALL, _LAST_OF_ALL = -100, 100
 """First and last priority that engines accept; they refuse requests with others. Retried requests wait with the first
@@ -14,11 +16,12 @@ one: a client may be in the middle of an answer."""
 def view(ask: Ask, config: ServiceConfig, now: float) -> RequestView:
     """Returns the request of an attempt. Args: now: seconds of the monotonic clock."""
     body, again, arrived = ask.body, ask.attempt > 1, now - ask.age_s
-    chosen = _service_class(body.service_class, config)
+    chosen = config.service_class(body.service_class)
     priority = chosen.priority
     if body.priority is not None and _FIRST_OF_ALL <= body.priority <= _LAST_OF_ALL:
         priority = body.priority
-    ttft_s = config.ttft_s if chosen.ttft_s is None else chosen.ttft_s
+    # A continuation has no first token to come.
+    ttft_s = None if again else config.ttft_of(chosen)
     return RequestView(
         request_id=ask.id,
         service=config.key,
@@ -31,17 +34,10 @@ def view(ask: Ask, config: ServiceConfig, now: float) -> RequestView:
         tenant=ask.tenant,
         prefix=body.prefix(ask.tenant),
         block_tokens=BLOCK_TOKENS,
-        # Late requests wait for all others; the TTFT deadline does not apply to a continuation.
-        deadline=float("inf") if again else arrived + ttft_s + config.ttft_per_token_s * body.prompt_tokens,
+        deadline=inf if ttft_s is None else arrived + ttft_s + config.ttft_per_token_s * body.prompt_tokens,
         body_bytes=ask.body_bytes,
         attempt=ask.attempt,
         avoid=frozenset(ask.avoid),
         choices=body.choices,
         external_id=ask.external_id,
     )
-
-
-def _service_class(name: str | None, config: ServiceConfig) -> ServiceClass:
-    """Returns the request's class. The engine rejects an unknown class; until then it counts as the first."""
-    first = config.classes[0] if config.classes else ServiceClass("default")
-    return next((one for one in config.classes if one.name == name), first)

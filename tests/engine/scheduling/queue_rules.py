@@ -122,12 +122,19 @@ class QueueRules:
         return min(queue.values(), key=self._key)
 
     def is_late(self, known: Known) -> bool:
-        return known.latest_start < self.now
+        return known.latest_start < self.now or self.is_overdue(known)
+
+    def is_overdue(self, known: Known) -> bool:
+        """Nobody who came later may be admitted before it."""
+        return known.request.arrival_time <= self.now - self.config.late_wait
 
     def _by_deadline(self, name: str) -> Known:
         """The oldest that can keep its target; where late ones wait, the oldest of them has its turn, or all there
-        is."""
+        is. Before all, the oldest of those that have waited for too long."""
         queue = self.waiting[name].values()
+        overdue = [each for each in queue if self.is_overdue(each)]
+        if overdue:
+            return min(overdue, key=lambda each: each.order)
         in_time = [each for each in queue if not self.is_late(each)]
         late = [each for each in queue if self.is_late(each)]
         turn = (self._passed_over[name] + 1) * self.config.late_share >= 1 - 1e-9

@@ -135,6 +135,25 @@ def test_deadline_gives_every_so_many_picks_to_the_oldest_late_request():
     assert line.drain() == [3, 4, 5, 0, 6, 7, 8, 1, 9, 10, 11, 2]
 
 
+def test_deadline_gives_every_pick_to_the_oldest_requests_once_they_have_waited_for_late_wait():
+    line = Line("deadline", late_wait=10.0)
+    for latest_start in (1.0, 1.0, 1.0, math.inf, 90.0):
+        line.push(latest_start=latest_start)
+    assert line.policy.pass_time(5.0)
+    assert line.policy.num_late_tokens == 30
+    assert line.policy.pass_time(11.0)
+    assert line.policy.num_late_tokens == 10, "a new request goes behind those that have waited for too long"
+    assert line.drain() == [0, 1, 3, 4, 2]
+
+
+def test_deadline_with_a_longer_target_than_late_wait_serves_by_arrival_after_it():
+    line = Line("deadline", late_wait=10.0)
+    for latest_start in (90.0, 5.0, 90.0):
+        line.push(latest_start=latest_start)
+    assert line.policy.pass_time(10.0), "the first has waited for as long, and the second is late"
+    assert line.drain() == [0, 2, 1]
+
+
 def test_deadline_counts_picks_only_while_late_requests_wait():
     line = Line("deadline", late_share=0.5)
     for latest_start in (100.0, 100.0, 1.0, 100.0, 100.0):
@@ -158,7 +177,7 @@ def test_deadline_forgets_a_request_that_ended_while_it_waited_late_or_not():
     line.policy.pass_time(2.0)
     line.policy.remove(early)
     line.policy.remove(late)
-    assert not line.policy.pass_time(50.0)
+    assert not line.policy.pass_time(20.0)
     assert (line.policy.head(0), len(line.policy)) == (last, 1)
 
 

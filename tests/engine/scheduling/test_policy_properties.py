@@ -21,15 +21,15 @@ from tests.engine.scheduling_fields import gathered
 
 AGING = 3.0
 LATE_SHARE = 0.25
+LATE_WAIT = 6.0
 
 
 DEFAULT = (ServiceClass(),)
 
 
 def config(policy, classes=DEFAULT):
-    return SchedulerConfig(
-        Limits(8, 64), 100, 4, 400, policy=policy, priority_aging=AGING, late_share=LATE_SHARE, classes=classes
-    )
+    waits = {"priority_aging": AGING, "late_share": LATE_SHARE, "late_wait": LATE_WAIT}
+    return SchedulerConfig(Limits(8, 64), 100, 4, 400, policy=policy, classes=classes, **waits)
 
 
 def new_request(order, prompt, max_tokens, **fields):
@@ -144,13 +144,22 @@ class Model:
                 tenant = self.tenants[name].least()
                 return min((each for each in waiting if each.scheduling.tenant == tenant), key=lambda each: each.order)
             case "deadline":
+                overdue = [each for each in waiting if self.is_overdue(each)]
+                if overdue:
+                    return min(overdue, key=lambda each: each.order)
                 late = [each for each in waiting if self.is_late(each)]
                 in_time = [each for each in waiting if not self.is_late(each)]
                 turn = self.passed_over[name] == 1 / LATE_SHARE - 1
                 return min(late if late and (turn or not in_time) else in_time, key=lambda each: each.order)
 
     def is_late(self, request):
-        return request.latest_start < self.now
+        return request.latest_start < self.now or self.is_overdue(request)
+
+    def is_overdue(self, request):
+        return request.arrival_time <= self.now - LATE_WAIT
+
+    def standings(self):
+        return [(self.is_late(each), self.is_overdue(each)) for each in self.new]
 
     def remove(self, request):
         name = request.scheduling.service_class
@@ -207,7 +216,8 @@ class QueuesMachine(RuleBasedStateMachine):
     def arrive(self, data, count, tenant, sizes, priority, patience):
         name = data.draw(st.sampled_from(self.model.names))
         for _ in range(count):
-            request = new_request(self.num_arrivals, *sizes, tenant=tenant, priority=priority, service_class=name)
+            fields = {"tenant": tenant, "priority": priority, "service_class": name, "arrival_time": self.now}
+            request = new_request(self.num_arrivals, *sizes, **fields)
             request.latest_start = self.now + patience
             self.num_arrivals += 1
             self._push(request)
@@ -233,11 +243,11 @@ class QueuesMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([0.0, 0.5, 1.0, 4.0]))
     def pass_time(self, seconds):
         self.now += seconds
-        before = list(map(self.model.is_late, self.model.new))
+        before = self.model.standings()
         self.model.now = self.now
         changed = self.queues.pass_time(self.now)
         if self.model.policy == "deadline":
-            assert changed == (before != list(map(self.model.is_late, self.model.new)))
+            assert changed == (before != self.model.standings())
 
     @precondition(lambda self: self.prefilling or self.paused)
     @rule(data=st.data())
@@ -475,7 +485,7 @@ def test_a_late_request_is_served_within_so_many_picks_for_each_one_that_came_be
             now += seconds
             queues.pass_time(now)
             for place, each in enumerate(waiting):
-                if each.latest_start < now:
+                if each.latest_start < now or each.arrival_time <= now - LATE_WAIT:
                     picks_left.setdefault(each, (place + 1) * picks_a_turn)
         elif waiting:
             oldest_late = min(picks_left, key=lambda each: each.order, default=None)
@@ -486,6 +496,30 @@ def test_a_late_request_is_served_within_so_many_picks_for_each_one_that_came_be
             picks_left = {each: left - 1 for each, left in picks_left.items()}
             assert min(picks_left.values(), default=0) >= 0
             picks_left.pop(request, None)
+
+
+@given(
+    share=st.sampled_from([0.01, 0.25, 1.0]),
+    events=st.lists(st.tuples(st.sampled_from(["arrive", "arrive", "serve", "wait"]), st.floats(0, 3)), max_size=120),
+)
+@settings(max_examples=200, deadline=None)
+def test_no_request_waits_longer_than_late_wait_while_one_that_came_after_it_is_served(share, events):
+    """(what happens; seconds until a request is late, or that pass)"""
+    queues = WaitingQueues(replace(config("deadline"), late_share=share))
+    now, waiting = 0.0, []
+    for order, (what, seconds) in enumerate(events):
+        if what == "arrive":
+            waiting.append(new_request(order, 1, 1, arrival_time=now))
+            waiting[-1].latest_start = now + seconds
+            queues.push(waiting[-1], 0)
+        elif what == "wait":
+            now += seconds
+            queues.pass_time(now)
+        elif waiting:
+            request = queues.pop(0)
+            passed_over = waiting[: waiting.index(request)]
+            assert all(each.arrival_time > now - LATE_WAIT for each in passed_over)
+            waiting.remove(request)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def random_fields(random: Random, deadlines: Random) -> dict[str, Any]:
         "ttft_target": deadlines.choice((None, 1.0, 8.0)),
         "ttft_per_1k_tokens": deadlines.choice((0.0, 0.0, 20.0, 500.0)),
         "late_share": deadlines.choice((0.1, 0.25, 1.0)),
+        "late_wait": deadlines.choice((2.0, 20.0, 1000.0)),
         "classes": tuple(
             ServiceClass(
                 name,

@@ -95,6 +95,7 @@ def test_every_flag_reaches_the_configuration():
         ttft_target=0.7,
         ttft_per_1k_tokens=0.06,
         late_share=0.2,
+        late_wait=0.75,
         classes=(ServiceClass("a", 4.0, -5, 0.5, 0.05, 100, 2.0, 9.0), ServiceClass("b-2")),
         preemption="swap",
         preemption_victim="longest_first",
@@ -113,6 +114,11 @@ def test_every_flag_reaches_the_configuration():
     assert (config.drain_delay, config.drain_timeout) == (3, 4)
     assert config.access_log == {"/health", "/v1/models"}
     assert config.tracing == TracingConfig("http://collector:4318/v1/traces", 0.25)
+
+
+@pytest.mark.parametrize(("flags", "seconds"), [("", 30.0), ("--queue-timeout 8", 4.0)])
+def test_no_request_waits_for_more_than_half_of_the_queue_timeout_while_later_ones_are_picked(flags, seconds):
+    assert parse("m", *shlex.split(flags)).engine.late_wait == seconds
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,28 @@ def test_defaults_are_those_of_the_crd():
     assert config == ServiceConfig(KEY, "u-1", "chat")
     assert notes == ()
     assert config.hold == HoldBounds(1000, 64 * 2**20, 60.0)
-    assert (config.ttft_s, config.tpot_s, config.max_attempts, config.continuation) == (0.5, 0.05, 3, True)
+    assert (config.ttft_s, config.tpot_s, config.max_attempts, config.continuation) == (None, 0.05, 3, True)
+
+
+@pytest.mark.parametrize(
+    ("slo", "policy", "target"),
+    [
+        (None, None, None),
+        ({}, None, 0.5),
+        ({"tpotP95": "20ms"}, None, 0.5),
+        ({"ttftP95": "1s"}, None, 1.0),
+        ({"ttftP95": "1s"}, "deadline", 1.0),
+        ({"ttftP95": "1s"}, "fcfs", None),
+        ({"ttftP95": "1s"}, "fair", None),
+    ],
+)
+def test_requests_wait_by_a_target_where_engines_order_by_it(slo, policy, target):
+    """The engines' flags are in `tests/operator/render/test_engine_flags.py`."""
+    spec = {"gateway": {"enabled": True}, "slo": slo, "engine": {"scheduling": {"policy": policy}}}
+    config, notes = read_service(manifest(spec))
+    assert config is not None
+    assert (config.ttft_of(config.service_class(None)), notes) == (target, ())
+    assert config.picks_ttft_s == (1.0 if slo == {"ttftP95": "1s"} else 0.5)
 
 
 def test_every_field():
@@ -90,7 +111,7 @@ def test_fields_that_cannot_be_read_have_their_default_and_a_note():
         "slo": "fast",
     }
     config, notes = read_service(manifest(spec))
-    assert config == ServiceConfig(KEY, "u-1", "chat")
+    assert config == ServiceConfig(KEY, "u-1", "chat", ttft_s=0.5)
     assert [note.split(" cannot")[0] for note in notes] == [
         "spec.slo",
         "spec.gateway.hold.maxWait",

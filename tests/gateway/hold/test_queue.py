@@ -43,10 +43,11 @@ def ids(released):
     return [each.request_id for each, _ in released]
 
 
-def filled(*requests, config=CONFIG, now=0.0):
+def filled(*requests, config=CONFIG, now=None):
+    """Returns a queue to which each request came on its arrival, or all at `now`."""
     queue = HoldQueue()
     for each in requests:
-        assert queue.offer(each, config, now) is None
+        assert queue.offer(each, config, each.arrived if now is None else now) is None
     return queue
 
 
@@ -106,21 +107,21 @@ def test_a_service_that_cannot_start_anything_holds_up_no_other():
 
 def test_a_smaller_priority_counts_as_an_earlier_arrival():
     late_but_first = request("first", arrived=5.0, priority=-1)
-    queue = filled(request("0", arrived=0.0), request("4", arrived=4.0), late_but_first, now=5.0)
+    queue = filled(request("0", arrived=0.0), request("4", arrived=4.0), late_but_first)
     assert ids(queue.release(5.0, anything)) == ["first", "0", "4"]
-    aged = filled(request("old", arrived=0.0), request("new", arrived=PRIORITY_AGING_S + 1, priority=-1), now=20.0)
+    aged = filled(request("old", arrived=0.0), request("new", arrived=PRIORITY_AGING_S + 1, priority=-1))
     assert ids(aged.release(20.0, anything)) == ["old", "new"]
 
 
 def test_a_step_of_priority_counts_as_long_as_the_service_says():
     for aging_s, order in ((2.0, ["old", "new"]), (4.0, ["new", "old"])):
         config = replace(CONFIG, priority_aging_s=aging_s)
-        queue = filled(request("old"), request("new", arrived=3.0, priority=-1), config=config, now=3.0)
+        queue = filled(request("old"), request("new", arrived=3.0, priority=-1), config=config)
         assert ids(queue.release(3.0, anything)) == order
 
 
 def test_a_request_whose_first_token_is_overdue_lets_those_in_time_go_first():
-    queue = filled(request("late", arrived=0.0, deadline=1.0), request("in time", arrived=2.0, deadline=9.0), now=2.0)
+    queue = filled(request("late", arrived=0.0, deadline=1.0), request("in time", arrived=2.0, deadline=9.0))
     assert ids(queue.release(2.0, anything)) == ["in time", "late"]
 
 
@@ -129,8 +130,8 @@ def test_a_request_is_late_when_the_engines_queue_and_its_own_prefill_take_it_pa
     slow = replace(PICK, predicted_ttft_s=2.0, prefill_s=1.0)
     queue = filled(*(request(number) for number in range(100)))
     queue.release(0.0, lambda _: slow)
-    assert queue.offer(request("tight", arrived=0.0, deadline=2.0), CONFIG, 0.0) is None
-    assert queue.offer(request("short", arrived=1.0, prompt_tokens=10, deadline=2.0), CONFIG, 0.0) is None
+    assert queue.offer(request("tight", arrived=0.0, deadline=1.9), CONFIG, 0.0) is None
+    assert queue.offer(request("short", arrived=1.0, prompt_tokens=10, deadline=1.9), CONFIG, 0.0) is None
     assert queue.offer(request("easy", arrived=2.0, deadline=9.0), CONFIG, 0.0) is None
     assert ids(queue.release(0.0, anything)) == ["short", "easy", "tight"]
 
@@ -138,10 +139,50 @@ def test_a_request_is_late_when_the_engines_queue_and_its_own_prefill_take_it_pa
 def test_one_start_in_twenty_goes_to_the_oldest_late_request():
     late = [request(f"late {number}", arrived=number / 10, deadline=1.0) for number in range(3)]
     others = [request(number, arrived=2.0 + number / 100) for number in range(100)]
-    queue = filled(*late, *others, now=5.0)
+    queue = filled(*late, *others)
     started = ids(queue.release(5.0, anything))
     picks = round(1 / LATE_SHARE)
     assert [started.index(f"late {number}") for number in range(3)] == [picks * turn - 1 for turn in range(1, 4)]
+
+
+def test_late_requests_take_every_start_once_they_have_waited_for_half_of_the_longest_wait():
+    config = replace(CONFIG, hold=HoldBounds(max_wait_s=60.0))
+    late = [request(f"late {number}", arrived=float(number), deadline=number + 0.5) for number in range(4)]
+    others = [request(number, arrived=31.0, deadline=99.0) for number in range(8)]
+    queue = filled(*late, *others, config=config)
+    assert ids(queue.release(29.9, at_most(3))) == ["0", "1", "2"]
+    assert ids(queue.release(32.0, at_most(5))) == ["late 0", "late 1", "late 2", "3", "4"]
+    assert ids(queue.release(33.0, at_most(2))) == ["late 3", "5"]
+
+
+def test_a_margin_of_its_classes_target_is_kept_before_a_deadline():
+    config = replace(CONFIG, classes=(ServiceClass("chat", ttft_s=1.0),))
+    queue = filled(request("first", service_class="chat", deadline=1.0), config=config)
+    assert queue.offer(request("next", 0.5, service_class="chat", deadline=1.5), config, 0.5) is None
+    assert ids(queue.release(1.0 - MARGIN_SHARE + 0.01, anything)) == ["next", "first"]
+
+
+@given(
+    st.lists(
+        st.tuples(st.floats(0, 5), st.floats(0, 5), st.integers(-2, 2), st.integers(0, 2), st.booleans()), max_size=60
+    )
+)
+def test_no_request_waits_longer_than_half_of_the_longest_wait_while_one_behind_it_starts(arrivals):
+    """(seconds since the one before, until it is late; its priority, less that of its class; starts after it; another
+    gateway pod had it before)"""
+    config = replace(CONFIG, hold=HoldBounds(max_wait_s=20.0), classes=(ServiceClass("chat", priority=3),))
+    queue, now, waiting = HoldQueue(), 0.0, {}
+    for number, (gap, slack, priority, starts, moved) in enumerate(arrivals):
+        now += gap
+        since = now - slack if moved else now
+        made = request(number, since, priority=3 + priority, service_class="chat", deadline=since + slack)
+        waiting[str(number)] = since, priority
+        assert queue.offer(made, config, now, since=since, admitted=moved) is None
+        for name in ids(queue.release(now, at_most(starts))):
+            began, own = waiting.pop(name)
+            for other, behind in waiting.values():
+                if other + behind * PRIORITY_AGING_S < began + own * PRIORITY_AGING_S:
+                    assert now - other < 10.0 + behind * PRIORITY_AGING_S + 1e-6
 
 
 def test_classes_that_always_wait_get_tokens_by_their_weights():
@@ -291,6 +332,18 @@ def test_a_request_expires_after_the_longest_wait_and_not_before():
     assert queue.expire(1000.0) == []
 
 
+def test_a_request_that_another_gateway_pod_admitted_keeps_its_place_and_its_longest_wait_and_is_not_refused():
+    config = replace(CONFIG, hold=HoldBounds(max_requests=2, max_bytes=10, max_wait_s=60.0))
+    queue = filled(request("a", tenant="t"), request("b", arrived=5.0, tenant="t"), config=config)
+    moved = request("moved", tenant="t", body_bytes=100)
+    assert queue.offer(moved, config, 50.0).code == "queue_full"
+    assert queue.offer(moved, config, 50.0, since=-5.0, admitted=True) is None
+    assert queue.offer(request("later", tenant="t"), config, 50.0, since=2.0, admitted=True) is None
+    assert queue.waiting(SERVICE, 50.0).oldest_s == 55.0
+    assert [each.request_id for each in queue.expire(55.0)] == ["moved"]
+    assert ids(queue.release(55.0, anything)) == ["a", "later", "b"]
+
+
 def test_a_request_whose_client_left_is_not_started():
     queue = filled(request("a"), request("b"))
     assert queue.remove("a")
@@ -365,9 +418,11 @@ def test_nothing_is_lost_none_starts_twice_bounds_hold_and_tenants_keep_their_or
                     key = _key(offered[started])
                     same = [offered[name] for name in waiting if _lane(offered[name]) == _lane(offered[started])]
                     # Within a tenant and a class nothing starts before one that is ahead and as timely.
-                    # (`PICK` predicts nothing, so only the margin comes off a deadline.)
+                    # (`PICK` predicts nothing, so nothing comes off a deadline.)
                     ahead = [each for each in same if _key(each) < key and _in_time(each, now)]
                     assert not ahead or not _in_time(offered[started], now)
+                    overdue = now - bounds.max_wait_s / 2
+                    assert not [each for each in same if _key(each) < key and _key(each)[0] <= overdue]
                     del waiting[started]
                     left[started] += 1
             case ("expire",):
@@ -400,7 +455,7 @@ def _key(each):
 
 
 def _in_time(each, now):
-    return each.deadline >= now + MARGIN_SHARE * CONFIG.ttft_s
+    return each.deadline >= now
 
 
 def _lane(each):

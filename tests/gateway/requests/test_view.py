@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from math import inf
+
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
@@ -14,10 +17,10 @@ CLASSES = (ServiceClass("chat", priority=2), ServiceClass("batch", priority=5, t
 CONFIG = ServiceConfig(ServiceKey("default", "a"), "uid", "m", ttft_s=0.5, ttft_per_token_s=0.001, classes=CLASSES)
 
 
-def seen(attempt=1, avoid=(), age_s=0.0, **body):
+def seen(attempt=1, avoid=(), age_s=0.0, config=CONFIG, **body):
     fields = Body(prompt_tokens=1000, **body)
     ask = Ask("r", attempt, CONFIG.key, "acme", "k1", "/v1/completions", fields, 5, avoid, "id", age_s)
-    return view(ask, CONFIG, 10.0)
+    return view(ask, config, 10.0)
 
 
 def test_the_first_class_is_the_default_and_its_target_makes_the_deadline():
@@ -29,6 +32,17 @@ def test_the_first_class_is_the_default_and_its_target_makes_the_deadline():
 
 def test_the_time_at_the_relay_counts_against_the_deadline():
     assert (seen(age_s=0.5).arrived, seen(age_s=0.5).deadline) == (9.5, 11.0)
+
+
+@pytest.mark.parametrize(
+    "without", [{"ttft_s": None}, {"by_deadline": False}, {"ttft_s": None, "classes": (ServiceClass("chat"),)}]
+)
+def test_without_a_target_or_the_order_by_it_there_is_no_deadline(without):
+    assert seen(config=replace(CONFIG, **without)).deadline == inf
+
+
+def test_a_class_with_a_target_has_deadlines_in_a_service_without_one():
+    assert seen(config=replace(CONFIG, ttft_s=None), service_class="batch").deadline == 41.0
 
 
 def test_a_class_has_its_own_target_and_a_request_its_own_priority():
@@ -48,7 +62,7 @@ def test_a_class_that_is_not_there_is_the_engines_to_refuse():
 
 def test_a_try_again_goes_before_first_tries():
     request = seen(attempt=2, avoid=("10.0.0.1:80", "10.0.0.2:80"))
-    assert (request.attempt, request.priority, request.deadline) == (2, -100, float("inf"))
+    assert (request.attempt, request.priority, request.deadline) == (2, -100, inf)
     assert request.avoid == {"10.0.0.1:80", "10.0.0.2:80"}
 
 

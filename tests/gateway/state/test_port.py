@@ -47,7 +47,9 @@ class Served:
         self.load, self.picks, self.reasons, self.metrics = FakeLoad(), PicksLog(), [], b"up 1\n"
         self.stream = LoadStream(name, self.load)
         self.key = gateway_key()
-        self.port = StatePort(self.stream, self.picks, lambda: self.metrics, lambda: self.reasons, self.key, lambda _: "gateway-1")
+        self.port = StatePort(
+            self.stream, self.picks, lambda: self.metrics, lambda: self.reasons, self.key, lambda _: "gateway-1"
+        )
 
     def change(self, load):
         self.load.services = self.load.changed = {KEY: load}

@@ -10,9 +10,11 @@ from pathlib import Path
 from inflight_engine.server.settings.config import ServerConfig
 from inflight_engine.server.settings.config_file import with_file
 from inflight_engine.server.settings.tracing import tracing_config
+from inflight_policies.deadline import MOST_WAIT_SHARE
 from inflight_settings.engine import EngineConfig
 from inflight_settings.flags import add_flags, chosen
 from inflight_settings.server import ServerSettings
+from inflight_settings.setting import settings_of
 
 DESCRIPTION = """\
 Serve one model over HTTP: OpenAI's chat completions and completions, /v1/generate, Prometheus metrics.
@@ -59,7 +61,9 @@ def read_config(parser: argparse.ArgumentParser, argv: Sequence[str]) -> ServerC
         tracing = tracing_config(server.get("otlp_traces_endpoint"), server.get("traces_sampling_ratio"), os.environ)
     except ValueError as error:
         parser.error(str(error))
-    config = ServerConfig(engine=EngineConfig(**chosen(EngineConfig, given)), tracing=tracing, **server)
+    longest_wait = server.get("queue_timeout", settings_of(ServerSettings)["queue_timeout"].default)
+    engine = EngineConfig(**chosen(EngineConfig, given), late_wait=MOST_WAIT_SHARE * longest_wait)
+    config = ServerConfig(engine=engine, tracing=tracing, **server)
     if (conflict := config.conflict()) is not None:
         parser.error(conflict)
     return config
