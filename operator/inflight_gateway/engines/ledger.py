@@ -211,10 +211,6 @@ class Ledger:
         account = self._accounts.get(address)
         return 0 if account is None else account.in_flight
 
-    def addresses(self) -> Collection[str]:
-        """Returns the endpoints that have an account."""
-        return self._accounts.keys()
-
     def forget(self, service: ServiceKey, address: str) -> None:
         """Removes an endpoint: its requests in flight are still counted, its cache is dropped."""
         index = self._prefixes.get(service)

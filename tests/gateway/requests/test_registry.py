@@ -180,7 +180,7 @@ def test_a_relay_that_comes_back_reports_its_requests_itself_wherever_they_are_n
 
 def test_attempts_that_run_when_the_picker_starts_are_in_flight_and_their_usage_counts():
     world = World(LIMITED, endpoints=1)
-    world.runs("a", tenant="acme", tokens=4000)
+    world.runs("a", tenant="acme", tokens=4000, prompt_tokens=10)
     assert world.in_flight() == {"10.0.0.0:80": 1}
     assert world.value("tenant_requests_in_flight", tenant="acme") == 1
     world.requests.progress([("a", 4000)])
@@ -334,7 +334,7 @@ def test_a_request_comes_back_to_a_picker_that_had_it_before():
     assert world.in_flight() == {"10.0.0.0:80": 1}
     world.requests.moved("a")
     assert world.in_flight() == {}
-    world.runs("a", 2, tenant="acme", tokens=60)
+    world.runs("a", 2, tenant="acme", tokens=60, prompt_tokens=10)
     world.end("a", tenant="acme", prompt_tokens=10, completion_tokens=70)
     assert world.value("tenant_tokens_total", tenant="acme", kind="completion") == 70
     assert world.gate._accounts._account((KEY, "acme")).tokens.used == 110 + 10

@@ -58,9 +58,9 @@ class World:
         self.requests.ask(ask, relay, self.said.append, allowed)
         return self.said[before:]
 
-    def runs(self, name, attempt=1, *, relay="r0", tenant="", tokens=0, address="10.0.0.0:80"):
+    def runs(self, name, attempt=1, *, relay="r0", tenant="", tokens=0, address="10.0.0.0:80", **body):
         """An engine answers an attempt that another picker was asked for."""
-        ask = Ask(name, attempt, self.config.key, tenant=tenant, path="/v1/completions")
+        ask = Ask(name, attempt, self.config.key, tenant=tenant, path="/v1/completions", body=Body(**body))
         self.requests.running(Running(ask, address, tokens), relay, self.said.append)
 
     def heard(self, name):
