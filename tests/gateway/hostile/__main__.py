@@ -66,11 +66,19 @@ async def flood(seconds: float, rate: float, kinds: list[str], folder: Path) -> 
         print(f"{kind:16} { ({result: count for (name, result), count in sorted(found.got.items()) if name == kind}) }")
         if found.sent(kind) < LEAST_SENT * rate * seconds:
             found.faults[f"{kind}: {found.sent(kind)} attacks of {rate * seconds:.0f} were sent, too few"] += 1
-    alone, with_attacks = found.p99_ms()
+    alone, with_attacks = found.alone.p99_ms, found.beside.p99_ms
     print(
-        f"p99 of {len(found.alone_s):,} requests alone {alone:.1f} ms, of {len(found.beside_s):,} beside"
-        f" {rate:g} attacks of each kind a second {with_attacks:.1f} ms: {with_attacks / alone:.2f} times"
+        f"p99 of {len(found.alone.latencies_s):,} requests alone {alone:.1f} ms, of"
+        f" {len(found.beside.latencies_s):,} beside {rate:g} attacks of each kind a second {with_attacks:.1f} ms:"
+        f" {with_attacks / alone:.2f} times"
     )
+    for name, span in (("alone", found.alone), ("beside the attacks", found.beside)):
+        shares = (
+            (program, 100 / span.seconds * used.ran, 100 / span.seconds * used.waited)
+            for program, used in span.used.items()
+        )
+        text = ", ".join(f"{program} {ran:.0f}% ({waited:.0f}%)" for program, ran, waited in shares)
+        print(f"time on a core {name} (and ready, waiting for one): {text}")
     print("most MiB:", ", ".join(f"{name} {mib:.0f}" for name, mib in found.most_mib.items()))
     for fault, number in found.faults.most_common():
         print(f"FAULT x{number}: {fault}")

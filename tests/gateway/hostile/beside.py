@@ -5,23 +5,24 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import aiohttp
-import psutil
 
 from inflight_base.signing import PEER_SIGNATURE, get_message, signed
 from tests.gateway.gateway_stack import GatewayStack
 from tests.gateway.hostile.attacks import ATTACKS, SERVICES, UNDER_WAY
 from tests.gateway.hostile.case import RIGHT_KEY, chat_body, post
 from tests.gateway.hostile.engine import CheckingEngine
+from tools.measure.processes import Scheduled, family_resident_mib, family_scheduled, scheduled
 from tools.measure.report import percentile
 
 KEYLESS, KEYED, EVIL = "keyless.default", "keyed.default", "evil.default"
@@ -35,17 +36,40 @@ _LOOK_S = 0.3
 
 
 @dataclass
+class Span:
+    """Requests of the keyed client one after the other.
+
+    Attributes:
+        latencies_s: of each request. seconds: of all.
+        used: use of the cores by program; `client` is the keyed client, with its engine.
+    """
+
+    latencies_s: list[float] = field(default_factory=list)
+    seconds: float = 0.0
+    used: dict[str, Scheduled] = field(default_factory=dict)
+
+    @property
+    def p99_ms(self) -> float:
+        return 1e3 * percentile(self.latencies_s, 0.99)
+
+    def add(self, seconds: float, before: dict[str, Scheduled], after: dict[str, Scheduled]) -> None:
+        self.seconds += seconds
+        for name in after:
+            self.used[name] = self.used.get(name, Scheduled(0.0, 0.0)) + (after[name] - before[name])
+
+
+@dataclass
 class Beside:
     """A run.
 
     Attributes:
-        alone_s, beside_s: latencies of the keyed client, without attacks (before and after them) and with them.
+        alone, beside: without attacks (before and after them), and with them.
         got: number of attacks by kind and by what they got. most_mib: highest memory of each program.
         faults: what happened and must not, and how often.
     """
 
-    alone_s: list[float] = field(default_factory=list)
-    beside_s: list[float] = field(default_factory=list)
+    alone: Span = field(default_factory=Span)
+    beside: Span = field(default_factory=Span)
     got: dict[tuple[str, str], int] = field(default_factory=dict)
     most_mib: dict[str, float] = field(default_factory=dict)
     faults: Counter[str] = field(default_factory=Counter)
@@ -54,10 +78,6 @@ class Beside:
         """Returns the number of attacks of a kind."""
         return sum(count for (name, _), count in self.got.items() if name == kind)
 
-    def p99_ms(self) -> tuple[float, float]:
-        """Returns the 99th percentile alone and beside the attacks."""
-        return 1e3 * percentile(self.alone_s, 0.99), 1e3 * percentile(self.beside_s, 0.99)
-
 
 async def run(
     folder: Path, *, alone_s: float, flood_s: float, rate: float, kinds: Sequence[str] = tuple(ATTACKS)
@@ -65,16 +85,16 @@ async def run(
     """Measures a client alone, beside `rate` attacks of each kind a second, and alone again."""
     found = Beside()
     async with _attackers() as attackers, _gateway(folder, await attackers.engines()) as stack:
-        client = _Client(stack.port, found)
-        await client.until(time.monotonic() + 1.0, [])
-        await client.until(time.monotonic() + alone_s / 2, found.alone_s)
+        client = _Client(stack, found)
+        await client.send(1.0, Span())
+        await client.send(alone_s / 2, found.alone)
         attackers.begin(stack, rate, kinds)
         with _memory(stack, found):
-            await client.until(time.monotonic() + flood_s, found.beside_s)
+            await client.send(flood_s, found.beside)
             await _operator(stack, found)
         found.got = await attackers.end()
         await asyncio.sleep(1.0)  # until the connections of the attackers are closed
-        await client.until(time.monotonic() + alone_s / 2, found.alone_s)
+        await client.send(alone_s / 2, found.alone)
         _check(stack, found)
     return found
 
@@ -97,26 +117,34 @@ async def _operator(stack: GatewayStack, found: Beside) -> None:
 class _Client:
     """Sends one request after the other on a kept connection."""
 
-    def __init__(self, port: int, found: Beside) -> None:
-        self._port, self._found = port, found
+    def __init__(self, stack: GatewayStack, found: Beside) -> None:
+        self._stack, self._found = stack, found
         self._request = post(chat_body(), ("Authorization", f"Bearer {RIGHT_KEY}"), host=KEYED)
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
-    async def until(self, end: float, taken: list[float]) -> None:
-        while (begin := time.monotonic()) < end:
+    async def send(self, seconds: float, span: Span) -> None:
+        """Sends for so long, and adds that to the span."""
+        before, first = self._used(), time.monotonic()
+        while (begin := time.monotonic()) < first + seconds:
             try:
                 async with asyncio.timeout(10):
                     fault = await self._one()
             except (OSError, TimeoutError, ValueError, asyncio.IncompleteReadError) as error:
                 fault, self._streams = f"{type(error).__name__}: {error}", None
-            taken.append(time.monotonic() - begin)
+            span.latencies_s.append(time.monotonic() - begin)
             if fault:
                 self._found.faults[f"the client with a key: {fault}"] += 1
                 await asyncio.sleep(0.1)
+        span.add(time.monotonic() - first, before, self._used())
+
+    def _used(self) -> dict[str, Scheduled]:
+        pids = {name: process.pid for name, process in self._stack.processes.items()}
+        own = {"client": scheduled(os.getpid())}
+        return own | {name: family_scheduled(pid) for name, pid in pids.items()}
 
     async def _one(self) -> str:
         if self._streams is None:
-            self._streams = await asyncio.open_connection("127.0.0.1", self._port)
+            self._streams = await asyncio.open_connection("127.0.0.1", self._stack.port)
         reader, writer = self._streams
         writer.write(self._request)
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -193,7 +221,8 @@ def _memory(stack: GatewayStack, found: Beside) -> Iterator[None]:
     async def watch() -> None:
         while True:
             for name, process in stack.processes.items():
-                mib = _mib(process.pid)
+                with suppress(FileNotFoundError):  # it has ended
+                    mib = family_resident_mib(process.pid)
                 found.most_mib[name] = max(mib, found.most_mib.get(name, 0.0))
                 if mib > MOST_MIB:
                     process.kill()
@@ -204,14 +233,6 @@ def _memory(stack: GatewayStack, found: Beside) -> Iterator[None]:
         yield
     finally:
         task.cancel()
-
-
-def _mib(pid: int) -> float:
-    try:
-        parent = psutil.Process(pid)
-        return float(sum(each.memory_info().rss for each in (parent, *parent.children(recursive=True)))) / 2**20
-    except psutil.NoSuchProcess:
-        return 0.0
 
 
 def _check(stack: GatewayStack, found: Beside) -> None:

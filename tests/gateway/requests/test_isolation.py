@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from inflight_cost.model import StepWork
-from tests.gateway.requests.emulated_fleet import COST, Shape, poisson, simulated
+from tests.gateway.virtual.engine import COST, Shape
+from tests.gateway.virtual.fleet import poisson, simulated
 
 SHORT = 64, 24
 """Tokens of prompt and answer."""

@@ -1,0 +1,197 @@
+"""An event loop in virtual time: where nothing is ready it jumps to the next timer."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import selectors
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+HOST: contextvars.ContextVar[str] = contextvars.ContextVar("HOST", default="")
+"""Machine that a task runs on: that of the connections which it opens and takes."""
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """Its connections are pipes in memory, on UNIX sockets and on TCP ports alike. Bytes take `between_s` from one host
+    to another, and no time within one.
+
+    A host that is killed has no connections, and refuses new ones. Nothing comes from and to a host that hangs; it goes
+    on when it is awake again.
+    """
+
+    def __init__(self, between_s: float = 0.0) -> None:
+        self._now = 0.0
+        super().__init__(_Clock(self))
+        self._clock_resolution = 1e-9
+        self.between_s = between_s
+        self._listeners: dict[object, _Listener] = {}
+        self._pipes: set[_Pipe] = set()
+        self._hung: set[str] = set()
+        self._backlog: list[_Pipe] = []
+        """Ends at hosts that hang: the kernel has taken the connections, and nothing reads them."""
+
+    def time(self) -> float:
+        """Virtual seconds."""
+        return self._now
+
+    def pass_time(self, seconds: float | None) -> None:
+        if seconds is None:
+            raise RuntimeError("nothing can ever happen again")
+        self._now += seconds
+
+    def kill(self, host: str) -> None:
+        for address in [one for one, listener in self._listeners.items() if listener.host == host]:
+            del self._listeners[address]
+        for pipe in [one for one in self._pipes if one.host == host]:
+            pipe.abort()
+
+    def hang(self, host: str) -> None:
+        self._hung.add(host)
+
+    def wake(self, host: str) -> None:
+        self._hung.discard(host)
+        backlog, self._backlog = self._backlog, []
+        for pipe in backlog:
+            self._accept(pipe)
+        for pipe in [one for one in self._pipes if host in (one.host, one.peer.host)]:
+            pipe.deliver()
+
+    def hangs(self, *hosts: str) -> bool:
+        return not self._hung.isdisjoint(hosts)
+
+    # What programs call.
+
+    async def create_unix_server(self, factory: Any, path: Any = None, **_: Any) -> Any:
+        return self._listen(factory, str(path))
+
+    async def create_server(self, factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+        return self._listen(factory, port)
+
+    async def create_unix_connection(self, factory: Any, path: Any = None, **_: Any) -> Any:
+        return await self._connect(factory, str(path))
+
+    async def create_connection(self, factory: Any, host: Any = None, port: Any = None, **_: Any) -> Any:
+        return await self._connect(factory, port)
+
+    def _listen(self, factory: Callable[[], asyncio.Protocol], address: object) -> _Listener:
+        listener = self._listeners[address] = _Listener(factory, HOST.get(), lambda: self._listeners.pop(address, None))
+        return listener
+
+    async def _connect(self, factory: Callable[[], asyncio.Protocol], address: object) -> Any:
+        host = HOST.get()
+        await asyncio.sleep(self.between_s)
+        listener = self._listeners.get(address)
+        if listener is None:
+            raise ConnectionRefusedError(f"nothing listens at {address}")
+        near, far = _Pipe(self, host, factory()), _Pipe(self, listener.host, listener.factory())
+        near.peer, far.peer = far, near
+        self._pipes |= {near, far}
+        self._accept(far)
+        near.protocol.connection_made(near)
+        return near, near.protocol
+
+    def _accept(self, pipe: _Pipe) -> None:
+        if self.hangs(pipe.host):
+            self._backlog.append(pipe)
+        else:
+            pipe.protocol.connection_made(pipe)
+
+    def forget(self, pipe: _Pipe) -> None:
+        self._pipes.discard(pipe)
+
+
+def run(main: Callable[[], Awaitable[T]], between_s: float = 0.0) -> T:
+    """Runs a coroutine function in virtual time."""
+    loop = VirtualLoop(between_s)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(_main(main))
+
+
+async def _main(main: Callable[[], Awaitable[T]]) -> T:
+    return await main()
+
+
+class _Clock(selectors.SelectSelector):
+    """Never waits."""
+
+    def __init__(self, loop: VirtualLoop) -> None:
+        super().__init__()
+        self._loop = loop
+
+    def select(self, timeout: float | None = None) -> list[Any]:
+        if timeout != 0:
+            self._loop.pass_time(timeout)
+        return []
+
+
+class _Listener:
+    def __init__(self, factory: Callable[[], asyncio.Protocol], host: str, close: Callable[[], object]) -> None:
+        self.factory, self.host, self.close = factory, host, close
+        self.sockets = ()
+
+    async def wait_closed(self) -> None:
+        """Closed at once."""
+
+
+class _Pipe(asyncio.Transport):
+    """An end of a connection. Attributes: host: where it is. peer: the other end."""
+
+    def __init__(self, loop: VirtualLoop, host: str, protocol: asyncio.Protocol) -> None:
+        super().__init__()
+        self.host, self.protocol = host, protocol
+        self.peer: _Pipe
+        self._loop = loop
+        self._sent: deque[bytes | None] = deque()
+        """What is under way to the peer; None: the end of the stream."""
+        self._closing = False
+
+    def write(self, data: Any) -> None:
+        if not self._closing:
+            self._put(bytes(data))
+
+    def close(self) -> None:
+        if not self._closing:
+            self._closing = True
+            self._put(None)
+            self._loop.call_soon(self._lost)
+
+    abort = close
+
+    def is_closing(self) -> bool:
+        return self._closing
+
+    def get_write_buffer_size(self) -> int:
+        return sum(len(each) for each in self._sent if each is not None)
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return default
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        """Has no limits."""
+
+    def _put(self, data: bytes | None) -> None:
+        if not self._sent:
+            self._loop.call_later(0.0 if self.peer.host == self.host else self._loop.between_s, self.deliver)
+        self._sent.append(data)
+
+    def deliver(self) -> None:
+        """Brings the peer what was sent, unless one of the hosts hangs."""
+        if not self._sent or self._loop.hangs(self.host, self.peer.host):
+            return
+        sent = list(self._sent)
+        self._sent.clear()
+        data = b"".join(each for each in sent if each is not None)
+        if self.peer.is_closing():
+            return
+        if data:
+            self.peer.protocol.data_received(data)
+        if sent[-1] is None:
+            self.peer.close()
+
+    def _lost(self) -> None:
+        self._loop.forget(self)
+        self.protocol.connection_lost(None)
