@@ -24,6 +24,7 @@ from inflight_gateway.requests.registry import Requests
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import INTERVAL_SECONDS, EndpointScraper
 from inflight_gateway.settings import PickerSettings
+from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.state.load import GatewayLoads
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
@@ -73,12 +74,13 @@ class Gateway:
             gate.usage_log = UsageLog(settings.usage_dir, gate.usage, self._model)
             self.metrics.registry.register(gate.usage_log)
         self._usage_log = gate.usage_log
-        loads = GatewayLoads(self.catalog, self._holds, self._ledger, monotonic)
+        demand = DemandCounters(estimates.answer_tokens)
+        loads = GatewayLoads(self.catalog, self._holds, self._ledger, demand, monotonic)
         self.metrics.watch_loads(loads.service_loads)
         self._stream = LoadStream(settings.name, loads)
         log = RequestLog(self.metrics, self._picks, access_log=settings.access_log)
         self._requests = Requests(
-            *(self.catalog, Picker(self._ledger.ranking), self._holds, self._ledger, gate, log),
+            *(self.catalog, Picker(self._ledger.ranking), self._holds, self._ledger, gate, log, demand),
             clock=monotonic,
             changed=self._stream.changed,
             refused=self._refused,

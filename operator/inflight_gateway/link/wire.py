@@ -63,7 +63,7 @@ class Ask(_Message, frozen=True):
         avoid: addresses of engines that failed this request.
         external_id: X-Request-Id.
         age_s: seconds since the request arrived at the relay.
-        waited_s: seconds that this attempt has waited so far, at other pickers or without an answer.
+        waited_s: seconds since the relay first asked for this attempt.
         without: gateway pods that this relay cannot reach: none of them is taken for the owner.
         turns: answers `Elsewhere` to this attempt so far.
         admitted: an earlier owner has admitted this attempt, and it waits: it is charged to its tenant's limits, and

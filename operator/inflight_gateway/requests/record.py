@@ -54,6 +54,7 @@ class Request:
             another gateway reports it.
         tokens: output tokens so far, as its relay reports about once a second.
         served: output tokens charged to its tenant's counter; None: adopted, and not known yet.
+        expected_output: output tokens of all its choices, as expected when it came.
     """
 
     relay: Hashable
@@ -69,6 +70,7 @@ class Request:
     status: int | None = None
     tokens: int = 0
     served: int | None = 0
+    expected_output: int = 0
     phase: Phase = Phase.AWAITING
 
     @property

@@ -14,6 +14,7 @@ from inflight_gateway.pick.picker import Picker
 from inflight_gateway.requests.record import Phase, Reply, Request
 from inflight_gateway.requests.starter import Starter
 from inflight_gateway.requests.view import view
+from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.types import Finished, Pick, Refusal, RequestView, ServiceConfig
@@ -50,6 +51,7 @@ class Requests:
         ledger: Ledger,
         gate: Gate,
         log: RequestLog,
+        demand: DemandCounters,
         *,
         clock: Callable[[], float],
         changed: Callable[[], None] = lambda: None,
@@ -60,6 +62,7 @@ class Requests:
         self._ledger = ledger
         self._gate = gate
         self._log = log
+        self._demand = demand
         self._clock = clock
         self._changed = changed
         self._refused = refused
@@ -120,6 +123,8 @@ class Requests:
         if refusal is None:
             since = request.since
             refusal = self._holds.offer(request.view, config, now, since=since, admitted=ask.admitted)
+            if refusal is not None:
+                self._demand.refused(request.view)
         if refusal is not None:
             self._refuse(request, refusal)
         else:
@@ -142,6 +147,7 @@ class Requests:
             moved = self._starter.moved(request_id, address, now)
         else:
             self._holds.remove(request.id)
+            self._demand.sent(request.view, request.expected_output)
             self._runs(request, address, now)
         self._after(request, changed=moved)
 
@@ -283,6 +289,7 @@ class Requests:
             if lost.relay not in self._relays.values():
                 self._unreported(lost.request)
         for waiting in self._holds.expire(now):
+            self._demand.refused(waiting)
             config = self._catalog.services.get(waiting.service)
             waited = "" if config is None else f" for {config.hold.max_wait_s:g} s (hold.maxWait)"
             self._refuse(
@@ -304,6 +311,7 @@ class Requests:
         for key in deleted:
             self._starter.shares.forget(key)
             self._holds.forget(key)
+            self._demand.forget(key)
         for key in change.services | change.endpoints:
             self.release(key)
 
@@ -322,6 +330,7 @@ class Requests:
             attempt = view(ask, config, now)
             request = self._requests[ask.id] = Request(relay, reply, attempt, ask.key_id, allowed)
             self._of_service.setdefault(ask.service, {})[ask.id] = request
+            request.expected_output = self._demand.expected_output(attempt)
             if ask.id in self._lost:
                 request.go_on_from(self._lost.pop(ask.id).request)
         else:
@@ -344,6 +353,8 @@ class Requests:
             if isinstance(admitted, Refusal):
                 return admitted
             request.admitted = admitted
+            if not always:
+                self._demand.arrived(request.view, request.expected_output)
         return None
 
     def _go(self, request: Request, pick: Pick, now: float) -> None:
@@ -354,6 +365,7 @@ class Requests:
         request.held_s += held_s
         request.picked.append(pick.endpoints[0].address)
         self._log.picked(request.view, pick, held_s)
+        self._demand.sent(request.view, request.expected_output)
         config = self._catalog.services[request.view.service]
         assert request.admitted is not None
         request.reply(

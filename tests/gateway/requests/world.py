@@ -10,6 +10,7 @@ from inflight_gateway.link.wire import Ask, Go, Held, Refuse, Running
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.request.body import Body
 from inflight_gateway.requests.registry import Requests
+from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.telemetry.request_log import RequestLog
@@ -38,9 +39,11 @@ class World:
         self.metrics.registry.register(self.gate.usage)
         self.said: list[Held | Go | Refuse] = []
         self.refused: list[str] = []
+        self.demand = DemandCounters(estimates.answer_tokens)
         self.requests = Requests(
             *(self.catalog, Picker(), self.holds, self.ledger, self.gate),
             RequestLog(self.metrics, PicksLog(), access_log=True),
+            self.demand,
             clock=lambda: self.now,
             refused=self.refused.append,
         )

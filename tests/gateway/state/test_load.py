@@ -10,6 +10,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.state.demand import ClassDemand, DemandCounters
 from inflight_gateway.state.load import GatewayLoads, ServiceLoad, line
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig
@@ -18,7 +19,10 @@ KEY = ServiceKey("team", "chat")
 
 
 def test_a_line_is_what_the_contract_says():
-    services = {KEY: ServiceLoad(2, 300, 1.23456, 5, 0.0)}
+    demand = {
+        "chat": ClassDemand(9, 900, 90_000, 450, refused=1, sent=6, sent_prompt_tokens=600, sent_output_tokens=300)
+    }
+    services = {KEY: ServiceLoad(2, 300, 1.23456, 5, 0.0, demand)}
     assert json.loads(line("gateway-0", services, full=True)) == {
         "gateway": "gateway-0",
         "full": True,
@@ -31,6 +35,18 @@ def test_a_line_is_what_the_contract_says():
                 "oldest_held_s": 1.235,
                 "in_flight": 5,
                 "idle_s": 0.0,
+                "demand": {
+                    "chat": {
+                        "arrived": 9,
+                        "prompt_tokens": 900,
+                        "prompt_squares": 90_000,
+                        "output_tokens": 450,
+                        "refused": 1,
+                        "sent": 6,
+                        "sent_prompt_tokens": 600,
+                        "sent_output_tokens": 300,
+                    }
+                },
             }
         ],
     }
@@ -47,7 +63,8 @@ class World:
         self.now = 0.0
         self.catalog, self.holds = Catalog(), HoldQueue()
         self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None, Estimates())
-        self.loads = GatewayLoads(self.catalog, self.holds, self.ledger, lambda: self.now)
+        self.demand = DemandCounters(lambda _: 20.0)
+        self.loads = GatewayLoads(self.catalog, self.holds, self.ledger, self.demand, lambda: self.now)
         self.set_service(KEY, True)
         self.catalog.update(endpoints={KEY: [A, B]})
         self.loads.changes()
@@ -73,6 +90,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("move"), st.integers(0, 5), st.booleans()),
         st.tuples(st.just("forget"), st.booleans()),
         st.tuples(st.just("service"), st.booleans()),
+        st.tuples(st.sampled_from(("arrived", "refused", "sent", "deleted")), st.sampled_from(("", "batch"))),
         st.tuples(st.just("line")),
     ),
     max_size=40,
@@ -106,6 +124,15 @@ def test_the_first_line_and_all_changes_together_are_the_load(operations):
                 world.ledger.forget(KEY, (A if first else B).address)
             case ("service", exists):
                 world.set_service(OTHER, exists)
+            case ("refused", name):
+                world.demand.refused(RequestView("x", KEY, world.now, service_class=name))
+            case (("arrived" | "sent") as what, name):
+                request = RequestView("x", KEY, world.now, prompt_tokens=5, service_class=name)
+                getattr(world.demand, what)(request, 20)
+            case ("deleted", _):
+                world.demand.forget(KEY)
+                world.set_service(KEY, False)
+                world.set_service(KEY, True)
             case _:
                 world.read_changes()
     world.read_changes()

@@ -17,8 +17,9 @@ from inflight_gateway.link.server import RelayLinks
 from inflight_gateway.link.wire import Ask, Go, Refuse
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.relay.alone import Alone
-from inflight_gateway.relay.picker_link import PickerLink
+from inflight_gateway.relay.pickers import Pickers
 from inflight_gateway.requests.registry import Requests
+from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.telemetry.request_log import RequestLog
@@ -54,15 +55,16 @@ class Pod:
         self._ledger = Ledger(self._catalog.endpoints_of, self._samples.get, estimates)
         gate = Gate(KeyTables(self._catalog), estimates, clock=loop.time)
         log = RequestLog(Metrics(), PicksLog(), access_log=False)
+        demand = DemandCounters(estimates.answer_tokens)
         self.requests = Requests(
-            *(self._catalog, Picker(self._ledger.ranking), holds, self._ledger, gate, log), clock=loop.time
+            *(self._catalog, Picker(self._ledger.ranking), holds, self._ledger, gate, log, demand), clock=loop.time
         )
         self._pods = ReadyPods(name, self._catalog)
         self._links = RelayLinks(self.requests, self._catalog, self._pods)
         self._in_flight = Counter[str]()
         catalog = Catalog()
         alone = Alone(catalog, lambda address: self._in_flight[address])
-        self.link = PickerLink(self._socket, f"relay of {name}", catalog, alone, lambda keys: None)
+        self.link = Pickers(self._socket, f"relay of {name}", catalog, alone, lambda keys: None)
 
     @property
     def _socket(self) -> Path:
