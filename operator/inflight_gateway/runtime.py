@@ -11,7 +11,7 @@ from typing import Protocol
 
 from inflight_gateway.discovery.static import StaticDiscovery
 from inflight_gateway.proxy.drain import Admin, drain
-from inflight_gateway.settings import PickerSettings, any_address
+from inflight_gateway.settings import LINK_PORT, PickerSettings
 from inflight_gateway.wiring import Gateway
 
 _log = logging.getLogger(__name__)
@@ -68,7 +68,7 @@ async def _discovery(settings: PickerSettings, gateway: Gateway) -> AsyncIterato
     pods = None
     if settings.peers:
         namespace, _, service = settings.peers.partition("/")
-        pods = GatewayPods(namespace, service, settings.link_port)
+        pods = GatewayPods(namespace, service, settings.link_port or LINK_PORT)
     try:
         configuration = await load_configuration(settings.kubeconfig, " or --static FILE")
     except ConnectError as error:
@@ -112,7 +112,7 @@ class _Process:
         socket, gateway = self._settings.sockets.picker, self._gateway
         self._closing.push_async_callback(gateway.links.close)
         if self._settings.link_port is not None:
-            port = await gateway.links.listen(any_address(), self._settings.link_port)
+            port = await gateway.links.listen(None, self._settings.link_port)
             _log.info("relays of other gateway pods may connect at port %d", port)
         await gateway.links.serve(socket)
         if gateway.guests is not None:

@@ -63,8 +63,11 @@ class RelayLinks:
         )
         self._send_beats()
 
-    async def listen(self, host: str, port: int) -> int:
-        """Listens for relays of other pods until closed; returns the port.
+    async def listen(self, host: str | None, port: int) -> int:
+        """Listens for relays of other pods until closed; returns the port: a free one for 0.
+
+        Args:
+            host: address to listen on; None: all.
 
         Raises:
             OSError: it cannot listen there.
