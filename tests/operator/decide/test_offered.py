@@ -51,6 +51,12 @@ def test_held_and_refused_requests_are_demand_at_once_though_no_engine_sees_them
     assert history.offered.refused > 0
 
 
+def test_tokens_that_a_service_is_charged_by_are_those_at_engines_not_those_that_wait():
+    history = fed(steady(20, 10, 80))
+    assert history.offered.served == pytest.approx(1000.0, rel=0.01)
+    assert history.tokens_per_s == pytest.approx(1000.0, rel=0.01)
+
+
 def test_prompts_are_in_tokens_of_the_engines_whatever_the_gateway_estimates():
     history = fed(steady(10, 10, 40, prompt=37))
     assert history.workload.prompt == pytest.approx(100.0)
