@@ -16,7 +16,7 @@ from inflight_gateway.discovery.service_config import read_service
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.link.ownership import Owners
-from inflight_gateway.link.wire import Ask, Go, Held, Refuse
+from inflight_gateway.link.wire import Ask, Go, Held, Refuse, Running
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.request.body import Body
 from inflight_gateway.request.prefix import BLOCK_TOKENS, BYTES_PER_TOKEN, MAX_BLOCKS
@@ -27,7 +27,6 @@ from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.keys import KeyTables
-from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.types import Endpoint, EngineSample, Finished, Pick, Refusal, RequestView
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.pods import Pod
@@ -59,7 +58,7 @@ class OwnerPicker:
         self.catalog = Catalog()
         holds, estimates = HoldQueue(), Estimates()
         self.ledger = Ledger(self.catalog.endpoints_of, sample, estimates)
-        gate = Gate(KeyTables(self.catalog), SharedLimits("", dict, _no_post, clock), estimates)
+        gate = Gate(KeyTables(self.catalog), estimates, clock=clock)
         demand = DemandCounters(estimates.answer_tokens)
         self.requests = Requests(
             *(self.catalog, Picker(self.ledger.ranking), holds, self.ledger, gate, _NoLog(), demand), clock=clock
@@ -193,7 +192,7 @@ class Gateway:
     def _adopt(self, picker: OwnerPicker, request_id: int, ask: Ask, address: str) -> None:
         """Tells the next owner of a request that an engine answers."""
         if picker is self._picker and request_id in self._running:
-            picker.requests.hello([(ask, address)], self._relays[request_id], partial(self._reply, picker))
+            picker.requests.running(Running(ask, address), self._relays[request_id], partial(self._reply, picker))
 
     def _ask(self, request_id: int) -> Ask:
         states, requests = self._states, self._states.requests
@@ -333,7 +332,3 @@ def _blocks(hash_ids: tuple[int, ...], hash_tokens: int, prompt_tokens: int) -> 
     mixed = ((ids << np.uint64(24)) + last) * _SPREAD
     # The index takes the low bits, which a product mixes least.
     return bytes((mixed ^ (mixed >> np.uint64(32))).astype("<u8"))
-
-
-async def _no_post(address: str, content: bytes) -> bytes:
-    raise TimeoutError
