@@ -3,7 +3,8 @@
 The capacity of one replica follows from the cost model, with the limits that tuning would set for it, so that tuning
 changes a limit before scaling adds a replica. Replicas are then sized as servers of a queue: the smallest number with
 which all but a small share of the expected requests start within the TTFT target (`inflight_cost.staffing`), so the
-margin shrinks as the fleet grows. Replicas for the current backlog are added.
+margin shrinks as the fleet grows. Replicas for the current backlog are added. A single replica stays alone while it is
+predicted to keep TTFT at the 95th percentile, with some growth, and to begin in time what waits.
 
 The forecast is the current demand plus its statistically significant trend until a replica ordered now is ready.
 If demand recently jumped faster than replicas start, no forecast helps: enough replicas for such a jump are kept, up to
@@ -48,6 +49,7 @@ class AutopilotPolicy:
         margins: distance of the means to the targets, beside the one that staffing keeps to the TTFT target.
         late: share of requests that may start late by chance, in a fleet.
         alone: the same of a single replica: that of targets for 95 of 100 requests, as a second one doubles the cost.
+        growth: factor by which demand may grow before a single replica starts more of it late: the next one takes time.
         fast, level: the rate is the mean of the last `level` seconds, or of the last `fast` ones where that is
             significantly more.
         sureness: standard deviations that count as significant for `fast`, and for a `level` not seen for so long.
@@ -69,6 +71,7 @@ class AutopilotPolicy:
     margins: Margins = field(default_factory=lambda: Margins(prefill=1.0))
     late: float = 0.015
     alone: float = 0.05
+    growth: float = 1.2
     fast: float = 15.0
     level: float = 60.0
     sureness: float = 1.5
@@ -211,8 +214,8 @@ def decide_replicas(
     queues = _queues(view, targets, capacity, policy)
     staffed = queues.replicas(expected)
     backlog = _waiting(view) / (each * policy.recovery)
-    # A replica alone that has room for it works off what waits; a fleet gets whole replicas for it.
-    alone = staffed == 1 and sizing.need + backlog <= 1
+    # A replica alone begins what waits now in time, or gets help; a fleet gets whole replicas for all that waits.
+    alone = staffed == 1 and _waiting(view) * queues.prefill.service <= queues.prefill.patience
     need = 1 if alone else staffed + math.ceil(backlog)
     memory = memory.with_need(view, sizing.need, staffed, ahead, policy)
 
@@ -242,7 +245,8 @@ def decide_replicas(
     if need > staffed:
         numbers |= {"waiting": view.waiting, "backlog": need - staffed}
     if staffed > 1:
-        numbers["late"] = queues.late(staffed - 1, expected)
+        growth = policy.growth if staffed == 2 else 1.0
+        numbers |= {"late": queues.late(staffed - 1, expected * growth), "growth": growth - 1}
     if replicas > view.ready:
         numbers["ready"] = max(view.starting, default=0.0) if replicas <= view.credited else view.start_up
     return replicas, Reason("Demand", numbers, held), memory, sizing
@@ -347,7 +351,7 @@ class _Queues(NamedTuple):
     def replicas(self, rate: float) -> int:
         """Returns the replicas that `rate` requests per second need, so that both queues begin them in time."""
         least = max(1, math.ceil(rate / self.capacity.rate))
-        if least == 1 and self.late(1, rate) <= self.policy.alone:
+        if least == 1 and self.late(1, rate * self.policy.growth) <= self.policy.alone:
             return 1
         return max(2, least, replicas_needed(rate, self.prefill), replicas_needed(rate, self.decode))
 

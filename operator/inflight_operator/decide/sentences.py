@@ -104,7 +104,8 @@ def _beside_need(n: _Numbers) -> str:
     staffed = round(float(n["need"]) + float(n["margin"]))
     text = f", margin {staffed - round(float(n['need']), 1):.1f}"
     if "late" in n:
-        text += f" ({count(staffed - 1, 'replica')} would start {n['late']:.1%} of them late)"
+        grown = f" at {n['growth']:.0%} more" if n["growth"] else ""
+        text += f" ({count(staffed - 1, 'replica')} would start {n['late']:.1%} late{grown})"
     return text + (f", {n['backlog']:g} for {count(n['waiting'], 'waiting request')}" if "backlog" in n else "")
 
 

@@ -113,15 +113,15 @@ def test_what_waits_comes_on_top_and_what_is_ordered_is_not_asked_for_again():
     assert decided(replace(seen, starting=(5.0,) * 3))[0] <= replicas
 
 
-def test_a_queue_that_a_replica_alone_works_off_asks_for_nothing_and_a_larger_one_does():
-    few = view([0.5 * EACH] * 60, ready=1, waiting=100, waiting_tokens=100 * WORKLOAD.prompt)
+def test_a_queue_that_a_replica_alone_begins_in_time_asks_for_nothing_and_a_longer_one_does():
+    few = view([0.5 * EACH] * 60, ready=1, waiting=5, waiting_tokens=5 * WORKLOAD.prompt)
     replicas, reason, _ = decided(few)
     assert replicas == 1
     assert sentence(reason).endswith("/s each, margin 0.5")
-    many = replace(few, waiting=1000, waiting_tokens=1000 * WORKLOAD.prompt)
+    many = replace(few, waiting=100, waiting_tokens=100 * WORKLOAD.prompt)
     replicas, reason, _ = decided(many)
     assert replicas == 2
-    assert sentence(reason).endswith("/s each, margin 0.5, 1 for 1000 waiting requests, ready in 60 s")
+    assert sentence(reason).endswith("/s each, margin 0.5, 1 for 100 waiting requests, ready in 60 s")
 
 
 def test_demand_that_rises_is_expected_to_rise_on_and_demand_that_falls_to_stay():
