@@ -71,7 +71,7 @@ class AutopilotPolicy:
     margins: Margins = field(default_factory=lambda: Margins(prefill=1.0))
     late: float = 0.015
     alone: float = 0.05
-    growth: float = 1.2
+    growth: float = 1.3
     fast: float = 15.0
     level: float = 60.0
     sureness: float = 1.5
@@ -214,9 +214,11 @@ def decide_replicas(
     queues = _queues(view, targets, capacity, policy)
     staffed = queues.replicas(expected)
     backlog = _waiting(view) / (each * policy.recovery)
-    # A replica alone begins what waits now in time, or gets help; a fleet gets whole replicas for all that waits.
-    alone = staffed == 1 and _waiting(view) * queues.prefill.service <= queues.prefill.patience
-    need = 1 if alone else staffed + math.ceil(backlog)
+    # A replica alone begins what waits now in time, or gets help; a fleet gets whole replicas for all that waits. Before
+    # the demand of a whole minute is known, requests that wait say more about it than the rate.
+    waiting, known = _waiting(view), view.seconds(policy.level) / policy.level
+    alone = waiting <= 1 or waiting * queues.prefill.service <= known * queues.prefill.patience
+    need = 1 if alone and staffed == 1 else staffed + math.ceil(backlog)
     memory = memory.with_need(view, sizing.need, staffed, ahead, policy)
 
     lately, jump = 0, policy.tolerance * memory.jump
