@@ -61,7 +61,7 @@ class DemandPoint(NamedTuple):
         requests, tokens: arrived requests, and their prompt tokens: at the gateway while all of its pods report them,
             else at engines.
         squares: sum of the squares of prompt lengths.
-        served, hits: prompt tokens that engines processed, and those of them that the prefix cache had.
+        queries, hits: prompt tokens looked up in the prefix cache, and found there.
         generated: output tokens.
         first_tokens: requests that got their first token.
     """
@@ -70,7 +70,7 @@ class DemandPoint(NamedTuple):
     requests: float = 0.0
     tokens: float = 0.0
     squares: float = 0.0
-    served: float = 0.0
+    queries: float = 0.0
     hits: float = 0.0
     generated: float = 0.0
     first_tokens: float = 0.0
@@ -173,11 +173,14 @@ class DemandHistory:
 
     @property
     def tokens_per_s(self) -> float:
-        """Prompt and output tokens a second that engines processed over the whole series, those found in the prefix
-        cache among them."""
+        """Prompt and output tokens a second at engines over the whole series, those found in the prefix cache among
+        them."""
         steps = list(_steps(self.points))
         seconds = sum(width for width, _ in steps)
-        return sum(width * (point.served + point.generated) for width, point in steps) / seconds if seconds else 0.0
+        if not seconds:
+            return 0.0
+        prompts = self.offered.served or sum(width * point.tokens for width, point in steps) / seconds
+        return prompts + sum(width * point.generated for width, point in steps) / seconds
 
 
 def _time(point: bytes) -> float:
@@ -308,7 +311,7 @@ def _counters(sample: Sample) -> tuple[float, ...]:
         sample.arrived,
         sample.arrived_tokens if sample.arrived else sample.prompt_tokens,
         sample.arrived_squares,
-        sample.prompt_tokens,
+        sample.prefix_queries,
         sample.prefix_hits,
         sample.generation_tokens,
         sample.ttft.count,
@@ -339,7 +342,7 @@ def _workload(
     times, *columns = zip(*points, strict=True)
     widths = [0.0, *(min(now - was, LONGEST_STEP) for was, now in pairwise(times))]
     sums = [sum(map(mul, widths, column)) for column in columns]
-    requests, tokens, squares, served, hits, generated, first_tokens = sums
+    requests, tokens, squares, queries, hits, generated, first_tokens = sums
     reported = any(sample.arrived for sample in samples)
     counted = requests if reported or gateway else first_tokens
     if counted <= 0 or tokens <= 0 or (before is not None and counted < MIN_REQUESTS):
@@ -352,7 +355,7 @@ def _workload(
     # Lengths of which only the mean is known are taken as exponentially distributed: twice its square.
     found = Workload(
         prompt=prompt,
-        computed=prompt * (1 - min(1.0, hits / served)) if served > 0 else prompt,
+        computed=prompt * (1 - min(1.0, hits / queries)) if queries > 0 else prompt,
         prompt_square=max(squares / counted, prompt**2) if squares > 0 else 2 * prompt**2,
         output=mean,
         output_square=max(square, mean**2) if square > 0 else 2 * mean**2,

@@ -97,6 +97,11 @@ class Offered:
         return max(0.0, self.engines.requests - sent) / max(LEAST_SECONDS, self.seconds)
 
     @property
+    def served(self) -> float:
+        """Prompt tokens a second that engines got."""
+        return self.engines.tokens / self.seconds if self.seconds else 0.0
+
+    @property
     def refused(self) -> float:
         """Requests a second that the gateway refuses because no replica can start them."""
         return GatewayDemand(*self.gateway).refused / max(LEAST_SECONDS, self.seconds)

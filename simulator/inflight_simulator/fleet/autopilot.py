@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from inflight_base.manifest import Manifest
-from inflight_gateway.state.load import Loads
+from inflight_gateway.state.load import line
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.sentences import change_text, sentence
 from inflight_operator.observe.gateway_lines import read_line
@@ -119,7 +119,7 @@ def _gateway(gateway: Gateway, now: float) -> GatewayView:
     """Returns the view from the lines that the gateway's pods write, which come several times a second."""
     reports = {}
     for pod, load in gateway.loads().items():
-        _, services = read_line(Loads({SERVICE: load}, {}).line(pod, full=True), now, gateway.begin)
+        _, services = read_line(line(pod, {SERVICE: load}, full=True), now, gateway.begin)
         reports[pod] = services[SERVICE]
     return gateway_view(reports, len(reports), now)
 

@@ -1,4 +1,4 @@
-"""What counts as demand for replicas, and what was sent to them."""
+"""Requests that count as demand for replicas, and those that were sent to them."""
 
 from __future__ import annotations
 

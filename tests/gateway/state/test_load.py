@@ -3,8 +3,6 @@
 import json
 from dataclasses import replace
 
-import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +11,7 @@ from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.state.demand import ClassDemand, DemandCounters
-from inflight_gateway.state.load import GatewayLoads, Loads, SentLoad, ServiceLoad, read_line
+from inflight_gateway.state.load import GatewayLoads, ServiceLoad, line
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig
 
@@ -24,8 +22,8 @@ def test_a_line_is_what_the_contract_says():
     demand = {
         "chat": ClassDemand(9, 900, 90_000, 450, refused=1, sent=6, sent_prompt_tokens=600, sent_output_tokens=300)
     }
-    loads = Loads({KEY: ServiceLoad(2, 300, 1.23456, 5, 0.0, demand)}, {"10.0.0.1:8000": SentLoad(5, 1200)})
-    assert json.loads(loads.line("gateway-0", full=True)) == {
+    services = {KEY: ServiceLoad(2, 300, 1.23456, 5, 0.0, demand)}
+    assert json.loads(line("gateway-0", services, full=True)) == {
         "gateway": "gateway-0",
         "full": True,
         "services": [
@@ -51,18 +49,7 @@ def test_a_line_is_what_the_contract_says():
                 },
             }
         ],
-        "endpoints": [{"address": "10.0.0.1:8000", "in_flight": 5, "sent_tokens": 1200}],
     }
-
-
-@pytest.mark.parametrize("line", [b"", b"[]", b'{"full":true}', b'{"gateway":"g","services":[{"name":5}]}', b"\xff"])
-def test_other_lines_are_refused(line):
-    with pytest.raises(msgspec.DecodeError):
-        read_line(line)
-
-
-def test_fields_of_a_later_version_are_ignored():
-    assert read_line(b'{"gateway":"g","full":true,"more":1}').loads == Loads({}, {})
 
 
 A, B = Endpoint("10.0.0.1:8000", "a"), Endpoint("10.0.0.2:8000", "b")
@@ -81,16 +68,14 @@ class World:
         self.set_service(KEY, True)
         self.catalog.update(endpoints={KEY: [A, B]})
         self.loads.changes()
-        first = self.loads.all()
-        self.services, self.endpoints = dict(first.services), dict(first.endpoints)
+        self.services = self.loads.service_loads()
 
     def set_service(self, key, exists):
         self.catalog.update(services={key: ServiceConfig(key, "u", "m") if exists else None})
 
     def read_changes(self):
-        changes = read_line(self.loads.changes().line("g", full=False)).loads
-        self.services.update(changes.services)
-        self.endpoints.update(changes.endpoints)
+        changes = self.loads.changes()
+        self.services.update(changes)
         return changes
 
 
@@ -151,22 +136,20 @@ def test_the_first_line_and_all_changes_together_are_the_load(operations):
             case _:
                 world.read_changes()
     world.read_changes()
-    now = world.loads.all()
-    known = {key: load for key, load in world.services.items() if key in now.services}
-    assert without_times(known) == without_times(now.services)
-    known = {address: load for address, load in world.endpoints.items() if load != SentLoad()}
-    assert known == {address: load for address, load in now.endpoints.items() if load != SentLoad()}
-    assert world.loads.changes().empty
+    now = world.loads.service_loads()
+    known = {key: load for key, load in world.services.items() if key in now}
+    assert without_times(known) == without_times(now)
+    assert world.loads.changes() == {}
 
 
 def test_time_that_passes_is_no_change_and_a_request_that_came_and_went_is_one():
     world = World()
     world.now += 60.0
-    assert world.read_changes().empty
+    assert world.read_changes() == {}
     world.ledger.begin(RequestView("x", KEY, world.now), Pick((A,), "only"), world.now)
     world.ledger.end("x", world.now)
-    assert world.read_changes().services == {KEY: ServiceLoad(idle_s=0.0)}
-    assert world.read_changes().empty
+    assert world.read_changes() == {KEY: ServiceLoad(idle_s=0.0)}
+    assert world.read_changes() == {}
 
 
 def test_what_changes_takes_the_time_of_what_has_changed():
@@ -176,4 +159,4 @@ def test_what_changes_takes_the_time_of_what_has_changed():
     )
     world.read_changes()
     world.ledger.touch(KEY, world.now)
-    assert list(world.read_changes().services) == [KEY]
+    assert list(world.read_changes()) == [KEY]

@@ -12,6 +12,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.link.ready_pods import ReadyPods
 from inflight_gateway.link.server import RelayLinks
 from inflight_gateway.link.wire import Ask, Go, Refuse
 from inflight_gateway.pick.picker import Picker
@@ -25,7 +26,6 @@ from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.keys import KeyTables
-from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.types import Endpoint, EngineSample, ServiceConfig
 from tests.gateway.virtual.loop import HOST, VirtualLoop
 
@@ -53,13 +53,14 @@ class Pod:
         self._catalog.update(services={config.key: config}, endpoints={config.key: tuple(endpoints)}, complete=True)
         estimates, holds = Estimates(), HoldQueue()
         self._ledger = Ledger(self._catalog.endpoints_of, self._samples.get, estimates)
-        gate = Gate(KeyTables(self._catalog), SharedLimits("gw", dict, _no_peer), estimates)
+        gate = Gate(KeyTables(self._catalog), estimates, clock=loop.time)
         log = RequestLog(Metrics(), PicksLog(), access_log=False)
         demand = DemandCounters(estimates.answer_tokens)
         self.requests = Requests(
             *(self._catalog, Picker(self._ledger.ranking), holds, self._ledger, gate, log, demand), clock=loop.time
         )
-        self._links = RelayLinks(self.requests, self._catalog)
+        self._pods = ReadyPods(name, self._catalog)
+        self._links = RelayLinks(self.requests, self._catalog, self._pods)
         self._in_flight = Counter[str]()
         catalog = Catalog()
         alone = Alone(catalog, lambda address: self._in_flight[address])
@@ -134,7 +135,3 @@ class _Asked:
     def _set(self, answer: Go | Refuse) -> None:
         if not self.answer.done():
             self.answer.set_result(answer)
-
-
-async def _no_peer(address: str, content: bytes) -> bytes:
-    raise AssertionError("there is nobody to ask")

@@ -20,7 +20,7 @@ def counted(time, requests, **more):
     """Returns the sample of a pod after a number of requests of 100 + 20 tokens."""
     numbers = {"arrived": requests, "arrived_tokens": 100.0 * requests, "arrived_squares": 12_000.0 * requests}
     outputs = {"output_mean": 20.0, "output_square": 500.0}
-    return make_sample(time, **{**numbers, "prompt_tokens": 100.0 * requests, **outputs, **more})
+    return make_sample(time, **{**numbers, "prefix_queries": 100 * requests, **outputs, **more})
 
 
 def fed(rounds, ready_for=None, alive=()):
