@@ -63,6 +63,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def hangs(self, *hosts: str) -> bool:
         return not self._hung.isdisjoint(hosts)
 
+    @property
+    def idle(self) -> bool:
+        """True if nothing is under way between hosts that do not hang."""
+        return all(pipe.idle or self.hangs(pipe.host, pipe.peer.host) for pipe in self._pipes)
+
     # What programs call.
 
     async def create_unix_server(self, factory: Any, path: Any = None, **_: Any) -> Any:
@@ -146,7 +151,7 @@ class _Pipe(asyncio.Transport):
         self.peer: _Pipe
         self._loop = loop
         self._sent: deque[bytes | None] = deque()
-        """What is under way to the peer; None: the end of the stream."""
+        """Bytes under way to the peer; None: the end of the stream."""
         self._closing = False
 
     def write(self, data: Any) -> None:
@@ -160,6 +165,10 @@ class _Pipe(asyncio.Transport):
             self._loop.call_soon(self._lost)
 
     abort = close
+
+    @property
+    def idle(self) -> bool:
+        return not self._sent
 
     def is_closing(self) -> bool:
         return self._closing
@@ -184,6 +193,8 @@ class _Pipe(asyncio.Transport):
             return
         sent = list(self._sent)
         self._sent.clear()
+        if self._closing:
+            self._loop.forget(self)
         data = b"".join(each for each in sent if each is not None)
         if self.peer.is_closing():
             return
@@ -193,5 +204,6 @@ class _Pipe(asyncio.Transport):
             self.peer.close()
 
     def _lost(self) -> None:
-        self._loop.forget(self)
+        if not self._sent:
+            self._loop.forget(self)
         self.protocol.connection_lost(None)
