@@ -64,7 +64,8 @@ class Pod:
         self._in_flight = Counter[str]()
         catalog = Catalog()
         alone = Alone(catalog, lambda address: self._in_flight[address])
-        self.link = Pickers(self._socket, f"relay of {name}", catalog, alone, lambda keys: None)
+        self._pickers = Pickers(self._socket, f"relay of {name}", catalog, alone, lambda keys: None)
+        self.link = self._pickers.asks
 
     @property
     def _socket(self) -> Path:
@@ -78,7 +79,7 @@ class Pod:
 
     async def start(self) -> None:
         await self._here(self._serve())
-        self._tasks = [self._here(each) for each in (self._tick(), self._scrape(), self.link.run())]
+        self._tasks = [self._here(each) for each in (self._tick(), self._scrape(), self._pickers.run())]
 
     def kill(self) -> None:
         """Ends all of the pod at once, as `kill -9`."""
