@@ -77,6 +77,7 @@ def _by_pod(metric: str) -> str:
     return f"max by (pod) ({metric}{{{ONE_SERVICE}}})"
 
 
+_WAITING_IN_ENGINES = f"({value('waiting_requests')} - {value('held_requests')}) or {value('waiting_requests')}"
 _PREDICTED_QUEUE = f"max(inflight_predicted_queue_seconds{{{ONE_SERVICE}}})"
 
 DASHBOARD = Dashboard(
@@ -102,7 +103,9 @@ DASHBOARD = Dashboard(
             "TTFT / target": _of_target("time to first token", _TTFT, "ttft_target_seconds"),
             "TPOT / target": _of_target("time per output token", _TPOT, "tpot_target_seconds"),
             "Waiting": number(
-                "short", "Requests without a slot, over all pods.", Query("Waiting", value("waiting_requests"))
+                "short",
+                "Requests without a slot: at the gateway, and in engines over all pods.",
+                Query("Waiting", value("waiting_requests")),
             ),
             "Queue ahead": number(
                 "s",
@@ -161,9 +164,11 @@ DASHBOARD = Dashboard(
             ),
             "Requests running and waiting": lines(
                 "short",
-                "Requests with a slot, and requests that wait for one, over all pods.",
+                "Requests with a slot, and the queue of the service: requests that wait in engines, over all pods, and "
+                "at the gateway.",
                 Query("Running", value("running_requests"), style.RUNNING),
-                Query("Waiting", value("waiting_requests"), style.WAITING),
+                Query("Waiting in engines", _WAITING_IN_ENGINES, style.WAITING),
+                Query("Waiting at the gateway", value("held_requests"), style.HELD),
                 stacked=True,
             ),
             "Queue time": lines(
@@ -224,7 +229,7 @@ DASHBOARD = Dashboard(
                 "Held: requests that wait at the gateway for an engine that can start them. In flight: requests that "
                 "the gateway sent to engines.",
                 Query("In flight", added(f"{_GATEWAY}_requests_in_flight{{{BEHIND}}}"), style.RUNNING),
-                Query("Held", added(f"{_GATEWAY}_held_requests{{{BEHIND}}}"), style.WAITING),
+                Query("Held", added(f"{_GATEWAY}_held_requests{{{BEHIND}}}"), style.HELD),
                 stacked=True,
             ),
             "Time held": lines(

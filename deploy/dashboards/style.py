@@ -16,7 +16,7 @@ PERCENTILES = {0.5: MEDIAN, 0.95: P95, 0.99: P99}
 PROMPT, OUTPUT = "purple", "blue"
 """Prompt tokens and prefill; output tokens and decode."""
 
-RUNNING, WAITING = "blue", "orange"
+RUNNING, WAITING, HELD = "blue", "orange", "yellow"
 READY, ORDERED, WANTED, BLOCKED = "green", "blue", "purple", "red"
 IN_FORCE, MODELLED = "blue", "purple"
 

@@ -15,7 +15,7 @@ import uvloop
 
 from inflight_base import logs
 from inflight_gateway import flags
-from inflight_gateway.settings import RUN_DIR, EnvoySettings, PickerSettings, Sockets
+from inflight_gateway.settings import LINK_PORT, RUN_DIR, EnvoySettings, PickerSettings, Sockets
 
 EXAMPLE = """\
 example, on a laptop, with an engine at 127.0.0.1:8000 and each program in a terminal of its own:
@@ -84,6 +84,7 @@ def _picker(arguments: argparse.Namespace) -> int:
         http_port=arguments.http_port,
         cluster_domain=arguments.cluster_domain,
         peers=arguments.peers,
+        link_port=arguments.link_port if arguments.link_port is not None or not arguments.peers else LINK_PORT,
         gateway_key_file=arguments.gateway_key_file,
         drain_min_s=arguments.drain_min,
         drain_max_s=arguments.drain_max,

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from inflight_base import logs
 from inflight_base.manifest.names import POOL_PORTS
-from inflight_gateway.settings import CA_FILE, GATEWAY_KEY_FILE, EnvoySettings, Jwt, Sockets
+from inflight_gateway.settings import CA_FILE, GATEWAY_KEY_FILE, LINK_PORT, EnvoySettings, Jwt, Sockets
 
 
 def _whole(expected: str, least: int, most: int) -> Callable[[str], int]:
@@ -203,7 +203,15 @@ def picker(parser: argparse.ArgumentParser) -> None:
         type=_peers,
         default="",
         metavar="NAMESPACE/NAME",
-        help="Service of the gateway's pods: they tell each other their load and share limits (default: no peers)",
+        help="headless Service of the gateway's pods: each service belongs to one of the ready ones (default: all"
+        " belong to this one)",
+    )
+    parser.add_argument(
+        "--link-port",
+        type=_port,
+        metavar="PORT",
+        help="port for the relays of the gateway's other pods, the same in all of them; 0 takes a free one (default:"
+        f" {LINK_PORT} with --peers, else none)",
     )
     parser.add_argument(
         "--local-port",
@@ -224,8 +232,8 @@ def picker(parser: argparse.ArgumentParser) -> None:
         type=Path,
         default=GATEWAY_KEY_FILE,
         metavar="FILE",
-        help="key that signs requests to engines and messages to peers; the file `previous` beside it may have the key"
-        " before. Read again when they change; without the file services with API keys get 503"
+        help="key that signs requests to engines and streams between gateway pods; the file `previous` beside it may"
+        " have the key before. Read again when they change; without the file services with API keys get 503"
         f" (default: {GATEWAY_KEY_FILE})",
     )
     parser.add_argument(
@@ -246,7 +254,7 @@ def picker(parser: argparse.ArgumentParser) -> None:
         "--name",
         default=socket.gethostname(),
         metavar="NAME",
-        help="name of this gateway pod, for its peers and in logs (default: the host name)",
+        help="name of this gateway pod, as in the Service of --peers (default: the host name)",
     )
 
 

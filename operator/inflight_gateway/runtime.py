@@ -11,7 +11,7 @@ from typing import Protocol
 
 from inflight_gateway.discovery.static import StaticDiscovery
 from inflight_gateway.proxy.drain import Admin, drain
-from inflight_gateway.settings import PickerSettings
+from inflight_gateway.settings import LINK_PORT, PickerSettings
 from inflight_gateway.wiring import Gateway
 
 _log = logging.getLogger(__name__)
@@ -56,7 +56,7 @@ async def run_picker(settings: PickerSettings, stop: asyncio.Event) -> None:
 @asynccontextmanager
 async def _discovery(settings: PickerSettings, gateway: Gateway) -> AsyncIterator[_Discovery]:
     if settings.static is not None:
-        yield StaticDiscovery(settings.static, gateway.catalog, gateway.keep_peers)
+        yield StaticDiscovery(settings.static, gateway.catalog, gateway.set_pods)
         return
     # Importing the Kubernetes client takes a second and 50 MiB, which a static file does not need.
     from kubernetes.aio import client
@@ -68,13 +68,13 @@ async def _discovery(settings: PickerSettings, gateway: Gateway) -> AsyncIterato
     pods = None
     if settings.peers:
         namespace, _, service = settings.peers.partition("/")
-        pods = GatewayPods(namespace, service, settings.name, settings.http_port)
+        pods = GatewayPods(namespace, service, settings.link_port or LINK_PORT)
     try:
         configuration = await load_configuration(settings.kubeconfig, " or --static FILE")
     except ConnectError as error:
         raise StartError(str(error)) from error
     async with client.ApiClient(configuration) as api:
-        yield KubeDiscovery(KubeApi(api), gateway.catalog, settings.namespaces, pods, gateway.keep_peers)
+        yield KubeDiscovery(KubeApi(api), gateway.catalog, settings.namespaces, pods, gateway.set_pods)
 
 
 class _Process:
@@ -95,7 +95,7 @@ class _Process:
         numbers = await port.start(settings.http_port, settings.local_port)
         _log.info("metrics, health and signed state on port %d, state and picks on loopback port %d", *numbers)
         async with asyncio.TaskGroup() as tasks:
-            always = self._discovery.run(), self._tick(), self._watch_envoy(), self._gateway.run()
+            always = self._discovery.run(), self._tick(), self._watch_envoy()
             running = [tasks.create_task(one) for one in always]
             serving = tasks.create_task(self._serve())
             await stop.wait()
@@ -110,8 +110,11 @@ class _Process:
         """Opens the sockets once the services are known: relays keep those of the previous picker until then."""
         await self._known.wait()
         socket, gateway = self._settings.sockets.picker, self._gateway
-        await gateway.links.serve(socket)
         self._closing.push_async_callback(gateway.links.close)
+        if self._settings.link_port is not None:
+            port = await gateway.links.listen(None, self._settings.link_port)
+            _log.info("relays of other gateway pods may connect at port %d", port)
+        await gateway.links.serve(socket)
         if gateway.guests is not None:
             self._closing.push_async_callback(gateway.guests.close)
             await gateway.guests.open()
@@ -138,6 +141,7 @@ class _Process:
         if not self._serving:
             return
         self._draining = True
+        self._gateway.drain()
         _log.info("drains: no longer ready, running requests end")
         settings, guests = self._settings, self._gateway.guests
         async with asyncio.TaskGroup() as tasks:

@@ -11,6 +11,9 @@ from inflight_settings.requests import MAX_BODY_BYTES as MAX_BODY_BYTES
 RUN_DIR = Path("/run/inflight-gateway")
 """Folder of the UNIX sockets; the containers of a gateway pod share it."""
 
+LINK_PORT = 9005
+"""Port where a picker takes the streams of relays of other gateway pods."""
+
 GATEWAY_KEY_FILE = Path("/etc/inflight-gateway/key")
 
 
@@ -46,8 +49,9 @@ class PickerSettings:
         http_port: port of metrics, health and state.
         cluster_domain: DNS domain of the cluster; names of services end with it.
         peers: name of the headless Service of the gateway's pods; empty: no other gateway pods.
+        link_port: port for the relays of other gateway pods, the same in all pods; 0 takes a free one; None: none.
         drain_min_s, drain_max_s: seconds of a graceful shutdown, at least and at most.
-        name: name of this gateway in the state stream: its pod.
+        name: name of this gateway pod.
         ext_proc_port: TCP port of external processing for other gateways; None: no port for other gateways is open,
             nor any port of InferencePools.
         ext_proc_tls: whether these ports take TLS.
@@ -64,6 +68,7 @@ class PickerSettings:
     http_port: int = 9003
     cluster_domain: str = "cluster.local"
     peers: str = ""
+    link_port: int | None = None
     gateway_key_file: Path = GATEWAY_KEY_FILE
     drain_min_s: float = 15.0
     drain_max_s: float = 600.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from inflight_base.manifest import defaults
 from inflight_base.manifest.keys import ServiceKey
@@ -140,6 +141,13 @@ class Endpoint:
 
     address: str
     pod: str
+
+
+class GatewayPod(NamedTuple):
+    """A ready gateway pod. Attributes: address: IP:PORT where its picker takes the streams of other pods' relays."""
+
+    name: str
+    address: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import TYPE_CHECKING
 
 import aiohttp
-from aiohttp import web
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.page.scraper import metrics_session
@@ -17,6 +16,7 @@ from inflight_gateway.discovery.hosts import Hosts
 from inflight_gateway.discovery.models import ModelClaims
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.link.ready_pods import ReadyPods
 from inflight_gateway.link.server import RelayLinks
 from inflight_gateway.link.wire import Keys
 from inflight_gateway.pick.picker import Picker
@@ -24,37 +24,34 @@ from inflight_gateway.requests.registry import Requests
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import INTERVAL_SECONDS, EndpointScraper
 from inflight_gateway.settings import PickerSettings
-from inflight_gateway.state.load import GatewayLoads, SentLoad
-from inflight_gateway.state.peers import Peers
+from inflight_gateway.state.demand import DemandCounters
+from inflight_gateway.state.load import GatewayLoads
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
 from inflight_gateway.state.stream import LoadStream
 from inflight_gateway.telemetry.metrics import DiscoveryCollector, Metrics
 from inflight_gateway.telemetry.request_log import RequestLog
-from inflight_gateway.tenants import wire
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.gateway_key import GatewayKey
 from inflight_gateway.tenants.keys import KeyTables
-from inflight_gateway.tenants.routes import PeerClient, limits_handler
-from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.tenants.usage_log import UsageLog
-from inflight_gateway.types import Endpoint
+from inflight_gateway.types import Endpoint, GatewayPod
 
 if TYPE_CHECKING:
     from inflight_gateway.guests.endpoint_picker_ports import EndpointPickerPorts
     from inflight_gateway.guests.exchange import Parts
 
-KEY_SECONDS = 5.0
-"""Seconds between two reads of the gateway key's file."""
+AGAIN_SECONDS = 1.0
+"""Seconds between two reads of the gateway key's file, and between two looks at the sizes of services."""
 
 
 class Gateway:
     """All parts of the picker but its sockets. `open` makes one.
 
     Attributes:
-        links: serves the relays. guests: serves other gateways; None: not served.
+        links: serves the relays. pods: ready gateway pods. guests: serves other gateways; None: not served.
     """
 
     def __init__(self, settings: PickerSettings, http: aiohttp.ClientSession) -> None:
@@ -68,28 +65,27 @@ class Gateway:
         self._ledger = Ledger(self._reachable, self._samples.get, estimates)
         self._picks = PicksLog()
         self._key = GatewayKey(settings.gateway_key_file)
-        self._key_read = monotonic()
-        self._peer_client = PeerClient(self._key)
-        self._peers = Peers(http, self._heard_from, self._key)
-        self.limits = SharedLimits(settings.name, self._trusted_peers, self._peer_client.post)
-        gate = Gate(KeyTables(self.catalog), self.limits, estimates)
+        self._again_at = 0.0
+        self.pods = ReadyPods(settings.name, self.catalog)
+        gate = Gate(KeyTables(self.catalog), estimates)
         self._usage = gate.usage
         self.metrics.registry.register(gate.usage)
         if settings.usage_dir is not None:
             gate.usage_log = UsageLog(settings.usage_dir, gate.usage, self._model)
             self.metrics.registry.register(gate.usage_log)
         self._usage_log = gate.usage_log
-        loads = GatewayLoads(self.catalog, self._holds, self._ledger, monotonic)
+        demand = DemandCounters(estimates.answer_tokens)
+        loads = GatewayLoads(self.catalog, self._holds, self._ledger, demand, monotonic)
         self.metrics.watch_loads(loads.service_loads)
         self._stream = LoadStream(settings.name, loads)
         log = RequestLog(self.metrics, self._picks, access_log=settings.access_log)
         self._requests = Requests(
-            *(self.catalog, Picker(self._ledger.ranking), self._holds, self._ledger, gate, log),
+            *(self.catalog, Picker(self._ledger.ranking), self._holds, self._ledger, gate, log, demand),
             clock=monotonic,
             changed=self._stream.changed,
             refused=self._refused,
         )
-        self.links = RelayLinks(self._requests, self.catalog)
+        self.links = RelayLinks(self._requests, self.catalog, self.pods)
         self.links.set_keys(Keys(self._key.current, self._key.previous))
         self._guest_parts: Parts | None = None
         self.guests: EndpointPickerPorts | None = None
@@ -121,35 +117,36 @@ class Gateway:
                 if gateway._usage_log is not None:
                     await gateway._usage_log.close()
                 gateway._scraper.close()
-                gateway._peers.close()
-                await gateway._peer_client.close()
 
     def state_port(self, unready: Callable[[], Sequence[str]], problems: Callable[[], Sequence[str]]) -> StatePort:
         """Makes the HTTP port. Args: unready: see `StatePort`. problems: failing calls to the Kubernetes API."""
-        self.metrics.registry.register(DiscoveryCollector(self.catalog, self._samples, self._peers, problems))
-        limits = web.post(wire.PATH, limits_handler(self.limits, self._key))
-        return StatePort(self._stream, self._picks, self.metrics.page, unready, self._key, [limits])
+        self.metrics.registry.register(DiscoveryCollector(self.catalog, self._samples, self.pods, self.links, problems))
+        return StatePort(self._stream, self._picks, self.metrics.page, unready, self._key, self.pods.owner)
 
-    async def run(self) -> None:
-        """Reports requests in flight to the gateways that own their tenants, until cancelled."""
-        await self.limits.run()
+    def set_pods(self, ready: Collection[GatewayPod]) -> None:
+        """Sets the ready gateway pods."""
+        self.pods.set(ready)
+        self.links.tell_pods()
 
-    def keep_peers(self, addresses: Collection[str]) -> None:
-        self._peers.keep(addresses)
+    def drain(self) -> None:
+        """Leaves the services to other gateway pods."""
+        self.pods.drain()
+        self.links.tell_pods()
 
     def tick(self) -> None:
-        """Applies what depends on the time alone: expiries, the reread key, other gateway pods. Called several times a
+        """Applies what depends on the time alone: expiries, the reread key, sizes of services. Called several times a
         second."""
         self._requests.expire()
         if len(self._holds):
             self._requests.release(changed=False)
-        self.links.set_pods(1 + len(self._trusted_peers()))
-        if monotonic() - self._key_read >= KEY_SECONDS:
+        now = monotonic()
+        if now >= self._again_at:
+            self._again_at = now + AGAIN_SECONDS
+            self.pods.refresh()
             self._read_keys()
 
     def _read_keys(self) -> None:
         """Reads the gateway keys again: the operator creates them when it starts, possibly after the gateway."""
-        self._key_read = monotonic()
         if self._key.refresh():
             self.links.set_keys(Keys(self._key.current, self._key.previous))
             if self._guest_parts is not None:
@@ -198,13 +195,6 @@ class Gateway:
 
     def _refused(self, address: str) -> None:
         self._ledger.refused(address, monotonic())
-
-    def _trusted_peers(self) -> Mapping[str, str]:
-        """Returns live peers; none without a key: without trusted messages each gateway enforces limits alone."""
-        return self._peers.live() if self._key.current is not None else {}
-
-    def _heard_from(self, gateway: str, sent: Mapping[str, SentLoad]) -> None:
-        self._ledger.peer(gateway, sent, monotonic())
 
 
 def _hosts(settings: PickerSettings) -> Hosts:

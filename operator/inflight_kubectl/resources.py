@@ -69,7 +69,6 @@ class LimitsStatus(Limits):
 class Observed:
     """Combined reports of all engines; latencies in seconds, None without a request."""
 
-    queue: int
     running: int
     kv: float
     ttft_p95: float | None
@@ -79,16 +78,23 @@ class Observed:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
-    """Requests at the gateway, from the operator's last status.
+class Queue:
+    """Waiting requests, from the operator's last status.
 
     Attributes:
-        held: requests that wait for a replica.
-        in_flight: requests sent to a replica.
+        waiting: all of them.
+        at_gateway, in_engines: those that wait for a replica, and those that wait for a slot of one.
     """
 
-    held: int
-    in_flight: int
+    waiting: int
+    at_gateway: int
+    in_engines: int
+
+    @property
+    def text(self) -> str:
+        """The number in words, with both parts where requests wait at the gateway."""
+        waits = f"{self.waiting} request{' waits' if self.waiting == 1 else 's wait'}"
+        return f"{waits} ({self.at_gateway} at the gateway, {self.in_engines} in engines)" if self.at_gateway else waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +106,8 @@ class Service:
     ttft_target, tpot_target: seconds.
     has_slo: True if the user sets the targets, else they are the defaults.
     decisions: decisions, oldest first.
-    waiting: requests at the gateway; None for a service that is not behind the gateway.
+    queue: waiting requests; None while neither engines nor the gateway report.
+    in_flight: requests that the gateway has sent to engines; None for a service that is not behind it.
     raw: the object as returned by the API server.
     """
 
@@ -123,7 +130,8 @@ class Service:
     observed: Observed | None
     conditions: tuple[Condition, ...]
     decisions: tuple[Decision, ...]
-    waiting: Waiting | None
+    queue: Queue | None
+    in_flight: int | None
     raw: Mapping[str, Any] = field(repr=False)
 
     @property
@@ -190,7 +198,8 @@ class Service:
             observed=_observed(status.get("observed")),
             conditions=tuple(_condition(one) for one in status.get("conditions") or ()),
             decisions=tuple(_decision(one) for one in status.get("decisions") or ()),
-            waiting=_waiting(status.get("gateway")),
+            queue=_queue(status.get("queue")),
+            in_flight=(status.get("gateway") or {}).get("inFlight"),
             raw=body,
         )
 
@@ -232,8 +241,8 @@ def _limits(body: Mapping[str, Any] | None) -> LimitsStatus | None:
     )
 
 
-def _waiting(body: Mapping[str, Any] | None) -> Waiting | None:
-    return Waiting(held=body.get("held", 0), in_flight=body.get("inFlight", 0)) if body else None
+def _queue(body: Mapping[str, Any] | None) -> Queue | None:
+    return Queue(*(body.get(name, 0) for name in ("waiting", "atGateway", "inEngines"))) if body else None
 
 
 def _observed(body: Mapping[str, Any] | None) -> Observed | None:
@@ -241,7 +250,6 @@ def _observed(body: Mapping[str, Any] | None) -> Observed | None:
         return None
     times = Part(body, "status.observed", [])
     return Observed(
-        queue=body.get("queueDepth", 0),
         running=body.get("running", 0),
         kv=body.get("kvUtilization", 0.0),
         ttft_p95=times.seconds("ttftP95", None),

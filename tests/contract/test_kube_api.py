@@ -37,7 +37,7 @@ STATUS = InferenceServiceStatus(
     selector="app.kubernetes.io/name=inflight-engine,inflight.dev/service=chat",
     limits=LimitsStatus(max_num_seqs=48, max_num_batched_tokens=1024, revision=7, pods_in_force=2),
     observed=ObservedStatus(
-        queue_depth=12, running=40, kv_utilization=0.43, ttft_p95="420ms", preemptions_per_minute=0.0, at=NOW
+        running=40, kv_utilization=0.43, ttft_p95="420ms", preemptions_per_minute=0.0, at=NOW
     ),
     decisions=[
         Decision(time=NOW, kind="Scaling", change="replicas 1 -> 2", reason="12 waiting, target 4 each", applied=True)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +25,16 @@ from inflight_gateway.link.ownership import Owners
 START_S = 30.0
 
 
+_ports = cycle(range(21_000, 29_000))
+for _ in range(secrets.randbelow(8_000)):
+    next(_ports)
+
+
 def free_port() -> int:
     """Below the ports that the kernel gives to connections: one of these could be taken until a server listens. Above
-    those of InferencePools."""
+    those of InferencePools. Another one in each call."""
     while True:
-        port = 21_000 + secrets.randbelow(8_000)
+        port = next(_ports)
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("127.0.0.1", port))
             return port

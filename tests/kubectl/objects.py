@@ -48,8 +48,8 @@ def body(name="chat", namespace="default", spec=None, **status):
         "blockedReplicas": 0,
         "desiredReplicas": 2,
         "limits": {"maxNumSeqs": 169, "maxNumBatchedTokens": 1342, "revision": 3, "podsInForce": 2},
+        "queue": {"waiting": 3, "atGateway": 0, "inEngines": 3},
         "observed": {
-            "queueDepth": 3,
             "running": 12,
             "kvUtilization": 0.42,
             "ttftP95": "420ms",

@@ -12,7 +12,7 @@ from inflight_kubectl.engine_access import PortForward, forward_to_service
 from inflight_kubectl.gateway_view import GatewayView, gateway_view, merged, picked_request
 from inflight_kubectl.gateways import ready_gateways
 from inflight_kubectl.output import Problem
-from inflight_kubectl.resources import Service
+from inflight_kubectl.resources import Queue, Service
 from inflight_kubectl.top.rows import SORTS, arranged, columns, queue, service_cells
 from inflight_kubectl.top.summary import as_json
 from inflight_kubectl.why.report import explain
@@ -211,7 +211,7 @@ def asleep(reason="Idle", **status):
         condition("Waking", "False" if reason == "Idle" else "True", "Waking"),
         condition("GatewayReady", reason="Routing"),
     ]
-    zero = {"replicas": 0, "readyReplicas": 0, "desiredReplicas": 0, "observed": None, "limits": None}
+    zero = {"replicas": 0, "readyReplicas": 0, "desiredReplicas": 0, "observed": None, "limits": None, "queue": None}
     return Service.of(body(spec=GATEWAY, conditions=conditions, **zero | status))
 
 
@@ -236,23 +236,28 @@ def test_what_ends_and_begins_the_sleep_is_said():
     assert "down: to zero after 5m without a request (scaling.idleTimeout)" in explain(one, [], [], NOW).would_act
 
 
+def queued(at_gateway, in_engines=0):
+    return {"waiting": at_gateway + in_engines, "atGateway": at_gateway, "inEngines": in_engines}
+
+
 def test_a_service_that_wakes_shows_what_waits_for_it():
-    found = asleep("Waking", desiredReplicas=1, gateway={"held": 5, "heldPromptTokens": 10, "inFlight": 0})
+    found = asleep("Waking", desiredReplicas=1, queue=queued(5), gateway={"inFlight": 0})
     assert found.state == "Waking"
     report = explain(found, [], [], NOW)
-    assert "5 requests wait at the gateway for a replica" in report.waits_for
+    assert "5 requests wait (5 at the gateway, 0 in engines)" in report.waits_for
     assert "· Waking: requests wait at the gateway for the first replica" in text_of(report)
 
 
 def test_top_counts_held_requests_in_the_queue_also_at_zero():
-    found = asleep("Waking", gateway={"held": 5, "inFlight": 0})
+    found = asleep("Waking", queue=queued(5), gateway={"inFlight": 0})
     assert (queue(found).text, queue(found).tone) == ("5", "warn")
     assert queue(asleep()).text == "-"
-    assert queue(service(gateway={"held": 2, "inFlight": 1})).text == "5"
+    assert queue(service(queue=queued(2, 3))).text == "5"
     assert arranged([service("a"), found], "queue", reverse=False, text="")[0] is found
     cells = service_cells(found, columns(79, namespaces=False), NOW, wide=False)
     assert [cell.text for cell in cells][1:4] == ["Waking", "0/0", "5"]
-    assert as_json(found)["gateway"].held == 5
+    assert as_json(found)["queue"] == Queue(5, 5, 0)
+    assert as_json(found)["inFlightAtGateway"] == 0
 
 
 def test_a_service_that_wakes_is_before_those_that_are_well():

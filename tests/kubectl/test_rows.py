@@ -33,7 +33,7 @@ def test_cells_fit_their_columns():
 
 def test_a_service_that_was_never_measured_shows_dashes():
     shown = columns(79, namespaces=False)
-    cells = service_cells(service("new", observed=None, limits=None, decisions=[]), shown, NOW, wide=False)
+    cells = service_cells(service("new", observed=None, queue=None, limits=None, decisions=[]), shown, NOW, wide=False)
     assert [cell.text for cell in cells][3:] == ["-"] * 7
 
 

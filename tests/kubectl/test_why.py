@@ -29,8 +29,21 @@ def test_demand_is_held_against_what_the_replicas_sustain():
 
 def test_without_measured_costs_the_fallback_targets_are_reported():
     said = act(service())
-    assert "3 requests wait, a replica is added above 8 (4 per replica)" in said
+    assert "3 requests wait, a replica is added above 8 waiting ones (4 per replica)" in said
     assert "the KV cache is 42% full, a replica is added above 80%" in said
+
+
+def test_the_queue_is_one_number_with_the_parts_at_the_gateway_and_in_engines():
+    queue = {"waiting": 9, "atGateway": 6, "inEngines": 3}
+    found = service(queue=queue)
+    assert "9 requests wait (6 at the gateway, 3 in engines), a replica is added above 8 waiting ones" in act(found)
+    assert explain(found, [], [], NOW).waits_for == ("9 requests wait (6 at the gateway, 3 in engines)",)
+
+
+def test_requests_that_the_gateway_refuses_are_shown_beside_the_demand_that_has_them():
+    refusing = service(demand={**DEMAND, "refusedRequestsPerSecond": 2.5})
+    assert "before a margin for peaks; the gateway refuses 2.5 requests/s of them" in act(refusing)
+    assert "refuses" not in act(service(demand={**DEMAND, "refusedRequestsPerSecond": 0.0}))
 
 
 def test_targets_of_the_spec_are_reported_also_where_costs_are_measured():

@@ -7,7 +7,8 @@ from contextlib import asynccontextmanager
 from aiohttp import web
 
 
-def said(name, *, namespace="team", held=0, tokens=0, oldest=0.0, in_flight=0, idle=None):
+def said(name, *, namespace="team", held=0, tokens=0, oldest=0.0, in_flight=0, idle=None, **demand):
+    """Returns the report of a service. Args: demand: counters by class; none: of a gateway of an earlier release."""
     return {
         "namespace": namespace,
         "name": name,
@@ -16,6 +17,7 @@ def said(name, *, namespace="team", held=0, tokens=0, oldest=0.0, in_flight=0, i
         "oldest_held_s": oldest,
         "in_flight": in_flight,
         "idle_s": idle,
+        **({"demand": demand} if demand else {}),
     }
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from base64 import b64decode
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from inflight_base.kube.changes import Changes
@@ -17,26 +17,20 @@ from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.manifest.names import SERVICE_LABEL, SLICE_OF_LABEL
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData
 from inflight_gateway.discovery.service_config import ServiceConfigError, read_service
-from inflight_gateway.discovery.slices import Slices, all_addresses
-from inflight_gateway.types import ServiceConfig
+from inflight_gateway.discovery.slices import Slices, gateway_pods
+from inflight_gateway.types import GatewayPod, ServiceConfig
 
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class GatewayPods:
-    """Location of the other pods of this gateway.
-
-    Attributes:
-        namespace, service: the gateway's own Service.
-        pod: name of this pod, which is excluded from the peers.
-        port: port of their state streams.
-    """
+    """Location of the gateway's pods. Attributes: namespace, service: their headless Service. port: port for streams of
+    relays."""
 
     namespace: str
     service: str
-    pod: str
-    port: int = 9003
+    port: int
 
 
 class KubeDiscovery:
@@ -47,8 +41,8 @@ class KubeDiscovery:
 
     Args:
         namespaces: namespaces to watch; empty: all of them.
-        pods: see `GatewayPods`; None: no peers.
-        on_peers: called with the addresses of all peers whenever they change.
+        pods: see `GatewayPods`; None: this pod is the only one.
+        on_pods: called with the ready gateway pods, this one too if it is, whenever they change.
     """
 
     def __init__(
@@ -57,7 +51,7 @@ class KubeDiscovery:
         catalog: Catalog,
         namespaces: Collection[str] = (),
         pods: GatewayPods | None = None,
-        on_peers: Callable[[Collection[str]], None] = lambda _: None,
+        on_pods: Callable[[Collection[GatewayPod]], None] = lambda _: None,
     ) -> None:
         self._api = api
         self._catalog = catalog
@@ -67,9 +61,6 @@ class KubeDiscovery:
         """InferenceServices that do not ask for the gateway."""
         self._notes: dict[ObjectKey, tuple[str, ...]] = {}
         self._secrets: dict[ObjectKey, tuple[Reflector, asyncio.Task[None]]] = {}
-        self._pods = pods
-        self._on_peers = on_peers
-        self._peers: dict[ObjectKey, set[str]] = {}
         self._complete = False
         scopes: list[str | None] = [*sorted(namespaces)] or [None]
         self._services = [
@@ -79,13 +70,14 @@ class KubeDiscovery:
             Reflector(api, Selection("EndpointSlice", scope, labels=SERVICE_LABEL), self._slices_changed)
             for scope in scopes
         ]
+        self._gateway = [] if pods is None else [_gateway_reflector(api, pods, on_pods)]
 
     async def run(self) -> None:
         """Watches until cancelled."""
         unsubscribe = self._catalog.subscribe(self._follow_secrets)
         try:
             async with asyncio.TaskGroup() as tasks:
-                for reflector in (*self._services, *self._engines, *self._peer_reflectors()):
+                for reflector in (*self._services, *self._engines, *self._gateway):
                     tasks.create_task(reflector.run())
         finally:
             unsubscribe()
@@ -97,7 +89,8 @@ class KubeDiscovery:
         unavailable later. An unreadable Secret blocks only its own services."""
         if not self._complete:
             waiting = [reflector for reflector in (*self._services, *self._engines) if not reflector.listed]
-            waiting += [one for one, _ in self._secrets.values() if not (one.listed or one.status)]
+            secrets = (one for one, _ in self._secrets.values())
+            waiting += [one for one in (*secrets, *self._gateway) if not (one.listed or one.status)]
             if waiting:
                 return [one.problem or f"{one.path} has not been listed yet" for one in waiting]
             self._complete = True
@@ -107,7 +100,7 @@ class KubeDiscovery:
     def problems(self) -> list[str]:
         """Returns the problems of lists and watches that fail now, whether this gateway is ready or not."""
         secrets = (reflector for reflector, _ in self._secrets.values())
-        return [one.problem for one in (*self._services, *self._engines, *secrets) if one.problem]
+        return [one.problem for one in (*self._services, *self._engines, *self._gateway, *secrets) if one.problem]
 
     def _services_changed(self, changes: Changes) -> None:
         self._take({ServiceKey(*key): manifest for key, manifest in changes.objects.items()})
@@ -165,19 +158,18 @@ class KubeDiscovery:
             secrets={key: None if secret is None else _data(secret) for key, secret in changes.objects.items()}
         )
 
-    def _peer_reflectors(self) -> Iterable[Reflector]:
-        if self._pods is not None:
-            selection = Selection("EndpointSlice", self._pods.namespace, f"{SLICE_OF_LABEL}={self._pods.service}")
-            pods = self._pods
 
-            def changed(changes: Changes) -> None:
-                for key, manifest in changes.objects.items():
-                    self._peers.pop(key, None)
-                    if manifest is not None:
-                        self._peers[key] = all_addresses(manifest, pods.port, without_pod=pods.pod)
-                self._on_peers(frozenset().union(*self._peers.values()))
+def _gateway_reflector(api: KubeApi, pods: GatewayPods, on_pods: Callable[[Collection[GatewayPod]], None]) -> Reflector:
+    slices: dict[ObjectKey, Manifest] = {}
 
-            yield Reflector(self._api, selection, changed)
+    def changed(changes: Changes) -> None:
+        for key, manifest in changes.objects.items():
+            slices.pop(key, None)
+            if manifest is not None:
+                slices[key] = manifest
+        on_pods(gateway_pods(slices.values(), pods.port))
+
+    return Reflector(api, Selection("EndpointSlice", pods.namespace, f"{SLICE_OF_LABEL}={pods.service}"), changed)
 
 
 def _data(secret: Manifest) -> SecretData:

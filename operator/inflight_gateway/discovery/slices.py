@@ -19,7 +19,7 @@ from inflight_base.manifest.names import (
     child_names,
 )
 from inflight_base.manifest.slices import address_of, endpoints
-from inflight_gateway.types import Endpoint
+from inflight_gateway.types import Endpoint, GatewayPod
 
 logger = logging.getLogger(__name__)
 
@@ -80,11 +80,19 @@ def ready_endpoints(manifest: Manifest) -> tuple[Endpoint, ...]:
     )
 
 
-def all_addresses(manifest: Manifest, port: int, without_pod: str) -> set[str]:
-    """Returns the address of every pod of a slice except one, ready or not, with `port` instead of the slice's."""
-    return {
-        address_of(one.ip, port) for one in endpoints(manifest) if one.pod != without_pod and _of_pod(manifest, one.ip)
-    }
+def gateway_pods(manifests: Iterable[Manifest], port: int) -> tuple[GatewayPod, ...]:
+    """Returns the ready pods in slices of the gateway's Service, by name. Args: port: in place of that of the slices.
+
+    The Service publishes addresses that are not ready, so that `serving` alone says whether a pod is.
+    """
+    # IPv4 first: a pod may have addresses of both families.
+    listed = sorted(manifests, key=lambda one: one.get("addressType") == "IPv6")
+    found: dict[str, GatewayPod] = {}
+    for manifest in listed:
+        for one in endpoints(manifest):
+            if one.pod and one.serving and not one.terminating and _of_pod(manifest, one.ip):
+                found.setdefault(one.pod, GatewayPod(one.pod, address_of(one.ip, port)))
+    return tuple(found[name] for name in sorted(found))
 
 
 def _of_pod(manifest: Manifest, ip: str) -> bool:

@@ -8,7 +8,8 @@ services:
   endpoints: ["127.0.0.1:8000", {address: "127.0.0.1:8001", pod: second}]
 secrets:
 - {namespace: default, name: keys, data: {KEY_ID: '{"tenant": "acme", "sha256": "..."}'}}
-peers: ["127.0.0.1:9103"]   # HTTP ports of other pickers with the same services
+peers:                      # the ready gateway pods, with this one, and their --link-port; default: this one alone
+- {name: gateway-0, address: "127.0.0.1:9005"}
 
 Requests name a service as in the cluster, such as `Host: chat.default`, or its model with `--model-namespace default`.
 """
@@ -27,7 +28,7 @@ import yaml
 
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery.catalog import Catalog, SecretData
-from inflight_gateway.types import Endpoint, ServiceConfig
+from inflight_gateway.types import Endpoint, GatewayPod, ServiceConfig
 
 T = TypeVar("T")
 
@@ -47,16 +48,16 @@ class StaticDiscovery:
     """Fills the catalog from the file, at start and after each change.
 
     Args:
-        keep_peers: called with the addresses of all other pickers.
+        on_pods: called with the ready gateway pods.
 
     Raises:
         StaticFileError: the file is invalid.
     """
 
-    def __init__(self, path: Path, catalog: Catalog, keep_peers: Callable[[Collection[str]], None]) -> None:
+    def __init__(self, path: Path, catalog: Catalog, on_pods: Callable[[Collection[GatewayPod]], None]) -> None:
         self._path = path
         self._catalog = catalog
-        self._keep_peers = keep_peers
+        self._on_pods = on_pods
         self._seen = _version(path)
         self._problem = ""
         self._take(read_file(path))
@@ -94,7 +95,7 @@ class StaticDiscovery:
             secrets={**dict.fromkeys(catalog.secret_refs()), **file.secrets},
             complete=True,
         )
-        self._keep_peers(file.peers)
+        self._on_pods(file.peers)
 
 
 class StaticFile(msgspec.Struct, frozen=True):
@@ -103,7 +104,7 @@ class StaticFile(msgspec.Struct, frozen=True):
     services: dict[ServiceKey, ServiceConfig]
     endpoints: dict[ServiceKey, tuple[Endpoint, ...]]
     secrets: dict[ObjectKey, SecretData]
-    peers: tuple[str, ...] = ()
+    peers: tuple[GatewayPod, ...] = ()
 
 
 def read_file(path: Path) -> StaticFile:
@@ -120,9 +121,8 @@ def _parse(content: Any) -> StaticFile:
     """Reads a file's content. Raises: ValueError: a field is invalid; the message names it."""
     top = _object(content, "the file")
     _only_known(top, {"services", "secrets", "peers"}, "the file")
-    peers = _list(top.get("peers"), "peers")
-    addresses = (_endpoint(one, f"peers[{number}]").address for number, one in enumerate(peers))
-    file = StaticFile({}, {}, {}, tuple(addresses))
+    peers = (_gateway_pod(one, f"peers[{number}]") for number, one in enumerate(_list(top.get("peers"), "peers")))
+    file = StaticFile({}, {}, {}, tuple(peers))
     for position, entry in enumerate(_list(top.get("services"), "services")):
         where = f"services[{position}]"
         fields = dict(_object(entry, where))
@@ -168,17 +168,27 @@ def _endpoint(entry: Any, where: str) -> Endpoint:
     given = {"address": entry} if isinstance(entry, str) else dict(_object(entry, where))
     _only_known(given, {"address", "pod"}, where)
     endpoint = _convert({"pod": "", **given}, Endpoint, where)
-    host, _, port = endpoint.address.rpartition(":")
+    _check_address(endpoint.address, where)
+    return endpoint
+
+
+def _gateway_pod(entry: Any, where: str) -> GatewayPod:
+    given = _object(entry, where)
+    _only_known(given, {"address", "name"}, where)
+    pod = GatewayPod(*(_convert(given.get(field), str, f"{where}.{field}") for field in GatewayPod._fields))
+    _check_address(pod.address, where)
+    return pod
+
+
+def _check_address(address: str, where: str) -> None:
+    host, _, port = address.rpartition(":")
     try:
         ip_address(host.removeprefix("[").removesuffix("]"))
         usable = 0 < int(port) < 65536 and (":" in host) == host.startswith("[")
     except ValueError:
         usable = False
     if not usable:
-        raise ValueError(
-            f"{where}: {endpoint.address!r} is not IP:PORT, such as 127.0.0.1:8000; names are not looked up"
-        )
-    return endpoint
+        raise ValueError(f"{where}: {address!r} is not IP:PORT, such as 127.0.0.1:8000; names are not looked up")
 
 
 def _convert(value: Any, kind: type[T], where: str) -> T:

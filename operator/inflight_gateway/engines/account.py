@@ -21,10 +21,6 @@ from inflight_gateway.types import Endpoint, EngineSample
 if TYPE_CHECKING:
     from inflight_gateway.engines.fleet import Fleet
 
-PEER_S = 7.0
-"""Seconds after which a peer's requests in flight no longer count: more than the 5 s between two full lines of its
-state stream (`state/stream.py`), and as long as limits count it as live (`state/peers.py`)."""
-
 
 @dataclass(slots=True, eq=False)
 class Sent:
@@ -49,26 +45,16 @@ class Sent:
 
 
 @dataclass(slots=True)
-class Peer:
-    """Another gateway pod's last report on an engine. Attributes: at: its time, in seconds."""
-
-    at: float
-    in_flight: int
-    sent_tokens: int
-
-
-@dataclass(slots=True)
 class Account:
     """The requests and tokens sent to one engine, and what its last sample says.
 
     Attributes:
         sent: requests in flight, by id. in_flight: their choices, each of which takes a slot in the engine.
-        total_tokens: prompt tokens sent since the start.
         sample: the last sample: base of the next attributes, up to `others`.
         since: time and tokens of the requests sent since its scrape began, at most `STALE_S` ago.
         since_tokens: sum of these tokens.
         pending: prompt tokens that the engine still has to compute at `pending_at`, at `rate` a second.
-        others: choices in the sample that this gateway did not ask for.
+        others: choices in the sample that this picker did not send there.
         gone: the engine is no longer an endpoint.
         growing: expected growth of each request in flight, by id, from the sample on; None: not computed since then.
         growth: growth of the KV cache's use by them; None: not computed since they changed.
@@ -77,7 +63,6 @@ class Account:
 
     sent: dict[str, Sent] = field(default_factory=dict)
     in_flight: int = 0
-    total_tokens: int = 0
     sample: EngineSample | None = None
     since: deque[tuple[float, int]] = field(default_factory=deque)
     since_tokens: int = 0
@@ -85,7 +70,6 @@ class Account:
     pending_at: float = 0.0
     rate: float = 0.0
     others: int = 0
-    peers: dict[str, Peer] = field(default_factory=dict)
     gone: bool = False
     growing: dict[str, list[Growing]] | None = None
     growth: Growth | None = None
@@ -110,7 +94,6 @@ class Account:
             self.drop_before(now - STALE_S)
         if self.pending:
             self.advance(now)
-        others = self.others_at(now)
         return EndpointLoad(
             endpoint,
             self.sample,
@@ -118,16 +101,10 @@ class Account:
             self.since_tokens,
             cached_tokens,
             max(0, self.known - round(self.pending)),
-            others,
-            self.growth_of(others) if growing else None,
+            self.others,
+            self.growth_of() if growing else None,
             answer_tokens,
         )
-
-    def others_at(self, now: float) -> int:
-        """Returns the requests there that this gateway did not send, by the sample and by what peers report."""
-        if not self.peers:
-            return self.others
-        return max(self.others, sum(peer.in_flight for peer in self.peers.values() if now - peer.at <= PEER_S))
 
     def take(self, sample: EngineSample) -> None:
         """Applies a new sample: it includes requests sent before its scrape, unless their prompts were computed."""
@@ -181,7 +158,6 @@ class Account:
         """Adds a request that is sent to this engine."""
         self.sent[request_id] = request
         self.in_flight += request.choices
-        self.total_tokens += request.tokens
         self.send(request.at, request.tokens)
         if self.growing is not None:
             self.growing[request_id] = _growing(request)
@@ -196,19 +172,16 @@ class Account:
             self.growing.pop(request_id, None)
             self.growth = None
 
-    def growth_of(self, others: int) -> Growth | None:
-        """Returns the growth of the KV cache's use; None: this gateway has no request at the engine.
-
-        Args:
-            others: choices at the engine that this gateway did not ask for: they count like those that it did.
-        """
+    def growth_of(self) -> Growth | None:
+        """Returns the growth of the KV cache's use; None: this picker has no request there. Requests that it did not
+        send count like those that it did."""
         if not self.sent:
             return None
         if self.growing is None:
             self.growing = {name: _growing(request) for name, request in self.sent.items()}
         if self.growth is None:
             growing = tuple(chain.from_iterable(self.growing.values()))
-            self.growth = Growth(growing, (self.in_flight + others) / len(growing))
+            self.growth = Growth(growing, (self.in_flight + self.others) / len(growing))
         return self.growth
 
     @property

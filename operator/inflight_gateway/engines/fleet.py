@@ -140,7 +140,7 @@ class Fleet:
             if (
                 claimed is not None
                 and too_full < MOST_PASSED
-                and not self._has_slot(member.account, now, request.choices, claimed)
+                and not self._has_slot(member.account, request.choices, claimed)
             ):
                 too_full += 1
                 continue
@@ -187,7 +187,7 @@ class Fleet:
         if abs(self._prompt_tokens - known) > 1 + known / 10:
             self._typical = replace(self._typical, prompt_tokens=round(self._prompt_tokens))
 
-    def _has_slot(self, account: Account, now: float, choices: int, claimed: int) -> bool:
+    def _has_slot(self, account: Account, choices: int, claimed: int) -> bool:
         slots = account.sample.limits.max_num_seqs if account.sample else self.config.max_num_seqs
-        outstanding = account.in_flight + account.others_at(now)
+        outstanding = account.in_flight + account.others
         return has_slot(outstanding, slots, choices, above_share=True, claimed=claimed)

@@ -3,12 +3,12 @@ sample cannot include."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from heapq import nsmallest
 from typing import NamedTuple
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.engines.account import Account, Peer, Sent
+from inflight_gateway.engines.account import Account, Sent
 from inflight_gateway.engines.fleet import MOST_BY_PREFIX, MOST_RANKED, Fleet
 from inflight_gateway.pick.load import EndpointLoad
 from inflight_gateway.pick.prefix_index import DEFAULT_BLOCKS, IndexMemory, PrefixIndex
@@ -20,9 +20,6 @@ from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView, Se
 REFUSAL_S = 1.0
 """Seconds for which other endpoints are preferred to one that refused a request: by then the next scrape says whether
 its engine is gone or full."""
-
-FORGET_PEER_S = 60.0
-"""Seconds after which a returning peer counts as a new one."""
 
 
 class Candidates(NamedTuple):
@@ -42,7 +39,7 @@ class Ledger:
 
     Attributes:
         ranking: for the picker too.
-        changed_services, changed_addresses: changed since the reader emptied them (`state.load.GatewayLoads`).
+        changed_services: changed since the reader emptied it (`state.load.GatewayLoads`).
     """
 
     def __init__(
@@ -65,7 +62,6 @@ class Ledger:
         self._refusals: Timers[str] = Timers(REFUSAL_S)
         """Addresses of endpoints that refused a request within `REFUSAL_S`."""
         self.changed_services: set[ServiceKey] = set()
-        self.changed_addresses: set[str] = set()
         self._in_flight: dict[ServiceKey, int] = {}
         self._last: dict[ServiceKey, float] = {}
 
@@ -191,7 +187,7 @@ class Ledger:
         """Adds a request to the account and the prefix index of its endpoint."""
         account = self._account(entry.address, entry.at)
         account.arrive(request_id, entry)
-        self._changed(entry.address, account, entry.at)
+        account.place(entry.address, entry.at)
         if entry.prefix:
             index = self._prefixes.get(entry.service)
             if index is None:
@@ -215,30 +211,6 @@ class Ledger:
         account = self._accounts.get(address)
         return 0 if account is None else account.in_flight
 
-    def addresses(self) -> Collection[str]:
-        """Returns the endpoints that have an account."""
-        return self._accounts.keys()
-
-    def sent(self, address: str) -> tuple[int, int]:
-        """Returns the choices in flight and the prompt tokens sent to an endpoint since this gateway started; zeros
-        without an account. Peers get these totals and compute differences."""
-        account = self._accounts.get(address)
-        return (0, 0) if account is None else (account.in_flight, account.total_tokens)
-
-    def peer(self, gateway: str, sent: Mapping[str, tuple[int, int]], now: float) -> None:
-        """Applies what another gateway reports in its `sent`; its first report only sets the baseline. Addresses that
-        this gateway never picked are ignored: a peer may still report removed endpoints."""
-        for address, (in_flight, total) in sent.items():
-            if address not in self._accounts:
-                continue
-            account = self._account(address, now)
-            account.peers = {name: peer for name, peer in account.peers.items() if now - peer.at <= FORGET_PEER_S}
-            known = account.peers.get(gateway)
-            if known is not None and total > known.sent_tokens:
-                account.send(now, total - known.sent_tokens)
-            account.peers[gateway] = Peer(now, in_flight, total)
-            account.place(address, now)
-
     def forget(self, service: ServiceKey, address: str) -> None:
         """Removes an endpoint: its requests in flight are still counted, its cache is dropped."""
         index = self._prefixes.get(service)
@@ -258,17 +230,12 @@ class Ledger:
     def _leave(self, request_id: str, address: str, now: float) -> None:
         account = self._account(address, now)
         account.leave(request_id)
-        self._changed(address, account, now)
-        self._drop_if_done(address, account)
-
-    def _changed(self, address: str, account: Account, now: float) -> None:
-        self.changed_addresses.add(address)
         account.place(address, now)
+        self._drop_if_done(address, account)
 
     def _drop_if_done(self, address: str, account: Account) -> None:
         if account.gone and not account.in_flight:
             del self._accounts[address]
-            self.changed_addresses.add(address)
 
     def _account(self, address: str, now: float) -> Account:
         account = self._accounts.get(address)

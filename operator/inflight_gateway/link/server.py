@@ -1,323 +1,166 @@
-"""The picker's end of the streams to its relays."""
+"""The picker's ends of the streams to relays: of its own pod at a UNIX socket, of other pods at a TCP port."""
 
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol, TypeVar, cast
 
-import msgspec
-
-from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery.catalog import Catalog, Change
-from inflight_gateway.link.wire import (
-    Answering,
-    Ask,
-    Ended,
-    Frames,
-    FromPicker,
-    FromRelay,
-    Go,
-    Held,
-    Hello,
-    Keys,
-    Known,
-    Left,
-    Pods,
-    Progress,
-    Refuse,
-    frame,
-    from_relay,
-)
-from inflight_gateway.types import Finished, ServiceConfig
-
-_log = logging.getLogger(__name__)
+from inflight_gateway.link.known import everything, known
+from inflight_gateway.link.ready_pods import ReadyPods
+from inflight_gateway.link.signed import MAX_UNPROVEN, Accepting
+from inflight_gateway.link.stream import Registry, SignedStream, Stream
+from inflight_gateway.link.wire import BEAT_S, MAX_TURNS, Ask, FromPicker, Keys
 
 MAX_UNSENT_BYTES = 64 * 2**20
 """Most bytes that a relay may leave unread; one with more has hung, and its stream is closed."""
 
-MAX_KNOWN_OBJECTS = 256
-MAX_KNOWN_BYTES = 2**20
-"""Most objects of a `Known`, and most estimated bytes of them unless it has one only: a stream sends answers between
-these messages."""
-
-MAX_REPLIES = 128
-"""Most answers of a frame: in a burst relays get the first ones long before the last, and know that it works."""
-
-_Item = TypeVar("_Item")
-
-
-class Registry(Protocol):
-    """Receiver of messages: `requests.registry.Requests`."""
-
-    def hello(
-        self, running: Sequence[tuple[Ask, str]], relay: Hashable, reply: Callable[[Held | Go | Refuse], None], /
-    ) -> None: ...
-
-    def ask(self, ask: Ask, relay: Hashable, reply: Callable[[Held | Go | Refuse], None], /) -> None: ...
-
-    def answering(self, request_id: str, attempt: int, address: str, refused: Sequence[str], /) -> None: ...
-
-    def progress(self, tokens: Sequence[tuple[str, int]], /) -> None: ...
-
-    def left(self, request_id: str, attempt: int, /) -> None: ...
-
-    def ended(self, report: Finished, /) -> None: ...
-
-    def lost(self, relay: Hashable, /) -> None: ...
-
-    def end(self, request_id: str, /) -> None: ...
-
 
 class RelayLinks:
-    """Streams of all relays of this pod.
+    """Streams of relays. Relays of this pod get all that the picker knows, others only answers.
 
     Args:
         catalog: relays mirror it.
+        pods: the ready gateway pods; the pod that owns a service among them answers for it.
         max_unsent_bytes: see `MAX_UNSENT_BYTES`.
 
     Attributes:
-        connected: number of streams.
+        own, remote: streams of relays of this pod, and of others.
     """
 
-    def __init__(self, registry: Registry, catalog: Catalog, max_unsent_bytes: int = MAX_UNSENT_BYTES) -> None:
+    def __init__(
+        self, registry: Registry, catalog: Catalog, pods: ReadyPods, max_unsent_bytes: int = MAX_UNSENT_BYTES
+    ) -> None:
+        self.own: set[Stream] = set()
+        self.remote: set[SignedStream] = set()
         self._registry = registry
         self._catalog = catalog
+        self._pods = pods
         self._max_unsent_bytes = max_unsent_bytes
-        self._streams: set[_Stream] = set()
+        self._unproven: dict[SignedStream, None] = {}
         self._keys = Keys(None)
-        self._pods = Pods(1, 1)
-        self._server: asyncio.Server | None = None
+        self._gateways = pods.message(0)
+        self._servers: list[asyncio.Server] = []
+        self._beat: asyncio.TimerHandle | None = None
         catalog.subscribe(self._changed)
 
     @property
-    def connected(self) -> int:
-        return len(self._streams)
-
-    @property
     def ready(self) -> bool:
-        """True if relays are connected, and have read all that is known."""
-        return bool(self._streams) and all(stream.welcomed() for stream in self._streams)
+        """True if relays of this pod are connected, and have read all that is known."""
+        return bool(self.own) and all(stream.welcomed() for stream in self.own)
 
     async def serve(self, socket: Path) -> None:
-        """Listens until closed.
+        """Listens for relays of this pod until closed.
 
         Raises:
             OSError: it cannot listen there.
         """
         _make_room(socket)
-        self._server = await asyncio.get_running_loop().create_unix_server(
-            lambda: _Stream(self._registry, self._streams, self._welcome, self._max_unsent_bytes), str(socket)
+        loop = asyncio.get_running_loop()
+        self._servers.append(
+            await loop.create_unix_server(lambda: Stream(self, self._registry, self._max_unsent_bytes), str(socket))
         )
+        self._send_beats()
+
+    async def listen(self, host: str | None, port: int) -> int:
+        """Listens for relays of other pods until closed; returns the port: a free one for 0.
+
+        Args:
+            host: address to listen on; None: all.
+
+        Raises:
+            OSError: it cannot listen there.
+        """
+        server = await asyncio.get_running_loop().create_server(self._accept, host, port, reuse_address=True)
+        self._servers.append(server)
+        return int(server.sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Closes the socket and all streams. Their requests do not end: relays report them to the next picker."""
-        if self._server is not None:
-            self._server.close()
-        streams = tuple(self._streams)
-        self._streams.clear()
+        """Closes sockets and all streams. Their requests do not end: relays report them to the next picker."""
+        for server in self._servers:
+            server.close()
+        if self._beat is not None:
+            self._beat.cancel()
+        streams = (*self.own, *self.remote, *self._unproven)
+        self.own.clear()
+        self.remote.clear()
         for stream in streams:
             stream.close()
 
     def set_keys(self, keys: Keys) -> None:
-        """Sends the gateway keys to the relays, if they have changed."""
+        """Sends the gateway keys to the relays of this pod, if they have changed."""
         if keys != self._keys:
             self._keys = keys
-            self._to_all([keys])
+            self._to_own([keys])
 
-    def set_pods(self, pods: int) -> None:
-        """Sends the shares of limits to the relays, if they have changed. Args: pods: live gateway pods, this one among
-        them."""
-        shares = Pods(pods, max(1, len(self._streams)))
-        if shares != self._pods:
-            self._pods = shares
-            self._to_all([shares])
+    def tell_pods(self) -> None:
+        """Sends the ready gateway pods to the relays of this pod, if they or the number of relays have changed."""
+        message = self._pods.message(len(self.own))
+        if message != self._gateways:
+            self._gateways = message
+            self._to_own([message])
 
-    def _welcome(self) -> Iterator[bytes]:
-        catalog = self._catalog
-        yield frame([self._keys, self._pods])
-        every = Change(
-            frozenset(catalog.services),
-            frozenset(catalog.endpoints),
-            catalog.secret_refs(),
-            frozenset(catalog.outside),
-            frozenset(catalog.models),
-            hosts=True,
-        )
-        yield from (frame([one]) for one in known(catalog, every))
+    # Called by streams.
+
+    def opened(self, stream: Stream) -> None:
+        """Sends what a relay needs to know first."""
+        if isinstance(stream, SignedStream):
+            self._unproven.pop(stream, None)
+            self.remote.add(stream)
+            stream.send([])
+            return
+        self.own.add(stream)
+        stream.send([self._keys])
+        self.tell_pods()
+        for one in known(self._catalog, everything(self._catalog)):
+            stream.send([one])
+
+    def ended(self, stream: Stream) -> bool:
+        """Returns whether the stream was open."""
+        if isinstance(stream, SignedStream):
+            self._unproven.pop(stream, None)
+            if stream not in self.remote:
+                return False
+            self.remote.remove(stream)
+        elif stream not in self.own:
+            return False
+        else:
+            self.own.remove(stream)
+            self.tell_pods()
+        return True
+
+    def elsewhere(self, ask: Ask) -> str | None:
+        """Returns the other pod that answers for an `Ask`; None: this one."""
+        owner = self._pods.owner(ask.service, ask.without)
+        return None if ask.turns >= MAX_TURNS or owner == self._pods.own else owner
+
+    def _accept(self) -> SignedStream:
+        keys = [key for key in (self._keys.current, self._keys.previous) if key is not None]
+        stream = SignedStream(self, self._registry, self._max_unsent_bytes, Accepting(keys, self._pods.own))
+        if len(self._unproven) >= MAX_UNPROVEN:
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.close()
+        self._unproven[stream] = None
+        return stream
+
+    def _send_beats(self) -> None:
+        for stream in (*self.own, *self.remote):
+            stream.send([])
+        self._beat = asyncio.get_running_loop().call_later(BEAT_S, self._send_beats)
 
     def _changed(self, change: Change) -> None:
-        if self._streams:
+        if self.own:
             for one in known(self._catalog, change):
-                self._to_all([one])
+                self._to_own([one])
 
-    def _to_all(self, messages: Sequence[FromPicker]) -> None:
-        content = frame(messages)
-        for stream in tuple(self._streams):
-            stream.write(content)
+    def _to_own(self, messages: Sequence[FromPicker]) -> None:
+        for stream in tuple(self.own):
+            stream.send(messages)
 
 
 def _make_room(socket: Path) -> None:
     """Removes the stale socket of a killed picker."""
     socket.parent.mkdir(parents=True, exist_ok=True)
     socket.unlink(missing_ok=True)
-
-
-class _Stream(asyncio.Protocol):
-    """Stream of one relay. Answers of one turn of the event loop leave in one frame."""
-
-    def __init__(
-        self,
-        registry: Registry,
-        streams: set[_Stream],
-        welcome: Callable[[], Iterable[bytes]],
-        max_unsent_bytes: int,
-    ) -> None:
-        self._registry = registry
-        self._streams = streams
-        self._welcome = welcome
-        self._max_unsent_bytes = max_unsent_bytes
-        self._frames = Frames()
-        self._replies: list[FromPicker] = []
-        self._transport: asyncio.Transport | None = None
-        self._relay = ""
-        self._welcomed = False
-
-    # Called by the event loop.
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's are no subclasses
-        self._streams.add(self)
-        for content in self._welcome():
-            self._transport.write(content)
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            for content in self._frames.feed(data):
-                for message in from_relay.decode(content):
-                    self._take(message)
-                    if len(self._replies) >= MAX_REPLIES:
-                        self._flush()
-        except ValueError as error:
-            _log.error("relay %s sent what is no message, and its stream is closed: %s", self._relay, error)
-            self.close()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._transport = None
-        if self in self._streams:
-            self._streams.discard(self)
-            self._registry.lost(self)
-            _log.info("relay %s is gone", self._relay)
-
-    # Called by the picker.
-
-    def welcomed(self) -> bool:
-        """Returns whether the relay has read what was known when it connected."""
-        if not self._welcomed and self._relay and self._transport is not None:
-            self._welcomed = not self._transport.get_write_buffer_size()
-        return self._welcomed
-
-    def reply(self, message: Held | Go | Refuse) -> None:
-        if not self._replies:
-            asyncio.get_running_loop().call_soon(self._flush)
-        self._replies.append(message)
-
-    def write(self, content: bytes) -> None:
-        transport = self._transport
-        if transport is None or transport.is_closing():
-            return
-        transport.write(content)
-        if transport.get_write_buffer_size() > self._max_unsent_bytes:
-            _log.error("relay %s does not read, and its stream is closed", self._relay)
-            self.close()
-
-    def close(self) -> None:
-        if self._transport is not None:
-            self._transport.abort()
-
-    def _flush(self) -> None:
-        replies, self._replies = self._replies, []
-        if replies:
-            self.write(frame(replies))
-
-    def _take(self, message: FromRelay) -> None:
-        try:
-            self._dispatch(message)
-        except Exception:
-            # A bug must not end the requests of all clients: this one goes on without the picker.
-            _log.exception("a message of relay %s was not taken", self._relay)
-            if isinstance(message, Ask | Answering | Left):
-                self._registry.end(message.id)
-
-    def _dispatch(self, message: FromRelay) -> None:
-        registry = self._registry
-        match message:
-            case Ask():
-                registry.ask(message, self, self.reply)
-            case Answering():
-                registry.answering(message.id, message.attempt, message.address, message.refused)
-            case Ended():
-                registry.ended(message.report)
-            case Left():
-                registry.left(message.id, message.attempt)
-            case Progress():
-                registry.progress(message.tokens)
-            case Hello():
-                self._relay = message.relay
-                _log.info("relay %s is connected, with %d requests", message.relay, len(message.running))
-                registry.hello(message.running, self, self.reply)
-
-
-def known(catalog: Catalog, change: Change) -> Iterator[Known]:
-    """Yields the present state of changed objects in messages of bounded sizes; the last one is `complete`, if the
-    catalog is."""
-    parts = [Known(hosts=catalog.hosts if change.hosts else None)]
-    for configs in _chunks(((key, catalog.services.get(key)) for key in change.services), _service_bytes):
-        parts.append(Known(services=configs))
-    for listed in _chunks(
-        ((key, catalog.endpoints_of(key)) for key in change.endpoints), lambda one: 100 * len(one[1])
-    ):
-        parts.append(Known(endpoints=listed))
-    for data in _chunks(((ref, _entries(catalog, ref)) for ref in change.secrets), _secret_bytes):
-        parts.append(Known(secrets=data))
-    for flags in _chunks(((key, key in catalog.outside) for key in change.outside), lambda _: 100):
-        parts.append(Known(outside=flags))
-    for claims in _chunks(((one, catalog.models.get(one, ())) for one in change.models), _list_bytes):
-        parts.append(Known(models=claims))
-    yield from parts[:-1]
-    yield msgspec.structs.replace(parts[-1], complete=catalog.complete)
-
-
-def _entries(catalog: Catalog, ref: ObjectKey) -> dict[str, bytes] | None:
-    data = catalog.secret(ref)
-    return None if data is None else dict(data)
-
-
-def _list_bytes(item: tuple[object, Sequence[object]]) -> int:
-    return 100 + 100 * len(item[1])
-
-
-def _service_bytes(item: tuple[ServiceKey, ServiceConfig | None]) -> int:
-    config = item[1]
-    return 100 if config is None else 500 + 150 * (len(config.tenants) + len(config.classes))
-
-
-def _secret_bytes(item: tuple[ObjectKey, dict[str, bytes] | None]) -> int:
-    return 100 + sum(len(name) + len(value) for name, value in (item[1] or {}).items())
-
-
-def _chunks(items: Iterable[_Item], size_of: Callable[[_Item], int]) -> Iterator[tuple[_Item, ...]]:
-    """Yields groups of at most `MAX_KNOWN_OBJECTS` items and `MAX_KNOWN_BYTES`, or of one item."""
-    group: list[_Item] = []
-    size = 0
-    for item in items:
-        item_size = size_of(item)
-        if group and (len(group) == MAX_KNOWN_OBJECTS or size + item_size > MAX_KNOWN_BYTES):
-            yield tuple(group)
-            group, size = [], 0
-        group.append(item)
-        size += item_size
-    if group:
-        yield tuple(group)

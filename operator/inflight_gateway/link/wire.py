@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 import msgspec
 
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery.hosts import Hosts
 from inflight_gateway.request.body import NO_FIELDS, Body
-from inflight_gateway.types import Endpoint, Finished, Refusal, ServiceConfig
+from inflight_gateway.types import Endpoint, Finished, GatewayPod, Refusal, ServiceConfig
 
 MAX_FRAME_BYTES = 32 * 2**20
 """Most bytes of a frame; a longer one ends the stream. Senders split what may grow beyond it."""
@@ -63,6 +63,7 @@ class Ask(_Message, frozen=True):
         avoid: addresses of engines that failed this request.
         external_id: X-Request-Id.
         age_s: seconds since the request arrived at the relay.
+        waited_s: seconds since the relay first asked for this attempt.
         without: gateway pods that this relay cannot reach: none of them is taken for the owner.
         turns: answers `Elsewhere` to this attempt so far.
         admitted: an earlier owner has admitted this attempt, and it waits: it is charged to its tenant's limits, and
@@ -80,17 +81,16 @@ class Ask(_Message, frozen=True):
     avoid: tuple[str, ...] = ()
     external_id: str = ""
     age_s: float = 0.0
+    waited_s: float = 0.0
     without: tuple[str, ...] = ()
     turns: int = 0
     admitted: bool = False
 
 
 class Hello(_Message, frozen=True):
-    """The first message of a relay. Attributes: relay: unique for each process. running: attempts that engines answer
-    now, for a picker that started after them: each with the engine's address."""
+    """The first message of a relay. Attributes: relay: unique for each process, the same on all of its streams."""
 
     relay: str
-    running: tuple[tuple[Ask, str], ...] = ()
 
 
 class Running(_Message, frozen=True):
@@ -209,20 +209,6 @@ class Keys(_Message, frozen=True):
     previous: bytes | None = None
 
 
-class Pods(_Message, frozen=True):
-    """Live gateway pods, with this one, and relay processes of this one: the shares of limits without a picker."""
-
-    pods: int
-    relays: int
-
-
-class GatewayPod(NamedTuple):
-    """A ready gateway pod. Attributes: address: IP:PORT where its picker takes the streams of other pods' relays."""
-
-    name: str
-    address: str
-
-
 class Gateways(_Message, frozen=True):
     """The ready gateway pods, among which services are shared out. Attributes: own: name of the sender's pod, which may
     be missing in `pods`: it starts or drains. relays: relay processes of the sender's pod."""
@@ -233,7 +219,7 @@ class Gateways(_Message, frozen=True):
 
 
 FromRelay: TypeAlias = Hello | Running | Released | Ask | Answering | Progress | Left | Ended
-FromPicker: TypeAlias = Elsewhere | Held | Go | Refuse | Known | Keys | Pods | Gateways
+FromPicker: TypeAlias = Elsewhere | Held | Go | Refuse | Known | Keys | Gateways
 
 _LENGTH = struct.Struct(">I")
 _encoder = msgspec.msgpack.Encoder()

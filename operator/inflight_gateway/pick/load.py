@@ -31,13 +31,12 @@ class EndpointLoad(NamedTuple):
 
     Attributes:
         sample: the last sample; None: never scraped.
-        in_flight: unfinished choices of requests that this gateway sent there.
-        sent_tokens: estimated prompt tokens sent there that the sample cannot include yet: by this gateway since the
-            scrape began, and by its peers according to their reports.
+        in_flight: unfinished choices of requests that this picker sent there.
+        sent_tokens: estimated prompt tokens sent there since the scrape began, which the sample cannot include yet.
         cached_tokens: tokens of the request's prompt that the replica's prefix cache should hold.
         computed_tokens: part of the sample's waiting prompt tokens and of `sent_tokens` that the engine should have
             computed since the scrape.
-        others: choices there that this gateway did not ask for, by the sample and by what peers report.
+        others: choices in the sample that this picker did not send there.
         growth: growth of its KV cache's use from the sample on, by the requests there; None: not known.
         answer_tokens: expected output tokens of each choice of the request.
     """

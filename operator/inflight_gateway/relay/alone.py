@@ -45,7 +45,8 @@ class Alone:
         return sorted(wanted, key=lambda one: (self._in_flight(one), crc32(f"{request_id}{one}".encode())))
 
     def pick(self, ask: Ask, now: float) -> Go | Refuse:
-        """Picks engines for an attempt. The first attempt of a request is charged to its tenant, until `ended`."""
+        """Picks engines for an attempt. The first attempt of a request is charged to its tenant, until `ended`, unless
+        a picker has admitted it."""
         config = self._catalog.services.get(ask.service)
         if config is None:
             return Refuse.of(ask.id, ask.attempt, Refusal(404, "service_not_found", f"{ask.service} was deleted"))
@@ -54,7 +55,7 @@ class Alone:
             return Refuse.of(ask.id, ask.attempt, no_replica(ask.service))
         headers: answers.Headers = ()
         limits = share(config.tenant(ask.tenant).limits, self.relays)
-        if ask.attempt == 1 and limits != _UNLIMITED:
+        if ask.attempt == 1 and not ask.admitted and limits != _UNLIMITED:
             key = TenantKey(ask.service, ask.tenant)
             most = FIRST_ANSWER if ask.body.max_tokens is None else ask.body.max_tokens
             tokens = charge_for(ask.body.prompt_tokens + ask.body.choices * most, limits)

@@ -12,7 +12,7 @@ from inflight_gateway.relay.budget import BudgetLimits, RetryBudget
 from inflight_gateway.relay.decide import Limits
 from inflight_gateway.relay.engine_pool import EnginePool
 from inflight_gateway.relay.kept import Kept
-from inflight_gateway.relay.picker_link import PickerLink
+from inflight_gateway.relay.pickers import Pickers
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,4 +46,4 @@ class Shared:
     budget: RetryBudget
     admission: Admission
     alone: Alone
-    link: PickerLink
+    pickers: Pickers

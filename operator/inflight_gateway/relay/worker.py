@@ -20,7 +20,7 @@ from inflight_gateway.relay.client import ClientConnection
 from inflight_gateway.relay.engine_pool import EnginePool
 from inflight_gateway.relay.exchanges import exchange
 from inflight_gateway.relay.kept import Kept
-from inflight_gateway.relay.picker_link import PickerLink
+from inflight_gateway.relay.pickers import Pickers
 from inflight_gateway.relay.shared import Shared, Tuning
 from inflight_gateway.tenants.signature import EngineHeaders
 
@@ -54,7 +54,7 @@ class Worker:
             RetryBudget(tuning.budget, loop.time()),
             admission,
             alone,
-            PickerLink(picker, uuid.uuid4().hex, catalog, alone, use_keys),
+            Pickers(picker, uuid.uuid4().hex, catalog, alone, use_keys),
         )
         self._connections: set[ClientConnection] = set()
         self._none_open = asyncio.Event()
@@ -66,7 +66,7 @@ class Worker:
     async def start(self, listener: socket.socket) -> None:
         """Accepts the connections of a listening socket, once the services are known: connections wait for that, as
         those of a worker that died do."""
-        self._linking = asyncio.create_task(self._shared.link.run())
+        self._linking = asyncio.create_task(self._shared.pickers.run())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._known.wait(), KNOWN_WITHIN_S)
         self._server = await asyncio.get_running_loop().create_unix_server(

@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from inflight_gateway.link.wire import Go, Held, Refuse
 from inflight_gateway.tenants.gate import Admitted
 from inflight_gateway.types import RequestView
-
-if TYPE_CHECKING:
-    from asyncio import Task
 
 Reply: TypeAlias = Callable[[Held | Go | Refuse], None]
 
@@ -21,7 +18,7 @@ class Phase(IntEnum):
     """Phase of a request."""
 
     HELD = 0
-    """An attempt waits for its tenant's limits, or for a replica."""
+    """An attempt waits for a replica."""
     SENT = 1
     """The relay knows the replicas of the attempt."""
     ANSWERING = 2
@@ -50,14 +47,14 @@ class Request:
         view: the newest attempt.
         key_id: id of its API key; empty at services without keys.
         allowed: addresses that another gateway allows; empty: all.
-        since: when the newest attempt began to wait, in seconds.
+        since: when the newest attempt began to wait, here or at another picker, in seconds.
         admitted: its charge; None: not admitted yet, or refused.
-        asking: another gateway pod is asked for its limits; None: not now.
         picked: first endpoint of each pick. held_s: seconds that its attempts were held.
         refusal, status: code and status of the picker's own response; status may be that of an engine's response where
             another gateway reports it.
         tokens: output tokens so far, as its relay reports about once a second.
         served: output tokens charged to its tenant's counter; None: adopted, and not known yet.
+        expected_output: output tokens of all its choices, as expected when it came.
     """
 
     relay: Hashable
@@ -67,13 +64,13 @@ class Request:
     allowed: Collection[str] = ()
     since: float = 0.0
     admitted: Admitted | None = None
-    asking: Task[None] | None = None
     picked: list[str] = field(default_factory=list)
     held_s: float = 0.0
     refusal: str = ""
     status: int | None = None
     tokens: int = 0
     served: int | None = 0
+    expected_output: int = 0
     phase: Phase = Phase.AWAITING
 
     @property

@@ -2,36 +2,37 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Hashable, Sequence
+from typing import NamedTuple
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
-from inflight_gateway.link.wire import Ask, Go, Held, Refuse
+from inflight_gateway.link.wire import Ask, Go, Held, Refuse, Running
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.requests.record import Phase, Reply, Request
 from inflight_gateway.requests.starter import Starter
 from inflight_gateway.requests.view import view
+from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.telemetry.request_log import RequestLog
-from inflight_gateway.tenants.gate import Admitted, Gate
+from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.types import Finished, Pick, Refusal, RequestView, ServiceConfig
 
 RETRY_AFTER_S = 5
 """Retry-After for clients whose hold expired: by then a replica may have become free or ready."""
 
 RETURNS_S = 5.0
-"""Seconds in which a relay whose stream broke connects again, if it lives. Its requests are counted then: those that it
-still has are counted once, by their reports."""
+"""Seconds in which a relay whose stream broke connects again, if it lives. Without it, its requests are counted then; a
+relay that lives reports each of them once, here or to another picker."""
 
 FIRST_TOKEN = 1
 """Output tokens that a tenant's counter is charged at the start of a request, see `HoldQueue.release`."""
 
 
 class Requests:
-    """All requests, by id. A request ends by its report, by the end of its relay's stream, or by `end`; messages about
-    attempts that are over are ignored.
+    """All requests, by id. A request ends by its report, by the end of its relay's stream, by `end`, or by a move to
+    another picker; messages about attempts that are over are ignored.
 
     All pass the hold queue, even if a replica is free, so no request overtakes waiting ones except by
     `ServiceQueue.overtaking`.
@@ -50,6 +51,7 @@ class Requests:
         ledger: Ledger,
         gate: Gate,
         log: RequestLog,
+        demand: DemandCounters,
         *,
         clock: Callable[[], float],
         changed: Callable[[], None] = lambda: None,
@@ -60,34 +62,41 @@ class Requests:
         self._ledger = ledger
         self._gate = gate
         self._log = log
+        self._demand = demand
         self._clock = clock
         self._changed = changed
         self._refused = refused
         self._starter = Starter(catalog, picker, ledger)
         self._requests: dict[str, Request] = {}
-        self._lost: dict[str, tuple[float, Request]] = {}
-        """Requests of broken streams, over and not counted yet, and when they will be; the first one comes first."""
+        self._of_service: dict[ServiceKey, dict[str, Request]] = {}
+        self._relays: dict[Hashable, str] = {}
+        """Names of relays, by stream."""
+        self._lost: dict[str, _Lost] = {}
+        """Requests of broken streams, over and not counted yet, the first one first."""
 
     def __len__(self) -> int:
         return len(self._requests)
 
     # What relays say.
 
-    def hello(self, running: Sequence[tuple[Ask, str]], relay: Hashable, reply: Reply) -> None:
-        """Adopts attempts that replicas answer already, each with its replica's address."""
-        now = self._clock()
-        for ask, address in running:
-            config = self._catalog.services.get(ask.service)
-            if config is None:
-                continue
-            request = self._begin(ask, config, relay, reply, (), now)
-            if request.admitted is None:
-                request.served = None
-                request.admitted = self._gate.adopt(request.view)
-            else:
-                self._gate.resume(request.admitted)
-            self._starter.shares.arrived(request.view, config, now)
-            self._runs(request, address, now)
+    def hello(self, name: str, relay: Hashable) -> None:
+        """Notes the relay of a stream. Args: name: the same for all streams of the relay."""
+        self._relays[relay] = name
+
+    def running(self, running: Running, relay: Hashable, reply: Reply) -> None:
+        """Adopts an attempt that a replica answers already."""
+        ask, now = running.ask, self._clock()
+        config = self._catalog.services.get(ask.service)
+        if config is None:
+            return
+        request = self._begin(ask, config, relay, reply, (), now)
+        if request.admitted is None:
+            request.admitted = self._gate.adopt(request.view, running.tokens)
+            request.tokens = request.served = running.tokens
+        else:
+            self._gate.resume(request.admitted)
+        self._starter.shares.arrived(request.view, config, now)
+        self._runs(request, running.address, now)
         self._changed()
 
     def ask(self, ask: Ask, relay: Hashable, reply: Reply, allowed: Collection[str] = ()) -> None:
@@ -110,12 +119,19 @@ class Requests:
         if allowed and not self._starter.allowed(ask.service, allowed):
             self._refuse(request, none_allowed(ask.service))
             return
-        admitted = self._admit(request, config, now)
-        if admitted is None:
-            reply(Held(ask.id, ask.attempt))
-            request.asking = asyncio.get_running_loop().create_task(self._ask_owner(request, config))
-        elif self._place(request, config, admitted, now):
-            reply(Held(ask.id, ask.attempt))
+        refusal = self._admit(request, config, now, always=ask.admitted)
+        if refusal is None:
+            since = request.since
+            refusal = self._holds.offer(request.view, config, now, since=since, admitted=ask.admitted)
+            if refusal is not None:
+                self._demand.refused(request.view)
+        if refusal is not None:
+            self._refuse(request, refusal)
+        else:
+            self._starter.shares.arrived(request.view, config, now)
+            self._after(request, changed=False)
+            if request.phase is Phase.HELD:
+                reply(Held(ask.id, ask.attempt))
         self._log.decided(self._clock() - now)
 
     def answering(self, request_id: str, attempt: int, address: str, refused: Sequence[str] = ()) -> None:
@@ -130,9 +146,8 @@ class Requests:
             request.move(Phase.ANSWERING)
             moved = self._starter.moved(request_id, address, now)
         else:
-            self._unqueue(request)
-            if request.admitted is None:
-                request.admitted = self._gate.adopt(request.view)
+            self._holds.remove(request.id)
+            self._demand.sent(request.view, request.expected_output)
             self._runs(request, address, now)
         self._after(request, changed=moved)
 
@@ -163,7 +178,7 @@ class Requests:
             ran = request.phase is not Phase.AWAITING
             self._over(request)
         elif report.request_id in self._lost:
-            request = self._lost.pop(report.request_id)[1]
+            request = self._lost.pop(report.request_id).request
         else:
             if report.service in self._catalog.services:
                 self._gate.count(report)
@@ -177,16 +192,32 @@ class Requests:
         self._log.ended(report, request.held_s, request.refusal)
         self._after(request, changed=ran)
 
+    def released(self, service: ServiceKey, relay: Hashable) -> None:
+        """Ends the requests of a service that a relay asks another picker for."""
+        moved = [one for one in self._of_service.get(service, {}).values() if one.relay == relay]
+        for request in moved:
+            self._over(request)
+        if moved:
+            self._after(moved[0])
+
+    def moved(self, request_id: str) -> None:
+        """Ends a request that its relay asks another picker for; an unknown one is ignored."""
+        request = self._requests.get(request_id)
+        if request is not None:
+            self._over(request)
+            self._after(request)
+
     def lost(self, relay: Hashable) -> None:
-        """Ends all requests of a stream that broke. Unless its relay comes back with them within `RETURNS_S`, their
-        estimates stand for limits, and usage is what the relay said last."""
+        """Ends all requests of a stream that broke. Unless its relay comes back within `RETURNS_S`, their estimates
+        stand for limits, and usage is what the relay said last."""
         for request in [one for one in self._requests.values() if one.relay == relay]:
             self._lose(request)
             self._after(request)
+        self._relays.pop(relay, None)
 
     def _lose(self, request: Request) -> None:
         self._over(request)
-        self._lost[request.id] = self._clock() + RETURNS_S, request
+        self._lost[request.id] = _Lost(request, self._relays.get(request.relay, ""), self._clock() + RETURNS_S)
 
     def end(self, request_id: str) -> None:
         """Ends a request that nothing reports; an unknown one is ignored."""
@@ -251,12 +282,14 @@ class Requests:
             self._go(self._requests[waiting.request_id], pick, now)
 
     def expire(self) -> None:
-        """Rejects requests that reached their maximum wait, and counts lost ones."""
+        """Rejects requests that reached their maximum wait, and counts those of relays that are gone."""
         now = self._clock()
-        while self._lost and (lost := next(iter(self._lost.values())))[0] <= now:
-            del self._lost[lost[1].id]
-            self._unreported(lost[1])
+        while self._lost and (lost := next(iter(self._lost.values()))).until <= now:
+            del self._lost[lost.request.id]
+            if lost.relay not in self._relays.values():
+                self._unreported(lost.request)
         for waiting in self._holds.expire(now):
+            self._demand.refused(waiting)
             config = self._catalog.services.get(waiting.service)
             waited = "" if config is None else f" for {config.hold.max_wait_s:g} s (hold.maxWait)"
             self._refuse(
@@ -267,15 +300,18 @@ class Requests:
     def catalog_changed(self, change: Change) -> None:
         """Rejects held requests of deleted services, and starts held requests that new endpoints can serve."""
         deleted = change.services - self._catalog.services.keys()
-        for request in [one for one in self._requests.values() if one.phase is Phase.HELD]:
-            service, allowed = request.view.service, request.allowed
-            if service in deleted:
-                self._refuse(request, _deleted(service))
-            elif allowed and service in change.endpoints and not self._starter.allowed(service, allowed):
-                self._refuse(request, none_allowed(service))
+        for key in change.services | change.endpoints:
+            for request in tuple(self._of_service.get(key, {}).values()):
+                if request.phase is not Phase.HELD:
+                    continue
+                if key in deleted:
+                    self._refuse(request, _deleted(key))
+                elif request.allowed and not self._starter.allowed(key, request.allowed):
+                    self._refuse(request, none_allowed(key))
         for key in deleted:
             self._starter.shares.forget(key)
             self._holds.forget(key)
+            self._demand.forget(key)
         for key in change.services | change.endpoints:
             self.release(key)
 
@@ -293,42 +329,33 @@ class Requests:
         if request is None:
             attempt = view(ask, config, now)
             request = self._requests[ask.id] = Request(relay, reply, attempt, ask.key_id, allowed)
+            self._of_service.setdefault(ask.service, {})[ask.id] = request
+            request.expected_output = self._demand.expected_output(attempt)
             if ask.id in self._lost:
-                request.go_on_from(self._lost.pop(ask.id)[1])
+                request.go_on_from(self._lost.pop(ask.id).request)
         else:
             if request.phase is not Phase.AWAITING:
                 self._leave(request)
             request.view = view(ask, config, now)
-        request.since, request.refusal, request.status = now, "", None
+        request.since, request.refusal, request.status = now - ask.waited_s, "", None
         request.move(Phase.HELD)
         return request
 
-    def _admit(self, request: Request, config: ServiceConfig, now: float) -> Admitted | Refusal | None:
+    def _admit(self, request: Request, config: ServiceConfig, now: float, *, always: bool) -> Refusal | None:
+        """Charges a request to its tenant, unless that was done. Args: always: see `Gate.admit`."""
         if request.admitted is not None:
             self._gate.resume(request.admitted)
         elif request.attempt > 1:
             request.served = None
             request.admitted = self._gate.adopt(request.view)
-        return request.admitted or self._gate.admit(request.view, config, now)
-
-    async def _ask_owner(self, request: Request, config: ServiceConfig) -> None:
-        admitted = await self._gate.ask(request.view, config, self._clock())
-        request.asking = None
-        self._place(request, config, admitted, self._clock())
-
-    def _place(self, request: Request, config: ServiceConfig, admitted: Admitted | Refusal, now: float) -> bool:
-        """Queues an attempt; returns whether it has to wait."""
-        if isinstance(admitted, Refusal):
-            self._refuse(request, admitted)
-            return False
-        request.admitted = admitted
-        refusal = self._holds.offer(request.view, config, now)
-        if refusal is not None:
-            self._refuse(request, refusal)
-            return False
-        self._starter.shares.arrived(request.view, config, now)
-        self._after(request, changed=False)
-        return request.phase is Phase.HELD
+        else:
+            admitted = self._gate.admit(request.view, config, now, always=always)
+            if isinstance(admitted, Refusal):
+                return admitted
+            request.admitted = admitted
+            if not always:
+                self._demand.arrived(request.view, request.expected_output)
+        return None
 
     def _go(self, request: Request, pick: Pick, now: float) -> None:
         request.move(Phase.SENT)
@@ -338,6 +365,7 @@ class Requests:
         request.held_s += held_s
         request.picked.append(pick.endpoints[0].address)
         self._log.picked(request.view, pick, held_s)
+        self._demand.sent(request.view, request.expected_output)
         config = self._catalog.services[request.view.service]
         assert request.admitted is not None
         request.reply(
@@ -364,15 +392,9 @@ class Requests:
         request.reply(Refuse.of(request.id, request.attempt, refusal))
         self._changed()
 
-    def _unqueue(self, request: Request) -> None:
-        if request.asking is not None:
-            request.asking.cancel()
-            request.asking = None
-        self._holds.remove(request.id)
-
     def _leave(self, request: Request) -> None:
         """Ends the attempt."""
-        self._unqueue(request)
+        self._holds.remove(request.id)
         self._starter.ended(request.id, self._clock())
         if request.admitted is not None:
             self._gate.pause(request.admitted)
@@ -383,6 +405,10 @@ class Requests:
             self._leave(request)
         request.move(Phase.OVER)
         del self._requests[request.id]
+        of_service = self._of_service[request.view.service]
+        del of_service[request.id]
+        if not of_service:
+            del self._of_service[request.view.service]
 
     def _after(self, request: Request, *, changed: bool = True) -> None:
         """Starts requests of the same service that can start since this one has changed. Args: changed: see
@@ -400,6 +426,14 @@ class Requests:
         if total > served:
             request.served = total
             self._holds.served(request.view, total - served)
+
+
+class _Lost(NamedTuple):
+    """A request of a broken stream. Attributes: relay: its name; empty: unknown. until: when it is counted."""
+
+    request: Request
+    relay: str
+    until: float
 
 
 def _deleted(service: ServiceKey) -> Refusal:

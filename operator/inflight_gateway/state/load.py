@@ -1,14 +1,13 @@
 """The load reported by one gateway pod, and its line format.
 
-A line is a JSON object: `{"gateway":POD,"full":true,"services":[...],"endpoints":[...]}`. A full line holds everything,
-other lines hold only the changes since the previous line; entries missing in a full line are removed.
+A line is a JSON object: `{"gateway":POD,"full":true,"services":[...]}`. A full line holds all services, other lines
+hold only those that have changed since the previous line; services missing in a full line are removed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import NamedTuple
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -16,27 +15,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
-
-
-class ClassDemand(NamedTuple):
-    """Requests of a class at this gateway pod since it started: counters, so a lost line causes no error.
-
-    Attributes:
-        arrived: requests for the first time here, refused ones among them; one that another gateway pod has counted is
-            not.
-        prompt_tokens, prompt_squares: sums over them of estimated prompt tokens, and of their squares.
-        output_tokens, output_squares: the same for the output tokens expected of each, over all of its choices.
-        refused: those of them that limits, the queue's bounds or the maximum wait refused.
-        cached_tokens: prompt tokens of those sent to engines whose prefix cache should hold them.
-    """
-
-    arrived: int = 0
-    prompt_tokens: int = 0
-    prompt_squares: int = 0
-    output_tokens: int = 0
-    output_squares: int = 0
-    refused: int = 0
-    cached_tokens: int = 0
+from inflight_gateway.state.demand import ClassDemand, DemandCounters
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +27,7 @@ class ServiceLoad:
         oldest_held_s: seconds that the oldest of them has waited; 0 without any.
         in_flight: requests that this gateway has sent to replicas.
         idle_s: seconds since its last request arrived or ended; None: no request since this gateway started.
+        demand: its demand since this gateway started, by class.
     """
 
     held: int = 0
@@ -55,27 +35,24 @@ class ServiceLoad:
     oldest_held_s: float = 0.0
     in_flight: int = 0
     idle_s: float | None = None
-
-
-class SentLoad(NamedTuple):
-    """Requests sent by one gateway pod to one endpoint.
-
-    Attributes:
-        in_flight: requests that have not ended.
-        sent_tokens: prompt tokens sent since this gateway started: a counter, so a lost line causes no error.
-    """
-
-    in_flight: int = 0
-    sent_tokens: int = 0
+    demand: Mapping[str, ClassDemand] = field(default_factory=dict)
 
 
 class GatewayLoads:
-    """In-flight and held requests of this gateway. Args: clock: seconds, monotonic."""
+    """In-flight and held requests of this gateway, and its demand. Args: clock: seconds, monotonic."""
 
-    def __init__(self, catalog: Catalog, holds: HoldQueue, ledger: Ledger, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        holds: HoldQueue,
+        ledger: Ledger,
+        demand: DemandCounters,
+        clock: Callable[[], float],
+    ) -> None:
         self._catalog = catalog
         self._holds = holds
         self._ledger = ledger
+        self._demand = demand
         self._clock = clock
         self._changed: set[ServiceKey] = set()
         """Services that came since the last call of `changes`."""
@@ -86,113 +63,56 @@ class GatewayLoads:
         now = self._clock()
         return {key: self._load(key, now) for key in self._catalog.services}
 
-    def all(self) -> Loads:
-        """Returns all loads. `sent_tokens` are totals: `Ledger.peer` computes differences."""
-        sent = self._ledger.sent
-        return Loads(self.service_loads(), {address: SentLoad(*sent(address)) for address in self._ledger.addresses()})
-
-    def changes(self) -> Loads:
-        """Returns the loads of services and endpoints that have changed since the last call, in O(changed). The load of
-        a removed endpoint is zero."""
+    def changes(self) -> dict[ServiceKey, ServiceLoad]:
+        """Returns the loads of services that have changed since the last call, in O(changed)."""
         now, services = self._clock(), self._catalog.services
-        holds, ledger = self._holds, self._ledger
-        touched = self._changed | holds.changed | ledger.changed_services
-        changes = Loads(
-            {key: self._load(key, now) for key in touched if key in services},
-            {address: SentLoad(*ledger.sent(address)) for address in ledger.changed_addresses},
-        )
-        for kept in (self._changed, holds.changed, ledger.changed_services, ledger.changed_addresses):
+        holds, ledger, demand = self._holds, self._ledger, self._demand
+        touched = self._changed | holds.changed | ledger.changed_services | demand.changed
+        for kept in (self._changed, holds.changed, ledger.changed_services, demand.changed):
             kept.clear()
-        return changes
+        return {key: self._load(key, now) for key in touched if key in services}
 
     def _load(self, key: ServiceKey, now: float) -> ServiceLoad:
         waiting = self._holds.waiting(key, now)
         in_flight, idle_s = self._ledger.service(key, now)
-        return ServiceLoad(waiting.requests, waiting.prompt_tokens, waiting.oldest_s, in_flight, idle_s)
+        return ServiceLoad(
+            waiting.requests, waiting.prompt_tokens, waiting.oldest_s, in_flight, idle_s, self._demand.of(key)
+        )
 
 
-@dataclass(frozen=True, slots=True)
-class Loads:
-    """The content of a line."""
-
-    services: Mapping[ServiceKey, ServiceLoad]
-    endpoints: Mapping[str, SentLoad]
-
-    @property
-    def empty(self) -> bool:
-        return not self.services and not self.endpoints
-
-    def line(self, gateway: str, *, full: bool) -> bytes:
-        """Returns the line with its line feed. `gateway`: name of this pod."""
-        services = [
-            _Service(
-                key.namespace,
-                key.name,
-                load.held,
-                load.held_prompt_tokens,
-                round(load.oldest_held_s, 3),
-                load.in_flight,
-                None if load.idle_s is None else round(load.idle_s, 3),
-            )
-            for key, load in self.services.items()
-        ]
-        endpoints = [_Endpoint(address, *load) for address, load in self.endpoints.items()]
-        return _ENCODER.encode(_Line(gateway, full, services, endpoints)) + b"\n"
-
-
-@dataclass(frozen=True, slots=True)
-class ReadLine:
-    """A line of another gateway pod."""
-
-    gateway: str
-    full: bool
-    loads: Loads
-
-
-def read_line(line: bytes) -> ReadLine:
-    """Reads a line of `Loads.line`. Unknown fields are ignored.
-
-    Raises:
-        ValueError: it is no such line; the message names the field.
-    """
-    read = _DECODER.decode(line)
-    return ReadLine(
-        read.gateway,
-        read.full,
-        Loads(
-            {
-                ServiceKey(one.namespace, one.name): ServiceLoad(
-                    one.held, one.held_prompt_tokens, one.oldest_held_s, one.in_flight, one.idle_s
-                )
-                for one in read.services
-            },
-            {one.address: SentLoad(one.in_flight, one.sent_tokens) for one in read.endpoints},
-        ),
-    )
+def line(gateway: str, services: Mapping[ServiceKey, ServiceLoad], *, full: bool) -> bytes:
+    """Returns a line with its line feed. Args: gateway: name of this pod."""
+    entries = [
+        _Service(
+            key.namespace,
+            key.name,
+            load.held,
+            load.held_prompt_tokens,
+            round(load.oldest_held_s, 3),
+            load.in_flight,
+            None if load.idle_s is None else round(load.idle_s, 3),
+            load.demand,
+        )
+        for key, load in services.items()
+    ]
+    return _ENCODER.encode(_Line(gateway, full, entries)) + b"\n"
 
 
 class _Service(msgspec.Struct):
     namespace: str
     name: str
-    held: int = 0
-    held_prompt_tokens: int = 0
-    oldest_held_s: float = 0.0
-    in_flight: int = 0
-    idle_s: float | None = None
-
-
-class _Endpoint(msgspec.Struct):
-    address: str
-    in_flight: int = 0
-    sent_tokens: int = 0
+    held: int
+    held_prompt_tokens: int
+    oldest_held_s: float
+    in_flight: int
+    idle_s: float | None
+    demand: Mapping[str, ClassDemand]
 
 
 class _Line(msgspec.Struct):
     gateway: str
-    full: bool = False
-    services: list[_Service] = []
-    endpoints: list[_Endpoint] = []
+    full: bool
+    services: list[_Service]
 
 
 _ENCODER = msgspec.json.Encoder()
-_DECODER = msgspec.json.Decoder(_Line)

@@ -1,7 +1,7 @@
 """The picker's HTTP ports.
 
-On the pod network: metrics and health for all, and the load for those who sign with the gateway key: the operator and
-the other gateway pods. On loopback, where `kubectl port-forward` leads: load and last picks without a signature, since
+On the pod network: metrics and health for all, and the load for the operator, which signs with the gateway key. On
+loopback, where `kubectl port-forward` leads: load and last picks without a signature, since
 who may forward ports into the gateway's namespace may see both.
 """
 
@@ -23,7 +23,7 @@ from inflight_gateway.state.stream import LoadStream, TooSlowError
 from inflight_gateway.tenants.gateway_key import GatewayKey
 
 MAX_WATCHERS = 64
-"""Most signed watchers of GET /v1/state, the operator and the other gateway pods; and most of those on loopback."""
+"""Most signed watchers of GET /v1/state, and most of those on loopback."""
 
 WRITE_SECONDS = 10.0
 """Maximum time that a watcher's connection may accept no bytes."""
@@ -59,7 +59,7 @@ class StatePort:
         metrics: the page in Prometheus text format.
         unready: reasons why this pod must not get requests; empty if ready.
         key: verifies the signatures of watchers; without a key none is valid.
-        more: routes of other parts, on the pod network.
+        owner: returns the gateway pod that owns a service: it makes all of the service's picks.
     """
 
     def __init__(
@@ -69,13 +69,14 @@ class StatePort:
         metrics: Callable[[], bytes],
         unready: Callable[[], Sequence[str]],
         key: GatewayKey,
-        more: Sequence[web.RouteDef] = (),
+        owner: Callable[[ServiceKey], str],
     ) -> None:
         self._stream = stream
         self._picks = picks
         self._metrics_page = metrics
         self._unready = unready
         self._key = key
+        self._owner = owner
         self._page, self._page_until = b"", 0.0
         self._watchers = {"signed": 0, "local": 0}
         self._watching: set[web.RequestHandler] = set()
@@ -86,7 +87,7 @@ class StatePort:
             web.get("/readyz", self._readyz),
         ]
         local = [web.get("/v1/state", self._local_state), web.get("/v1/picks", self._last_picks)]
-        self._public = _Listener([*health, web.get("/v1/state", self._signed_state), *more], self._watching)
+        self._public = _Listener([*health, web.get("/v1/state", self._signed_state)], self._watching)
         self._local = _Listener([*health, *local], self._watching)
         self._sending: asyncio.Task[None] | None = None
 
@@ -192,9 +193,10 @@ class StatePort:
         last = request.query.get("last", str(DEFAULT_PICKS))
         if not (last.isascii() and last.isdigit() and 1 <= int(last) <= PER_SERVICE):
             return web.Response(status=400, text=f"last must be a number from 1 to {PER_SERVICE}\n")
-        picks = self._picks.last(ServiceKey(namespace, name), int(last))
+        key = ServiceKey(namespace, name)
+        said = {"namespace": namespace, "service": name, "owner": self._owner(key)}
         return web.Response(
-            body=msgspec.json.encode({"namespace": namespace, "service": name, "picks": picks}),
+            body=msgspec.json.encode({**said, "picks": self._picks.last(key, int(last))}),
             content_type="application/json",
         )
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 
-from inflight_gateway.state.load import GatewayLoads
+from inflight_gateway.state.load import GatewayLoads, line
 
 MIN_SECONDS = 0.05
 """Minimum seconds between two lines with changes."""
@@ -44,7 +44,7 @@ class LoadStream:
         self._changed.set()
 
     def full_line(self) -> bytes:
-        return self._source.all().line(self._gateway, full=True)
+        return line(self._gateway, self._source.service_loads(), full=True)
 
     async def watch(self) -> AsyncGenerator[bytes, None]:
         """Yields lines until `run` ends.
@@ -58,8 +58,8 @@ class LoadStream:
         self._watchers.add(lines)
         try:
             yield self.full_line()
-            while (line := await lines.get()) is not None:
-                yield line
+            while (each := await lines.get()) is not None:
+                yield each
             if lines not in self._watchers:
                 raise TooSlowError(f"behind by {MAX_BEHIND} lines")
         finally:
@@ -90,15 +90,12 @@ class LoadStream:
 
     def _send(self, *, full: bool) -> None:
         changes = self._source.changes()
-        if full:
-            line = self.full_line()
-        elif changes.empty:
+        if not full and not changes:
             return
-        else:
-            line = changes.line(self._gateway, full=False)
+        next_line = self.full_line() if full else line(self._gateway, changes, full=False)
         for lines in tuple(self._watchers):
             if lines.qsize() < MAX_BEHIND:
-                lines.put_nowait(line)
+                lines.put_nowait(next_line)
             else:
                 self._watchers.discard(lines)
                 lines.put_nowait(None)

@@ -13,9 +13,10 @@ from prometheus_client.registry import Collector
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
+from inflight_gateway.link.ready_pods import ReadyPods
+from inflight_gateway.link.server import RelayLinks
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.state.load import ServiceLoad
-from inflight_gateway.state.peers import Peers
 from inflight_gateway.types import ENGINES_DIED_CODE, Finished, Pick, RequestView
 
 _Metric = TypeVar("_Metric", Counter, Histogram)
@@ -192,15 +193,23 @@ class _Loads(Collector):
 
 
 class DiscoveryCollector(Collector):
-    """The gateway's view: services, engines, other gateway pods, and reachability of the API server.
+    """The picker's view: services, engines, gateway pods and their relays, and reachability of the API server.
 
     Args: problems: currently failing calls to the Kubernetes API.
     """
 
-    def __init__(self, catalog: Catalog, samples: Samples, peers: Peers, problems: Callable[[], Sequence[str]]) -> None:
+    def __init__(
+        self,
+        catalog: Catalog,
+        samples: Samples,
+        pods: ReadyPods,
+        links: RelayLinks,
+        problems: Callable[[], Sequence[str]],
+    ) -> None:
         self._catalog = catalog
         self._samples = samples
-        self._peers = peers
+        self._pods = pods
+        self._links = links
         self._problems = problems
 
     def describe(self) -> list[Metric]:
@@ -225,7 +234,12 @@ class DiscoveryCollector(Collector):
             {key: sum(bool(self._samples.error(one)) for one in addresses) for key, addresses in endpoints.items()},
         )
         yield GaugeMetricFamily(
-            "inflight_gateway_peers", "Other gateway pods that this one hears from.", value=len(self._peers.live())
+            "inflight_gateway_pods",
+            "Ready gateway pods that this one knows; each service belongs to one.",
+            len(self._pods.pods),
+        )
+        yield GaugeMetricFamily(
+            "inflight_gateway_remote_relays", "Relays of other pods connected to this one.", len(self._links.remote)
         )
         yield GaugeMetricFamily(
             "inflight_gateway_kubernetes_watches_failing",

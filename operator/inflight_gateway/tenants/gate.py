@@ -1,27 +1,25 @@
 """Limits and usage of tenants.
 
-    admitted = gate.admit(view, config, now)       # or a Refusal: 429; None: another pod decides, await `ask`
-    gate.pause(admitted), gate.resume(admitted)    # between two attempts the request is not in flight
-    gate.progressed(admitted, tokens)              # output tokens so far
-    gate.settle(view, admitted, finished)          # its report; `unreported` without one
-
-Everything but `ask` is synchronous.
+admitted = gate.admit(view, config, now)       # or a Refusal: 429
+gate.pause(admitted), gate.resume(admitted)    # between two attempts the request is not in flight
+gate.progressed(admitted, tokens)              # output tokens so far
+gate.settle(view, admitted, finished)          # its report; `unreported` without one
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from inflight_gateway.tenants import answers
-from inflight_gateway.tenants.accounts import TenantKey
+from inflight_gateway.tenants.accounts import Accounts, Admission, Settlement, TenantKey
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.keys import ApiKey, KeyTables, presented_key
-from inflight_gateway.tenants.sharing import Grant, SharedLimits
+from inflight_gateway.tenants.limits import charge_for
 from inflight_gateway.tenants.usage import Counts, Usage
 from inflight_gateway.tenants.usage_log import UsageLog
-from inflight_gateway.types import Finished, RateLimits, Refusal, RequestView, ServiceConfig
+from inflight_gateway.types import Finished, Refusal, RequestView, ServiceConfig
 
 KEYLESS = ApiKey("", "", None)
 """Key of all requests to services without API keys."""
@@ -32,14 +30,17 @@ class Admitted:
     """A request's charge, until its report.
 
     Attributes:
+        charged, slot: tokens charged so far, and their slot in the account.
         counts: counters of its tenant, which are no longer exported once the service is deleted.
         headers: for responses: the tenant's limits.
         prompt_tokens: estimated tokens of its prompt.
-        free_tokens: tokens of prompt and answer that are not charged: before this picker started.
+        free_tokens: tokens of prompt and answer that are not charged here: before this picker knew of the request.
         in_flight: an attempt is under way.
     """
 
-    grant: Grant
+    key: TenantKey
+    charged: int
+    slot: int
     counts: Counts
     headers: answers.Headers
     prompt_tokens: int
@@ -56,9 +57,8 @@ class Gate:
 
     Args:
         tables: API keys.
-        limits: limits shared between the gateways.
         estimates: estimates of the lengths of answers, shared with the ledger; they learn from requests that end.
-        wall: returns the Unix time, for the expiry of keys.
+        clock: seconds, monotonic. wall: returns the Unix time, for the expiry of keys.
 
     Attributes:
         usage: collector of the tenants' metrics.
@@ -68,15 +68,16 @@ class Gate:
     def __init__(
         self,
         tables: KeyTables,
-        limits: SharedLimits,
         estimates: Estimates,
         *,
+        clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
         self.usage = Usage(lambda: tables.malformed)
         self.usage_log: UsageLog | None = None
         self._estimates = estimates
-        self._limits = limits
+        self._accounts = Accounts()
+        self._clock = clock
         self._wall = wall
         self._tables = tables
 
@@ -96,45 +97,48 @@ class Gate:
             self.usage.refused(config.key, self.usage.label(config.key, ""), "key")
         return key
 
-    def admit(self, view: RequestView, config: ServiceConfig, now: float) -> Admitted | Refusal | None:
-        """Charges a request to its tenant's limits. Returns 429 if it is above them; None: another gateway pod decides,
-        see `ask`."""
-        grant = self._limits.admit_here(_key(view), _limits(view, config), self._estimates.tokens(view), now)
-        return None if grant is None else self._admitted(view, config, grant)
-
-    async def ask(self, view: RequestView, config: ServiceConfig, now: float) -> Admitted | Refusal:
-        """Asks the gateway pod that owns the tenant."""
-        tokens = self._estimates.tokens(view)
-        return self._admitted(view, config, await self._limits.admit(_key(view), _limits(view, config), tokens, now))
-
-    def adopt(self, view: RequestView) -> Admitted:
-        """Counts a request that is under way already, whatever the limits: its relay started it, or it began before
-        this picker did. Only tokens that follow are charged."""
-        counts = self.usage.of(view.service, self.usage.label(view.service, view.tenant))
+    def admit(
+        self, view: RequestView, config: ServiceConfig, now: float, *, always: bool = False
+    ) -> Admitted | Refusal:
+        """Charges a request to its tenant's limits; returns 429 if it is above them. Args: always: it is admitted."""
+        limits, label = config.tenant(view.tenant).limits, self.usage.label(view.service, view.tenant)
+        admission = Admission(_key(view), limits, charge_for(self._estimates.tokens(view), limits))
+        verdict = self._accounts.admit(admission, now, always=always)
+        if verdict.refused_by is not None:
+            self.usage.refused(view.service, label, verdict.refused_by)
+            return answers.over_limit(config, view.tenant, limits, verdict)
+        counts = self.usage.of(view.service, label)
         counts.in_flight += 1
-        grant = self._limits.adopt(_key(view))
-        return Admitted(grant, counts, (), view.prompt_tokens, free_tokens=view.prompt_tokens)
+        headers = answers.limit_headers(verdict)
+        return Admitted(admission.key, admission.tokens, verdict.slot, counts, headers, view.prompt_tokens)
+
+    def adopt(self, view: RequestView, tokens: int = 0) -> Admitted:
+        """Counts a request that is under way already, whatever the limits: its relay started it, or asked another
+        picker for it. Only tokens that follow are charged. Args: tokens: output tokens so far."""
+        key, counts = _key(view), self.usage.of(view.service, self.usage.label(view.service, view.tenant))
+        counts.in_flight += 1
+        self._accounts.resume(key)
+        return Admitted(key, 0, 0, counts, (), view.prompt_tokens, free_tokens=view.prompt_tokens + tokens)
 
     def pause(self, one: Admitted) -> None:
         """Notes that an attempt has ended: the request is not in flight until the next one."""
         if one.in_flight:
             one.in_flight = False
             one.counts.in_flight -= 1
-            self._limits.release(one.grant)
+            self._accounts.release(one.key)
 
     def resume(self, one: Admitted) -> None:
         """Notes that another attempt begins. It is never rejected and not charged."""
         if not one.in_flight:
             one.in_flight = True
             one.counts.in_flight += 1
-            self._limits.resume(one.grant)
+            self._accounts.resume(one.key)
 
     def progressed(self, one: Admitted, output_tokens: int) -> None:
         """Charges tokens beyond the estimate. Args: output_tokens: of the answer so far."""
         used = one.used(one.prompt_tokens, output_tokens)
-        if used > one.grant.tokens:
-            self._limits.settle(one.grant, used)
-            one.grant = replace(one.grant, tokens=used)
+        if used > one.charged:
+            self._settle(one, used)
 
     def settle(self, view: RequestView, one: Admitted, finished: Finished) -> None:
         """Corrects the charge of a request by its real usage."""
@@ -142,7 +146,7 @@ class Gate:
         # The client disconnected in the middle: the prompt was not reported, but an engine has computed it.
         unknown = not finished.prompt_tokens and finished.endpoints and finished.status in (0, 200)
         prompt = one.prompt_tokens if unknown else finished.prompt_tokens
-        self._limits.settle(one.grant, one.used(prompt, finished.completion_tokens))
+        self._settle(one, one.used(prompt, finished.completion_tokens))
         # 0: not known, of a plain response without usage.
         if finished.status == 200 and finished.completion_tokens > 0:
             self._estimates.learn(view, finished.completion_tokens)
@@ -173,20 +177,10 @@ class Gate:
         if self.usage_log is not None:
             self.usage_log.add(finished, prompt_tokens)
 
-    def _admitted(self, view: RequestView, config: ServiceConfig, grant: Grant) -> Admitted | Refusal:
-        label = self.usage.label(view.service, view.tenant)
-        refused_by = grant.verdict.refused_by
-        if refused_by is not None:
-            self.usage.refused(view.service, label, refused_by)
-            return answers.over_limit(config, view.tenant, _limits(view, config), grant.verdict)
-        counts = self.usage.of(view.service, label)
-        counts.in_flight += 1
-        return Admitted(grant, counts, answers.limit_headers(grant.verdict), view.prompt_tokens)
+    def _settle(self, one: Admitted, used: int) -> None:
+        self._accounts.settle(Settlement(one.key, one.charged, used, one.slot), self._clock())
+        one.charged = used
 
 
 def _key(view: RequestView) -> TenantKey:
     return TenantKey(view.service, view.tenant)
-
-
-def _limits(view: RequestView, config: ServiceConfig) -> RateLimits:
-    return config.tenant(view.tenant).limits

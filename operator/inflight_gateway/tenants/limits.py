@@ -131,24 +131,21 @@ class Account:
     tokens: Minute = field(default_factory=Minute)
     in_flight: int = 0
 
-    def admit(self, limits: RateLimits, tokens: int, now: float, in_flight_elsewhere: int = 0) -> Verdict:
+    def admit(self, limits: RateLimits, tokens: int, now: float, *, always: bool = False) -> Verdict:
         """Charges a request to all limits, or to none. It then counts as in flight until the caller subtracts it.
 
         Args:
             tokens: from `charge_for`.
-            in_flight_elsewhere: admitted requests of the tenant that are not in `in_flight`.
+            always: charge it whatever the limits: another picker has admitted it.
         """
-        refused, wait = self._refusal(limits, tokens, now, in_flight_elsewhere)
-        slot = self.charge(tokens, now) if refused is None else 0
+        refused, wait = (None, 0.0) if always else self._refusal(limits, tokens, now)
+        slot = 0
         if refused is None:
+            self.requests.add(1, now)
+            slot = self.tokens.add(tokens, now)
             self.in_flight += 1
         requests = standing(self.requests, limits.requests_per_minute, now)
         return Verdict(refused, wait, requests, standing(self.tokens, limits.tokens_per_minute, now), slot)
-
-    def charge(self, tokens: int, now: float) -> int:
-        """Charges a request regardless of the limits; returns its slot."""
-        self.requests.add(1, now)
-        return self.tokens.add(tokens, now)
 
     def settle(self, charged: int, used: int, slot: int, now: float) -> None:
         """Corrects a charge by the real usage: an overcharge is returned, a shortfall is charged now.
@@ -167,9 +164,9 @@ class Account:
         self.tokens.forget(now)
         return not (self.in_flight or self.requests.used or self.tokens.used)
 
-    def _refusal(self, limits: RateLimits, tokens: int, now: float, elsewhere: int) -> tuple[Limit | None, float]:
+    def _refusal(self, limits: RateLimits, tokens: int, now: float) -> tuple[Limit | None, float]:
         most = limits.concurrent_requests
-        if most is not None and self.in_flight + elsewhere >= most:
+        if most is not None and self.in_flight >= most:
             return Limit.CONCURRENT, 0.0
         waits: list[tuple[float, Limit]] = []
         if limits.requests_per_minute is not None:
@@ -194,7 +191,7 @@ def charge_for(tokens: int, limits: RateLimits) -> int:
 
 
 def share(limits: RateLimits, among: int) -> RateLimits:
-    """Returns the share of one of `among` gateways that cannot reach each other; at least 1 of each limit."""
+    """Returns the share of one of `among` relays that reach no picker; at least 1 of each limit."""
 
     def part(limit: int | None) -> int | None:
         return None if limit is None else max(1, limit // among)

@@ -216,8 +216,9 @@ def against(seconds: float | None, target: float, *, wide: bool) -> Cell:
 
 def queue(service: Service) -> Cell:
     """Returns the number of requests that wait at the engines and at the gateway."""
-    known = _waiting(service)
-    return Cell("-", "dim") if known is None else Cell(short(known), "warn" if known else "")
+    if service.queue is None:
+        return Cell("-", "dim")
+    return Cell(short(service.queue.waiting), "warn" if service.queue.waiting else "")
 
 
 def share(value: float | None) -> Cell:
@@ -256,15 +257,6 @@ def _count(number: int | None) -> Cell:
     return Cell("-", "dim") if number is None else Cell(short(number))
 
 
-def _waiting(service: Service) -> int | None:
-    """Returns the number of waiting requests; None without a report from engines or gateway."""
-    found = [
-        *([service.observed.queue] if service.observed is not None else []),
-        *([service.waiting.held] if service.waiting is not None else []),
-    ]
-    return sum(found) if found else None
-
-
 def _broken(pod: Pod) -> bool:
     return pod.state not in ("Running", "Starting", "Pending", "Terminating", "ContainerCreating", "PodInitializing")
 
@@ -276,7 +268,7 @@ def _over(seconds: float | None, target: float) -> float:
 _SORT_KEYS: dict[str, Callable[[Service], float]] = {
     "name": lambda one: 0.0,
     "state": lambda one: _URGENCY[one.state] - bool(one.blocked) / 2,
-    "queue": lambda one: -float(_waiting(one) or 0),
+    "queue": lambda one: -float(one.queue.waiting) if one.queue else 0.0,
     "kv": lambda one: -one.observed.kv if one.observed else 0.0,
     "ttft": lambda one: _over(one.observed.ttft_p95, one.ttft_target) if one.observed else 0.0,
     "tpot": lambda one: _over(one.observed.tpot_p95, one.tpot_target) if one.observed else 0.0,

@@ -19,7 +19,7 @@ from textual.widgets import Footer, Static
 from inflight_kubectl.engine_metrics import Figures
 from inflight_kubectl.output import age, described
 from inflight_kubectl.pods import Pod
-from inflight_kubectl.resources import Service
+from inflight_kubectl.resources import Queue, Service
 from inflight_kubectl.top.rows import against, pod_cells, pod_columns, replicas, share
 from inflight_kubectl.top.summary import STYLES
 from inflight_kubectl.top.widgets import Banner, Grid, LiveScreen, away, clock, title_line
@@ -145,8 +145,8 @@ class ServiceScreen(LiveScreen):
 
 
 def head(service: Service, figures: Mapping[str, Figures], now: datetime) -> Text:
-    """Returns state, measurements against targets, and limits. Queue, running requests and KV cache are those of the
-    engines once they were read; latencies are the service's, from its status."""
+    """Returns state, measurements against targets, and limits. Running requests, KV cache and the engines' part of the
+    queue are those of the engines once they were read; the rest is the service's, from its status."""
     lines = Text()
     ready, scaling = service.condition("Ready"), service.condition("ScalingActive")
     lines.append(f"{service.state}", style="bold")
@@ -154,8 +154,10 @@ def head(service: Service, figures: Mapping[str, Figures], now: datetime) -> Tex
     seen = service.observed
     if seen is not None:
         _labelled(lines, "ready", replicas(service))
-        queue, running, kv = _now(figures) or (seen.queue, seen.running, seen.kv)
-        lines.append(f"  queue {queue}  run {running}  ")
+        known = service.queue or Queue(0, 0, 0)
+        in_engines, running, kv = _now(figures) or (known.in_engines, seen.running, seen.kv)
+        held = f" ({known.at_gateway} at the gateway)" if known.at_gateway else ""
+        lines.append(f"  queue {known.at_gateway + in_engines}{held}  run {running}  ")
         _labelled(lines, "KV", share(kv))
         _labelled(lines, "  TTFT", against(seen.ttft_p95, service.ttft_target, wide=True))
         _labelled(lines, "  TPOT", against(seen.tpot_p95, service.tpot_target, wide=True))

@@ -177,9 +177,8 @@ def detail_lines(service: Service, now: datetime) -> Text:
         limits = service.limits
         lines.append(f"; limits {limits.max_num_seqs} seqs, {limits.max_num_batched_tokens} tokens", style="dim")
         lines.append(f" in force in {limits.pods_in_force} of {service.ready}", style="dim")
-    if service.waiting is not None:
-        waiting = service.waiting
-        lines.append(f"; gateway: {waiting.held} held, {waiting.in_flight} in flight", style="dim")
+    if service.queue is not None and service.queue.at_gateway:
+        lines.append(f"; {service.queue.text}", style="dim")
     lines.append("\n")
     if service.decisions:
         last = service.decisions[-1]

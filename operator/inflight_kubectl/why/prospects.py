@@ -38,9 +38,11 @@ def _demand(service: Service) -> list[str]:
         float(demand[name]) for name in ("requestsPerSecond", "replicaRequestsPerSecond", "neededReplicas")
     )
     count = service.ordered or 0
+    refused = float(demand.get("refusedRequestsPerSecond") or 0.0)
+    lost = f"; the gateway refuses {refused:.3g} requests/s of them" if refused else ""
     return [
         f"demand: {rate:.3g} requests/s are expected and one replica sustains {each:.3g} requests/s, so {need:.2g}"
-        f" of {_replicas(count)} are needed, before a margin for peaks"
+        f" of {_replicas(count)} are needed, before a margin for peaks{lost}"
     ]
 
 
@@ -52,13 +54,15 @@ def _targets(service: Service) -> list[str]:
     waiting = targets.get("waitingRequests", None if sized else defaults.FALLBACK_WAITING_REQUESTS)
     kv = targets.get("kvUtilization", None if sized else defaults.FALLBACK_KV_UTILIZATION)
     concurrency = targets.get("concurrency")
-    if seen is None:
+    if seen is None or service.queue is None:
         return []
     ready, found = max(1, service.ready), []
     if waiting is not None:
-        found.append(f"{seen.queue} requests wait, a replica is added above {waiting * ready} ({waiting} per replica)")
+        found.append(
+            f"{service.queue.text}, a replica is added above {waiting * ready} waiting ones ({waiting} per replica)"
+        )
     if concurrency is not None:
-        inside = seen.queue + seen.running
+        inside = service.queue.waiting + seen.running
         found.append(
             f"{inside} requests run or wait, a replica is added above {concurrency * ready} ({concurrency} each)"
         )

@@ -42,9 +42,8 @@ def _operator(service: Service) -> list[str]:
 
 
 def _held(service: Service) -> list[str]:
-    """Returns a sentence on requests that no replica can start."""
-    count = service.waiting.held if service.waiting is not None else 0
-    return [f"{count} request{'s wait' if count > 1 else ' waits'} at the gateway for a replica"] if count else []
+    """Returns a sentence on the queue while no replica can start all of it."""
+    return [service.queue.text] if service.queue is not None and service.queue.at_gateway else []
 
 
 def _missing(service: Service, pods: Sequence[Pod]) -> list[str]:

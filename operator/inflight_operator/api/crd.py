@@ -47,7 +47,7 @@ _COLUMNS: tuple[tuple[str, str, str, str], ...] = (
         "Whether the service takes requests, at zero replicas too.",
     ),
     ("Replicas", "integer", ".status.replicas", "Pods there are."),
-    ("Queue", "integer", ".status.observed.queueDepth", "Requests waiting, over all engines."),
+    ("Queue", "integer", ".status.queue.waiting", "Requests waiting, at the gateway and in engines."),
     ("KV", "number", ".status.observed.kvUtilization", "Share of the KV cache in use, 0 to 1."),
     ("Limits", "string", ".status.limits.summary", "max_num_seqs/max_num_batched_tokens in force."),
     ("Reason", "string", '.status.conditions[?(@.type=="Ready")].reason', "Why the service is Ready or not."),

@@ -83,7 +83,6 @@ class LimitsStatus(LimitsPair):
 class ObservedStatus(StatusModel):
     """Last reports of the ready engines, combined."""
 
-    queue_depth: int = Field(description="Waiting requests of all engines.")
     running: int = Field(description="Running requests of all engines.")
     kv_utilization: float = Field(description="Share of the KV cache in use, 0 to 1, as the mean of all engines.")
     ttft_p95: str | None = Field(
@@ -96,6 +95,14 @@ class ObservedStatus(StatusModel):
     at: Timestamp = Field(description="Time of the measurement.")
 
 
+class QueueStatus(StatusModel):
+    """Requests that wait: at the gateway for a replica, and in engines for a slot."""
+
+    waiting: int = Field(description="Waiting requests, at the gateway and in engines together.")
+    at_gateway: int = Field(description="Requests that wait at the gateway for a replica.")
+    in_engines: int = Field(description="Requests that wait in engines for a slot.")
+
+
 class DemandStatus(StatusModel):
     """Demand against capacity, by the step costs that engines measure."""
 
@@ -104,13 +111,16 @@ class DemandStatus(StatusModel):
         description="Requests per second that one replica sustains, within the latency targets if it can keep them."
     )
     needed_replicas: float = Field(description="Replicas that the expected demand needs, without a margin.")
+    refused_requests_per_second: float | None = Field(
+        default=None,
+        description="Requests per second that the gateway refused because no replica could start them in time, as the"
+        " mean of some minutes; they are part of the demand. Only with gateway.enabled.",
+    )
 
 
 class GatewayStatus(StatusModel):
     """Last reports of the gateway's pods about the service, combined."""
 
-    held: int = Field(description="Requests that wait at the gateway for a replica.")
-    held_prompt_tokens: int = Field(description="Estimated prompt tokens of the held requests.")
     in_flight: int = Field(description="Requests that the gateway has sent to engines and that have not finished.")
 
 
@@ -188,6 +198,9 @@ class InferenceServiceStatus(StatusModel):
     selector: str | None = Field(default=None, description="Label selector of the pods, for the scale subresource.")
     engine: EngineStatus | None = Field(default=None, description="Engine release of the pods.")
     limits: LimitsStatus | None = Field(default=None, description="Limits that engines run with now.")
+    queue: QueueStatus | None = Field(
+        default=None, description="Requests that wait. Absent while neither engines nor the gateway report."
+    )
     observed: ObservedStatus | None = Field(default=None, description="Last reports of the ready engines, combined.")
     demand: DemandStatus | None = Field(
         default=None,

@@ -29,6 +29,7 @@ from inflight_operator.api.status import (
     LimitsStatus,
     ObservedStatus,
     OverrideStatus,
+    QueueStatus,
 )
 from inflight_operator.api.template import PodTemplate
 
@@ -130,6 +131,7 @@ __all__ = [
     "Override",
     "OverrideStatus",
     "PodTemplate",
+    "QueueStatus",
     "Rollout",
     "ScaleDownRules",
     "ScaleUpRules",

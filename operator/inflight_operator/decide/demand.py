@@ -1,7 +1,8 @@
 """Demand of a service: requests a second and their size, now and over the last minutes, in bounded memory.
 
 Counters of each pod are differenced over that pod's own seconds, and the rates of all pods are added up once a round:
-a pod that is added or removed shifts load between pods and does not change the sum.
+a pod that is added or removed shifts load between pods and does not change the sum. Behind the gateway, requests are
+those that arrive there (`decide.offered`): engines get only what they can start.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from typing import NamedTuple
 from inflight_cost.capacity import Replica, Workload
 from inflight_cost.model import CostModel, StepWork
 from inflight_operator.decide.foreign_fit import ForeignFit
+from inflight_operator.decide.offered import Engines, Offered
+from inflight_operator.observe.gateway_view import GatewayDemand
 from inflight_operator.observe.metrics import Sample
 
 SPACING = 2.5
@@ -55,7 +58,8 @@ class DemandPoint(NamedTuple):
 
     Attributes:
         time: steady clock, at its end.
-        requests, tokens: arrived requests, and their prompt tokens.
+        requests, tokens: arrived requests, and their prompt tokens: at the gateway while all of its pods report them,
+            else at engines.
         squares: sum of the squares of prompt lengths.
         queries, hits: prompt tokens looked up in the prefix cache, and found there.
         generated: output tokens.
@@ -93,6 +97,8 @@ _IDLE = (0.0,) * (len(DemandPoint._fields) - 1)
 _NOTHING = (0.0,) * (len(_IDLE) + 5)
 _UNSEEN = PodSeen(-math.inf, (), 0, _IDLE)
 """A pod that was there when the operator began and has reported nothing yet."""
+_ARRIVING = slice(0, 3)
+"""Requests, tokens and squares in `PodSeen.rates`."""
 _GENERATED, _REFUSED, _STEPS, _GAPS, _STEP_TOKENS, _GAP_SECONDS = 5, 7, 8, 9, 10, 11
 """Indices into `PodSeen.counters`."""
 _EXACT = slice(0, _STEP_TOKENS)
@@ -105,6 +111,7 @@ class DemandHistory:
 
     Attributes:
         pods: last state of each pod, by uid.
+        offered: demand at the gateway.
         series: points, each packed, oldest first.
         workload: recent requests; None before the first request.
         replica: compute and KV cache of one pod; None before a pod reported them.
@@ -112,19 +119,26 @@ class DemandHistory:
     """
 
     pods: Mapping[str, PodSeen] = field(default_factory=dict)
+    offered: Offered = field(default_factory=Offered)
     series: tuple[bytes, ...] = ()
     workload: Workload | None = None
     replica: Replica | None = None
     fit: ForeignFit = field(default_factory=ForeignFit)
 
     def with_samples(
-        self, samples: Mapping[str, Sample], ready_for: Mapping[str, float], now: float, alive: Collection[str] = ()
+        self,
+        samples: Mapping[str, Sample],
+        ready_for: Mapping[str, float],
+        now: float,
+        alive: Collection[str] = (),
+        gateway: Mapping[str, GatewayDemand] | None = None,
     ) -> DemandHistory:
         """This memory with fresh `samples` of ready pods, by uid.
 
         Args:
             ready_for: seconds that a pod has been ready, where known.
             alive: existing pods; a pod without samples for a while is still remembered, as its counters continue.
+            gateway: counters of all gateway pods; None or empty while they are not known.
         """
         pods, fit = {}, self.fit
         for uid, sample in samples.items():
@@ -132,19 +146,24 @@ class DemandHistory:
             if grown is not None and sample.limits is None and sample.cost is None:
                 steps, tokens, gaps = grown[_STEPS], grown[_STEP_TOKENS], grown[_GAPS]
                 fit = fit.with_interval(steps, tokens, grown[_GENERATED], gaps, grown[_GAP_SECONDS])
-        series = self.series
-        if samples and (not series or now - _time(series[-1]) >= SPACING):
-            rates = [sum(column) for column in zip(*(pod.rates for pod in pods.values()), strict=True)]
+        series, offered = self.series, self.offered
+        if (samples or gateway) and (not series or now - _time(series[-1]) >= SPACING):
+            rates = [sum(column) for column in zip(_IDLE, *(pod.rates for pod in pods.values()), strict=True)]
+            if gateway:
+                width = min(now - _time(series[-1]), LONGEST_STEP) if series else 0.0
+                offered = offered.with_counters(gateway, Engines(*rates[_ARRIVING]), now, width)
+                rates[_ARRIVING] = offered.latest
             kept = next((index for index, point in enumerate(series) if _time(point) >= now - SPAN), len(series))
             series = (*series[kept:], _POINT.pack(now, *rates))
         # A pod older than the operator may have served for days, even if it becomes ready only now.
         known = self.pods if self.series else {**dict.fromkeys(alive, _UNSEEN), **self.pods}
         silent = {uid: pod for uid, pod in known.items() if uid in alive and uid not in samples}
-        history = replace(self, pods={**silent, **pods}, series=series)
+        history = replace(self, pods={**silent, **pods}, offered=offered, series=series)
         if not samples:
             return history
         fitted = fit.cost() if fit is not self.fit else None
-        workload = _workload(history.points, samples.values(), pods.values(), self.workload)
+        ratio = offered.output_ratio if gateway else 1.0
+        workload = _workload(history.points, samples.values(), pods.values(), self.workload, bool(gateway), ratio)
         replica = _replica(samples.values(), fitted, self.replica)
         return replace(history, workload=workload, replica=replica, fit=fit)
 
@@ -154,10 +173,14 @@ class DemandHistory:
 
     @property
     def tokens_per_s(self) -> float:
-        """Prompt and output tokens a second over the whole series, those found in the prefix cache among them."""
+        """Prompt and output tokens a second at engines over the whole series, those found in the prefix cache among
+        them."""
         steps = list(_steps(self.points))
         seconds = sum(width for width, _ in steps)
-        return sum(width * (point.tokens + point.generated) for width, point in steps) / seconds if seconds else 0.0
+        if not seconds:
+            return 0.0
+        prompts = self.offered.served or sum(width * point.tokens for width, point in steps) / seconds
+        return prompts + sum(width * point.generated for width, point in steps) / seconds
 
 
 def _time(point: bytes) -> float:
@@ -301,9 +324,19 @@ def _counters(sample: Sample) -> tuple[float, ...]:
 
 
 def _workload(
-    points: Sequence[DemandPoint], samples: Collection[Sample], pods: Collection[PodSeen], before: Workload | None
+    points: Sequence[DemandPoint],
+    samples: Collection[Sample],
+    pods: Collection[PodSeen],
+    before: Workload | None,
+    gateway: bool,
+    ratio: float,
 ) -> Workload | None:
-    """Workload of the whole series; `before` if nearly unchanged, or if there were too few requests."""
+    """Workload of the whole series; `before` if nearly unchanged, or if there were too few requests.
+
+    Args:
+        gateway: True if the gateway counts requests.
+        ratio: output of a request that arrives, by that of one at an engine.
+    """
     if len(points) < 2:
         return before
     times, *columns = zip(*points, strict=True)
@@ -311,20 +344,21 @@ def _workload(
     sums = [sum(map(mul, widths, column)) for column in columns]
     requests, tokens, squares, queries, hits, generated, first_tokens = sums
     reported = any(sample.arrived for sample in samples)
-    counted = requests if reported else first_tokens
+    counted = requests if reported or gateway else first_tokens
     if counted <= 0 or tokens <= 0 or (before is not None and counted < MIN_REQUESTS):
         return before
     prompt = tokens / counted
-    output = _outputs(samples, pods) if reported else (generated / counted, 0.0)
+    output = _outputs(samples, pods) if reported else (generated / first_tokens if first_tokens else 0.0, 0.0)
     if output is None or output[0] <= 0:
         return before
+    mean, square = output[0] * ratio, output[1] * ratio**2
     # Lengths of which only the mean is known are taken as exponentially distributed: twice its square.
     found = Workload(
         prompt=prompt,
         computed=prompt * (1 - min(1.0, hits / queries)) if queries > 0 else prompt,
         prompt_square=max(squares / counted, prompt**2) if squares > 0 else 2 * prompt**2,
-        output=output[0],
-        output_square=max(output[1], output[0] ** 2) if output[1] > 0 else 2 * output[0] ** 2,
+        output=mean,
+        output_square=max(square, mean**2) if square > 0 else 2 * mean**2,
     )
     return before if before is not None and _alike(before, found, SAME + 1 / math.sqrt(counted)) else found
 

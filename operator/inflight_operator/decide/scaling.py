@@ -38,6 +38,7 @@ class ScalingObservation:
         shared_cause: whether further replicas would be blocked or late for the same cause.
         late: ordered replicas that take longer to start than replicas of this service usually do.
         held: requests held at the gateway.
+        slots: requests that a replica runs at once, by the limits in force; 0 if unknown.
     """
 
     time: float
@@ -53,6 +54,7 @@ class ScalingObservation:
     shared_cause: bool = False
     late: int = 0
     held: int = 0
+    slots: int = 0
 
     @property
     def stale(self) -> int:
@@ -161,7 +163,7 @@ def decide_scaling(
         reason = _nothing_to_go_by(observation, targets)
         return ScalingDecision(current, None, reason.code, reason, False, history)
     best = _ordered(observation, max(recommendations, key=lambda one: one.replicas))
-    if observation.stale and best.replicas < current:
+    if observation.stale and best.replicas < current + (not observation.loads):
         numbers = {"stale": observation.stale, "ready": observation.ready}
         best = Recommendation(current, Reason("MetricsMissing", numbers))
     wanted = min(max(best.replicas, bounds.min_replicas), bounds.max_replicas)
@@ -179,9 +181,9 @@ def _recommendations(
     observation: ScalingObservation, targets: ScalingTargets, history: ScalingHistory, capacity: Recommendation | None
 ) -> list[Recommendation]:
     """Returns all recommendations. Of equal ones, the reason of the first is reported."""
-    if not observation.loads:
-        return []
     recommendations = [] if capacity is None else [capacity]
+    if not observation.loads:
+        return recommendations or _by_held(observation)
     if targets.waiting_requests is not None:
         recommendations.append(_by_waiting(observation, targets.waiting_requests))
     if targets.kv_utilization is not None:
@@ -193,6 +195,17 @@ def _recommendations(
     if targets.tpot_p95 is not None:
         recommendations.append(_by_tpot(observation, targets.tpot_p95, history))
     return recommendations
+
+
+def _by_held(observation: ScalingObservation) -> list[Recommendation]:
+    """Returns the recommendation of requests that wait at the gateway while no replica is measured: those that are
+    ready count as full, and the held requests need slots of further ones. None while all replicas still start."""
+    full = observation.ready * observation.slots
+    if not full or observation.held / full <= TOLERANCE:
+        return []
+    wanted = observation.ready + math.ceil(observation.held / observation.slots)
+    numbers = {"held": observation.held, "ready": observation.ready, "slots": observation.slots}
+    return [Recommendation(max(wanted, observation.credited), Reason("HeldUnmeasured", numbers))]
 
 
 def _ordered(observation: ScalingObservation, best: Recommendation) -> Recommendation:

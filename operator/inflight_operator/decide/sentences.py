@@ -109,6 +109,10 @@ _DURING = {
 _TRAFFIC: dict[str, Callable[[_Numbers], str]] = {
     # Replicas: recommendations of targets.
     "WaitingRequests": lambda n: f"{_wait(n['waiting'])}, {n['target']:g} per replica is the target",
+    "HeldUnmeasured": lambda n: (
+        f"{_held(n)} and none of {count(n['ready'], 'ready pod')} has recent metrics: they count as full, and a further"
+        f" replica takes {count(n['slots'], 'request')}"
+    ),
     "NoRequestsWait": lambda n: f"no request waits, {n['target']:g} per replica is the target",
     "KvUtilization": lambda n: f"{n['kv']:.0%} of the KV cache is in use, {n['target']:.0%} is the target",
     "TtftOverTarget": lambda n: (

@@ -7,9 +7,8 @@ and a watch of one Service in a namespace that the operator may not manage would
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from time import monotonic, time
@@ -23,7 +22,8 @@ from inflight_base.manifest.names import GATEWAY_HTTP_PORT, GATEWAY_STATE_PORT, 
 from inflight_base.manifest.slices import GatewayAddress, address_of, endpoints
 from inflight_base.signing import PEER_SIGNATURE, get_message, signed
 from inflight_operator.clock import pause
-from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, count, gateway_view, seconds
+from inflight_operator.observe.gateway_lines import MAX_ERROR, GatewayStreamError, lines, read_line
+from inflight_operator.observe.gateway_view import GatewayReport, GatewayView, gateway_view
 
 logger = logging.getLogger(__name__)
 
@@ -46,16 +46,6 @@ its gateway as unavailable."""
 
 _NO_TIMEOUT = aiohttp.ClientTimeout()
 """Timeouts of a stream, which has no end; only its silence is limited."""
-
-MAX_LINE = 16 * 2**20
-"""Maximum bytes of a line: some 200 for each service, some 80 for each endpoint."""
-
-MAX_ERROR = 200
-"""Maximum characters of an error in messages; a pod may have written them."""
-
-
-class GatewayStreamError(Exception):
-    """A pod sent data that is no state stream."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,9 +132,11 @@ class GatewayReader:
 
     def view(self, key: ServiceKey) -> GatewayView:
         """Returns the current state of a service."""
-        reported = [
-            one.reports[key] for one in self._streams.values() if one.reports is not None and key in one.reports
-        ]
+        reported = {
+            pod: one.reports[key]
+            for pod, one in self._streams.items()
+            if one.reports is not None and key in one.reports
+        }
         pods = sum(
             one.pod.takes_requests or (one.reports is not None and key in one.reports) for one in self._streams.values()
         )
@@ -257,56 +249,6 @@ def gateway_addresses(slices: Sequence[Manifest]) -> tuple[GatewayAddress, ...]:
 def _http_port(manifest: Manifest) -> int:
     ports = (one.get("port") for one in manifest.get("ports") or () if one.get("name") == HTTP_PORT_NAME)
     return next(ports, None) or GATEWAY_HTTP_PORT
-
-
-async def lines(chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Yields the lines of a stream.
-
-    Raises:
-        GatewayStreamError: one is too long.
-    """
-    rest = bytearray()
-    async for chunk in chunks:
-        begin = len(rest)
-        rest += chunk
-        end = rest.find(b"\n", begin)
-        while end >= 0:
-            line = bytes(rest[:end])
-            del rest[: end + 1]
-            if line:
-                yield line
-            end = rest.find(b"\n")
-        if len(rest) > MAX_LINE:
-            raise GatewayStreamError(f"a line of more than {MAX_LINE} bytes")
-
-
-def read_line(line: bytes, now: float, since: float) -> tuple[bool, dict[ServiceKey, GatewayReport]]:
-    """Returns True if a line is a full one, and its reports of services.
-
-    Args:
-        now: time on the steady clock.
-        since: when the stream began.
-
-    Raises:
-        GatewayStreamError: it is no line of a state stream.
-    """
-    try:
-        body = json.loads(line)
-        reports = {
-            ServiceKey(str(one["namespace"]), str(one["name"])): GatewayReport(
-                at=now,
-                since=since,
-                held=count(one["held"]),
-                held_prompt_tokens=count(one.get("held_prompt_tokens", 0)),
-                oldest_held_s=seconds(one.get("oldest_held_s") or 0.0),
-                in_flight=count(one["in_flight"]),
-                idle_s=None if one.get("idle_s") is None else seconds(one["idle_s"]),
-            )
-            for one in body.get("services") or ()
-        }
-        return body.get("full") is True, reports
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise GatewayStreamError(f"no state: {type(error).__name__}: {str(error)[:MAX_ERROR]}") from error
 
 
 def _silence(stream: _Stream, key: ServiceKey) -> str:

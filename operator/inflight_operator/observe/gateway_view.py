@@ -2,9 +2,30 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class GatewayDemand(NamedTuple):
+    """Counters of one gateway pod for one service, over all classes, since that pod started.
+
+    Attributes:
+        arrived: requests that the limits of their tenants admitted.
+        prompt_tokens, prompt_squares: sums over them of estimated prompt tokens, and of their squares.
+        output_tokens: output tokens expected of them.
+        refused: those of them that no replica could start in time.
+        sent: attempts sent to engines. sent_prompt_tokens, sent_output_tokens: sums over these.
+    """
+
+    arrived: float = 0
+    prompt_tokens: float = 0
+    prompt_squares: float = 0
+    output_tokens: float = 0
+    refused: float = 0
+    sent: float = 0
+    sent_prompt_tokens: float = 0
+    sent_output_tokens: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +40,7 @@ class GatewayReport:
         idle_s: seconds since the last request arrived or ended; None: none since `since`.
         since: when the stream of this pod began, on the steady clock. A pod without data on earlier requests may have
             restarted then.
+        demand: its counters; None from a gateway of an earlier release.
     """
 
     at: float
@@ -28,6 +50,7 @@ class GatewayReport:
     oldest_held_s: float = 0.0
     in_flight: int = 0
     idle_s: float | None = None
+    demand: GatewayDemand | None = None
 
     def idle_at(self, now: float) -> float:
         """Returns the seconds without a request until `now`, as far as reported."""
@@ -48,6 +71,7 @@ class GatewayView:
         in_flight: unfinished requests that were sent to engines.
         idle_s: seconds since the last request arrived or ended, as far as reported.
         silence: why a pod is not connected, as text; empty if all are.
+        demand: counters by gateway pod; empty unless all pods report them.
     """
 
     pods: int = 0
@@ -58,49 +82,37 @@ class GatewayView:
     in_flight: int = 0
     idle_s: float = 0.0
     silence: str = ""
+    demand: Mapping[str, GatewayDemand] = field(default_factory=dict)
 
     @property
     def known(self) -> bool:
         """True if all gateway pods are connected: only then no request is missed."""
         return 0 < self.pods <= self.heard
 
+    @property
+    def counts(self) -> bool:
+        """True if all gateway pods report the demand at them."""
+        return self.known and bool(self.demand)
 
-def gateway_view(reports: Sequence[GatewayReport], pods: int, now: float, silence: str = "") -> GatewayView:
+
+def gateway_view(reports: Mapping[str, GatewayReport], pods: int, now: float, silence: str = "") -> GatewayView:
     """Returns the view from the recent reports of the connected pods.
 
     Args:
+        reports: by pod.
         pods: number of all pods, connected or not.
         silence: why a pod is not connected.
     """
+    every = reports.values()
+    demand = {pod: one.demand for pod, one in reports.items() if one.demand is not None}
     return GatewayView(
         pods=pods,
         heard=len(reports),
-        held=sum(one.held for one in reports),
-        held_prompt_tokens=sum(one.held_prompt_tokens for one in reports),
-        oldest_held_s=max((one.oldest_held_s + now - one.at for one in reports if one.held), default=0.0),
-        in_flight=sum(one.in_flight for one in reports),
-        idle_s=min((one.idle_at(now) for one in reports), default=0.0),
+        held=sum(one.held for one in every),
+        held_prompt_tokens=sum(one.held_prompt_tokens for one in every),
+        oldest_held_s=max((one.oldest_held_s + now - one.at for one in every if one.held), default=0.0),
+        in_flight=sum(one.in_flight for one in every),
+        idle_s=min((one.idle_at(now) for one in every), default=0.0),
         silence=silence,
+        demand=demand if len(demand) == len(reports) else {},
     )
-
-
-def count(value: object) -> int:
-    """Returns a count that a gateway pod sent.
-
-    Raises:
-        ValueError: the value is no count.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < 2**53:
-        raise ValueError(f"{value!r} is not a count")
-    return value
-
-
-def seconds(value: object) -> float:
-    """Returns seconds that a gateway pod sent.
-
-    Raises:
-        ValueError: the value is no time span.
-    """
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value < 0:
-        raise ValueError(f"{value!r} is not a number of seconds")
-    return float(value)

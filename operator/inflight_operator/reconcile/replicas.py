@@ -135,10 +135,12 @@ def _capacity(
     """Returns the recommendation of the capacity model, None before engines report their step costs, and its numbers,
     None before the size of requests is known too."""
     view = demand_view(snapshot, memory.demand, pods, memory.startups, observation)
-    if not snapshot.fresh or view.replica is None:
+    # Without any sample, the gateway may know the demand of replicas that serve.
+    measured = snapshot.fresh or (observation.ready and snapshot.gateway is not None and snapshot.gateway.counts)
+    if not measured or view.replica is None:
         return None, None, memory
     if view.workload is None:
-        return unsized_demand(view), None, memory
+        return (unsized_demand(view) if snapshot.fresh else None), None, memory
     replicas, reason, needed, sizing = decide_replicas(
         view, snapshot.policy.slo.targets, _tunable(snapshot, memory), memory.needed
     )

@@ -26,6 +26,7 @@ from inflight_operator.api.types import (
     LimitsStatus,
     ObservedStatus,
     OverrideStatus,
+    QueueStatus,
     ServiceRecord,
 )
 from inflight_operator.decide import decision as decided
@@ -113,8 +114,9 @@ def build_status(
         selector=selector_string(pod_labels(service.metadata.name)),
         engine=_engine(snapshot, plan),
         limits=_limits(snapshot, plan),
-        demand=_demand(plan),
+        demand=_demand(snapshot, plan),
         gateway=_gateway(snapshot),
+        queue=_queue(snapshot),
         cost=_cost(snapshot, plan, len(replicas)),
         observed=_unless_same(_observed(snapshot, plan), before.observed),
         decisions=[*before.decisions, *unreported][-MAX_DECISIONS:],
@@ -135,6 +137,7 @@ def unreadable_status(
             "ready_replicas": sum(pod.ready for pod in alive),
             "blocked_replicas": None,
             "observed": None,
+            "queue": None,
             "demand": None,
             "gateway": None,
         }
@@ -207,12 +210,18 @@ def _cost(snapshot: Snapshot, plan: Plan, pods: int) -> CostStatus | None:
     )
 
 
-def _demand(plan: Plan) -> DemandStatus | None:
+def _demand(snapshot: Snapshot, plan: Plan) -> DemandStatus | None:
     """Returns the demand with three digits; None without a cost model for the service."""
     if plan.sizing is None:
         return None
-    rate, each, need = (float(f"{number:.3g}") for number in plan.sizing)
-    return DemandStatus(requests_per_second=rate, replica_requests_per_second=each, needed_replicas=need)
+    refused = plan.memory.demand.offered.refused
+    rate, each, need, refused = (float(f"{number:.3g}") for number in (*plan.sizing, refused))
+    return DemandStatus(
+        requests_per_second=rate,
+        replica_requests_per_second=each,
+        needed_replicas=need,
+        refused_requests_per_second=refused if snapshot.gateway is not None and snapshot.gateway.counts else None,
+    )
 
 
 def _gateway(snapshot: Snapshot) -> GatewayStatus | None:
@@ -220,7 +229,16 @@ def _gateway(snapshot: Snapshot) -> GatewayStatus | None:
     view = snapshot.gateway
     if view is None:
         return None
-    return GatewayStatus(held=view.held, held_prompt_tokens=view.held_prompt_tokens, in_flight=view.in_flight)
+    return GatewayStatus(in_flight=view.in_flight)
+
+
+def _queue(snapshot: Snapshot) -> QueueStatus | None:
+    """Returns the waiting requests; None while nothing reports them."""
+    fresh, view = snapshot.fresh.values(), snapshot.gateway
+    if not fresh and (view is None or not view.heard):
+        return None
+    at_gateway, in_engines = 0 if view is None else view.held, sum(one.waiting for one in fresh)
+    return QueueStatus(waiting=at_gateway + in_engines, at_gateway=at_gateway, in_engines=in_engines)
 
 
 def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
@@ -229,7 +247,6 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
     if not fresh:
         return None
     return ObservedStatus(
-        queue_depth=sum(one.waiting for one in fresh),
         running=sum(one.running for one in fresh),
         kv_utilization=round(sum(one.kv_usage for one in fresh) / len(fresh), 3),
         ttft_p95=None if measured.ttft_p95 is None else format_seconds(measured.ttft_p95),

@@ -150,7 +150,6 @@ def _measurements(status: InferenceServiceStatus) -> dict[str, tuple[float, floa
     cost = status.cost.per_million_tokens if status.cost is not None else None
     found = {"cost": (float(cost or 0), 0.0)}
     if (observed := status.observed) is not None:
-        found["queue"] = observed.queue_depth, 2.0
         found["running"] = observed.running, 2.0
         found["kv"] = observed.kv_utilization, 0.05
         found["ttft"] = _seconds(observed.ttft_p95), 0.01
@@ -162,8 +161,11 @@ def _measurements(status: InferenceServiceStatus) -> dict[str, tuple[float, floa
     if (demand := status.demand) is not None:
         found["demand"] = demand.requests_per_second, 0.0
         found["capacity"] = demand.replica_requests_per_second, 0.0
+        found["refused"] = demand.refused_requests_per_second or 0.0, 0.1
+    if (queue := status.queue) is not None:
+        found["at gateway"] = queue.at_gateway, 2.0
+        found["in engines"] = queue.in_engines, 2.0
     if (gateway := status.gateway) is not None:
-        found["held"] = gateway.held, 2.0
         found["in_flight"] = gateway.in_flight, 2.0
     return found
 
@@ -194,7 +196,7 @@ def service_values(snapshot: Snapshot, plan: Plan) -> ServiceValues:
         ready=ready,
         unmeasured=ready - len(fresh),
         blocked=plan.blocked,
-        waiting=sum(one.waiting for one in fresh),
+        waiting=sum(one.waiting for one in fresh) + (0 if snapshot.gateway is None else snapshot.gateway.held),
         running=sum(one.running for one in fresh),
         kv_utilization=sum(one.kv_usage for one in fresh) / len(fresh) if fresh else 0.0,
         preemptions_per_minute=plan.measured.preemptions_per_min,

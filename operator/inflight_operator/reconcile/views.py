@@ -67,6 +67,7 @@ def scaling_observation(
         shared_cause=replicas.shared_cause,
         late=replicas.late,
         held=snapshot.gateway.held if snapshot.gateway is not None else 0,
+        slots=limits.max_num_seqs,
     )
 
 
@@ -78,7 +79,8 @@ def with_demand(snapshot: Snapshot, demand: DemandHistory) -> DemandHistory:
     """Returns the demand with the fresh samples of this round."""
     moment = snapshot.at.timestamp()
     ready_for = {pod.uid: moment - pod.ready_since for pod in snapshot.pods if pod.ready_since is not None}
-    return demand.with_samples(snapshot.fresh, ready_for, snapshot.now, {pod.uid for pod in snapshot.pods})
+    gateway = snapshot.gateway.demand if snapshot.gateway is not None and snapshot.gateway.counts else None
+    return demand.with_samples(snapshot.fresh, ready_for, snapshot.now, {pod.uid for pod in snapshot.pods}, gateway)
 
 
 def demand_view(
@@ -105,7 +107,7 @@ def demand_view(
         replica=demand.replica,
         waiting=observation.waiting,
         running=sum(one.running for one in fresh),
-        waiting_tokens=sum(waiting_tokens) + _held_tokens(snapshot, prompt),
+        waiting_tokens=sum(waiting_tokens) + _held_tokens(snapshot, demand, prompt),
         ready=observation.ready,
         starting=tuple(sorted([*under_way[: observation.starting], *[start_up] * not_created])),
         start_up=start_up,
@@ -114,14 +116,14 @@ def demand_view(
     )
 
 
-def _held_tokens(snapshot: Snapshot, prompt: float) -> float:
-    """Returns the prompt tokens that wait at the gateway.
+def _held_tokens(snapshot: Snapshot, demand: DemandHistory, prompt: float) -> float:
+    """Returns the prompt tokens that wait at the gateway, in tokens of the engines.
 
     Args:
         prompt: mean tokens of a prompt, for a gateway that does not report them.
     """
     gateway = snapshot.gateway
-    return 0.0 if gateway is None else gateway.held_prompt_tokens or gateway.held * prompt
+    return 0.0 if gateway is None else gateway.held_prompt_tokens * demand.offered.unit or gateway.held * prompt
 
 
 def limits_bounds(policy: Policy) -> LimitsBounds:

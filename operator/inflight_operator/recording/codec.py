@@ -37,7 +37,8 @@ class RoundCodec:
     here.
 
     Attributes:
-        types: names of the fields of each dataclass and named tuple, by its full name; a reader must have the same.
+        types: names of the fields of each dataclass and named tuple, by its full name.
+        optional: those of a dataclass that a recording may lack: an earlier build did not have them.
 
     Raises:
         CodecError: a part of the type cannot be recorded; the message names it.
@@ -45,6 +46,7 @@ class RoundCodec:
 
     def __init__(self, of: Any = Inputs) -> None:
         self.types: dict[str, list[str]] = {}
+        self.optional: dict[str, set[str]] = {}
         try:
             self._check(inspect.type_info(of))
         except TypeError as error:
@@ -73,6 +75,8 @@ class RoundCodec:
             name = f"{one.cls.__module__}.{one.cls.__qualname__}"
             if name not in self.types:
                 self.types[name] = [field.name for field in one.fields]
+                if isinstance(one, inspect.DataclassType):
+                    self.optional[name] = {field.name for field in one.fields if not field.required}
                 for field in one.fields:
                     self._check(field.type)
             return

@@ -94,9 +94,9 @@ class Recording:
                 f"was recorded by version {program}, and this is version {VERSION}: replay it with the version that "
                 "recorded it"
             )
-        if types != self._codec.types:
-            name, why = _first_difference(types, self._codec.types)
-            raise RecordingError(f"was recorded by another build of version {program}: {name} {why}")
+        difference = _first_difference(types, self._codec)
+        if difference is not None:
+            raise RecordingError(f"was recorded by another build of version {program}: {difference}")
         return started
 
     def _parts(self) -> Iterator[tuple[str, bytes]]:
@@ -116,15 +116,18 @@ class Recording:
                 raise RecordingError(str(error)) from error
 
 
-def _first_difference(theirs: dict[str, list[str]], ours: dict[str, list[str]]) -> tuple[str, str]:
-    """Returns the name of the first type that differs, and its difference."""
-    for name in sorted({*theirs, *ours}):
-        short, there, here = name.rpartition(".")[2], theirs.get(name, []), ours.get(name, [])
-        if there != here:
-            more, fewer = sorted({*there} - {*here}), sorted({*here} - {*there})
-            said = [f"has {', '.join(more)} there"] * bool(more) + [f"has {', '.join(fewer)} here"] * bool(fewer)
-            return short, " and ".join(said) or "has its fields in another order"
-    return "the file", "is another"
+def _first_difference(theirs: dict[str, list[str]], codec: RoundCodec) -> str | None:
+    """Returns the first type that the recording has otherwise, and its difference; None if it can be read. It may lack
+    fields with defaults, and types that only these have: an earlier build decided without them."""
+    for name, there in sorted(theirs.items()):
+        short, here = name.rpartition(".")[2], codec.types.get(name, [])
+        more, fewer = sorted({*there} - {*here}), sorted({*here} - {*there} - codec.optional.get(name, set()))
+        said = [f"has {', '.join(more)} there"] * bool(more) + [f"has {', '.join(fewer)} here"] * bool(fewer)
+        if said:
+            return f"{short} {' and '.join(said)}"
+        if [field for field in here if field in there] != there:
+            return f"{short} has its fields in another order"
+    return None
 
 
 MAX_TEXT = 160

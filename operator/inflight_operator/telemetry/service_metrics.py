@@ -33,7 +33,7 @@ class ServiceValues:
         ready: pods that take requests.
         unmeasured: ready pods whose newest sample is missing or stale.
         blocked: replicas that will not become ready without intervention.
-        waiting, running: requests, over all pods.
+        waiting: requests, at the gateway and in all pods. running: requests, over all pods.
         kv_utilization: share of the KV cache in use, 0 to 1, the mean of pods.
         preemptions_per_minute: preemptions per minute, over all pods.
         limits: limits in force.
@@ -84,7 +84,11 @@ GAUGES = (
         "Replicas that will not become ready without intervention.",
         "blocked",
     ),
-    ("inflight_operator_service_waiting_requests", "Waiting requests, over all pods.", "waiting"),
+    (
+        "inflight_operator_service_waiting_requests",
+        "Waiting requests: at the gateway, and in engines over all pods.",
+        "waiting",
+    ),
     ("inflight_operator_service_running_requests", "Running requests, over all pods.", "running"),
     ("inflight_operator_service_kv_utilization", "KV cache in use, 0 to 1, mean of the pods.", "kv_utilization"),
     (
@@ -144,7 +148,7 @@ GAUGES = (
     ),
     (
         "inflight_operator_service_held_requests",
-        "Requests that wait at the gateway for a replica; with spec.gateway.enabled.",
+        "Those of the waiting requests that are at the gateway; with spec.gateway.enabled.",
         "gateway.held",
     ),
     (

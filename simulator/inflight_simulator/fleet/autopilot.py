@@ -7,8 +7,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from inflight_base.manifest import Manifest
+from inflight_gateway.state.load import line
 from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.sentences import change_text, sentence
+from inflight_operator.observe.gateway_lines import read_line
+from inflight_operator.observe.gateway_view import GatewayView, gateway_view
 from inflight_operator.observe.pods import LimitsPush, PodView
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.decide import decide
@@ -21,7 +24,9 @@ from inflight_settings.limits import LimitsInForce
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.control import scraped
 from inflight_simulator.fleet.fleet import Fleet
+from inflight_simulator.fleet.gateway import SERVICE, Gateway
 from inflight_simulator.fleet.pods import Pod
+from inflight_simulator.fleet.service import manifest_of
 
 INTERVAL_S = 3.0
 """Seconds between two rounds of the operator, and two scrapes of a pod: its default."""
@@ -32,29 +37,12 @@ _START = datetime(2026, 1, 5, tzinfo=UTC)
 """Second 0 of a simulation by the calendar: a Monday."""
 _IMAGE = "engine:simulated"
 _ADMIN_PORT = 9000
+_GATEWAY = "inflight-gateway.inflight-system.svc.cluster.local"
 
 
 def service_of(config: FleetConfig) -> InferenceService:
-    """Returns the service as its user would write it: targets, bounds, and the mode of tuning."""
-    capacity = config.capacity
-    return InferenceService.from_dict(
-        {
-            "apiVersion": "inflight.dev/v1alpha1",
-            "kind": "InferenceService",
-            "metadata": {"name": "fleet", "namespace": "simulation", "uid": "fleet", "generation": 1},
-            "spec": {
-                "model": {"source": "builtin://smollm2"},
-                "engine": {"maxNumSeqs": capacity.max_num_seqs, "maxNumBatchedTokens": capacity.max_num_batched_tokens},
-                "slo": {
-                    "ttftP95": _duration(config.targets.ttft),
-                    "ttftPerThousandTokens": _duration(config.ttft_per_token * 1000),
-                    "tpotP95": _duration(config.targets.tpot),
-                },
-                "scaling": {"minReplicas": config.min_replicas, "maxReplicas": config.max_replicas},
-                "tuning": {"mode": "Auto" if config.tuning else "Off"},
-            },
-        }
-    )
+    """Returns the service as the operator reads it."""
+    return InferenceService.from_dict(manifest_of(config))
 
 
 class Autopilot:
@@ -73,7 +61,7 @@ class Autopilot:
         self._scales = scales
         self._pooled = config.routing in ("least-work", "gateway")
         self._service = service_of(config)
-        self._settings = Settings(engine_image=_IMAGE)
+        self._settings = Settings(engine_image=_IMAGE, gateway_service=_GATEWAY)
         self._policy = policy_of(self._service, self._settings)
         self._window = Window(_SPAN_S)
         self._pushes: dict[str, LimitsPush] = {}
@@ -115,6 +103,7 @@ class Autopilot:
             fresh=fresh_samples(self._window, pods, now, _STALE_AFTER_S),
             pushes=self._pushes,
             pooled=self._pooled,
+            gateway=None if fleet.gateway is None else _gateway(fleet.gateway, now),
         )
 
     def _push_limits(self, fleet: Fleet, plan: Plan, now: float) -> None:
@@ -124,6 +113,15 @@ class Autopilot:
             self._pushes[view.uid] = LimitsPush(accepted=limits, at=now)
         # Pods read the limits in force when they start.
         fleet.first_limits = plan.limits
+
+
+def _gateway(gateway: Gateway, now: float) -> GatewayView:
+    """Returns the view from the lines that the gateway's pods write, which come several times a second."""
+    reports = {}
+    for pod, load in gateway.loads().items():
+        _, services = read_line(line(pod, {SERVICE: load}, full=True), now, gateway.begin)
+        reports[pod] = services[SERVICE]
+    return gateway_view(reports, len(reports), now)
 
 
 def _view(pod: Pod, now: float) -> PodView:
@@ -173,7 +171,3 @@ def _live(plan: Plan, replicas: int) -> dict[str, Any] | None:
         "spec": {**wanted["spec"], "replicas": replicas},
         "status": {"observedGeneration": 1, "replicas": replicas, "updatedReplicas": replicas},
     }
-
-
-def _duration(seconds: float) -> str:
-    return f"{round(seconds * 1000)}ms"

@@ -7,10 +7,9 @@ import sys
 import time
 from pathlib import Path
 
-from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config, print_numbers
+from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config, print_numbers, read_load
 from inflight_simulator.fleet.named import NAMES, simulate_named
 from inflight_simulator.fleet.replica_file import FORMAT
-from inflight_simulator.fleet.requests import read_requests
 from inflight_simulator.fleet.summary import FleetSummary, fleet_table, summarize_fleet
 from inflight_simulator.trace_files import FORMATS
 
@@ -32,7 +31,9 @@ target is the longest run of 10 s windows in which less than 99% of the arriving
 examples:
   inflight-simulate fleet ARRIVALS --scaler fixed:8
   inflight-simulate fleet ARRIVALS.gz --scaler autopilot --routing least-work --decisions
-  inflight-simulate fleet ARRIVALS --scaler hpa-queue:5 --replica my-gpu.json --json -"""
+  inflight-simulate fleet ARRIVALS --scaler hpa-queue:5 --replica my-gpu.json --json -
+  inflight-simulate fleet ARRIVALS --scaler autopilot --routing gateway --gateway-pods 2 --service chat.yaml \\
+    --flood acme:50@600-900"""
 
 
 def add_fleet_command_flags(parser: argparse.ArgumentParser) -> None:
@@ -51,7 +52,7 @@ def add_fleet_command_flags(parser: argparse.ArgumentParser) -> None:
 def run_fleet_command(flags: argparse.Namespace) -> int:
     """Raises InputError, and OSError where the JSON file cannot be written."""
     config = fleet_config(flags)
-    requests = read_requests(flags.arrivals)
+    requests = read_load(flags)
     progress = TerminalProgress(flags.scaler)
     run = simulate_named(flags.scaler, requests, config, progress)
     progress.end()

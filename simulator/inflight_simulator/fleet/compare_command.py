@@ -10,11 +10,11 @@ from pathlib import Path
 
 from inflight_settings.flag_types import number
 from inflight_simulator.fleet.config import FleetConfig
-from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config, print_numbers
+from inflight_simulator.fleet.flags import add_fleet_flags, add_json_flag, fleet_config, print_numbers, read_load
 from inflight_simulator.fleet.named import NAMES, SPECIAL, simulate_named
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.replica_file import FORMAT
-from inflight_simulator.fleet.requests import Requests, read_requests
+from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.scalers import COMPARED, make_scaler
 from inflight_simulator.fleet.scalers.oracle import MOST_RUNS
 from inflight_simulator.fleet.summary import FleetSummary, summarize_fleet
@@ -68,7 +68,7 @@ def run_fleet_compare(flags: argparse.Namespace) -> int:
     for name in names:
         if name not in SPECIAL:
             make_scaler(name, config)  # an unknown name is reported before the first simulation
-    requests = read_requests(flags.arrivals)
+    requests = read_load(flags)
     done = 0
 
     def finished(name: str, run: FleetRun) -> None:

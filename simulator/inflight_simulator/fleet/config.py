@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from inflight_cost.capacity import Targets
 from inflight_cost.model import CostModel
@@ -67,6 +68,23 @@ class RequestTargets:
 
 
 @dataclass(frozen=True, slots=True)
+class GatewayModel:
+    """The gateway in front of a fleet.
+
+    Attributes:
+        spec: `spec.gateway` of the service: bounds of the hold queue, tenants, limits and scores.
+        pods: gateway pods, one of which owns the service.
+        hop_s: seconds that a message between two of its pods takes.
+        owner_ends_s: seconds after the first arrival at which the pod that owns the service ends; None: never.
+    """
+
+    spec: Mapping[str, Any] = field(default_factory=dict)
+    pods: int = 1
+    hop_s: float = 0.0005
+    owner_ends_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FleetConfig:
     """Configuration of a simulated fleet.
 
@@ -76,6 +94,7 @@ class FleetConfig:
         initial_replicas: ready at time 0.
         policy: order of waiting requests, a name of the engine's policies.
         tuning: let the operator's tuning change limits.
+        gateway: for the routing `gateway`.
     """
 
     replica: ReplicaModel = field(default_factory=ReplicaModel)
@@ -89,6 +108,7 @@ class FleetConfig:
     tuning: bool = False
     targets: RequestTargets = field(default_factory=RequestTargets)
     seed: int = 0
+    gateway: GatewayModel = field(default_factory=GatewayModel)
 
     @property
     def ttft_per_token(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -13,8 +14,17 @@ from inflight_settings.flag_types import number
 from inflight_settings.limits import HIGHEST_LIMITS, Limits
 from inflight_simulator.errors import InputError
 from inflight_simulator.flags import SETTINGS
-from inflight_simulator.fleet.config import ROUTINGS, START_LIMITS, FleetConfig, ReplicaModel, RequestTargets
+from inflight_simulator.fleet.config import (
+    ROUTINGS,
+    START_LIMITS,
+    FleetConfig,
+    GatewayModel,
+    ReplicaModel,
+    RequestTargets,
+)
 from inflight_simulator.fleet.replica_file import read_replica
+from inflight_simulator.fleet.requests import Flood, Requests, read_requests
+from inflight_simulator.fleet.service import read_gateway_spec
 
 _UNITS = {"ms": 1e-3, "s": 1.0}
 _DEFAULTS = FleetConfig()
@@ -52,6 +62,19 @@ def limits(text: str) -> tuple[bool, Limits]:
     )
 
 
+def flood(text: str) -> Flood:
+    """Parses `TENANT:RATE`, or with seconds `TENANT:RATE@FROM-UNTIL`."""
+    load, _, span = text.partition("@")
+    tenant, colon, rate = load.rpartition(":")
+    begin, dash, until = span.partition("-")
+    if not colon or not tenant or bool(span) != bool(dash):
+        raise argparse.ArgumentTypeError(f"{text!r} is not TENANT:RATE or TENANT:RATE@FROM-UNTIL, as in acme:50@60-120")
+    found = Flood(tenant, number(float, 0, 1e6)(rate))
+    if span:
+        found = replace(found, from_s=_seconds_number(0)(begin), until_s=_seconds_number(0)(until))
+    return found
+
+
 def add_arrivals(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "arrivals", type=Path, metavar="ARRIVALS", help="file of requests, in one of the formats below; may be gzipped"
@@ -81,7 +104,7 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
         choices=ROUTINGS,
         default=_DEFAULTS.routing,
         help="least-requests: fewest requests that have not ended; least-work: fewest prompt tokens to be computed"
-        " before its own; gateway: the gateway's picker and queue"
+        " before its own; gateway: the gateway, with its hold queue's bounds"
         " (default %(default)s)",
     )
     fleet.add_argument(
@@ -104,6 +127,61 @@ def add_fleet_flags(parser: argparse.ArgumentParser) -> None:
     fleet.add_argument("--initial", type=count, metavar="N", help="replicas at the start (default: --min-replicas)")
     fleet.add_argument("--seed", type=number(int, 0), default=0, metavar="N", help="of the steps' noise (default 0)")
     add_target_flags(parser)
+    _add_gateway_flags(parser)
+
+
+def _add_gateway_flags(parser: argparse.ArgumentParser) -> None:
+    model = _DEFAULTS.gateway
+    gateway = parser.add_argument_group("tenants, and the gateway of --routing gateway")
+    gateway.add_argument(
+        "--service",
+        type=Path,
+        metavar="FILE.yaml",
+        help="InferenceService whose spec.gateway applies: hold, tenants with weights and limits, defaultLimits, scores"
+        " (default: the defaults of its fields)",
+    )
+    gateway.add_argument(
+        "--flood",
+        type=flood,
+        action="append",
+        default=[],
+        metavar="TENANT:RATE[@FROM-UNTIL]",
+        help="add requests of a tenant: so many per second on average, from and until these seconds after the first"
+        " arrival (default: all the time), with the sizes of requests of ARRIVALS; may be repeated",
+    )
+    gateway.add_argument(
+        "--gateway-pods",
+        type=number(int, 1, 1000),
+        default=model.pods,
+        metavar="N",
+        help="gateway pods; requests arrive at each in turn, and one of them owns the service (default %(default)s)",
+    )
+    gateway.add_argument(
+        "--gateway-hop",
+        type=seconds,
+        default=model.hop_s,
+        metavar="S",
+        help="time that a message between two gateway pods takes (default %(default)s)",
+    )
+    gateway.add_argument(
+        "--owner-ends",
+        type=seconds,
+        metavar="S",
+        help="seconds after the first arrival at which the pod that owns the service ends; the next one goes on with"
+        " what the others report (default: never)",
+    )
+
+
+def read_load(flags: argparse.Namespace) -> Requests:
+    """Returns the requests of the file, with the floods.
+
+    Raises:
+        InputError: as `read_requests`.
+    """
+    requests = read_requests(flags.arrivals)
+    for each in flags.flood:
+        requests = requests.with_flood(each, flags.seed)
+    return requests
 
 
 def add_json_flag(output: argparse._ArgumentGroup) -> None:
@@ -162,6 +240,8 @@ def fleet_config(flags: argparse.Namespace) -> FleetConfig:
             f"--initial {initial} must be between --min-replicas {flags.min_replicas} and "
             f"--max-replicas {flags.max_replicas}"
         )
+    if flags.owner_ends is not None and flags.gateway_pods < 2:
+        raise InputError("--owner-ends needs --gateway-pods of at least 2: no pod is left to own the service")
     replica = ReplicaModel() if flags.replica is None else read_replica(flags.replica)
     product = getattr(flags, "scaler", "") == "autopilot"
     tuning, start = flags.limits or (product, START_LIMITS)
@@ -177,6 +257,12 @@ def fleet_config(flags: argparse.Namespace) -> FleetConfig:
         tuning=tuning,
         targets=request_targets(flags),
         seed=flags.seed,
+        gateway=GatewayModel(
+            spec={} if flags.service is None else read_gateway_spec(flags.service),
+            pods=flags.gateway_pods,
+            hop_s=flags.gateway_hop,
+            owner_ends_s=flags.owner_ends,
+        ),
     )
 
 

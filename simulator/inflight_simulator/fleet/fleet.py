@@ -48,7 +48,7 @@ class Fleet:
         longest = int((requests.prompt_tokens + requests.output_tokens).max())
         self._scheduling = scheduler_config(config, longest, prefix_caching=bool(requests.hash_ids))
         self._router = Router(config.routing)
-        self.gateway = Gateway(config, self.states) if config.routing == "gateway" else None
+        self.gateway = Gateway(config, self.states, begin, self._send_to) if config.routing == "gateway" else None
         self._metered = metered
         self._events: list[tuple[float, bool, int]] = []
         """Next event of each replica: its time, whether a step starts, the pod's number. Some are out of date."""
@@ -62,18 +62,17 @@ class Fleet:
         if self.gateway is None:
             self._send_to(self._router.choose(), request_id, now)
             return
+        self.gateway.update(self.live, now)
         self.gateway.arrive(request_id, now)
-        self.release(now)
 
-    def release(self, now: float) -> None:
-        """Sends held requests of the gateway to pods that can start them."""
-        if self.gateway is not None:
-            self.gateway.update(self.live, now)
-            self.gateway.release(now, lambda request_id, number: self._send_to(number, request_id, now))
+    @property
+    def next_message_s(self) -> float:
+        """Time of the next message between the gateway's pods."""
+        return NEVER if self.gateway is None else self.gateway.next_s
 
     def _send_to(self, number: int, request_id: int, now: float) -> None:
         replica = self.pods[number].replica
-        self.states.pod[request_id] = number
+        self.states.pod[request_id], self.states.sent_s[request_id] = number, now
         before = replica.event
         replica.arrive(request_id, now)
         if replica.event != before:

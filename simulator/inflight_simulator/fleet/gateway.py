@@ -1,121 +1,297 @@
-"""The gateway in front of a simulated fleet: the real picker, prefix index and hold queue."""
+"""The gateway in front of a simulated fleet: the picker of the pod that owns the service, as the gateway runs it."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
+from heapq import heappop, heappush
+
+import msgspec
+import numpy as np
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.discovery.catalog import Catalog
+from inflight_gateway.discovery.service_config import read_service
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
+from inflight_gateway.link.ownership import Owners
+from inflight_gateway.link.wire import Ask, Go, Held, Refuse, Running
 from inflight_gateway.pick.picker import Picker
+from inflight_gateway.request.body import Body
+from inflight_gateway.request.prefix import BLOCK_TOKENS, BYTES_PER_TOKEN, MAX_BLOCKS
+from inflight_gateway.requests.registry import Requests
+from inflight_gateway.state.demand import DemandCounters
+from inflight_gateway.state.load import GatewayLoads, ServiceLoad
+from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.estimate import Estimates
-from inflight_gateway.types import Endpoint, EngineSample, HoldBounds, Pick, RequestView, ServiceConfig
+from inflight_gateway.tenants.gate import Gate
+from inflight_gateway.tenants.keys import KeyTables
+from inflight_gateway.types import Endpoint, EngineSample, Finished, Pick, Refusal, RequestView
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.pods import Pod
 from inflight_simulator.fleet.request_states import RequestStates
+from inflight_simulator.fleet.service import NAME, NAMESPACE, manifest_of
 
 SCRAPE_S = 1.0
-_SERVICE = ServiceKey("simulated", "fleet")
-_UNBOUNDED = HoldBounds(max_requests=2**62, max_bytes=2**62, max_wait_s=math.inf)
-"""Bounds of the hold queue: none, as of the queues of pods, so that all routings serve the same requests."""
-_SPREAD = 0x9E37_79B9_7F4A_7C15
+_PATH = "/v1/chat/completions"
+SERVICE = ServiceKey(NAMESPACE, NAME)
+_SPREAD = np.uint64(0x9E37_79B9_7F4A_7C15)
 """Factor that makes hashes of consecutive ids: 2^64 / the golden ratio, Knuth 1998, 6.4."""
+
+Send = Callable[[int, int, float], None]
+"""Sends a request to a pod. Args: number of the pod, id of the request, time."""
+
+
+class OwnerPicker:
+    """The picker of one gateway pod, put together as in `inflight_gateway.wiring`, without its ports.
+
+    Args:
+        sample: returns the latest sample of an engine.
+        clock: seconds.
+    """
+
+    def __init__(
+        self, config: FleetConfig, sample: Callable[[str], EngineSample | None], clock: Callable[[], float]
+    ) -> None:
+        service, _ = read_service(manifest_of(config))
+        self.catalog = Catalog()
+        holds, estimates = HoldQueue(), Estimates()
+        self.ledger = Ledger(self.catalog.endpoints_of, sample, estimates)
+        gate = Gate(KeyTables(self.catalog), estimates, clock=clock)
+        demand = DemandCounters(estimates.answer_tokens)
+        self.requests = Requests(
+            *(self.catalog, Picker(self.ledger.ranking), holds, self.ledger, gate, _NoLog(), demand), clock=clock
+        )
+        self._loads = GatewayLoads(self.catalog, holds, self.ledger, demand, clock)
+        self.catalog.update(services={SERVICE: service}, complete=True)
+
+    @property
+    def load(self) -> ServiceLoad:
+        """The load that the pod reports to the operator."""
+        return self._loads.service_loads()[SERVICE]
+
+    def set_endpoints(self, names: Sequence[str]) -> None:
+        """Sets the engines that take requests."""
+        gone = {one.address for one in self.catalog.endpoints_of(SERVICE)}.difference(names)
+        change = self.catalog.update(endpoints={SERVICE: [Endpoint(name, name) for name in names]})
+        for name in gone:
+            self.ledger.forget(SERVICE, name)
+        self.requests.catalog_changed(change)
 
 
 class Gateway:
-    """The gateway: it picks from samples up to a second old and from requests sent since, as in the cluster."""
+    """The gateway's pods. A request arrives at each of them in turn; its relay asks the picker of the pod that owns the
+    service, which sees engines by samples up to a second old and by requests sent since, as in the cluster.
 
-    def __init__(self, config: FleetConfig, states: RequestStates) -> None:
-        targets = config.service_targets
-        self._cost = config.replica.cost
+    Args:
+        send: called with each request that a replica gets.
+    """
+
+    def __init__(self, config: FleetConfig, states: RequestStates, begin: float, send: Send) -> None:
+        model = config.gateway
+        self._config = config
         self._states = states
-        self._config = ServiceConfig(
-            key=_SERVICE,
-            uid="",
-            model="",
-            ttft_s=config.targets.ttft,
-            ttft_per_token_s=targets.ttft_per_token,
-            tpot_s=config.targets.tpot,
-            max_num_seqs=config.limits.max_num_seqs,
-            hold=_UNBOUNDED,
-        )
-        self._targets = targets
+        self._send = send
+        self._hop_s = model.hop_s
+        self._now = begin
+        self._begin = begin
+        self._pods = [f"gateway-{number}" for number in range(model.pods)]
+        self._owner_ends_s = math.inf if model.owner_ends_s is None else begin + model.owner_ends_s
         self._numbers: dict[str, int] = {}
-        self._endpoints: tuple[Endpoint, ...] = ()
+        """Numbers of all pods that have been endpoints."""
+        self._endpoints: tuple[str, ...] = ()
         self._samples: dict[str, EngineSample] = {}
-        self._next_scrape = -math.inf
-        self._changed = False
-        """A replica or a request at one has changed since the last release."""
-        self._queue = HoldQueue()
-        self._ledger = Ledger(lambda _: self._endpoints, self._samples.get, Estimates())
-        self._picker = Picker(self._ledger.ranking)
+        self._next_scrape = begin
+        self._mail: list[tuple[float, int, Callable[[], None]]] = []
+        """Messages between two pods, by the time of their arrival and their number."""
+        self._sent = 0
+        self._relays: dict[int, str] = {}
+        """Pod of each request under way."""
+        self._waiting: dict[int, Ask] = {}
+        """Requests that wait for an engine, the oldest first."""
+        self._running: dict[int, tuple[Ask, str]] = {}
+        """Requests at engines, with the engine's address."""
+        self._picker = self._own()
 
     @property
     def num_held(self) -> int:
-        return len(self._queue)
+        return len(self._waiting)
+
+    @property
+    def next_s(self) -> float:
+        """Time of the next message between two pods, or of the owner's end."""
+        return min(self._mail[0][0] if self._mail else math.inf, self._owner_ends_s)
+
+    def loads(self) -> dict[str, ServiceLoad]:
+        """Returns what each pod reports to the operator."""
+        return {pod: self._picker.load if pod == self._owner else ServiceLoad() for pod in self._pods}
+
+    @property
+    def begin(self) -> float:
+        """Time since which the pods report."""
+        return self._begin
 
     def arrive(self, request_id: int, now: float) -> None:
-        states = self._states
-        prompt_tokens = states.prompt_tokens[request_id]
-        hash_ids = states.requests.hash_ids[request_id] if states.requests.hash_ids else ()
-        block_tokens = states.requests.hash_tokens
-        target = self._targets.ttft_of(prompt_tokens)
-        request = RequestView(
-            request_id=str(request_id),
-            service=_SERVICE,
-            arrived=now,
-            prompt_tokens=prompt_tokens,
-            prefix=tuple(each * _SPREAD for each in hash_ids[: prompt_tokens // block_tokens]),
-            block_tokens=block_tokens,
-            deadline=math.inf if target is None else now + target,
-        )
-        self._queue.offer(request, self._config, now)
+        """Places a request that arrives; `update` has been called at this time."""
+        self._relays[request_id] = self._pods[request_id % len(self._pods)]
+        self._waiting[request_id] = self._ask(request_id)
+        self._place(request_id)
+
+    def run(self, now: float) -> None:
+        """Delivers the messages that have arrived by now, and lets the owner end when its time has come."""
+        self._now = now
+        if now >= self._owner_ends_s:
+            self._end_owner()
+        while self._mail and self._mail[0][0] <= now:
+            heappop(self._mail)[2]()
 
     def update(self, pods: Sequence[Pod], now: float) -> None:
         """Updates endpoints, ended requests and, once a second, metrics."""
+        self._now = now
         routable = [pod for pod in pods if pod.routable]
-        if len(routable) != len(self._endpoints) or any(pod.name not in self._numbers for pod in routable):
-            self._set_endpoints(routable)
-            self._changed = True
-        ended = self._states.ended
-        self._changed |= bool(ended)
-        for request_id in ended:
-            self._ledger.end(str(request_id), now)
-        ended.clear()
+        endpoints = tuple(pod.name for pod in routable)
+        if endpoints != self._endpoints:
+            self._endpoints = endpoints
+            self._numbers.update((pod.name, pod.number) for pod in routable)
+            self._picker.set_endpoints(endpoints)
+        if self._states.ended:
+            ended = self._states.ended.copy()
+            self._states.ended.clear()
+            for request_id in ended:
+                self._end(request_id)
         if now >= self._next_scrape:
-            self._next_scrape, self._changed = now + SCRAPE_S, True
+            self._next_scrape = now + SCRAPE_S
             for pod in routable:
                 self._samples[pod.name] = self._sample(pod, now)
-                self._ledger.sampled(pod.name, now)
+                self._picker.ledger.sampled(pod.name, now)
+            if self._states.requests.tenants:
+                self._progress(routable)
+            self._picker.requests.release()
 
-    def release(self, now: float, send: Callable[[int, int], None]) -> None:
-        """Calls `send` with the id of each request that can start, and the number of its pod."""
+    def tick(self, now: float) -> None:
+        """Applies what depends on the time alone, as the picker does several times a second."""
+        self._now = now
+        self._picker.requests.expire()
+        self._picker.requests.release(changed=False)
 
-        def can_start(request: RequestView) -> Pick | None:
-            found = self._ledger.candidates(self._config, request, now)
-            pick = self._picker.pick(request, self._config, found.loads, now, replicas=found.replicas)
-            if pick is not None:
-                self._ledger.begin(request, pick, now)
-            return pick
+    # Relays and the owner.
 
-        if not self._queue:
+    def _place(self, request_id: int, *, admitted: bool = False) -> None:
+        """Asks the owner for an engine. Args: admitted: an earlier owner had admitted the request."""
+        picker, relay = self._picker, self._relays[request_id]
+
+        def ask() -> None:
+            if picker is self._picker:
+                age_s = self._now - self._states.arrival_s[request_id]
+                question = msgspec.structs.replace(self._waiting[request_id], age_s=age_s, admitted=admitted)
+                picker.requests.ask(question, relay, partial(self._reply, picker))
+
+        self._deliver(relay, ask)
+
+    def _adopt(self, picker: OwnerPicker, request_id: int, ask: Ask, address: str) -> None:
+        """Tells the next owner of a request that an engine answers."""
+        if picker is self._picker and request_id in self._running:
+            picker.requests.running(Running(ask, address), self._relays[request_id], partial(self._reply, picker))
+
+    def _ask(self, request_id: int) -> Ask:
+        states, requests = self._states, self._states.requests
+        prompt_tokens = states.prompt_tokens[request_id]
+        blocks = b""
+        if requests.hash_ids and requests.hash_ids[request_id]:
+            blocks = _blocks(requests.hash_ids[request_id], requests.hash_tokens, prompt_tokens)
+        return Ask(
+            str(request_id),
+            1,
+            SERVICE,
+            states.tenant(request_id),
+            path=_PATH,
+            body=Body(prompt_tokens=prompt_tokens, blocks=blocks),
+            body_bytes=prompt_tokens * BYTES_PER_TOKEN,
+        )
+
+    def _reply(self, picker: OwnerPicker, message: Held | Go | Refuse) -> None:
+        """Takes the owner's answer. An answer of an owner that ended in the meantime is ignored: the next one was asked
+        again."""
+        if isinstance(message, Held):
             return
-        changed, self._changed = self._changed, False
-        for request, pick in self._queue.release(now, can_start, changed=changed):
-            request_id = int(request.request_id)
-            self._states.sent_s[request_id] = now
-            self._queue.served(request, self._states.output_tokens[request_id])
-            send(request_id, self._numbers[pick.endpoints[0].address])
+        request_id = int(message.id)
 
-    def _set_endpoints(self, pods: Sequence[Pod]) -> None:
-        names = {pod.name for pod in pods}
-        for name in [name for name in self._numbers if name not in names]:
-            del self._numbers[name]
-            self._samples.pop(name, None)
-            self._ledger.forget(_SERVICE, name)
-        self._numbers.update({pod.name: pod.number for pod in pods})
-        self._endpoints = tuple(Endpoint(pod.name, pod.name) for pod in pods)
+        def take() -> None:
+            if picker is not self._picker:
+                return
+            ask = self._waiting.pop(request_id)
+            if isinstance(message, Refuse):
+                self._states.refused[request_id] = message.code
+                self._states.ended.append(request_id)
+                return
+            address = message.endpoints[0]
+            self._running[request_id] = ask, address
+            self._send(self._numbers[address], request_id, self._now)
+
+        self._deliver(self._relays[request_id], take)
+
+    def _end(self, request_id: int) -> None:
+        """Reports the end of a request to the owner."""
+        states, picker = self._states, self._picker
+        relay = self._relays.pop(request_id)
+        running = self._running.pop(request_id, None)
+        served = states.end_s[request_id] == states.end_s[request_id]
+        report = Finished(
+            request_id=str(request_id),
+            service=SERVICE,
+            status=200 if served else 503,
+            stream=True,
+            prompt_tokens=states.prompt_tokens[request_id] if served else 0,
+            completion_tokens=states.output_tokens[request_id] if served else 0,
+            endpoints=(running[1],) if running is not None else (),
+            tenant=states.tenant(request_id),
+            path=_PATH,
+        )
+        self._deliver(relay, lambda: self._report(picker, report))
+
+    def _report(self, picker: OwnerPicker, report: Finished) -> None:
+        if picker is self._picker:
+            picker.requests.ended(report)
+
+    def _deliver(self, relay: str, message: Callable[[], None]) -> None:
+        """Delivers a message between a relay and the owner: at once in one pod, else `hop_s` later."""
+        if relay == self._owner or not self._hop_s:
+            message()
+            return
+        self._sent += 1
+        heappush(self._mail, (self._now + self._hop_s, self._sent, message))
+
+    def _own(self) -> OwnerPicker:
+        """Makes the picker of the pod that owns the service now."""
+        owner = Owners({SERVICE: len(self._endpoints)}, self._pods).owner(SERVICE)
+        assert owner is not None
+        self._owner = owner
+        return OwnerPicker(self._config, self._samples.get, lambda: self._now)
+
+    def _end_owner(self) -> None:
+        """Ends the owner's pod: relays report what runs to the next owner, and ask it for what waits. Requests that
+        arrived at the pod that ends keep their relay, as in a drain."""
+        self._owner_ends_s = math.inf
+        self._pods.remove(self._owner)
+        picker = self._picker = self._own()
+        picker.set_endpoints(self._endpoints)
+        for request_id, (ask, address) in self._running.items():
+            self._deliver(self._relays[request_id], partial(self._adopt, picker, request_id, ask, address))
+        for request_id in list(self._waiting):
+            self._place(request_id, admitted=True)
+
+    # Engines.
+
+    def _progress(self, pods: Sequence[Pod]) -> None:
+        """Reports the tokens of answers under way, which count for tenants."""
+        tokens = [
+            (str(request.request_id), generated)
+            for pod in pods
+            for request, generated in pod.replica.scheduler.decoding()
+            if request.request_id in self._running
+        ]
+        self._picker.requests.progress(tokens)
 
     def _sample(self, pod: Pod, now: float) -> EngineSample:
         replica = pod.replica
@@ -130,5 +306,29 @@ class Gateway:
             kv_utilization=scheduler.kv_usage,
             kv_cache_tokens=config.num_blocks * config.block_size,
             limits=scheduler.limits,
-            cost=self._cost,
+            cost=self._config.replica.cost,
         )
+
+
+class _NoLog(RequestLog):
+    """A log that keeps nothing: metrics and the access log of the gateway have no reader here."""
+
+    def __init__(self) -> None: ...
+
+    def decided(self, seconds: float) -> None: ...
+
+    def picked(self, view: RequestView, pick: Pick, held_s: float) -> None: ...
+
+    def refused(self, service: ServiceKey | None, refusal: Refusal) -> None: ...
+
+    def ended(self, finished: Finished, held_s: float | None, refusal: str) -> None: ...
+
+
+def _blocks(hash_ids: tuple[int, ...], hash_tokens: int, prompt_tokens: int) -> bytes:
+    """Returns the hashes of a prompt's leading blocks, as `Body.blocks`: equal where the prompts' ids are."""
+    count = min(MAX_BLOCKS, min(prompt_tokens, len(hash_ids) * hash_tokens) // BLOCK_TOKENS)
+    last = (np.arange(count, dtype=np.uint64) + np.uint64(1)) * np.uint64(BLOCK_TOKENS) - np.uint64(1)
+    ids = np.array(hash_ids, np.uint64)[last // np.uint64(hash_tokens)]
+    mixed = ((ids << np.uint64(24)) + last) * _SPREAD
+    # The index takes the low bits, which a product mixes least.
+    return bytes((mixed ^ (mixed >> np.uint64(32))).astype("<u8"))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -38,7 +39,9 @@ class FleetRun:
         replicas: a row at each change, in order of time.
         replica_hours: of all pods from their order to their end, up to the last arrival.
         preemptions: of all requests.
-        refused: requests longer than the KV cache; they keep no target.
+        refused: requests that the gateway refused or that are longer than the KV cache; they keep no target.
+        refusals: those that the gateway refused, by code.
+        tenants: of each request the name of its tenant; empty: requests have none.
         decisions: of the operator, as text.
         prefix_queries, prefix_hits: prompt tokens of started requests, and those of them that a prefix cache held; 0
             and 0 where no replica has one.
@@ -56,6 +59,8 @@ class FleetRun:
     decisions: tuple[str, ...] = ()
     prefix_queries: int = 0
     prefix_hits: int = 0
+    refusals: Mapping[str, int] = field(default_factory=dict)
+    tenants: tuple[str, ...] = ()
 
     @property
     def prefix_hit_rate(self) -> float | None:

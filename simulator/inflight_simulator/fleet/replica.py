@@ -9,7 +9,7 @@ from functools import lru_cache
 import numpy as np
 
 from inflight_cost.model import StepWork
-from inflight_engine.request import Request, SamplingParams
+from inflight_engine.request import Request, SamplingParams, Scheduling
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.plan import StepPlan
 from inflight_engine.scheduling.scheduler import CannotFitError
@@ -32,6 +32,11 @@ _RAMP = np.arange(_AHEAD, dtype=np.float64)
 @lru_cache(maxsize=100_000)
 def _sampling(max_tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens)
+
+
+@lru_cache(maxsize=100_000)
+def _scheduling(tenant: str) -> Scheduling:
+    return Scheduling(tenant=tenant)
 
 
 def scheduler_config(config: FleetConfig, longest: int, *, prefix_caching: bool = False) -> SchedulerConfig:
@@ -240,7 +245,7 @@ class Replica:
             if first_s[request_id] != first_s[request_id]:
                 first_s[request_id] = now
                 if meter is not None:
-                    meter.first_token(now - self._states.arrival_s[request_id])
+                    meter.first_token(now - self._states.sent_s[request_id])
         for request in self.scheduler.update(plan, self._tokens[:sampled]):
             self._finish(request.request_id, now)
 
@@ -261,6 +266,7 @@ class Replica:
                 states.prompt_token_ids(request_id),
                 _sampling(states.output_tokens[request_id]),
                 states.sent_s[request_id],
+                _scheduling(states.tenant(request_id)),
             )
             try:
                 self.scheduler.add(request)

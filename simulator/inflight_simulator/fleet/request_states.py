@@ -21,6 +21,7 @@ class RequestStates:
         pod: number of the pod that it was sent to; -1 until then.
         sent_s: time at which it was sent: its arrival, unless the gateway held it.
         ended: requests that ended since the list was last cleared, refused ones included; kept for the gateway.
+        refused: code of the gateway's refusal, by request.
     """
 
     requests: Requests
@@ -32,6 +33,7 @@ class RequestStates:
     arrival_s: list[float] = field(init=False)
     sent_s: list[float] = field(init=False)
     ended: list[int] = field(default_factory=list)
+    refused: dict[int, str] = field(default_factory=dict)
     prompt: TokenIds = field(init=False)
     """Prompt of all requests, if their contents are never read."""
 
@@ -43,6 +45,10 @@ class RequestStates:
         self.arrival_s = self.requests.arrival_s.tolist()
         self.sent_s = list(self.arrival_s)
         self.prompt = np.zeros(max(self.prompt_tokens, default=1), np.int32)
+
+    def tenant(self, request_id: int) -> str:
+        """Returns the tenant of a request; empty where requests have none."""
+        return self.requests.tenants[request_id] if self.requests.tenants else ""
 
     def prompt_token_ids(self, request_id: int) -> TokenIds:
         """int32 [prompt_tokens]: equal where two prompts share a prefix."""

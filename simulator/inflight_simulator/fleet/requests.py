@@ -17,6 +17,20 @@ Floats = npt.NDArray[np.float64]
 Counts = npt.NDArray[np.int64]
 
 
+@dataclass(frozen=True, slots=True)
+class Flood:
+    """Requests of one tenant at a constant mean rate, whatever becomes of them.
+
+    Attributes:
+        rate: requests per second. from_s, until_s: seconds after the first arrival; None: to the last one.
+    """
+
+    tenant: str
+    rate: float
+    from_s: float = 0.0
+    until_s: float | None = None
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Requests:
     """Requests in order of arrival; a request's id is its place.
@@ -32,6 +46,7 @@ class Requests:
     output_tokens: Counts
     hash_ids: tuple[tuple[int, ...], ...] = ()
     hash_tokens: int = SHARED_BLOCK_TOKENS
+    tenants: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.arrival_s)
@@ -45,6 +60,7 @@ class Requests:
             np.array([each.prompt_tokens for each in arrivals], np.int64),
             np.array([each.output_tokens for each in arrivals], np.int64),
             tuple(each.hash_ids for each in arrivals) if hashed else (),
+            tenants=tuple(each.tenant for each in arrivals) if any(each.tenant for each in arrivals) else (),
         )
 
     @classmethod
@@ -55,11 +71,39 @@ class Requests:
         output_tokens: Counts,
         hash_ids: tuple[tuple[int, ...], ...] = (),
         hash_tokens: int = SHARED_BLOCK_TOKENS,
+        tenants: tuple[str, ...] = (),
     ) -> Requests:
         """Brings columns into order of arrival."""
         order = np.argsort(arrival_s, kind="stable")
-        ordered_ids = tuple(hash_ids[place] for place in order.tolist()) if hash_ids else ()
-        return cls(arrival_s[order], prompt_tokens[order], output_tokens[order], ordered_ids, hash_tokens)
+        places = order.tolist()
+        ordered_ids = tuple(hash_ids[place] for place in places) if hash_ids else ()
+        ordered_tenants = tuple(tenants[place] for place in places) if tenants else ()
+        columns = (arrival_s[order], prompt_tokens[order], output_tokens[order])
+        return cls(*columns, ordered_ids, hash_tokens, ordered_tenants)
+
+    def first(self, seconds: float) -> Requests:
+        """Returns the requests of the first so many seconds; at least one."""
+        count = int(np.searchsorted(self.arrival_s, self.arrival_s[0] + seconds, "right"))
+        columns = (self.arrival_s[:count], self.prompt_tokens[:count], self.output_tokens[:count])
+        return Requests(*columns, self.hash_ids[:count], self.hash_tokens, self.tenants[:count])
+
+    def with_flood(self, flood: Flood, seed: int) -> Requests:
+        """Returns these requests and those of a tenant that floods, whose sizes are those of requests drawn from
+        these; their prompts share nothing."""
+        random = np.random.default_rng((seed, zlib.crc32(flood.tenant.encode())))
+        begin = float(self.arrival_s[0])
+        until = float(self.arrival_s[-1]) if flood.until_s is None else begin + flood.until_s
+        seconds = max(0.0, until - begin - flood.from_s)
+        count = random.poisson(flood.rate * seconds)
+        drawn = random.integers(len(self), size=count)
+        return Requests.sorted(
+            np.append(self.arrival_s, begin + flood.from_s + seconds * random.random(count)),
+            np.append(self.prompt_tokens, self.prompt_tokens[drawn]),
+            np.append(self.output_tokens, self.output_tokens[drawn]),
+            (*self.hash_ids, *[()] * count) if self.hash_ids else (),
+            self.hash_tokens,
+            (*(self.tenants or [""] * len(self)), *[flood.tenant] * count),
+        )
 
 
 _PLAIN = "arrival_s,prompt_tokens,output_tokens"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
@@ -59,7 +60,7 @@ def run_fleet(
     ticks: list[Controller] = [] if fleet.gateway is None else [GatewayTicks()]
     schedule = _Schedule(fleet, [*ticks, *controllers], begin)
     for request_id, now in enumerate(arrival_s):
-        if schedule.next_s <= now:
+        if schedule.next_s <= now or fleet.next_message_s <= now:
             schedule.run_until(now)
         fleet.advance(now)
         fleet.send(request_id, now)
@@ -74,10 +75,11 @@ def _empty_gateway(fleet: Fleet, last: float) -> None:
     """Sends requests that the gateway still holds after the last arrival to pods as they become free."""
     now = last
     while fleet.gateway is not None and fleet.gateway.num_held:
-        now += GatewayTicks.interval_s
+        now = min(now + GatewayTicks.interval_s, fleet.next_message_s)
         fleet.advance(now)
         fleet.start_pods(now)
-        fleet.release(now)
+        fleet.gateway.run(now)
+        GatewayTicks().update(fleet, now)
 
 
 class GatewayTicks:
@@ -86,7 +88,9 @@ class GatewayTicks:
     interval_s = 0.05
 
     def update(self, fleet: Fleet, now: float) -> None:
-        fleet.release(now)
+        if fleet.gateway is not None:
+            fleet.gateway.update(fleet.live, now)
+            fleet.gateway.tick(now)
 
 
 class _Schedule:
@@ -107,10 +111,11 @@ class _Schedule:
     def run_until(self, now: float) -> None:
         """Runs all events up to now."""
         fleet = self._fleet
-        while self.next_s <= now:
-            time = self.next_s
+        while (time := min(self.next_s, fleet.next_message_s)) <= now:
             fleet.advance(time)
             fleet.start_pods(time)
+            if fleet.gateway is not None:
+                fleet.gateway.run(time)
             for index, controller in enumerate(self._controllers):
                 if self._due(index) <= time:
                     self._counts[index] += 1
@@ -149,7 +154,9 @@ def _outcome(requests: Requests, fleet: Fleet, begin: float, last: float) -> Fle
         replicas=tuple(row for row in fleet.counts if row.time_s <= last),
         replica_hours=seconds / 3600,
         preemptions=sum(pod.replica.scheduler.preemptor.num_preemptions for pod in fleet.pods),
-        refused=sum(len(pod.replica.refused) for pod in fleet.pods),
+        refused=sum(len(pod.replica.refused) for pod in fleet.pods) + len(states.refused),
+        refusals=dict(sorted(Counter(states.refused.values()).items())),
+        tenants=requests.tenants,
         prefix_queries=sum(pod.replica.scheduler.admission.prefix_queries for pod in fleet.pods),
         prefix_hits=sum(pod.replica.scheduler.admission.prefix_hits for pod in fleet.pods),
     )

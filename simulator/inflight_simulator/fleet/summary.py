@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 import numpy as np
 
@@ -11,12 +13,21 @@ from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.summary import Distribution, distribution
 
 
+class TenantSummary(msgspec.Struct, frozen=True):
+    """Requests of one tenant. Attributes: refused, attainment, ttft: as in `FleetSummary`."""
+
+    requests: int
+    refused: int
+    attainment: float
+    ttft: Distribution
+
+
 class FleetSummary(msgspec.Struct, frozen=True):
     """Summary of a fleet simulation.
 
     Attributes:
         scaler: name on the command line.
-        requests: that arrived; refused: of them, longer than the KV cache.
+        requests: that arrived; refused: of them, by the gateway, or because they are longer than the KV cache.
         attainment: share of requests that kept both targets.
         replica_hours: starting and draining pods included, up to the last arrival.
         reversals: changes of direction of the ordered replicas.
@@ -28,6 +39,8 @@ class FleetSummary(msgspec.Struct, frozen=True):
         replicas: ordered, ready and existing replicas from a second on.
         decisions: of the operator, as text.
         prefix_hit_rate: share of prompt tokens found in a prefix cache; None without prefix caches.
+        refusals: requests that the gateway refused, by code.
+        tenants: by name; empty where requests have none.
     """
 
     scaler: str
@@ -45,6 +58,8 @@ class FleetSummary(msgspec.Struct, frozen=True):
     replicas: tuple[ReplicaCount, ...]
     decisions: tuple[str, ...]
     prefix_hit_rate: float | None = None
+    refusals: Mapping[str, int] = {}
+    tenants: Mapping[str, TenantSummary] = {}
 
 
 def summarize_fleet(scaler: str, requests: Requests, config: FleetConfig, run: FleetRun) -> FleetSummary:
@@ -67,11 +82,27 @@ def summarize_fleet(scaler: str, requests: Requests, config: FleetConfig, run: F
         replicas=run.replicas,
         decisions=run.decisions,
         prefix_hit_rate=run.prefix_hit_rate,
+        refusals=run.refusals,
+        tenants=_tenants(run),
     )
 
 
+def _tenants(run: FleetRun) -> dict[str, TenantSummary]:
+    names = np.array(run.tenants)
+    found = {}
+    for name in sorted(set(run.tenants)):
+        its = names == name
+        ttft = run.ttft[its]
+        served = ttft[~np.isnan(ttft)]
+        found[name] = TenantSummary(
+            len(ttft), len(ttft) - len(served), float(run.kept[its].mean()), distribution(served)
+        )
+    return found
+
+
 def fleet_table(summary: FleetSummary) -> str:
-    refused = f", {summary.refused} refused" if summary.refused else ""
+    codes = ", ".join(f"{count} {code}" for code, count in summary.refusals.items())
+    refused = f", {summary.refused} refused{f' ({codes})' if codes else ''}" if summary.refused else ""
     ordered = [row.ordered for row in summary.replicas]
     existing = max(row.existing for row in summary.replicas)
     lines = [
@@ -94,4 +125,10 @@ def fleet_table(summary: FleetSummary) -> str:
         if of.p50 is not None and of.p95 is not None and of.p99 is not None:
             shown = " / ".join(f"{factor * each:.3g}" for each in (of.p50, of.p95, of.p99))
             lines.append(f"{f'{name} p50 / p95 / p99':<24}{shown} {unit}")
+    for name, tenant in summary.tenants.items():
+        p95 = "-" if tenant.ttft.p95 is None else f"{tenant.ttft.p95:.3g} s"
+        lines.append(
+            f"{f'tenant {name}' if name else 'no tenant':<24}{tenant.requests} requests, {tenant.refused} refused, "
+            f"{tenant.attainment:.2%} in target, TTFT p95 {p95}"
+        )
     return "\n".join(lines)

@@ -64,5 +64,7 @@ def doubled(requests: Requests, seed: int) -> Requests:
     later = np.random.default_rng(seed).uniform(0.0, 1.0, len(requests))
     times = np.append(requests.arrival_s, requests.arrival_s + later)
     return Requests.sorted(
-        times, np.tile(requests.prompt_tokens, 2), np.tile(requests.output_tokens, 2), 2 * requests.hash_ids
+        *(times, np.tile(requests.prompt_tokens, 2), np.tile(requests.output_tokens, 2), 2 * requests.hash_ids),
+        hash_tokens=requests.hash_tokens,
+        tenants=2 * requests.tenants,
     )

@@ -18,6 +18,7 @@ from inflight_gateway.state.load import ServiceLoad
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.types import Endpoint, Finished, Pick, RequestView
+from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from tests.base.page.pages import engine_page
 from tests.deploy.dashboards.checked import queries
@@ -39,7 +40,7 @@ def operator_page():
     metrics.count_scrapes(lambda: (1, 0))
     metrics.decisions.labels("Scaling", "Demand").inc()
     metrics.reconciles.labels("done").inc()
-    metrics.of_services.record(KEY, *recorded_with())
+    metrics.of_services.record(KEY, *recorded_with(gateway=GatewayView()))
     return generate_latest(metrics.registry).decode()
 
 

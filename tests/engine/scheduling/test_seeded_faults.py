@@ -53,7 +53,7 @@ BUSY: dict[str, Any] = {
 }
 SWAPPING = {"preemption": "swap", "num_host_blocks": 40}
 LOOKAHEAD = {"lookahead": True}
-DEADLINE = {"policy": "deadline", "ttft_target": 4.0, "ttft_per_1k_tokens": 0.0, "late_share": 0.25}
+DEADLINE = {"policy": "deadline", "ttft_target": 4.0, "ttft_per_1k_tokens": 0.0, "late_share": 0.25, "late_wait": 40.0}
 OUT_OF_TURN = "deadline: request .* overtakes|nobody is admitted"
 
 Patch = pytest.MonkeyPatch
@@ -123,13 +123,11 @@ def set_attribute(owner: Any, name: str, value: Any) -> Plant:
     return lambda scheduler, patch: patch.setattr(owner, name, value)
 
 
-def with_deadlines(late_share: float) -> Plant:
-    """Late requests have another share of the picks."""
+def with_deadlines(**changes: float) -> Plant:
+    """Late requests have another share of the picks, or another longest wait."""
 
     def plant(scheduler: Scheduler, patch: Patch) -> None:
-        patch.setattr(
-            scheduler.queues.by_class["default"], "policy", Deadline(replace(scheduler.config, late_share=late_share))
-        )
+        patch.setattr(scheduler.queues.by_class["default"], "policy", Deadline(replace(scheduler.config, **changes)))
 
     return plant
 
@@ -501,6 +499,11 @@ FAULTS = {
         with_deadlines(late_share=1e-9),
         OUT_OF_TURN,
         DEADLINE,
+    ),
+    "late requests are passed over for any time": Fault(
+        with_deadlines(late_wait=1e9),
+        OUT_OF_TURN,
+        DEADLINE | {"late_wait": 5.0},
     ),
     "late requests go first": Fault(
         with_deadlines(late_share=1.0),

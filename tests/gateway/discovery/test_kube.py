@@ -263,7 +263,7 @@ async def test_watches_that_end_at_once_do_not_become_a_storm(fake):
     assert len(fake.requests) < 20
 
 
-async def test_peers_are_the_other_pods_of_the_gateways_own_service(fake):
+async def test_the_ready_pods_of_the_gateways_own_service_are_told(fake):
     def pods(*ips):
         return {
             "metadata": {
@@ -276,8 +276,8 @@ async def test_peers_are_the_other_pods_of_the_gateways_own_service(fake):
 
     await fake.put(SLICES, pods("10.0.0.1", "10.0.0.2"))
     heard = []
-    own = GatewayPods("system", "inflight-gateway", "gateway-10.0.0.1")
-    async with discovering(fake, pods=own, on_peers=heard.append):
-        await until(lambda: heard and heard[-1] == {"10.0.0.2:9003"})
-        await fake.put(SLICES, pods("10.0.0.1", "10.0.0.2", "10.0.0.3"))
-        await until(lambda: heard[-1] == {"10.0.0.2:9003", "10.0.0.3:9003"})
+    async with discovering(fake, pods=GatewayPods("system", "inflight-gateway", 9005), on_pods=heard.append) as found:
+        await until(lambda: not found[1].unready())
+        assert [one.address for one in heard[-1]] == ["10.0.0.1:9005", "10.0.0.2:9005"]
+        await fake.put(SLICES, pods("10.0.0.2", "10.0.0.3"))
+        await until(lambda: [one.name for one in heard[-1]] == ["gateway-10.0.0.2", "gateway-10.0.0.3"])

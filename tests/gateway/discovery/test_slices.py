@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
-from inflight_gateway.discovery.slices import Slices, all_addresses, ready_endpoints
+from inflight_gateway.discovery.slices import Slices, gateway_pods, ready_endpoints
 from inflight_gateway.types import Endpoint
 
 CHAT = ServiceKey("team", "chat")
@@ -94,14 +94,18 @@ def test_slices_that_the_clients_service_left_behind_are_no_engines():
     assert Slices().take({ObjectKey("team", "chat-abc"): left_behind}) == {}
 
 
-def test_peers_are_all_other_pods_of_the_gateway_ready_or_not():
-    pods = engine_slice(
-        entry("fd00::1", "gateway-0"),
-        entry("fd00::2", "gateway-1", ready=False),
-        entry("::1", "gateway-2"),
+def test_the_gateways_pods_are_those_that_serve_by_name_with_one_address_each():
+    """Their Service publishes addresses that are not ready: `ready` is true for all."""
+    sixes = engine_slice(
+        entry("fd00::1", "gateway-1"),
+        entry("fd00::2", "gateway-2", serving=False),
+        entry("fd00::3", "gateway-3", terminating=True),
+        entry("::1", "gateway-4"),
         family="IPv6",
     )
-    assert all_addresses(pods, 9003, without_pod="gateway-0") == {"[fd00::2]:9003"}
+    fours = engine_slice(entry("10.0.0.1", "gateway-1"), entry("10.0.0.5", "gateway-0"))
+    assert gateway_pods([sixes, fours], 9005) == (("gateway-0", "10.0.0.5:9005"), ("gateway-1", "10.0.0.1:9005"))
+    assert gateway_pods([sixes], 9005) == (("gateway-1", "[fd00::1]:9005"),)
 
 
 def test_a_slice_of_names_is_ignored_and_logged_once_and_other_services_scale_on(caplog):

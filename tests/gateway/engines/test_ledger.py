@@ -7,11 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.engines.account import PEER_S, Account, Sent
+from inflight_gateway.engines.account import Account, Sent
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.pick.load import STALE_S, decode_work
-from inflight_gateway.state.peers import SILENT_SECONDS
-from inflight_gateway.state.stream import FULL_SECONDS
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView, ServiceConfig
 from tests.gateway.pick.loads import COST
@@ -39,9 +37,6 @@ class World:
         found = self.ledger.candidates(CONFIG, made("?", prompt, prefix), at)
         assert found.replicas == len(self.endpoints)
         return next(each for each in found.loads if each.endpoint == endpoint)
-
-    def sent(self):
-        return {address: self.ledger.sent(address) for address in self.ledger.addresses()}
 
 
 def made(name, prompt=1000, prefix=()):
@@ -87,8 +82,7 @@ def test_the_prefix_of_a_request_that_envoy_sent_elsewhere_is_cached_there():
     world.ledger.move("x", B.address, 1.0)
     assert world.load(B, 1.0).sent_tokens == 128 + 500 - 128
     assert world.load(B, 1.0, prompt=500, prefix=prefix).cached_tokens == 320
-    before = world.sent()[A.address]
-    assert before == (0, 500)  # peers know only the sum
+    assert world.load(A, 1.0).in_flight == 0
 
 
 def test_a_refused_request_leaves_what_others_sent_there():
@@ -176,39 +170,6 @@ def test_requests_that_others_sent_show_in_the_sample():
     assert world.load(at=1.0).others == 6
 
 
-def test_peers_count_by_what_their_reports_differ_and_not_for_long():
-    world = World()
-    world.scrape(A, at=0.0)
-    world.load(A)
-    world.ledger.peer("other", {A.address: (3, 10_000)}, 1.0)
-    load = world.load(at=1.0)
-    assert (load.others, load.sent_tokens) == (3, 0)
-    world.ledger.peer("other", {A.address: (4, 10_700)}, 2.0)
-    load = world.load(at=2.0)
-    assert (load.others, load.sent_tokens) == (4, 700)
-    # The peer has started anew.
-    world.ledger.peer("other", {A.address: (1, 50)}, 3.0)
-    assert world.load(at=3.0).sent_tokens == 700
-    assert world.load(at=4.0 + PEER_S).others == 0
-
-
-def test_what_a_gateway_tells_of_itself_is_what_its_peers_take_in():
-    mine, other = World(), World()
-    mine.load(A)
-    mine.ledger.peer("other", other.sent(), 0.0)
-    other.send("a", A)
-    mine.ledger.peer("other", other.sent(), 0.5)
-    other.send("x", A, prompt=700)
-    mine.ledger.peer("other", other.sent(), 1.0)
-    assert (mine.load(A, 1.0).others, mine.load(A, 1.0).sent_tokens) == (2, 700)
-
-
-def test_endpoints_that_only_a_peer_names_are_not_remembered():
-    world = World()
-    world.ledger.peer("other", {"10.9.9.9:8000": (1, 100)}, 1.0)
-    assert world.sent() == {}
-
-
 def test_cached_tokens_are_those_of_the_blocks_that_were_sent_there_but_never_the_whole_prompt():
     world = World()
     prefix = tuple(range(1, 11))
@@ -225,7 +186,7 @@ def test_an_endpoint_that_is_gone_leaves_neither_cache_nor_account_behind():
     assert world.load(A).in_flight == 1
     world.ledger.end("x", 1.0)
     world.endpoints.remove(A)
-    assert A.address not in world.sent()
+    assert A.address not in world.ledger._accounts
     world.endpoints.append(A)
     assert world.load(A, prefix=(1, 2)).cached_tokens == 0
 
@@ -265,11 +226,6 @@ def test_counts_are_exact_and_estimates_within_what_is_known_after_anything(oper
     for name in range(6):
         world.ledger.end(str(name), at)
     assert [world.load(each, at).in_flight for each in (A, B)] == [0, 0]
-
-
-def test_a_peer_counts_until_limits_take_it_for_gone():
-    """Full lines come every 5 s: one that is a moment late must not hide what the peer has in flight."""
-    assert PEER_S == SILENT_SECONDS > FULL_SECONDS
 
 
 class Answering(World):
@@ -328,7 +284,7 @@ def test_each_choice_of_a_request_takes_a_slot_and_grows():
     world = Answering()
     many = replace(made("many", prompt=0), choices=64)
     world.ledger.begin(many, Pick((A,), "only"), 0.0)
-    assert world.load().in_flight == world.ledger.in_flight(A.address) == world.ledger.sent(A.address)[0] == 64
+    assert world.load().in_flight == world.ledger.in_flight(A.address) == 64
     assert world.ledger.service(SERVICE, 0.0)[0] == 1
     assert world.growth(0.0) == 64 * 2000
     world.scrape(A, 1.0, running=64, waiting=2)

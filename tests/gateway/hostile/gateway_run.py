@@ -139,7 +139,7 @@ class Hostile:
         async def none_open() -> bool:
             nonlocal state
             state = await self.stack.state()
-            return all(not one["in_flight"] and not one.get("held") for one in state["services"] + state["endpoints"])
+            return all(not one["in_flight"] and not one.get("held") for one in state["services"])
 
         try:
             await until(none_open, "nothing is in flight", 15)

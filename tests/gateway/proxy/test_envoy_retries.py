@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 
 import pytest
@@ -16,38 +15,6 @@ async def relayed(tmp_path):
     stack = GatewayStack(tmp_path, relays=1)
     yield stack
     stack.stop_all()
-
-
-async def test_a_request_counts_at_the_engine_that_took_it(relayed, engines, http):
-    """That the refusing endpoint is avoided is shown in `test_refusals.py`."""
-    busy, good = await engines("busy", "busy"), await engines("good", "progress")
-    good.tick = 1.5  # answers outlast the test's waits
-    relayed.services(service("a", busy, good, model="m"))
-    await relayed.start_all()
-    begun = []
-
-    async def one(number):
-        begun.append(number)
-        return await ask(http, relayed, stream=True, max_tokens=8, seed=1)
-
-    requests = [asyncio.create_task(one(0))]
-    # Until one was sent to the busy engine first; equal engines are picked by the request's id.
-    while not busy.requests:
-        await asyncio.sleep(0.1)
-        requests.append(asyncio.create_task(one(1)))
-
-    async def moved():
-        return {one["address"]: one["in_flight"] for one in (await relayed.state())["endpoints"]}
-
-    def counted(endpoints):
-        return endpoints.get(busy.address) == 0 and endpoints.get(good.address) == len(requests)
-
-    async def all_moved():
-        return counted(await moved())
-
-    await until(all_moved, "all requests count at the engine that took them", 6)
-    for request in requests:
-        request.cancel()
 
 
 async def test_a_request_that_kills_engines_before_their_head_ends_after_two(relayed, engines, http):

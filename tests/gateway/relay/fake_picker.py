@@ -12,17 +12,17 @@ import msgspec
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.hosts import Hosts
 from inflight_gateway.link.wire import (
+    BEAT_S,
     Answering,
     Ask,
     Ended,
     Frames,
     FromPicker,
     FromRelay,
+    Gateways,
     Go,
-    Hello,
     Keys,
     Known,
-    Pods,
     Refuse,
     frame,
     from_relay,
@@ -71,7 +71,8 @@ class FakePicker:
         self._writers.add(writer)
         endpoints = tuple(Endpoint(address, f"pod-{address}") for address in self._engine.addresses)
         known = Known(((KEY, self.config),), ((KEY, endpoints),), hosts=Hosts(), complete=True)
-        writer.write(frame([Keys(b"k" * 32), Pods(1, 1), known]))
+        writer.write(frame([Keys(b"k" * 32), Gateways("gw", ()), known]))
+        beats = asyncio.create_task(self._beat(writer))
         frames = Frames()
         with contextlib.suppress(ConnectionError):
             while data := await reader.read(2**16):
@@ -83,8 +84,14 @@ class FakePicker:
                 ]
                 if answers:
                     writer.write(frame(answers))
+        beats.cancel()
         self._writers.discard(writer)
         writer.close()
+
+    async def _beat(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await asyncio.sleep(BEAT_S)
+            writer.write(frame([]))
 
     def _take(self, message: FromRelay) -> list[FromPicker]:
         self.told.append(message)
@@ -95,8 +102,6 @@ class FakePicker:
             self.answering.append(message)
         elif isinstance(message, Ended):
             self.reports.append(msgspec.json.decode(msgspec.json.encode(message.report)))
-        elif isinstance(message, Hello):
-            assert message.running == ()
         return []
 
     def _pick(self, ask: Ask) -> FromPicker:

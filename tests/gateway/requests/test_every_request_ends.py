@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.link.wire import Ask, Go, Refuse
+from inflight_gateway.link.wire import Go, Refuse
 from inflight_gateway.requests.record import Phase
 from inflight_gateway.requests.registry import RETURNS_S
 from inflight_gateway.types import RateLimits
@@ -21,7 +20,9 @@ name, relay, attempt = st.sampled_from(NAMES), st.sampled_from(RELAYS), st.integ
 address = st.integers(0, 3).map(lambda number: f"10.0.0.{number}:80")
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.just("ask"), name, attempt, relay, st.sampled_from(["", "t0", "t1"])),
+        st.tuples(
+            st.just("ask"), name, attempt, relay, st.sampled_from(["", "t0", "t1"]), st.sampled_from([None, 0, 9])
+        ),
         st.tuples(st.just("answering"), name, attempt, address),
         st.tuples(st.just("progress"), name, st.integers(0, 50)),
         st.tuples(st.just("left"), name, attempt),
@@ -29,23 +30,24 @@ STEPS = st.lists(
         st.tuples(st.just("guest"), name, st.sampled_from([(), ("10.0.0.1:80",)])),
         st.tuples(st.just("end"), name),
         st.tuples(st.just("lost"), relay),
-        st.tuples(st.just("hello"), st.lists(st.tuples(name, attempt, address), max_size=3)),
+        st.tuples(st.just("hello"), relay),
+        st.tuples(st.just("running"), name, attempt, relay, address, st.integers(0, 50)),
+        st.tuples(st.just("released"), relay),
+        st.tuples(st.just("moved"), name),
         st.tuples(st.just("endpoints"), st.integers(0, 3)),
         st.tuples(st.just("deleted")),
         st.tuples(st.just("wait"), st.integers(1, 12)),
-        st.tuples(st.just("elsewhere"), st.booleans()),
-        st.tuples(st.just("verdict"), st.integers(0, 3)),
     ),
     max_size=40,
 )
 
 
-async def play(world, steps):
-    streams = 0
+def play(world, steps):
     for step, *values in steps:
         match step:
             case "ask":
-                world.ask(values[0], values[1], relay=values[2], tenant=values[3], prompt_tokens=100)
+                fields = {} if values[4] is None else {"admitted": True, "waited_s": values[4]}
+                world.ask(values[0], values[1], relay=values[2], tenant=values[3], prompt_tokens=100, **fields)
             case "answering":
                 world.requests.answering(*values)
             case "progress":
@@ -61,9 +63,15 @@ async def play(world, steps):
             case "lost":
                 world.requests.lost(values[0])
             case "hello":
-                running = [(Ask(name, number, KEY, tenant="t0"), address) for name, number, address in values[0]]
-                streams += 1
-                world.requests.hello(running, f"new {streams}", world.said.append)
+                world.requests.hello(f"name of {values[0]}", values[0])
+            case "running":
+                world.runs(values[0], values[1], relay=values[2], tenant="t0", address=values[3], tokens=values[4])
+            case "released":
+                world.requests.released(KEY, values[0])
+                assert values[0] not in [one.relay for one in world.requests._requests.values()]
+            case "moved":
+                world.requests.moved(values[0])
+                assert values[0] not in world.requests._requests
             case "endpoints":
                 world.endpoints(values[0])
             case "deleted":
@@ -73,14 +81,6 @@ async def play(world, steps):
                 world.now += values[0]
                 world.requests.expire()
                 world.requests.release()
-            case "elsewhere":
-                world.limits.elsewhere = values[0]
-            case "verdict":
-                waiting = [one for one in world.limits.asked if not one.done()]
-                if waiting:
-                    waiting[values[0] % len(waiting)].set_result(None)
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
         check(world)
 
 
@@ -89,52 +89,57 @@ def check(world):
     sent = [one for one in requests if one.phase in (Phase.SENT, Phase.ANSWERING)]
     held = [one for one in requests if one.phase is Phase.HELD]
     assert Phase.OVER not in {one.phase for one in requests}
-    assert len(world.holds) == len([one for one in held if one.asking is None])
+    assert len(world.holds) == len(held)
+    assert requests == [one for each in world.requests._of_service.values() for one in each.values()]
     assert sum(world.in_flight().values()) <= len(sent)
     assert sum(count.in_flight for each in world.gate.usage._services.values() for count in each.values()) == sum(
         one.admitted is not None and one.admitted.in_flight for one in requests
     )
-    assert len(world.limits.asked) - sum(one.done() for one in world.limits.asked) == len(held) - len(world.holds)
 
 
 @given(STEPS)
 def test_every_request_ends_and_nothing_leaks(steps):
-    async def run():
-        world = World(LIMITED, endpoints=2)
-        await play(world, steps)
-        for one in NAMES:
-            world.end(one)
-        world.assert_empty()
-        for future in world.limits.asked:
-            future.cancel()
-
-    asyncio.run(run())
+    world = World(LIMITED, endpoints=2)
+    play(world, steps)
+    for one in NAMES:
+        world.end(one)
+    world.assert_empty()
 
 
 @given(STEPS)
 def test_the_end_of_a_stream_ends_all_its_requests(steps):
-    async def run():
-        world = World(LIMITED, endpoints=2)
-        await play(world, steps)
-        for stream in {one.relay for one in world.requests._requests.values()}:
-            world.requests.lost(stream)
-        world.assert_empty()
-        world.now += RETURNS_S
-        world.requests.expire()
-        assert world.requests._lost == {}
-
-    asyncio.run(run())
+    world = World(LIMITED, endpoints=2)
+    play(world, steps)
+    for stream in {one.relay for one in world.requests._requests.values()}:
+        world.requests.lost(stream)
+    world.assert_empty()
+    world.now += RETURNS_S
+    world.requests.expire()
+    assert world.requests._lost == {}
 
 
 @given(STEPS)
 def test_each_attempt_is_sent_or_refused_at_most_once(steps):
-    async def run():
-        world = World(LIMITED, endpoints=2)
-        # A request that ends and is asked for again is another one.
-        await play(world, [one for one in steps if one[0] not in ("ended", "end", "lost", "hello", "guest")])
-        decided = [(one.id, one.attempt) for one in world.said if isinstance(one, Go | Refuse)]
-        asked = [one for one in steps if one[0] == "ask"]
-        if len({(one[1], one[3]) for one in asked}) == len({one[1] for one in asked}):
-            assert len(decided) == len(set(decided))
+    world = World(LIMITED, endpoints=2)
+    # A request that ends, or moves, and is asked for again is another one.
+    again = ("ended", "end", "lost", "running", "released", "moved", "guest")
+    play(world, [one for one in steps if one[0] not in again])
+    decided = [(one.id, one.attempt) for one in world.said if isinstance(one, Go | Refuse)]
+    asked = [one for one in steps if one[0] == "ask"]
+    if len({(one[1], one[3]) for one in asked}) == len({one[1] for one in asked}):
+        assert len(decided) == len(set(decided))
 
-    asyncio.run(run())
+
+@given(STEPS)
+def test_a_request_that_was_admitted_elsewhere_is_refused_only_after_the_longest_wait(steps):
+    world = World(LIMITED, endpoints=2)
+    play(world, [one for one in steps if one[0] != "deleted"])
+    for one in NAMES:
+        world.end(one)
+    world.said.clear()
+    for number in range(20):
+        world.ask(f"moved {number}", tenant="t0", prompt_tokens=1000, admitted=True)
+    assert not any(isinstance(one, Refuse) for one in world.said)
+    world.now += world.config.hold.max_wait_s
+    world.requests.expire()
+    assert len(world.holds) == 0

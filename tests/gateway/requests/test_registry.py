@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
-from inflight_gateway.link.wire import Ask, Go, Held, Refuse
+from inflight_gateway.link.wire import Go, Held, Refuse
 from inflight_gateway.pick.picker import Picker
-from inflight_gateway.request.body import Body
 from inflight_gateway.requests.record import Phase, Request
 from inflight_gateway.requests.registry import RETURNS_S
 from inflight_gateway.types import RateLimits
@@ -102,7 +100,7 @@ def test_an_attempt_that_failed_is_not_in_flight_until_the_next_one():
     world.ask("a", tenant="acme")
     world.requests.left("a", 1)
     assert world.in_flight() == {}
-    assert world.limits._accounts.keys_in_flight() == []
+    assert world.gate._accounts.in_flight() == {}
     world.ask("a", 2, tenant="acme")
     assert sum(world.in_flight().values()) == 1
     world.end("a")
@@ -162,23 +160,41 @@ def test_a_relay_that_connects_again_asks_again_before_the_old_streams_end_is_kn
     world.assert_empty()
 
 
+def test_a_relay_that_comes_back_reports_its_requests_itself_wherever_they_are_now():
+    """Its owner hung, and another picker has had them meanwhile."""
+    world = World(endpoints=1)
+    world.requests.hello("relay", "old")
+    world.requests.hello("other", "r1")
+    for name, relay in (("a", "old"), ("b", "old"), ("c", "r1")):
+        world.ask(name, relay=relay)
+    world.requests.lost("old")
+    world.requests.lost("r1")
+    world.requests.hello("relay", "new")
+    world.runs("a", relay="new", tokens=3)
+    world.now += RETURNS_S
+    world.requests.expire()
+    assert world.value("requests_total", status="unknown") == 1  # that of the relay that is gone
+    world.end("a")
+    world.assert_empty()
+
+
 def test_attempts_that_run_when_the_picker_starts_are_in_flight_and_their_usage_counts():
     world = World(LIMITED, endpoints=1)
-    ask = Ask("a", 1, KEY, tenant="acme", path="/v1/completions")
-    world.requests.hello([(ask, "10.0.0.0:80")], "r0", world.said.append)
+    world.runs("a", tenant="acme", tokens=4000, prompt_tokens=10)
     assert world.in_flight() == {"10.0.0.0:80": 1}
     assert world.value("tenant_requests_in_flight", tenant="acme") == 1
-    world.requests.progress([("a", 5000)])
+    world.requests.progress([("a", 4000)])
     world.end("a", tenant="acme", prompt_tokens=10, completion_tokens=5010)
     assert world.value("tenant_tokens_total", tenant="acme", kind="completion") == 5010
-    # 5,000 tokens of before are not charged again: a limit of 1,000 a minute would refuse this one.
-    assert isinstance(world.ask("b", tenant="acme", max_tokens=10)[0], Go)
-    world.end("b")
+    # 1,010 tokens followed, and those of before are not charged again.
+    assert world.ask("b", tenant="acme", max_tokens=10)[0].status == 429
+    assert world.gate._accounts._account((KEY, "acme")).tokens.used == 1010
+    world.end("b", 429, ())
     world.assert_empty()
 
 
 def test_usage_counts_where_the_picker_knows_nothing_of_the_request():
-    """It was under way while the picker restarted, and ended before the relay said hello."""
+    """It was under way while the picker restarted, and ended before the relay said that it runs."""
     world = World(endpoints=1)
     world.end("a", tenant="acme", prompt_tokens=10, completion_tokens=7)
     assert world.value("tenant_tokens_total", tenant="acme", kind="completion") == 7
@@ -266,36 +282,62 @@ def test_output_beyond_the_estimate_counts_against_the_limit_before_the_request_
     assert remaining == str(1000 - 990 - 1)
 
 
-# Limits that another gateway pod decides.
+# Requests that another picker has had, or gets.
 
 
-async def test_while_another_pod_is_asked_for_limits_the_relay_is_told_to_wait():
+def test_a_request_that_another_picker_admitted_is_not_refused_here():
+    world = World(replace(CONFIG, default_limits=RateLimits(requests_per_minute=1)))
+    assert isinstance(world.ask("first", tenant="acme")[0], Held)
+    assert isinstance(world.ask("moved", tenant="acme", admitted=True)[0], Held)
+    for number in range(10):  # more than the queue holds
+        assert isinstance(world.ask(f"{number}", tenant=f"t{number}", admitted=True)[0], Held)
+    assert world.ask("new", tenant="acme")[0].status == 429
+    assert world.ask("other", tenant="other")[0].status == 503
+
+
+def test_a_request_that_has_waited_elsewhere_keeps_its_place_and_its_longest_wait():
+    world = World()
+    world.ask("later", waited_s=1.0, admitted=True)
+    world.ask("earlier", waited_s=7.0, admitted=True)
+    world.ask("new")
+    world.now += 3
+    world.requests.expire()
+    assert [type(one) for one in world.heard("earlier")] == [Held, Refuse]
+    world.endpoints(1)
+    assert [one.id for one in world.said if isinstance(one, Go)] == ["later", "new"]
+    assert world.value("held_seconds_sum") == 4.0 + 3.0
+
+
+def test_requests_that_move_to_another_picker_leave_nothing_but_the_charges_of_the_minute():
     world = World(LIMITED, endpoints=1)
-    world.limits.elsewhere = True
-    assert world.ask("a", tenant="acme") == [Held("a", 1)]
-    await asyncio.sleep(0)
-    world.limits.asked[0].set_result(None)
-    await asyncio.sleep(0.01)
-    assert [type(one) for one in world.heard("a")] == [Held, Go]
-    world.end("a")
+    for number in range(6):
+        world.ask(f"{number}", relay=f"r{number % 2}", tenant=f"t{number}", prompt_tokens=100)
+    before = [one.id for one in world.said if isinstance(one, Go)]
+    world.requests.released(KEY, "r0")
+    assert {one.relay for one in world.requests._requests.values()} == {"r1"}
+    # Those of the other relay have the room.
+    started = [one.id for one in world.said if isinstance(one, Go)]
+    assert set(started) - set(before) == {"1", "3", "5"} - set(before)
+    for number in (1, 3, 5):
+        world.end(f"{number}")
     world.assert_empty()
+    assert world.gate._accounts._account((KEY, "t0")).tokens.used > 100
+    assert world.value("tenant_requests_total", tenant="t0") == 0
+    assert world.value("requests_total", status="unknown") is None
 
 
-@pytest.mark.parametrize("over", ["left", "ended", "lost", "deleted"])
-async def test_a_request_that_is_over_while_another_pod_is_asked_takes_nothing(over):
+def test_a_request_comes_back_to_a_picker_that_had_it_before():
     world = World(LIMITED, endpoints=1)
-    world.limits.elsewhere = True
-    world.ask("a", tenant="acme")
-    await asyncio.sleep(0)
-    {
-        "left": lambda: world.requests.left("a", 1),
-        "ended": lambda: world.end("a", 0, ()),
-        "lost": lambda: world.requests.lost("r0"),
-        "deleted": lambda: world.catalog.update(services={KEY: None}),
-    }[over]()
-    await asyncio.sleep(0.01)
-    assert world.limits.asked[0].cancelled()
-    world.end("a", 0, ())
+    world.ask("a", tenant="acme", prompt_tokens=10, max_tokens=100)
+    world.requests.released(KEY, "r0")
+    world.runs("a", tenant="acme", tokens=40)
+    assert world.in_flight() == {"10.0.0.0:80": 1}
+    world.requests.moved("a")
+    assert world.in_flight() == {}
+    world.runs("a", 2, tenant="acme", tokens=60, prompt_tokens=10)
+    world.end("a", tenant="acme", prompt_tokens=10, completion_tokens=70)
+    assert world.value("tenant_tokens_total", tenant="acme", kind="completion") == 70
+    assert world.gate._accounts._account((KEY, "acme")).tokens.used == 110 + 10
     world.assert_empty()
 
 
@@ -406,16 +448,15 @@ def test_a_request_whose_stream_broke_and_came_back_is_counted_once(ends):
     world.ask("a", tenant="acme", prompt_tokens=20, max_tokens=100)
     world.requests.answering("a", 1, "10.0.0.0:80")
     world.requests.progress([("a", 31)])
-    running = [(Ask("a", 1, KEY, tenant="acme", body=Body(prompt_tokens=20, max_tokens=100)), "10.0.0.0:80")]
     if ends.startswith("on"):
-        world.requests.hello(running, "r0 again", world.said.append)
+        world.runs("a", relay="r0 again", tenant="acme", tokens=31)
         world.requests.lost("r0")
         assert world.in_flight() == {"10.0.0.0:80": 1}
     else:
         world.requests.lost("r0")
         assert world.in_flight() == {}
     if ends.startswith("after"):
-        world.requests.hello(running, "r0 again", world.said.append)
+        world.runs("a", relay="r0 again", tenant="acme", tokens=31)
         assert world.in_flight() == {"10.0.0.0:80": 1}
     world.end("a", tenant="acme", prompt_tokens=20, completion_tokens=40)
     world.now += RETURNS_S
@@ -425,7 +466,7 @@ def test_a_request_whose_stream_broke_and_came_back_is_counted_once(ends):
     assert tokens == {"prompt": 20, "completion": 40}
     assert world.value("tenant_requests_total", tenant="acme") == 1
     assert (world.value("requests_total", status="200"), world.value("requests_total", status="unknown")) == (1, None)
-    assert world.limits._accounts._entry((KEY, "acme")).account.tokens.used == 60
+    assert world.gate._accounts._account((KEY, "acme")).tokens.used == 60
 
 
 def test_a_held_request_whose_stream_broke_is_charged_once():
@@ -433,7 +474,7 @@ def test_a_held_request_whose_stream_broke_is_charged_once():
     for stream in ("r0", "r0 again"):
         assert world.ask("a", relay=stream, tenant="acme", prompt_tokens=20, max_tokens=100) == [Held("a", 1)]
         world.requests.lost("r0")
-    account = world.limits._accounts._entry((KEY, "acme")).account
+    account = world.gate._accounts._account((KEY, "acme"))
     assert (account.requests.used, account.in_flight) == (1, 1)
     world.end("a", endpoints=())
     world.assert_empty()

@@ -2,46 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
-from inflight_gateway.link.wire import Ask, Go, Held, Refuse
+from inflight_gateway.link.wire import Ask, Go, Held, Refuse, Running
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.request.body import Body
 from inflight_gateway.requests.registry import Requests
+from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.keys import KeyTables
-from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.types import Endpoint, Finished, HoldBounds, ServiceConfig
 
 KEY = ServiceKey("default", "a")
 CONFIG = ServiceConfig(KEY, "uid", "m", max_num_seqs=2, hold=HoldBounds(max_requests=5, max_wait_s=10.0))
-
-
-class Limits(SharedLimits):
-    """Limits that this gateway decides alone, or another one. Attributes: elsewhere: another one does. asked: futures
-    of the verdicts that it has not given yet."""
-
-    def __init__(self, clock):
-        super().__init__("gw-0", lambda: {}, None, clock)
-        self.elsewhere = False
-        self.asked = []
-
-    def admit_here(self, key, limits, tokens, now):
-        return None if self.elsewhere else super().admit_here(key, limits, tokens, now)
-
-    async def admit(self, key, limits, tokens, now):
-        future = asyncio.get_running_loop().create_future()
-        self.asked.append(future)
-        await future
-        return super().admit_here(key, limits, tokens, now)
 
 
 class World:
@@ -55,15 +34,16 @@ class World:
         self.holds = HoldQueue()
         estimates = Estimates()
         self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None, estimates)
-        self.limits = Limits(lambda: self.now)
-        self.gate = Gate(KeyTables(self.catalog), self.limits, estimates)
+        self.gate = Gate(KeyTables(self.catalog), estimates, clock=lambda: self.now)
         self.metrics = Metrics()
         self.metrics.registry.register(self.gate.usage)
         self.said: list[Held | Go | Refuse] = []
         self.refused: list[str] = []
+        self.demand = DemandCounters(estimates.answer_tokens)
         self.requests = Requests(
             *(self.catalog, Picker(), self.holds, self.ledger, self.gate),
             RequestLog(self.metrics, PicksLog(), access_log=True),
+            self.demand,
             clock=lambda: self.now,
             refused=self.refused.append,
         )
@@ -73,12 +53,18 @@ class World:
     def endpoints(self, count):
         self.catalog.update(endpoints={self.config.key: [Endpoint(f"10.0.0.{one}:80", "p") for one in range(count)]})
 
-    def ask(self, name, attempt=1, *, relay="r0", tenant="", allowed=(), **body):
+    def ask(self, name, attempt=1, *, relay="r0", tenant="", allowed=(), waited_s=0.0, admitted=False, **body):
         """The messages that answer an attempt at once."""
         before = len(self.said)
-        ask = Ask(name, attempt, self.config.key, tenant=tenant, path="/v1/completions", body=Body(**body))
+        about = {"path": "/v1/completions", "waited_s": waited_s, "admitted": admitted}
+        ask = Ask(name, attempt, self.config.key, tenant=tenant, body=Body(**body), **about)
         self.requests.ask(ask, relay, self.said.append, allowed)
         return self.said[before:]
+
+    def runs(self, name, attempt=1, *, relay="r0", tenant="", tokens=0, address="10.0.0.0:80", **body):
+        """An engine answers an attempt that another picker was asked for."""
+        ask = Ask(name, attempt, self.config.key, tenant=tenant, path="/v1/completions", body=Body(**body))
+        self.requests.running(Running(ask, address, tokens), relay, self.said.append)
 
     def heard(self, name):
         """The messages about a request."""
@@ -89,7 +75,8 @@ class World:
 
     def in_flight(self):
         """Requests at replicas, by address."""
-        return {address: count for address in self.ledger.addresses() if (count := self.ledger.in_flight(address))}
+        accounts = self.ledger._accounts
+        return {address: account.in_flight for address, account in accounts.items() if account.in_flight}
 
     def value(self, name, **labels):
         return self.metrics.registry.get_sample_value(
@@ -99,7 +86,7 @@ class World:
     def assert_empty(self):
         """Nothing of any request is left anywhere."""
         starter = self.requests._starter
-        assert len(self.requests) == len(self.holds) == 0
+        assert len(self.requests) == len(self.holds) == len(self.requests._of_service) == 0
         assert self.in_flight() == {}
         assert self.ledger.service(self.config.key, self.now)[0] == 0
         assert starter.shares._started == {}
@@ -108,5 +95,5 @@ class World:
             for each in starter.shares._services.values()
             for one in each.tenants.values()
         )
-        assert self.limits._accounts.keys_in_flight() == []
+        assert self.gate._accounts.in_flight() == {}
         assert all(one.in_flight == 0 for each in self.gate.usage._services.values() for one in each.values())

@@ -3,8 +3,6 @@
 import json
 from dataclasses import replace
 
-import msgspec
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,7 +10,8 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
-from inflight_gateway.state.load import GatewayLoads, Loads, SentLoad, ServiceLoad, read_line
+from inflight_gateway.state.demand import ClassDemand, DemandCounters
+from inflight_gateway.state.load import GatewayLoads, ServiceLoad, line
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, Pick, RequestView, ServiceConfig
 
@@ -20,8 +19,11 @@ KEY = ServiceKey("team", "chat")
 
 
 def test_a_line_is_what_the_contract_says():
-    loads = Loads({KEY: ServiceLoad(2, 300, 1.23456, 5, 0.0)}, {"10.0.0.1:8000": SentLoad(5, 1200)})
-    assert json.loads(loads.line("gateway-0", full=True)) == {
+    demand = {
+        "chat": ClassDemand(9, 900, 90_000, 450, refused=1, sent=6, sent_prompt_tokens=600, sent_output_tokens=300)
+    }
+    services = {KEY: ServiceLoad(2, 300, 1.23456, 5, 0.0, demand)}
+    assert json.loads(line("gateway-0", services, full=True)) == {
         "gateway": "gateway-0",
         "full": True,
         "services": [
@@ -33,20 +35,21 @@ def test_a_line_is_what_the_contract_says():
                 "oldest_held_s": 1.235,
                 "in_flight": 5,
                 "idle_s": 0.0,
+                "demand": {
+                    "chat": {
+                        "arrived": 9,
+                        "prompt_tokens": 900,
+                        "prompt_squares": 90_000,
+                        "output_tokens": 450,
+                        "refused": 1,
+                        "sent": 6,
+                        "sent_prompt_tokens": 600,
+                        "sent_output_tokens": 300,
+                    }
+                },
             }
         ],
-        "endpoints": [{"address": "10.0.0.1:8000", "in_flight": 5, "sent_tokens": 1200}],
     }
-
-
-@pytest.mark.parametrize("line", [b"", b"[]", b'{"full":true}', b'{"gateway":"g","services":[{"name":5}]}', b"\xff"])
-def test_other_lines_are_refused(line):
-    with pytest.raises(msgspec.DecodeError):
-        read_line(line)
-
-
-def test_fields_of_a_later_version_are_ignored():
-    assert read_line(b'{"gateway":"g","full":true,"more":1}').loads == Loads({}, {})
 
 
 A, B = Endpoint("10.0.0.1:8000", "a"), Endpoint("10.0.0.2:8000", "b")
@@ -60,20 +63,19 @@ class World:
         self.now = 0.0
         self.catalog, self.holds = Catalog(), HoldQueue()
         self.ledger = Ledger(self.catalog.endpoints_of, lambda _: None, Estimates())
-        self.loads = GatewayLoads(self.catalog, self.holds, self.ledger, lambda: self.now)
+        self.demand = DemandCounters(lambda _: 20.0)
+        self.loads = GatewayLoads(self.catalog, self.holds, self.ledger, self.demand, lambda: self.now)
         self.set_service(KEY, True)
         self.catalog.update(endpoints={KEY: [A, B]})
         self.loads.changes()
-        first = self.loads.all()
-        self.services, self.endpoints = dict(first.services), dict(first.endpoints)
+        self.services = self.loads.service_loads()
 
     def set_service(self, key, exists):
         self.catalog.update(services={key: ServiceConfig(key, "u", "m") if exists else None})
 
     def read_changes(self):
-        changes = read_line(self.loads.changes().line("g", full=False)).loads
-        self.services.update(changes.services)
-        self.endpoints.update(changes.endpoints)
+        changes = self.loads.changes()
+        self.services.update(changes)
         return changes
 
 
@@ -88,6 +90,7 @@ OPERATIONS = st.lists(
         st.tuples(st.just("move"), st.integers(0, 5), st.booleans()),
         st.tuples(st.just("forget"), st.booleans()),
         st.tuples(st.just("service"), st.booleans()),
+        st.tuples(st.sampled_from(("arrived", "refused", "sent", "deleted")), st.sampled_from(("", "batch"))),
         st.tuples(st.just("line")),
     ),
     max_size=40,
@@ -121,25 +124,32 @@ def test_the_first_line_and_all_changes_together_are_the_load(operations):
                 world.ledger.forget(KEY, (A if first else B).address)
             case ("service", exists):
                 world.set_service(OTHER, exists)
+            case ("refused", name):
+                world.demand.refused(RequestView("x", KEY, world.now, service_class=name))
+            case (("arrived" | "sent") as what, name):
+                request = RequestView("x", KEY, world.now, prompt_tokens=5, service_class=name)
+                getattr(world.demand, what)(request, 20)
+            case ("deleted", _):
+                world.demand.forget(KEY)
+                world.set_service(KEY, False)
+                world.set_service(KEY, True)
             case _:
                 world.read_changes()
     world.read_changes()
-    now = world.loads.all()
-    known = {key: load for key, load in world.services.items() if key in now.services}
-    assert without_times(known) == without_times(now.services)
-    known = {address: load for address, load in world.endpoints.items() if load != SentLoad()}
-    assert known == {address: load for address, load in now.endpoints.items() if load != SentLoad()}
-    assert world.loads.changes().empty
+    now = world.loads.service_loads()
+    known = {key: load for key, load in world.services.items() if key in now}
+    assert without_times(known) == without_times(now)
+    assert world.loads.changes() == {}
 
 
 def test_time_that_passes_is_no_change_and_a_request_that_came_and_went_is_one():
     world = World()
     world.now += 60.0
-    assert world.read_changes().empty
+    assert world.read_changes() == {}
     world.ledger.begin(RequestView("x", KEY, world.now), Pick((A,), "only"), world.now)
     world.ledger.end("x", world.now)
-    assert world.read_changes().services == {KEY: ServiceLoad(idle_s=0.0)}
-    assert world.read_changes().empty
+    assert world.read_changes() == {KEY: ServiceLoad(idle_s=0.0)}
+    assert world.read_changes() == {}
 
 
 def test_what_changes_takes_the_time_of_what_has_changed():
@@ -149,4 +159,4 @@ def test_what_changes_takes_the_time_of_what_has_changed():
     )
     world.read_changes()
     world.ledger.touch(KEY, world.now)
-    assert list(world.read_changes().services) == [KEY]
+    assert list(world.read_changes()) == [KEY]

@@ -1,4 +1,4 @@
-"""The state port over a real socket, and peers that read it. Load comes from a fake picker: two dictionaries."""
+"""The state port over a real socket. Load comes from a fake picker: a dictionary."""
 
 import asyncio
 import json
@@ -13,11 +13,9 @@ import pytest
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.signing import PEER_SIGNATURE, get_message
-from inflight_gateway.state import peers as peers_module
 from inflight_gateway.state import port as port_module
 from inflight_gateway.state import stream as stream_module
-from inflight_gateway.state.load import Loads, SentLoad, ServiceLoad
-from inflight_gateway.state.peers import SILENT_SECONDS, Peers
+from inflight_gateway.state.load import ServiceLoad
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.state.port import StatePort
 from inflight_gateway.state.stream import LoadStream
@@ -33,15 +31,14 @@ ENGINE = "10.0.0.1:8000"
 
 class FakeLoad:
     def __init__(self):
-        self.services, self.endpoints, self.asked = {KEY: ServiceLoad()}, {}, 0
-        self.changed = Loads({}, {})
+        self.services, self.changed, self.asked = {KEY: ServiceLoad()}, {}, 0
 
-    def all(self):
-        return Loads(self.services, self.endpoints)
+    def service_loads(self):
+        return self.services
 
     def changes(self):
         self.asked += 1
-        changed, self.changed = self.changed, Loads({}, {})
+        changed, self.changed = self.changed, {}
         return changed
 
 
@@ -50,17 +47,16 @@ class Served:
         self.load, self.picks, self.reasons, self.metrics = FakeLoad(), PicksLog(), [], b"up 1\n"
         self.stream = LoadStream(name, self.load)
         self.key = gateway_key()
-        self.port = StatePort(self.stream, self.picks, lambda: self.metrics, lambda: self.reasons, self.key)
+        self.port = StatePort(
+            self.stream, self.picks, lambda: self.metrics, lambda: self.reasons, self.key, lambda _: "gateway-1"
+        )
 
     def change(self, load):
-        self.load.services = {KEY: load}
-        self.load.changed = Loads(self.load.services, {})
+        self.load.services = self.load.changed = {KEY: load}
         self.stream.changed()
 
-    def send(self, in_flight, tokens):
-        self.load.endpoints = {ENGINE: SentLoad(in_flight, tokens)}
-        self.load.changed = Loads({}, self.load.endpoints)
-        self.stream.changed()
+    def send(self, in_flight):
+        self.change(ServiceLoad(in_flight=in_flight))
 
 
 @asynccontextmanager
@@ -132,12 +128,12 @@ async def test_anonymous_watchers_keep_no_signed_one_out(served):
         writer.write(b"GET /v1/state?watch=1 HTTP/1.1\r\nHost: x\r\n\r\n")
     for reader, _ in streams:
         assert b" 401 " in await reader.readline()
-    async with following(served.address) as (peers, heard):
-        served.send(3, 300)
-        await until(lambda: heard == {"gateway-0": {ENGINE: SentLoad(3, 300)}})
-        served.send(4, 300)
-        await until(lambda: heard == {"gateway-0": {ENGINE: SentLoad(4, 300)}})
-        assert peers.live()
+    path = "/v1/state?watch=1"
+    async with served.public.get(path, headers={PEER_SIGNATURE: served.key.sign(get_message(path))}) as watcher:
+        for number in (0, 3, 4):
+            async with asyncio.timeout(5):
+                assert json.loads(await watcher.content.readline())["services"][0]["in_flight"] == number
+            served.send(max(3, number + 1))
     for reader, writer in streams:
         await asyncio.wait_for(reader.read(), 5)  # closed by the port
         writer.close()
@@ -176,8 +172,8 @@ async def test_connections_without_a_request_are_closed_and_others_stay(served, 
         for reader, writer in silent:
             assert await asyncio.wait_for(reader.read(), 5) == b""
             writer.close()
-        served.send(1, 10)
-        assert (await line())["endpoints"][0]["in_flight"] == 1
+        served.send(1)
+        assert (await line())["services"][0]["in_flight"] == 1
 
 
 async def test_pages_of_metrics_take_a_bounded_share_of_the_time(served):
@@ -213,7 +209,6 @@ async def test_the_first_held_request_is_told_at_once(served):
         assert loop.time() - start < 0.04
         assert news["full"] is False
         assert news["services"][0]["held"] == 1
-        assert news["endpoints"] == []
 
 
 async def test_many_changes_make_few_lines_and_the_last_one_is_right(served):
@@ -223,12 +218,11 @@ async def test_many_changes_make_few_lines_and_the_last_one_is_right(served):
         start, lines = loop.time(), 0
         last = {}
         for number in range(1, 51):
-            served.send(number, number * 10)
+            served.send(number)
             await asyncio.sleep(0.004)
         while last.get("in_flight") != 50:
-            last = (await line())["endpoints"][0]
+            last = (await line())["services"][0]
             lines += 1
-        assert last == {"address": ENGINE, "in_flight": 50, "sent_tokens": 500}
         assert lines <= (loop.time() - start) / stream_module.MIN_SECONDS + 2
 
 
@@ -241,21 +235,21 @@ async def test_full_lines_come_without_any_change(served, monkeypatch):
 async def test_a_watcher_that_comes_later_has_the_same_load_as_those_before(served):
     async with watching(served) as first:
         await first()
-        served.send(7, 70)
-        assert (await first())["endpoints"][0]["in_flight"] == 7
+        served.send(7)
+        assert (await first())["services"][0]["in_flight"] == 7
         async with watching(served) as second:
-            assert (await second())["endpoints"][0]["in_flight"] == 7
-            served.send(0, 0)
-            assert (await second())["endpoints"][0]["in_flight"] == 0
-            assert (await first())["endpoints"][0]["in_flight"] == 0
+            assert (await second())["services"][0]["in_flight"] == 7
+            served.send(0)
+            assert (await second())["services"][0]["in_flight"] == 0
+            assert (await first())["services"][0]["in_flight"] == 0
 
 
 async def test_load_is_not_computed_while_nobody_watches(served):
     async with watching(served) as line:
         await line()
     for _ in range(20):
-        served.send(1, 1)
-        served.send(2, 2)
+        served.send(1)
+        served.send(2)
         await asyncio.sleep(0.01)
     await until(lambda: served.stream.watchers == 0)
     asked = served.load.asked
@@ -275,12 +269,12 @@ async def test_watchers_are_bounded_and_one_that_reads_nothing_is_cut_off(served
         await line()
         await until(lambda: served.stream.watchers == 2)
         assert (await get(served, "/v1/state?watch=1"))[0] == 503
-        addresses = [f"10.0.{number // 256}.{number % 256}:8000" for number in range(5000)]
+        names = [ServiceKey("team", f"chat-{number}") for number in range(2500)]
         number = 0
         async with asyncio.timeout(30):
             while served.stream.watchers == 2:
                 number += 1
-                served.load.changed = Loads({}, {address: SentLoad(number) for address in addresses})
+                served.load.changed = {name: ServiceLoad(number) for name in names}
                 served.stream.changed()
                 await line()
     writer.close()
@@ -291,6 +285,7 @@ async def test_picks_of_a_service(served):
     served.picks.picked(request, Pick((Endpoint(ENGINE, "chat-0"),), "only", scores={"prefix": 0.5}), 0.25, 1000.0)
     status, text = await get(served, "/v1/picks?namespace=team&service=chat&last=5")
     assert status == 200
+    assert json.loads(text)["owner"] == "gateway-1"
     [pick] = json.loads(text)["picks"]
     assert (pick["request_id"], pick["tenant"], pick["finished"]) == ("r-1", "acme", None)
     assert pick["attempts"][0]["pods"] == ["chat-0"]
@@ -309,78 +304,6 @@ async def test_a_taken_port_is_named(served):
         await other.port.start(int(served.address.partition(":")[2]), 0, "127.0.0.1")
     with pytest.raises(OSError, match="cannot listen on --local-port"):
         await other.port.start(0, served.http._base_url.port, "127.0.0.1")
-
-
-@asynccontextmanager
-async def following(*addresses, clock=monotonic):
-    """Peers, and by gateway what was last heard from it."""
-    heard = {}
-    async with aiohttp.ClientSession() as http:
-        peers = Peers(http, lambda gateway, sent: heard.update({gateway: dict(sent)}), gateway_key(), clock)
-        peers.keep(addresses)
-        yield peers, heard
-        peers.close()
-
-
-async def test_peers_are_heard_until_they_are_silent_or_gone(served):
-    now = [100.0]
-    async with serving("gateway-1") as second:
-        served.send(3, 300)
-        async with following(served.address, second.address, clock=lambda: now[0]) as (peers, heard):
-            await until(lambda: heard == {"gateway-0": {ENGINE: SentLoad(3, 300)}, "gateway-1": {}})
-            second.send(1, 50)
-            await until(lambda: heard["gateway-1"] == {ENGINE: SentLoad(1, 50)})
-            assert peers.live() == {"gateway-0": served.address, "gateway-1": second.address}
-            now[0] += SILENT_SECONDS + 0.1
-            assert peers.live() == {}
-            served.send(2, 320)
-            await until(lambda: heard["gateway-0"] == {ENGINE: SentLoad(2, 320)})
-            assert peers.live() == {"gateway-0": served.address}
-            peers.keep([second.address])
-            assert peers.live() == {}
-
-
-async def test_a_peer_that_restarts_is_followed_again_and_its_old_numbers_go():
-    first, second = Served(), Served()
-    port, _ = await first.port.start(0, 0, "127.0.0.1")
-    first.send(9, 90)
-    async with following(f"127.0.0.1:{port}") as (peers, heard):
-        await until(lambda: heard == {"gateway-0": {ENGINE: SentLoad(9, 90)}})
-        await first.port.close()
-        assert peers.live() == {"gateway-0": f"127.0.0.1:{port}"}
-        await second.port.start(port, 0, "127.0.0.1")
-        await until(lambda: heard == {"gateway-0": {}})
-    await second.port.close()
-
-
-async def test_a_peer_that_sends_something_else_counts_nothing():
-    async def serve(reader, writer):
-        writer.write(b"HTTP/1.1 200 OK\r\n\r\n[1]\n")
-        writer.close()
-
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with following(f"127.0.0.1:{server.sockets[0].getsockname()[1]}") as (peers, heard):
-        await asyncio.sleep(0.3)
-        assert not peers.live()
-        assert not heard
-    server.close()
-
-
-async def test_a_fault_in_taking_a_line_does_not_end_the_following(served, caplog, monkeypatch):
-    monkeypatch.setattr(peers_module, "MIN_BACK_OFF", 0.01)
-    taken = []
-
-    def take(gateway, sent):
-        taken.append(gateway)
-        if len(taken) == 1:
-            raise RuntimeError("a fault of the ledger")
-
-    async with aiohttp.ClientSession() as http:
-        peers = Peers(http, take, gateway_key())
-        peers.keep([served.address])
-        await until(lambda: len(taken) == 2)
-        peers.close()
-    assert "a fault of the ledger" in caplog.text
 
 
 async def _open(served, path):
@@ -420,7 +343,7 @@ async def test_many_connections_keep_neither_a_watcher_nor_a_new_client_out(serv
         clients = [await _open(served, "/healthz") for _ in range(20)]
         assert await get_public(served, "/healthz") == (200, "ok\n")
         assert len(served.port._public._runner.server.connections) <= 10
-        served.send(1, 10)
+        served.send(1)
         async with asyncio.timeout(5):
             assert json.loads(await watcher.content.readline())
         for client in clients:

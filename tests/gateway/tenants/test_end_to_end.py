@@ -212,7 +212,7 @@ async def test_the_plugin_shows_the_picks_and_the_held_requests_of_the_picker(st
     stack.services(service("a", model="m"))
 
     async def asleep():
-        return not (await stack.state())["endpoints"]
+        return 'inflight_gateway_endpoints{namespace="default",service="a"} 0.0' in await stack.metrics()
 
     await until(asleep, "the picker knows of no engine", 10)
     held = asyncio.create_task(ask(http, stack))

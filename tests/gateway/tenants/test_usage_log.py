@@ -22,7 +22,7 @@ from inflight_gateway.tenants import usage_log as log_module
 from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.tenants.usage_files import Line, UsageFiles
 from inflight_gateway.tenants.usage_log import UsageLog
-from tests.gateway.tenants.things import CHAT, alone, config, finished, request
+from tests.gateway.tenants.things import CHAT, config, finished, gate_of, request
 from tests.gateway.waiting import until
 
 
@@ -35,7 +35,7 @@ class Pod:
     """A gateway's gate with its usage log."""
 
     def __init__(self, volume):
-        self.gate = alone()
+        self.gate = gate_of()
         self.log = self.gate.usage_log = UsageLog(volume, self.gate.usage, lambda key: "model", wall=lambda: 1234.5678)
 
     async def __aenter__(self):

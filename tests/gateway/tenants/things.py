@@ -10,7 +10,6 @@ from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.gateway_key import GatewayKey
 from inflight_gateway.tenants.keys import KeyTables
-from inflight_gateway.tenants.sharing import SharedLimits
 from inflight_gateway.types import Finished, RateLimits, RequestView, ServiceConfig, TenantConfig
 
 CHAT = ServiceKey("team-a", "chat")
@@ -55,16 +54,12 @@ def catalog_with(secrets):
     return catalog
 
 
-def alone(secrets=None, **options):
-    """A gate of a gateway without peers. Args: secrets: name of a Secret -> its data; or their catalog."""
-
-    async def post(address, content):
-        raise AssertionError("there is nobody to ask")
-
+def gate_of(secrets=None, **options):
+    """A gate. Args: secrets: name of a Secret -> its data; or their catalog."""
     catalog = secrets if isinstance(secrets, Catalog) else catalog_with(secrets or {})
-    return Gate(KeyTables(catalog), SharedLimits("gw-0", lambda: {}, post), Estimates(), **options)
+    return Gate(KeyTables(catalog), Estimates(), **options)
 
 
-def alone_with(keys, **options):
+def gate_with(keys, **options):
     """A gate with one Secret. Args: keys: data of the Secret that `config` names."""
-    return alone({"keys": keys}, **options)
+    return gate_of({"keys": keys}, **options)

@@ -90,7 +90,7 @@ class PickerProgram(Program):
         self.pods = ReadyPods(pod, self._catalog)
         estimates, holds = Estimates(), HoldQueue()
         self._ledger = Ledger(self._catalog.endpoints_of, self._samples.get, estimates)
-        gate = Gate(KeyTables(self._catalog), estimates)
+        gate = Gate(KeyTables(self._catalog), estimates, clock=self._loop.time)
         log = RequestLog(Metrics(), PicksLog(), access_log=False)
         self.requests = Requests(
             *(self._catalog, Picker(self._ledger.ranking), holds, self._ledger, gate, log), clock=self._loop.time

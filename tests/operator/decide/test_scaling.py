@@ -101,10 +101,66 @@ def test_stale_metrics_never_scale_down(observation, wanted, behavior):
 
 
 @given(observations(), targets, behaviors)
-def test_no_fresh_metrics_change_nothing(observation, wanted, behavior):
-    blind = replace(observation, loads=())
+def test_no_fresh_metrics_and_no_held_requests_change_nothing(observation, wanted, behavior):
+    blind = replace(observation, loads=(), held=0)
     decision = decide_scaling(blind, wanted, behavior, ScalingBounds(0, 50), ScalingHistory())
     assert decision.replicas == blind.replicas
+
+
+NEEDED = Reason("DemandNotKnown")
+
+
+def blind(held, *, ready=4, starting=0, slots=64, **more):
+    return ScalingObservation(1000.0, ready + starting, ready, (), held=held, slots=slots, **more)
+
+
+def decided_blindly(observation, behavior=AT_ONCE, capacity=None):
+    return decide_scaling(observation, WAITING, behavior, ScalingBounds(1, 100), ScalingHistory(), capacity)
+
+
+def test_held_requests_scale_up_without_any_metrics_and_the_reason_says_by_how_much():
+    decision = decided_blindly(blind(1000))
+    assert decision.replicas == 4 + 16
+    assert said(decision) == (
+        "replicas 4 -> 20: 1000 requests wait at the gateway and none of 4 ready pods has recent metrics: they count as"
+        " full, and a further replica takes 64 requests"
+    )
+    assert not decision.able
+
+
+def test_held_requests_without_metrics_scale_up_at_the_rate_of_behavior():
+    slowly = replace(AT_ONCE, scale_up=ScalingRules(0.0, (ScalingPolicy("Pods", 3, 60.0),)))
+    assert decided_blindly(blind(1000), slowly).replicas == 4 + 3
+
+
+def test_held_requests_order_nothing_while_the_first_replicas_start():
+    assert decided_blindly(blind(1000, ready=0, starting=2)).replicas == 2
+
+
+def test_held_requests_do_not_order_again_what_starts_already():
+    assert decided_blindly(blind(1000, starting=16)).replicas == 20
+    assert decided_blindly(blind(1000, starting=20)).replicas == 24
+    assert decided_blindly(blind(2000, starting=16)).replicas == 4 + 32
+
+
+def test_the_few_requests_that_always_wait_for_a_moment_order_nothing_without_metrics():
+    assert decided_blindly(blind(25)).replicas == 4
+    assert said(decided_blindly(blind(25))).startswith("none of 4 ready pods has recent metrics")
+
+
+def test_demand_that_the_gateway_knows_decides_where_no_engine_is_measured():
+    decision = decided_blindly(blind(1000), capacity=Recommendation(7, NEEDED))
+    assert decision.replicas == 7
+    fewer = decided_blindly(blind(0), capacity=Recommendation(2, NEEDED))
+    assert fewer.replicas == 4
+
+
+@given(st.integers(0, 5000), st.integers(0, 50), st.integers(0, 50), st.integers(0, 256), st.integers(0, 500))
+def test_more_held_requests_never_ask_for_fewer_without_metrics(held, ready, starting, slots, more):
+    one, other = (
+        decided_blindly(blind(number, ready=ready, starting=starting, slots=slots)) for number in (held, held + more)
+    )
+    assert max(1, ready + starting) <= one.replicas <= other.replicas
 
 
 @given(observations(), st.integers(1, 20), st.integers(1, 100))
@@ -325,8 +381,6 @@ def test_stale_metrics_never_scale_down_by_the_capacity_model(observation, repli
         observation = replace(observation, ready=observation.ready + 1, replicas=observation.replicas + 1)
     decision = asked(observation, replicas, behavior=behavior)
     assert decision.replicas >= observation.replicas
-    if not observation.loads:
-        assert decision.replicas == observation.replicas
 
 
 def test_replicas_that_start_count_as_the_model_asked_for_them():

@@ -140,9 +140,11 @@ def test_the_view_of_several_pods_is_that_of_the_last_request_at_any_of_them():
     quiet = GatewayReport(at=95.0, since=0.0, idle_s=50.0)
     fresh = GatewayReport(at=100.0, since=90.0)
     busy = GatewayReport(at=98.0, since=0.0, held=2, held_prompt_tokens=300, oldest_held_s=1.5, in_flight=3)
-    assert gateway_view([quiet], 1, 100.0).idle_s == 55.0
-    assert gateway_view([quiet, fresh], 2, 100.0).idle_s == 10.0  # it may have had requests before it was restarted
-    view = gateway_view([quiet, busy], 3, 100.0, "gateway-3 is not heard")
+    assert gateway_view({"a": quiet}, 1, 100.0).idle_s == 55.0
+    assert (
+        gateway_view({"a": quiet, "b": fresh}, 2, 100.0).idle_s == 10.0
+    )  # it may have had requests before it was restarted
+    view = gateway_view({"a": quiet, "b": busy}, 3, 100.0, "gateway-3 is not heard")
     assert (view.held, view.held_prompt_tokens, view.oldest_held_s, view.in_flight) == (2, 300, 3.5, 3)
     assert (view.idle_s, view.known, view.silence) == (0.0, False, "gateway-3 is not heard")
-    assert gateway_view([], 0, 100.0).known is False
+    assert gateway_view({}, 0, 100.0).known is False

@@ -13,14 +13,10 @@ from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.observe import gateway as gateway_module
-from inflight_operator.observe.gateway import (
-    GatewayReader,
-    GatewayStreamError,
-    gateway_addresses,
-    gateway_pods,
-    lines,
-    read_line,
-)
+from inflight_operator.observe import gateway_lines
+from inflight_operator.observe.gateway import GatewayReader, gateway_addresses, gateway_pods
+from inflight_operator.observe.gateway_lines import GatewayStreamError, lines, read_line
+from inflight_operator.observe.gateway_view import GatewayDemand
 from tests.operator.gateway_pods import endpoint_slice, gateway_pod, line, said
 
 CHAT, CODE = ServiceKey("team", "chat"), ServiceKey("team", "code")
@@ -237,8 +233,43 @@ async def test_a_silent_stream_counts_as_broken(monkeypatch):
             await until(lambda: "does not answer" in reader.view(CHAT).silence)
 
 
+async def test_the_demand_of_a_service_is_the_sum_over_classes_for_each_pod(monkeypatch):
+    async with gateway_pod() as pod:
+        pod.begins_with(
+            said("chat", chat={"arrived": 3, "prompt_tokens": 30, "sent": 2}, batch={"arrived": 4, "later": 1})
+        )
+        async with reading(Slices(endpoint_slice("g-1", "g-2")), pod.port, monkeypatch) as (reader, _):
+            await reader.settled(5.0)
+            view = reader.view(CHAT)
+            assert view.demand == dict.fromkeys(("g-1", "g-2"), GatewayDemand(arrived=7, prompt_tokens=30, sent=2))
+            assert view.counts
+
+
+async def test_the_demand_is_not_known_while_a_pod_of_an_earlier_release_reports_none(monkeypatch):
+    async with gateway_pod() as pod:
+        pod.begins_with(said("chat"))
+        async with reading(Slices(endpoint_slice("g-1")), pod.port, monkeypatch) as (reader, _):
+            await reader.settled(5.0)
+            view = reader.view(CHAT)
+            assert view.known
+            assert not view.counts
+
+
+def test_a_service_without_requests_has_counters_of_zero():
+    service = {"namespace": "team", "name": "chat", "held": 0, "in_flight": 0, "demand": {}}
+    _, reports = read_line(json.dumps({"services": [service]}).encode(), 10.0, 5.0)
+    assert reports[CHAT].demand == GatewayDemand()
+
+
+@pytest.mark.parametrize("counter", [-1, 1.5, True, "1", None, 2**63])
+def test_a_counter_that_is_none_ends_the_stream(counter):
+    service = {"namespace": "team", "name": "chat", "held": 0, "in_flight": 0, "demand": {"a": {"arrived": counter}}}
+    with pytest.raises(GatewayStreamError, match="is not a count"):
+        read_line(json.dumps({"services": [service]}).encode(), 10.0, 5.0)
+
+
 async def test_a_line_without_end_is_refused(monkeypatch):
-    monkeypatch.setattr(gateway_module, "MAX_LINE", 100)
+    monkeypatch.setattr(gateway_lines, "MAX_LINE", 100)
 
     async def chunks():
         for _ in range(3):

@@ -103,7 +103,8 @@ async def test_a_held_request_wakes_it_and_ready_stays_true_until_the_replica_se
         ("False", "Waking"),
         ("True", "Waking"),
     ]
-    assert world.status["gateway"] == {"held": 3, "heldPromptTokens": 900, "inFlight": 0}
+    assert world.status["gateway"] == {"inFlight": 0}
+    assert world.status["queue"] == {"waiting": 3, "atGateway": 3, "inEngines": 0}
     assert world.status["decisions"][-1]["reason"].startswith(
         "3 requests wait at the gateway (900 prompt tokens) and no replica is ready"
     )

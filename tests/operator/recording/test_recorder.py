@@ -191,11 +191,33 @@ def test_a_recording_of_another_version_says_so(tmp_path, rounds):
         Recording(file)
 
 
-def test_a_recording_of_other_types_names_the_field(tmp_path, rounds):
-    name = "inflight_operator.observe.metrics.Sample"
-    file = changed_header(tmp_path, rounds, lambda header: header["types"][name].remove("kv_usage"))
-    with pytest.raises(RecordingError, match=r"another build of version .*: Sample has kv_usage here"):
+SAMPLE = "inflight_operator.observe.metrics.Sample"
+VIEW = "inflight_operator.observe.gateway_view.GatewayView"
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda fields: fields.remove("time"), "Sample has time here"),
+        (lambda fields: fields.append("mood"), "Sample has mood there"),
+        (lambda fields: fields.reverse(), "Sample has its fields in another order"),
+    ],
+)
+def test_a_recording_of_other_types_names_the_field(tmp_path, rounds, change, said):
+    file = changed_header(tmp_path, rounds, lambda header: change(header["types"][SAMPLE]))
+    with pytest.raises(RecordingError, match=rf"another build of version .*: {said}"):
         Recording(file)
+
+
+def test_a_recording_of_an_earlier_build_without_the_gateways_demand_is_read(tmp_path, rounds):
+    def earlier(header):
+        header["types"][VIEW].remove("demand")
+        del header["types"]["inflight_operator.observe.gateway_view.GatewayDemand"]
+
+    file = changed_header(tmp_path, rounds, earlier)
+    recorded = list(Recording(file).rounds())
+    assert len(recorded) == 2
+    assert_repeatable(recorded)
 
 
 @pytest.mark.parametrize("content", [b"", b"hello\n", b"[1]\n", b"{}\n", b'{"recording": "other"}\n'])

@@ -1,6 +1,6 @@
 """The operator's decisions on a simulated fleet."""
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pytest
@@ -11,9 +11,10 @@ from inflight_operator.reconcile.reconciler import ReconcilerSettings
 from inflight_operator.render import Settings
 from inflight_settings.limits import Limits
 from inflight_simulator.fleet import autopilot
-from inflight_simulator.fleet.config import FleetConfig, RequestTargets
+from inflight_simulator.fleet.config import FleetConfig, GatewayModel, RequestTargets
 from inflight_simulator.fleet.named import simulate_named
 from inflight_simulator.fleet.replica import scheduler_config
+from inflight_simulator.fleet.requests import Requests
 from inflight_simulator.fleet.run import run_fleet
 from tests.simulator.fleet.test_naive import random_requests
 
@@ -85,3 +86,47 @@ def test_pods_run_with_the_limits_in_force(tuning):
     run_fleet(LOAD, config, [Watch()])
     assert all(one == other for one, other in seen)
     assert len({one for one, _ in seen}) > 1 if tuning else {one for one, _ in seen} == {Limits(4, 512)}
+
+
+def jump(before, after, at, end):
+    """Requests at a mean rate that jumps."""
+    random = np.random.default_rng(0)
+    times = np.append(random.uniform(0, at, before * at), random.uniform(at, end, after * (end - at)))
+    return Requests(np.sort(times), np.full(len(times), 3000), np.full(len(times), 100))
+
+
+@pytest.mark.parametrize("pods", [1, 3])
+def test_behind_the_gateway_it_orders_as_much_and_as_soon_as_where_engines_see_all_arrivals(pods):
+    config = replace(CONFIG, initial_replicas=2, max_replicas=30, policy="deadline", gateway=GatewayModel(pods=pods))
+    requests = jump(10, 40, 60, 100)
+    found = {}
+    for routing in ("least-work", "gateway"):
+        run = simulate_named("autopilot", requests, replace(config, routing=routing))
+        found[routing] = max(row.ordered for row in run.replicas if row.time_s < 75)
+    assert found["least-work"] >= 6
+    assert abs(found["gateway"] - found["least-work"]) <= 1
+
+
+@dataclass
+class Operator:
+    """The operator, whose snapshots are kept."""
+
+    operator: autopilot.Autopilot
+    seen: list = field(default_factory=list)
+    interval_s: float = autopilot.INTERVAL_S
+
+    def update(self, fleet, now):
+        self.seen.append((self.operator._snapshot(fleet, now).gateway, fleet.gateway.num_held))
+        self.operator.update(fleet, now)
+
+
+def test_it_reads_what_all_pods_of_the_gateway_report():
+    config = replace(CONFIG, routing="gateway", max_replicas=1, gateway=GatewayModel({"hold": {"maxRequests": 40}}, 2))
+    watch = Operator(autopilot.Autopilot(config))
+    run = run_fleet(jump(20, 20, 20, 40), config, [watch])
+    assert all(view.known and view.counts and view.pods == 2 for view, _ in watch.seen)
+    assert [view.held for view, _ in watch.seen] == pytest.approx([held for _, held in watch.seen], abs=1)
+    last = [sum(one.arrived for one in view.demand.values()) for view, _ in watch.seen][-1]
+    assert last == pytest.approx(20 * 39, abs=60)
+    assert sum(one.refused for one in watch.seen[-1][0].demand.values()) == pytest.approx(run.refused, abs=60)
+    assert run.refused > 100

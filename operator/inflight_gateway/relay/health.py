@@ -1,0 +1,92 @@
+"""Trust of a relay in a picker. Pure: time is counted in ticks of the relay, so that a relay that was stopped does not
+take what it has not read yet for silence."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from inflight_gateway.link.wire import ACKNOWLEDGED_S, BEAT_S, SILENT_S
+
+TICK_S = 0.1
+
+FIRST_TRIAL_S, LONGEST_TRIAL_S = 1.0, 30.0
+"""Bounds of the time in which a picker that failed has to be heard without a break before it is trusted again: each
+failure soon after a trial doubles it, because each move of services costs their prefixes and limits."""
+
+PROVEN_S = 60.0
+"""Seconds of trust after which a failure counts as the first one."""
+
+LATE_S = 2 * BEAT_S
+"""Silence that ends the trust in a picker that has to answer, and begins a trial anew."""
+
+BUSY_S = 2.0
+"""Most seconds for which a picker that answers others is waited for: in a burst it is busy, and not gone."""
+
+
+def ticks(seconds: float) -> int:
+    """Returns the number of ticks in a time."""
+    return round(seconds / TICK_S)
+
+
+class Trust(IntEnum):
+    """Trust in a picker."""
+
+    GONE = 0
+    """Not connected, or silent for `SILENT_S`."""
+    DOUBTED = 1
+    """Failed not long ago: asked where no other one is trusted."""
+    TRUSTED = 2
+
+
+class Health:
+    """Trust in one picker, from what is heard. Attributes: quiet: ticks since it was heard."""
+
+    def __init__(self) -> None:
+        self.quiet = 0
+        self._open = False
+        self._trial = self._length = 0
+        """Ticks that are left of the trial, and those of a whole one."""
+        self._trusted = ticks(PROVEN_S)
+        """Ticks since the last trial."""
+
+    @property
+    def trust(self) -> Trust:
+        if not self._open or self.quiet >= ticks(SILENT_S):
+            return Trust.GONE
+        return Trust.DOUBTED if self._trial else Trust.TRUSTED
+
+    def heard(self) -> None:
+        """Notes a frame."""
+        self._open = True
+        self.quiet = 0
+
+    def lost(self) -> None:
+        """Notes the end of the stream."""
+        self._open = False
+        self.failed()
+
+    def failed(self) -> None:
+        """Notes a failure: the trial begins, or begins anew."""
+        if not self._trial:
+            again = self._trusted < ticks(PROVEN_S)
+            self._length = min(ticks(LONGEST_TRIAL_S), 2 * self._length) if again else ticks(FIRST_TRIAL_S)
+            self._trusted = 0
+        self._trial = self._length
+
+    def tick(self) -> None:
+        """Notes that `TICK_S` passed."""
+        self.quiet += 1
+        if self._open and self.quiet == ticks(SILENT_S):
+            self.failed()
+        elif self._trial:
+            steady = self._open and self.quiet <= ticks(LATE_S)
+            self._trial = self._trial - 1 if steady else self._length
+        else:
+            self._trusted += 1
+
+    def overdue(self, waited: int, *, only: bool) -> bool:
+        """Returns whether the picker fails to acknowledge a question. Args: waited: ticks since it was asked. only: no
+        other picker can be asked, so that the relay then picks alone, at once."""
+        if waited <= ticks(ACKNOWLEDGED_S):
+            return False
+        return self.quiet > ticks(ACKNOWLEDGED_S if only else LATE_S) or waited > ticks(BUSY_S)
