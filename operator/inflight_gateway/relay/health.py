@@ -57,6 +57,8 @@ class Health:
 
     def heard(self) -> None:
         """Notes a frame."""
+        if self._open and self.quiet <= ticks(LATE_S):
+            self._trial = max(0, self._trial - self.quiet)
         self._open = True
         self.quiet = 0
 
@@ -78,11 +80,10 @@ class Health:
         self.quiet += 1
         if self._open and self.quiet == ticks(SILENT_S):
             self.failed()
-        elif self._trial:
-            steady = self._open and self.quiet <= ticks(LATE_S)
-            self._trial = self._trial - 1 if steady else self._length
-        else:
+        elif not self._trial:
             self._trusted += 1
+        elif not self._open or self.quiet > ticks(LATE_S):
+            self._trial = self._length
 
     def overdue(self, waited: int, *, only: bool) -> bool:
         """Returns whether the picker fails to acknowledge a question. Args: waited: ticks since it was asked. only: no

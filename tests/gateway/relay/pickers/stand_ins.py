@@ -13,7 +13,9 @@ from inflight_gateway.link.ownership import Owners
 from inflight_gateway.link.signed import Accepting, Sealed
 from inflight_gateway.link.wire import (
     BEAT_S,
+    Answering,
     Ask,
+    Elsewhere,
     Ended,
     Frames,
     FromPicker,
@@ -22,10 +24,8 @@ from inflight_gateway.link.wire import (
     Gateways,
     Go,
     Held,
-    Hello,
     Keys,
     Known,
-    Left,
     Refuse,
     Released,
     Running,
@@ -69,7 +69,8 @@ class Picker:
     """A picker that notes messages, and answers each `Ask` by `answer`.
 
     Attributes:
-        messages, frames: of the relay. has: requests that the picker knows, by id: the newest `Ask` of each.
+        messages, frames: of the relay. has: requests that the picker knows, by id: the newest `Ask` of each. runs:
+            ids of those that it holds no longer.
         own: it is that of the relay's pod, with a UNIX socket. welcome: its first messages.
         streams: open ones, the newest last.
     """
@@ -81,6 +82,7 @@ class Picker:
         self.messages: list[FromRelay] = []
         self.frames: list[list[FromRelay]] = []
         self.has: dict[str, Ask] = {}
+        self.runs: set[str] = set()
         self.welcome: list[FromPicker] = []
         self.streams: list[_Stream] = []
         self.alive = False
@@ -146,20 +148,24 @@ class Picker:
             match message:
                 case Ask():
                     self.has[message.id] = message
+                    self.runs.discard(message.id)
                     self.reply(message, self.answer(message))
                 case Running():
                     self.has[message.ask.id] = message.ask
+                    self.runs.add(message.ask.id)
+                case Answering():
+                    self.runs.add(message.id)
                 case Released():
                     self.has = {one: ask for one, ask in self.has.items() if ask.service != message.service}
                 case Ended():
                     self.has.pop(message.report.request_id, None)
-                case Hello() | Left() | _:
-                    pass
 
     def reply(self, ask: Ask, answers: Sequence[FromPicker]) -> None:
         for answer in answers:
-            if not isinstance(answer, Held | Go | Refuse):
-                self.has.pop(ask.id, None)  # it is elsewhere
+            if isinstance(answer, Elsewhere):
+                self.has.pop(ask.id, None)
+            elif not isinstance(answer, Held):
+                self.runs.add(ask.id)
         if answers:
             self.send(*answers)
 
