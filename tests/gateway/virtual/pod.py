@@ -20,6 +20,7 @@ from inflight_gateway.pick.picker import Picker
 from inflight_gateway.relay.alone import Alone
 from inflight_gateway.relay.pickers import Pickers
 from inflight_gateway.requests.registry import Requests
+from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.telemetry.request_log import RequestLog
@@ -92,8 +93,10 @@ class PickerProgram(Program):
         self._ledger = Ledger(self._catalog.endpoints_of, self._samples.get, estimates)
         gate = Gate(KeyTables(self._catalog), estimates, clock=self._loop.time)
         log = RequestLog(Metrics(), PicksLog(), access_log=False)
+        demand = DemandCounters(estimates.answer_tokens)
         self.requests = Requests(
-            *(self._catalog, Picker(self._ledger.ranking), holds, self._ledger, gate, log), clock=self._loop.time
+            *(self._catalog, Picker(self._ledger.ranking), holds, self._ledger, gate, log, demand),
+            clock=self._loop.time,
         )
         self._links = RelayLinks(self.requests, self._catalog, self.pods)
         self._links.set_keys(KEYS)
