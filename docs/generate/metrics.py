@@ -46,8 +46,8 @@ end when the service is deleted.
 GATEWAY = """\
 ## Gateway metrics
 
-`GET /metrics` of each gateway pod, port 9003. Each pod counts the requests that it served. Series of a service have the
-labels `namespace` and `service`.
+`GET /metrics` of each gateway pod, port 9003. Each pod counts the requests of the services that it owns; a request that
+ends elsewhere counts where it ended. Series of a service have the labels `namespace` and `service`.
 
 """
 _HEADER = ("metric", "type", "labels", "meaning")

@@ -61,13 +61,14 @@ class GatewayView:
     """All gateway pods together.
 
     Attributes:
-        pods: names of the pods that responded.
+        pods: names of the pods that responded. owner: the one that decides on the service's requests; empty: not known.
         held, in_flight: number of requests. oldest_held_s: seconds that the oldest held one has waited.
         picks: last picks, newest first.
         problem: reason why the view is incomplete; None if it is complete.
     """
 
     pods: tuple[str, ...] = ()
+    owner: str = ""
     held: int = 0
     held_prompt_tokens: int = 0
     oldest_held_s: float = 0.0
@@ -89,24 +90,35 @@ def gateway_view(cluster: Cluster, service: Service) -> GatewayView | None:
         return GatewayView(problem=no_gateway(service).what)
     states: dict[str, Mapping[str, Any]] = {}
     picks: list[PickedRequest] = []
+    owners: list[str] = []
     missing = None
     for pod in pods:
         try:
-            states[pod.name], found = _ask(cluster, pod, service)
+            states[pod.name], owner, found = _ask(cluster, pod, service)
         except Problem as said:
             missing = f"gateway pod {pod.name} cannot be asked: {said.what}"
         else:
             picks += found
-    return merged(states, picks, missing)
+            owners.append(owner)
+    return merged(states, picks, missing, owners)
 
 
 def merged(
-    states: Mapping[str, Mapping[str, Any]], picks: Sequence[PickedRequest], problem: str | None = None
+    states: Mapping[str, Mapping[str, Any]],
+    picks: Sequence[PickedRequest],
+    problem: str | None = None,
+    owners: Sequence[str] = (),
 ) -> GatewayView:
-    """Returns the combined view of the pods' reports. Args: states: pod -> its report on the service."""
+    """Returns the combined view of the pods' reports. While a service moves, two pods have requests and picks of it.
+
+    Args:
+        states: pod -> its report on the service.
+        owners: the pod that each of them names as the service's owner; empty: an earlier release.
+    """
     last = sorted(picks, key=lambda one: one.at, reverse=True)[:LAST_PICKS]
     return GatewayView(
         pods=tuple(states),
+        owner=max(owners, key=owners.count, default=""),
         held=sum(one.get("held") or 0 for one in states.values()),
         held_prompt_tokens=sum(one.get("held_prompt_tokens") or 0 for one in states.values()),
         oldest_held_s=max((one.get("oldest_held_s") or 0.0 for one in states.values()), default=0.0),
@@ -140,7 +152,7 @@ def picked_request(body: Mapping[str, Any]) -> PickedRequest:
     )
 
 
-def _ask(cluster: Cluster, pod: GatewayPod, service: Service) -> tuple[Mapping[str, Any], list[PickedRequest]]:
+def _ask(cluster: Cluster, pod: GatewayPod, service: Service) -> tuple[Mapping[str, Any], str, list[PickedRequest]]:
     """
     Raises:
         Problem: no response, or an invalid one.
@@ -154,9 +166,10 @@ def _ask(cluster: Cluster, pod: GatewayPod, service: Service) -> tuple[Mapping[s
         try:
             with forward.client(timeout=_SECONDS) as http:
                 state = http.get("/v1/state").raise_for_status().json()
-                picks = http.get("/v1/picks", params=query).raise_for_status().json()["picks"]
+                picked = http.get("/v1/picks", params=query).raise_for_status().json()
             own = [one for one in state["services"] if (one["namespace"], one["name"]) == service.key]
-            return (own[0] if own else {}), [picked_request(one) for one in picks]
+            owner = str(picked.get("owner") or "")
+            return (own[0] if own else {}), owner, [picked_request(one) for one in picked["picks"]]
         except httpx.HTTPError as error:
             raise forward.problem or Problem(str(error) or type(error).__name__) from error
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:

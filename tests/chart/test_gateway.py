@@ -9,7 +9,7 @@ import yaml
 
 from inflight_base.manifest.names import POOL_PORTS
 from inflight_gateway import cli, flags
-from inflight_gateway.settings import GATEWAY_KEY_FILE, RUN_DIR, EnvoySettings, PickerSettings
+from inflight_gateway.settings import GATEWAY_KEY_FILE, LINK_PORT, RUN_DIR, EnvoySettings, PickerSettings
 from inflight_operator.keys import GATEWAY_KEY_SECRET_NAME
 
 CHART = Path(__file__).parents[2] / "helm" / "inflight"
@@ -225,7 +225,10 @@ def test_picker_and_relay_understand_the_arguments_of_other_values(helm):
 def test_the_ports_are_those_that_envoy_and_picker_listen_on(objects):
     picker = understood(objects, "picker")
     assert container_of(objects, "envoy")["ports"] == [{"name": "http", "containerPort": EnvoySettings().port}]
-    assert container_of(objects, "picker")["ports"] == [{"name": "state", "containerPort": picker.http_port}]
+    assert container_of(objects, "picker")["ports"] == [
+        {"name": "state", "containerPort": picker.http_port},
+        {"name": "link", "containerPort": LINK_PORT},
+    ]
     (port,) = objects[("Service", "prod-gateway")]["spec"]["ports"]
     assert (port["port"], port["targetPort"]) == (80, "http")
 
@@ -361,20 +364,31 @@ def test_the_monitor_selects_what_exists_once(helm, kind, field):
         assert selected <= given[GATEWAY]["spec"]["template"]["metadata"]["labels"].items()
 
 
-def test_clients_and_scrapers_can_be_restricted_while_operator_and_peers_stay(helm):
+def test_clients_and_scrapers_can_be_restricted_while_operator_and_gateway_pods_stay(helm):
     peers = json.dumps([{"namespaceSelector": {"matchLabels": {"team": "a"}}}])
     given = helm.objects(
         *ENABLED, "--set-json", f"gateway.clientPeers={peers}", "--set-json", f"networkPolicy.metricsPeers={peers}"
     )
-    http, state = given[("NetworkPolicy", "prod-gateway")]["spec"]["ingress"]
+    http, state, link = given[("NetworkPolicy", "prod-gateway")]["spec"]["ingress"]
     assert http["ports"] == [{"port": "http", "protocol": "TCP"}]
     test, *others = http["from"]
     assert test["podSelector"]["matchLabels"]["app.kubernetes.io/name"] == "inflight-operator-test"
     assert others == json.loads(peers)
-    names = [
-        one["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for one in state["from"] if "podSelector" in one
-    ]
-    assert names == ["inflight-operator", "inflight-gateway"]
+    assert allowed(state) == ["inflight-operator"]
+    assert allowed(link) == ["inflight-gateway"]
+
+
+def allowed(rule):
+    return [one["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for one in rule["from"] if "podSelector" in one]
+
+
+def test_only_gateway_pods_reach_the_port_between_pickers_and_relays_of_other_pods(helm):
+    """Also where clients and scrapers are not restricted."""
+    *_, link = helm.objects(*ENABLED)[("NetworkPolicy", "prod-gateway")]["spec"]["ingress"]
+    assert link["ports"] == [{"port": "link", "protocol": "TCP"}]
+    (peer,) = link["from"]
+    assert allowed(link) == ["inflight-gateway"]
+    assert peer.keys() == {"podSelector"}
 
 
 def test_with_restricted_egress_both_programs_reach_what_they_need(helm):
@@ -384,7 +398,7 @@ def test_with_restricted_egress_both_programs_reach_what_they_need(helm):
         rules = given[("NetworkPolicy", name)]["spec"]["egress"]
         return [sorted({port["port"] for port in rule["ports"]}) for rule in rules]
 
-    assert ports("prod-gateway") == [[53, 5353], [443, 6443], [8000], [9003]]
+    assert ports("prod-gateway") == [[53, 5353], [443, 6443], [8000], [9005]]
     assert ports("prod-operator") == [[53, 5353], [443, 6443], [8000, 8001], [9003]]
 
 

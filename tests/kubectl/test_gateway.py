@@ -148,7 +148,7 @@ class TestAsked:
                     {"namespace": "default", "name": "chat", "held": 2, "oldest_held_s": 3.0, "in_flight": 1},
                 ]
             },
-            "/v1/picks": {"picks": [PICK]},
+            "/v1/picks": {"picks": [PICK], "owner": "gw-1"},
         }
 
         def client(forward, **_):
@@ -165,6 +165,17 @@ class TestAsked:
         assert (view.pods, view.held, view.in_flight, view.oldest_held_s) == (("gw-0", "gw-1"), 4, 2, 3.0)
         assert len(view.picks) == 2
         assert view.problem is None
+
+    def test_every_pod_is_asked_and_the_owner_of_the_service_is_named(self, api):
+        view = gateway_view(api.target(), chat(api))
+        assert view.owner == "gw-1"
+        assert "at 2 gateway pods; gw-1 decides on them" in text_of(explain(service(), [], [], NOW, view))
+
+    def test_pods_of_an_earlier_release_name_no_owner(self, api):
+        self.answers["/v1/picks"] = {"picks": [PICK]}
+        view = gateway_view(api.target(), chat(api))
+        assert view.owner == ""
+        assert "decides on them" not in text_of(explain(service(), [], [], NOW, view))
 
     @pytest.mark.parametrize(
         "answer",

@@ -127,7 +127,8 @@ class Admission:
 
     def _admit(self, admitted: Admitted, config: ServiceConfig, now: float, unix: float) -> Admitted | Refused:
         if not config.keyed or admitted.health:
-            return replace(admitted, config=config, owner=BodyOwner(keyed=False, name=str(config.key)))
+            owner = BodyOwner(keyed=False, name=str(config.key))
+            return Admitted(admitted.path, admitted.health, admitted.client, config, owner)
         found = self._identity(admitted.client, config, now, unix)
         if isinstance(found, Refused):
             return found
@@ -136,7 +137,7 @@ class Admission:
             return Refused(refused(unsigned), config)
         tenant, key_id = found
         owner = BodyOwner(keyed=True, name=f"{config.key}/{key_id or tenant}")
-        return replace(admitted, config=config, owner=owner, tenant=tenant, key_id=key_id)
+        return Admitted(admitted.path, admitted.health, admitted.client, config, owner, tenant, key_id)
 
     def _identity(self, client: Client, config: ServiceConfig, now: float, unix: float) -> tuple[str, str] | Refused:
         """Returns the tenant and the id of its key, which is empty for the tenant of a token."""

@@ -16,6 +16,7 @@ from typing import Protocol, cast
 import httptools
 
 from inflight_gateway.relay.heads import Headers
+from inflight_gateway.relay.pace import Pace
 
 _log = logging.getLogger(__name__)
 
@@ -79,9 +80,10 @@ class ResponseReader(Protocol):
 
 
 class EnginePool:
-    """Connections of one process, by the engine's address, IP:PORT."""
+    """Connections of one process, by the engine's address, IP:PORT. Create it in the event loop."""
 
     def __init__(self) -> None:
+        self.pace = Pace()
         self._idle: defaultdict[str, list[EngineConnection]] = defaultdict(list)
         self._idle_until: dict[EngineConnection, float] = {}
         """Seconds of the loop's clock; the connection that was idle for the longest time comes first."""
@@ -276,6 +278,7 @@ class EngineConnection(asyncio.BufferedProtocol):
             self.close()
             return
         self._not_body += nbytes
+        self._pool.pace.read()
         try:
             self._parser.feed_data(_VIEW[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:

@@ -67,7 +67,6 @@ class Generation:
         self._waiting: asyncio.TimerHandle | None = None
         """Tells the client that its stream waits."""
         self._history = History()
-        self._limits = shared.tuning.limits
         self._answer = Answer()
         self._kept: AnswerBytes | None = None
         self._plain: PlainUsage | None = None
@@ -106,7 +105,6 @@ class Generation:
             self._delivery.strip = True
         self._answer = self._new_answer()
         self._kept = self._shared.kept.answer(self._config.key)
-        self._limits = replace(self._limits, max_attempts=self._config.max_attempts)
         self._shared.budget.request()
         self._ask()
 
@@ -383,7 +381,7 @@ class Generation:
         step = next_step(
             failure,
             tried,
-            self._limits,
+            replace(self._shared.tuning.limits, max_attempts=self._config.max_attempts),
             continues=self._config.continuation or not answer.has_tokens,
             retry_after_s=retry_after_s,
             said=said,

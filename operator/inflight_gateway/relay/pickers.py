@@ -276,12 +276,7 @@ class Pickers:
             match message:
                 case Held() | Elsewhere() | Go() | Refuse():
                     request = self._requests.get(message.id)
-                    if (
-                        request is not None
-                        and request.asked is not None
-                        and request.ask.attempt == message.attempt
-                        and request.place.link is link
-                    ):
+                    if request is not None and request.ask.attempt == message.attempt and request.place.link is link:
                         self._take_answer(request, message, link)
                 case _ if link is self._own:
                     self._take_known(message)
@@ -355,13 +350,9 @@ class Pickers:
         if link is None:
             return
         now = self._loop.time()
-        for request in place.requests.values():
-            if request.address:
-                ask = replace(request.ask, age_s=now - request.arrived)
-                link.send(Running(ask, request.address, request.tokens()))
-        waiting = [request for request in place.requests.values() if request.asked is not None]
-        for request in sorted(waiting, key=lambda one: one.arrived):
-            self._ask(request, link, now)
+        requests = sorted(place.requests.values(), key=lambda one: (one.asked is not None, one.arrived))
+        for request in requests:
+            self._tell(request, link, now)
 
     def _place(self, service: ServiceKey) -> _Place:
         place = self._places.get(service)
@@ -371,6 +362,14 @@ class Pickers:
         return place
 
     # Questions and answers.
+
+    def _tell(self, request: _Request, link: PickerLink, now: float) -> None:
+        """Tells a picker about a request that another one had."""
+        if request.asked is not None:
+            self._ask(request, link, now)
+        elif request.address:
+            ask = replace(request.ask, age_s=now - request.arrived)
+            link.send(Running(ask, request.address, request.tokens()))
 
     def _ask(self, request: _Request, link: PickerLink, now: float) -> None:
         """Asks a picker, for the first time or again."""
@@ -391,14 +390,15 @@ class Pickers:
         return place.turns if self._tick - place.turned < ticks(SETTLED_S) else 0
 
     def _take_answer(self, request: _Request, message: Held | Elsewhere | Go | Refuse, link: PickerLink) -> None:
-        match message:
-            case Held():
-                request.admitted = True
-                link.asked.pop(message.id, None)
-            case Elsewhere():
-                self._turn(request, link, self._view.pod(message.pod))
-            case Go() | Refuse():
-                self._answer(request, message)
+        if isinstance(message, Elsewhere):
+            self._turn(request, link, self._view.pod(message.pod))
+        elif request.asked is None:
+            return
+        elif isinstance(message, Held):
+            request.admitted = True
+            link.asked.pop(message.id, None)
+        else:
+            self._answer(request, message)
 
     def _turn(self, request: _Request, link: PickerLink, named: PickerLink | None) -> None:
         """Goes to the picker that another one named. Args: named: None: this relay does not ask it."""
@@ -408,7 +408,7 @@ class Pickers:
         place.turns, place.turned = self._turns(place) + 1, self._tick
         if named is None or named is link:
             place.turns = MAX_TURNS
-            self._ask(request, link, self._loop.time())
+            self._tell(request, link, self._loop.time())
         else:
             self._move(request.ask.service, place, named)
 

@@ -224,7 +224,7 @@ def _name(raw: msgspec.Raw) -> str | None:
 
 
 def _number(raw: msgspec.Raw) -> int | None:
-    value = _decoded(raw) if len(raw) <= _SCALAR_BYTES else None
+    value = msgspec.json.decode(raw) if 0 < len(raw) <= _SCALAR_BYTES else None
     return value if type(value) is int and abs(value) <= _LARGEST else None
 
 

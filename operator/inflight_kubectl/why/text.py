@@ -75,7 +75,8 @@ def _gateway(view: GatewayView) -> RenderableType:
         if view.held:
             held += f" ({view.held_prompt_tokens} prompt tokens, the oldest for {latency(view.oldest_held_s)})"
         pods = f"{len(view.pods)} gateway pod{'s' * (len(view.pods) != 1)}"
-        table.add_row(Text("-", style="dim"), Text(f"{held}, {view.in_flight} in flight, at {pods}"), "")
+        owner = f"; {view.owner} decides on them" if view.owner else ""
+        table.add_row(Text("-", style="dim"), Text(f"{held}, {view.in_flight} in flight, at {pods}{owner}"), "")
     return table
 
 

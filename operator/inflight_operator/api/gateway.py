@@ -23,7 +23,7 @@ _BYTES = (
 
 
 class Hold(SpecModel):
-    """Bounds on the requests that wait in each gateway pod because no replica can start them soon. A request beyond
+    """Bounds on the requests that wait in the gateway because no replica can start them soon. A request beyond
     them is answered 503 with Retry-After."""
 
     max_requests: int = Field(

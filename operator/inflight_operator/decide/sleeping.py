@@ -67,12 +67,14 @@ class HeldWork:
         replica, workload: inputs of the cost model, as in `DemandView`; None while unknown.
         targets: latencies to keep.
         limits: bounds in which tuning may move the limits.
+        unit: prompt tokens of engines for one that the gateway estimates.
     """
 
     replica: Replica | None
     workload: Workload | None
     targets: Targets
     limits: LimitsBounds
+    unit: float = 1.0
 
 
 def decide_sleep(
@@ -104,7 +106,7 @@ def replicas_for(held: int, tokens: int, work: HeldWork, policy: AutopilotPolicy
     if work.replica is None or work.workload is None:
         return max(1, math.ceil(held / work.limits.high.max_num_seqs))
     capacity = capacity_within(work.replica, work.workload, work.targets, work.limits, policy.margins)
-    requests = tokens / max(1.0, work.workload.prompt) if tokens else float(held)
+    requests = tokens * work.unit / max(1.0, work.workload.prompt) if tokens else float(held)
     return max(1, math.ceil(requests / (capacity.rate * policy.recovery)))
 
 

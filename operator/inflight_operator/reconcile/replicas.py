@@ -100,7 +100,10 @@ def _sleep(
         max_replicas=policy.bounds.max_replicas,
         busy=_busy(snapshot, memory, deployment),
     )
-    work = HeldWork(memory.demand.replica, memory.demand.workload, policy.slo.targets, _tunable(snapshot, memory))
+    demand = memory.demand
+    work = HeldWork(
+        demand.replica, demand.workload, policy.slo.targets, _tunable(snapshot, memory), demand.offered.unit
+    )
     return decide_sleep(view, work, policy.behavior, memory.scaling)
 
 

@@ -86,6 +86,9 @@ class Gateway:
 
     Args:
         send: called with each request that a replica gets.
+
+    Attributes:
+        begin: time since which the pods report, in seconds.
     """
 
     def __init__(self, config: FleetConfig, states: RequestStates, begin: float, send: Send) -> None:
@@ -95,12 +98,13 @@ class Gateway:
         self._send = send
         self._hop_s = model.hop_s
         self._now = begin
-        self._begin = begin
+        self.begin = begin
         self._pods = [f"gateway-{number}" for number in range(model.pods)]
         self._owner_ends_s = math.inf if model.owner_ends_s is None else begin + model.owner_ends_s
         self._numbers: dict[str, int] = {}
         """Numbers of all pods that have been endpoints."""
         self._endpoints: tuple[str, ...] = ()
+        self._engines: Sequence[Pod] = ()
         self._samples: dict[str, EngineSample] = {}
         self._next_scrape = begin
         self._mail: list[tuple[float, int, Callable[[], None]]] = []
@@ -127,11 +131,6 @@ class Gateway:
         """Returns what each pod reports to the operator."""
         return {pod: self._picker.load if pod == self._owner else ServiceLoad() for pod in self._pods}
 
-    @property
-    def begin(self) -> float:
-        """Time since which the pods report."""
-        return self._begin
-
     def arrive(self, request_id: int, now: float) -> None:
         """Places a request that arrives; `update` has been called at this time."""
         self._relays[request_id] = self._pods[request_id % len(self._pods)]
@@ -149,6 +148,7 @@ class Gateway:
     def update(self, pods: Sequence[Pod], now: float) -> None:
         """Updates endpoints, ended requests and, once a second, metrics."""
         self._now = now
+        self._engines = pods
         routable = [pod for pod in pods if pod.routable]
         endpoints = tuple(pod.name for pod in routable)
         if endpoints != self._endpoints:
@@ -166,7 +166,9 @@ class Gateway:
                 self._samples[pod.name] = self._sample(pod, now)
                 self._picker.ledger.sampled(pod.name, now)
             if self._states.requests.tenants:
-                self._progress(routable)
+                # Relays report it once a second; only tenants' accounts depend on it.
+                tokens = [(str(each), count) for each, count in self._generated().items() if each in self._running]
+                self._picker.requests.progress(tokens)
             self._picker.requests.release()
 
     def tick(self, now: float) -> None:
@@ -177,22 +179,25 @@ class Gateway:
 
     # Relays and the owner.
 
-    def _place(self, request_id: int, *, admitted: bool = False) -> None:
-        """Asks the owner for an engine. Args: admitted: an earlier owner had admitted the request."""
+    def _place(self, request_id: int) -> None:
+        """Asks the owner for an engine."""
         picker, relay = self._picker, self._relays[request_id]
 
         def ask() -> None:
             if picker is self._picker:
+                waiting = self._waiting[request_id]
                 age_s = self._now - self._states.arrival_s[request_id]
-                question = msgspec.structs.replace(self._waiting[request_id], age_s=age_s, admitted=admitted)
+                waited_s = age_s if waiting.admitted else 0.0
+                question = msgspec.structs.replace(waiting, age_s=age_s, waited_s=waited_s)
                 picker.requests.ask(question, relay, partial(self._reply, picker))
 
         self._deliver(relay, ask)
 
-    def _adopt(self, picker: OwnerPicker, request_id: int, ask: Ask, address: str) -> None:
+    def _adopt(self, picker: OwnerPicker, running: Running) -> None:
         """Tells the next owner of a request that an engine answers."""
+        request_id = int(running.ask.id)
         if picker is self._picker and request_id in self._running:
-            picker.requests.running(Running(ask, address), self._relays[request_id], partial(self._reply, picker))
+            picker.requests.running(running, self._relays[request_id], partial(self._reply, picker))
 
     def _ask(self, request_id: int) -> Ask:
         states, requests = self._states, self._states.requests
@@ -213,12 +218,13 @@ class Gateway:
     def _reply(self, picker: OwnerPicker, message: Held | Go | Refuse) -> None:
         """Takes the owner's answer. An answer of an owner that ended in the meantime is ignored: the next one was asked
         again."""
-        if isinstance(message, Held):
-            return
         request_id = int(message.id)
 
         def take() -> None:
             if picker is not self._picker:
+                return
+            if isinstance(message, Held):
+                self._waiting[request_id] = msgspec.structs.replace(self._waiting[request_id], admitted=True)
                 return
             ask = self._waiting.pop(request_id)
             if isinstance(message, Refuse):
@@ -270,28 +276,25 @@ class Gateway:
         return OwnerPicker(self._config, self._samples.get, lambda: self._now)
 
     def _end_owner(self) -> None:
-        """Ends the owner's pod: relays report what runs to the next owner, and ask it for what waits. Requests that
-        arrived at the pod that ends keep their relay, as in a drain."""
+        """Ends the owner's pod: relays report what runs to the next owner, and ask it again for what waits. Requests
+        that arrived at the pod that ends keep their relay, as in a drain."""
         self._owner_ends_s = math.inf
         self._pods.remove(self._owner)
         picker = self._picker = self._own()
         picker.set_endpoints(self._endpoints)
+        generated = self._generated()
         for request_id, (ask, address) in self._running.items():
-            self._deliver(self._relays[request_id], partial(self._adopt, picker, request_id, ask, address))
-        for request_id in list(self._waiting):
-            self._place(request_id, admitted=True)
+            running = Running(ask, address, generated.get(request_id, 0))
+            self._deliver(self._relays[request_id], partial(self._adopt, picker, running))
+        for request_id in tuple(self._waiting):
+            self._place(request_id)
 
     # Engines.
 
-    def _progress(self, pods: Sequence[Pod]) -> None:
-        """Reports the tokens of answers under way, which count for tenants."""
-        tokens = [
-            (str(request.request_id), generated)
-            for pod in pods
-            for request, generated in pod.replica.scheduler.decoding()
-            if request.request_id in self._running
-        ]
-        self._picker.requests.progress(tokens)
+    def _generated(self) -> dict[int, int]:
+        """Returns the tokens of the answers under way, by request."""
+        decoding = (each for pod in self._engines for each in pod.replica.scheduler.decoding())
+        return {request.request_id: tokens for request, tokens in decoding}
 
     def _sample(self, pod: Pod, now: float) -> EngineSample:
         replica = pod.replica

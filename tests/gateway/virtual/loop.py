@@ -63,6 +63,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def hangs(self, *hosts: str) -> bool:
         return not self._hung.isdisjoint(hosts)
 
+    @property
+    def idle(self) -> bool:
+        """True if nothing is under way between hosts that do not hang."""
+        return all(pipe.idle or self.hangs(pipe.host, pipe.peer.host) for pipe in self._pipes)
+
     # What programs call.
 
     async def create_unix_server(self, factory: Any, path: Any = None, **_: Any) -> Any:
@@ -171,6 +176,10 @@ class _Pipe(asyncio.Transport):
 
     abort = close
 
+    @property
+    def idle(self) -> bool:
+        return not self._sent
+
     def is_closing(self) -> bool:
         return self._closing
 
@@ -194,6 +203,8 @@ class _Pipe(asyncio.Transport):
             return
         sent = list(self._sent)
         self._sent.clear()
+        if self._closing:
+            self._loop.forget(self)
         data = b"".join(each for each in sent if each is not None)
         if self.peer.is_closing():
             return
@@ -203,5 +214,6 @@ class _Pipe(asyncio.Transport):
             self.peer.close()
 
     def _lost(self) -> None:
-        self._loop.forget(self)
+        if not self._sent:
+            self._loop.forget(self)
         self.protocol.connection_lost(None)

@@ -1,5 +1,6 @@
 """Demand at the gateway: rates over its pods, sizes in the engines' tokens, and what goes around it."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -7,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_operator.decide.demand import DemandHistory
-from inflight_operator.decide.offered import SPAN, Offered
+from inflight_operator.decide.offered import SPAN, Engines, Offered
 from inflight_operator.observe.gateway_view import GatewayDemand
 from tests.operator.decide.test_demand import counted, view
 
@@ -171,6 +172,24 @@ def test_the_sum_over_all_points_is_what_arrived_however_pods_share_it(shares):
         steps.append({"a": asked(a), "b": asked(b)})
     first, arrived = shares[0], a + b
     assert 3.0 * sum(pod_rates(steps)) == pytest.approx(arrived - sum(first))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 500), st.integers(0, 500), st.integers(0, 100), st.floats(0, 1e3), st.floats(0, 1e5)),
+        max_size=30,
+    )
+)
+def test_demand_is_a_number_whatever_engines_and_gateway_count(rounds):
+    offered, arrived, sent, refused = Offered(), 0, 0, 0
+    for number, (more, passed, failed, requests, tokens) in enumerate(rounds):
+        arrived, sent, refused = arrived + more, sent + passed, refused + failed
+        counters = {"g": asked(arrived, sent, refused=refused)}
+        offered = offered.with_counters(counters, Engines(requests, tokens, tokens * 10), 3.0 * number, 3.0)
+        numbers = (*offered.latest, offered.around, offered.refused, offered.served, offered.unit, offered.output_ratio)
+        assert all(math.isfinite(one) and one >= 0 for one in numbers)
+        assert offered.unit > 0
+        assert offered.output_ratio > 0
 
 
 def test_a_history_of_the_gateway_is_bounded():

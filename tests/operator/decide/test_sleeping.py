@@ -123,6 +123,7 @@ def test_held_work_that_one_replica_would_compute_for_too_long_wakes_more_within
     assert 1 < several <= 8
     assert decided(replace(ASLEEP, gateway=long, max_replicas=2), KNOWN)[0].replicas == 2
     assert replicas_for(500, 10_000_000, KNOWN) > replicas_for(500, 5_000_000, KNOWN)
+    assert replicas_for(500, 5_000_000, replace(KNOWN, unit=2.0)) == replicas_for(500, 10_000_000, KNOWN)
 
 
 def test_requests_that_come_while_replicas_start_raise_their_number_and_never_lower_it():
