@@ -7,6 +7,7 @@ import asyncio
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight_gateway.link.wire import SILENT_S
 from inflight_gateway.types import HoldBounds
 from tests.gateway.virtual.engine import Shape
 from tests.gateway.virtual.fleet import BETWEEN_S, Fleet, run
@@ -28,6 +29,9 @@ STEPS = st.lists(
 )
 APART_S = 0.002
 """Between two requests: more than the way from one pod to another."""
+
+CONNECTED_S = 3.0
+"""Until all relays have found a picker again: with none, they pick by themselves."""
 
 
 class Play:
@@ -61,15 +65,19 @@ class Play:
         elif kind == "start" and value in self.dead:
             self.dead.discard(value)
             pods[value].start_picker()
+            await asyncio.sleep(CONNECTED_S)
         elif kind == "hang" and self.serves(self.ready, self.dead, self.hung | {value}) and value not in self.dead:
             self.hung.add(value)
             pods[value].picker.hang()
+            # A relay that has a new question for the picker takes it for hung a second earlier than others.
+            await asyncio.sleep(SILENT_S + 0.5)
         elif kind == "wake" and value in self.hung:
             self.hung.discard(value)
             pods[value].picker.wake()
+            await asyncio.sleep(CONNECTED_S)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=15)
 @given(STEPS)
 def test_whatever_happens_to_owners_no_request_is_lost_and_all_start_in_the_order_in_which_they_came(steps):
     """While one picker of a ready pod works. Pickers are killed and start again, hang and go on; pods become ready and
