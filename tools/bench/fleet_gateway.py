@@ -1,4 +1,4 @@
-"""What the gateway costs the autopilot: `python -m tools.bench.fleet_gateway ARRIVALS`.
+"""The cost of the gateway for the autopilot: `python -m tools.bench.fleet_gateway ARRIVALS`.
 
 The same requests under the autopilot, by `--routing least-work`, which sees every replica as it is, and through the
 gateway, by the number of its pods: replica-hours and requests in target, means over seeds. Requests that the gateway

@@ -67,7 +67,7 @@ def scheduled(pid: int) -> Scheduled:
 
 
 def family_scheduled(pid: int) -> Scheduled:
-    """Those of a process and its living descendants."""
+    """Returns the use of CPU by a process and its living descendants."""
     return sum((scheduled(each) for each in _family(pid)), Scheduled(0.0, 0.0))
 
 

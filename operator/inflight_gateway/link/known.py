@@ -1,4 +1,4 @@
-"""What a picker knows, in messages of bounded sizes."""
+"""Messages about what a picker knows, of bounded sizes."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _MESSAGES_OF_FRAME = 500
 
 
 class Receiver(Protocol):
-    """What a link calls: `Pickers`."""
+    """Receiver of what a link hears: `Pickers`."""
 
     def opened(self, link: PickerLink, /) -> None:
         """The picker is heard on a new stream."""

@@ -57,7 +57,8 @@ def with_usage(body: bytes, path: bytes) -> bytes | None:
     if bytes(fields.stream) != b"true":
         return None
     if not len(fields.stream_options):
-        return body.rstrip().removesuffix(b"}") + b',"stream_options":{"include_usage":true}}'
+        # One copy: a body may have 32 MiB.
+        return b"".join((memoryview(body)[: body.rindex(b"}")], b',"stream_options":{"include_usage":true}}'))
     try:
         options = _options.decode(fields.stream_options)
     except ValueError:

@@ -147,11 +147,13 @@ def _prompts_read(fields: _Fields, salt: str) -> tuple[int, int, bytes]:
 
 def _number_of_prompts(prompt: msgspec.Raw) -> int:
     """Returns the number of prompts in a long JSON text without decoding it; exact for those that engines take."""
-    text = bytes(prompt)
-    if not text.startswith(b"["):
+    if bytes(memoryview(prompt)[:1]) != b"[":
         return 1
+    text = bytes(prompt)
     if not _LISTED_TEXTS.match(text):
         return max(1, text.count(b"[") - 1)
+    if b"\\" not in text:
+        return text.count(b'"') // 2
     plain = text.replace(b"\\\\", b"")  # the second of two backslashes escapes nothing
     return (plain.count(b'"') - plain.count(b'\\"')) // 2
 

@@ -14,7 +14,7 @@ BUSY = round(BUSY_READS_PER_S * TURN_S) + 2
 
 
 def rests(turns: Sequence[int], turn_s: float = TURN_S) -> list[bool]:
-    """Whether a rest follows each turn of so many reads, `turn_s` apart."""
+    """Returns after which turns a rest follows. Args: turns: reads in each turn, `turn_s` apart."""
     taken: list[float] = []
     now = 100.0
 

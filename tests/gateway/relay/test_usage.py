@@ -41,6 +41,7 @@ def test_a_stream_is_asked_for_counts_that_its_client_did_not_ask_for(path, give
     changed = with_usage(json.dumps(asked).encode() + b" \n", path)
     assert changed is not None
     assert json.loads(changed) == {**asked, "stream_options": {"include_usage": True}}
+    assert with_usage(changed, path) is None, "a later attempt would change it again"
 
 
 @pytest.mark.parametrize(

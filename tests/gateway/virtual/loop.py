@@ -161,7 +161,7 @@ class _Pipe(asyncio.Transport):
         self.peer: _Pipe
         self._loop = loop
         self._sent: deque[bytes | None] = deque()
-        """What is under way to the peer; None: the end of the stream."""
+        """Bytes under way to the peer; None: the end of the stream."""
         self._closing = False
 
     def write(self, data: Any) -> None:

@@ -29,5 +29,5 @@ async def make() -> AsyncIterator[Callable[..., object]]:
 
 @pytest.fixture
 async def pods(make) -> Pods:
-    """One pod."""
+    """A single pod."""
     return await make()
