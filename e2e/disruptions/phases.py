@@ -271,7 +271,7 @@ def picker_killed(stage: Stage) -> Iterator[None]:
 
 
 def picker_hung(stage: Stage) -> Iterator[None]:
-    """As `picker_killed`, until its liveness probe has failed three times."""
+    """The same with a picker that hangs, until its liveness probe has failed three times."""
     yield
     victim = stage.gateway_pods()[0]
     stopped = _picker(victim)

@@ -108,7 +108,7 @@ def gateways(
 
 @contextmanager
 def gateway(folder: Path, services: Sequence[Object]) -> Iterator[Gateway]:
-    """One gateway pod in front of `services`. Other versions of this repository have this function too, see `beside`.
+    """A single gateway pod in front of `services`. Other versions of this repository have this function, see `beside`.
 
     Raises:
         RuntimeError: see `gateways`.
