@@ -102,12 +102,13 @@ class Requests:
         self._runs(request, running.address, now)
         self._changed()
 
-    def ask(self, ask: Ask, relay: Hashable, reply: Reply, allowed: Collection[str] = ()) -> None:
+    def ask(self, ask: Ask, relay: Hashable, reply: Reply, allowed: Collection[str] = (), among: int = 1) -> None:
         """Places an attempt; `reply` is called at once, and again if it has to wait.
 
         Args:
             relay: stream that the request belongs to, see `lost`.
             allowed: addresses that another gateway allows; empty: all.
+            among: see `Gate.admit`.
         """
         now = self._clock()
         known = self._requests.get(ask.id)
@@ -123,7 +124,7 @@ class Requests:
         if allowed and not self._starter.allowed(ask.service, allowed):
             self._refuse(request, none_allowed(ask.service))
             return
-        refusal = self._admit(request, config, now, always=ask.admitted)
+        refusal = self._admit(request, config, now, always=ask.admitted, among=among)
         if refusal is None:
             since = request.since
             refusal = self._holds.offer(request.view, config, now, since=since, admitted=ask.admitted)
@@ -352,15 +353,17 @@ class Requests:
         request.move(Phase.HELD)
         return request
 
-    def _admit(self, request: Request, config: ServiceConfig, now: float, *, always: bool) -> Refusal | None:
-        """Charges a request to its tenant, unless that was done. Args: always: see `Gate.admit`."""
+    def _admit(
+        self, request: Request, config: ServiceConfig, now: float, *, always: bool, among: int
+    ) -> Refusal | None:
+        """Charges a request to its tenant, unless that was done. Args: always, among: see `Gate.admit`."""
         if request.admitted is not None:
             self._gate.resume(request.admitted)
         elif request.attempt > 1:
             request.served = None
             request.admitted = self._gate.adopt(request.view)
         else:
-            admitted = self._gate.admit(request.view, config, now, always=always)
+            admitted = self._gate.admit(request.view, config, now, always=always, among=among)
             if isinstance(admitted, Refusal):
                 return admitted
             request.admitted = admitted

@@ -79,7 +79,7 @@ class Fleet:
         )
         if isinstance(answer, Refuse):
             self.refused.append((sent, answer.status))
-            pod.pickers.ended(Finished(sent.name, KEY, answer.status, True, prompt))
+            pod.pickers.asks.ended(Finished(sent.name, KEY, answer.status, True, prompt))
             return None
         await self._run(pod, sent, answer)
         return sent
@@ -89,11 +89,11 @@ class Fleet:
         self.started.append(sent)
         self.engines[address].take(sent)
         self.most = max(self.most, len(self.started) - len(self.done))
-        pod.pickers.answering(sent.name, address, (), lambda: sent.done)
+        pod.pickers.asks.answering(sent.name, address, (), lambda: sent.done)
         await sent.over.wait()
         pod.ended(address)
         self.done.append(sent)
-        pod.pickers.ended(
+        pod.pickers.asks.ended(
             Finished(sent.name, KEY, 200, True, sent.prompt, completion_tokens=sent.tokens, endpoints=(address,))
         )
 

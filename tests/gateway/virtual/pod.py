@@ -134,7 +134,7 @@ class PickerProgram(Program):
 
 
 class Pod:
-    """Attributes: alive: not killed. picker: the running one. relay: its process. pickers: what requests of the relay
+    """Attributes: alive: not killed. picker: the running one. relay: its process. pickers: of the relay.
     call."""
 
     def __init__(
@@ -185,7 +185,7 @@ class Pod:
     async def ask(self, ask: Ask) -> Go | Refuse:
         """Returns the answer to an attempt of the relay. Pods that are killed never answer."""
         asked = _Asked()
-        self.pickers.ask(ask, asked)
+        self.pickers.asks.ask(ask, asked)
         answer = await asked.answer
         if isinstance(answer, Go):
             self._in_flight[answer.endpoints[0]] += 1
