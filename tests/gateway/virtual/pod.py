@@ -134,8 +134,7 @@ class PickerProgram(Program):
 
 
 class Pod:
-    """Attributes: alive: not killed. picker: the running one. relay: its process. pickers: of the relay.
-    call."""
+    """Attributes: alive: not killed. picker: the running one. relay: its process. pickers: those that it asks."""
 
     def __init__(
         self,
