@@ -62,14 +62,16 @@ class DeadlineQueue(Generic[Item]):
         if latest_start < inf:
             self._by_latest_start.push(item, (latest_start, place, order))
 
-    def pass_time(self, now: float, overdue: float) -> list[Item]:
-        """Sets the time; returns the items that have become late.
+    def pass_time(self, now: float, overdue: float) -> tuple[list[Item], bool]:
+        """Sets the time.
 
         Args:
             now: items with earlier latest starts are late.
             overdue: late items with places up to this are overdue.
+
+        Returns:
+            The items that have become late; and whether the first late one has become overdue.
         """
-        self._overdue = overdue
         late: list[Item] = []
         while (first := self._by_latest_start.first()) is not None and first[0][0] < now:
             (_, *key), item = first
@@ -77,7 +79,10 @@ class DeadlineQueue(Generic[Item]):
             self._in_time.remove(item)
             self._late.push(item, tuple(key))
             late.append(item)
-        return late
+        first_late = self._late.first()
+        became_overdue = first_late is not None and self._overdue < first_late[0][0] <= overdue
+        self._overdue = overdue
+        return late, became_overdue
 
     def head(self) -> Item | None:
         """Returns the next pick and leaves it in place; None when no item waits."""

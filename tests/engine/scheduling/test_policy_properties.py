@@ -160,7 +160,10 @@ class Model:
         return request.latest_start < self.now
 
     def standings(self):
-        return [self.is_late(each) for each in self.new], [self.by_deadline(name) for name in self.names]
+        """Who is late, and in which classes the first of them has waited for `LATE_WAIT`."""
+        late = [each for each in self.new if self.is_late(each)]
+        overdue = {each.scheduling.service_class for each in late if each.arrival_time <= self.now - LATE_WAIT}
+        return late, overdue
 
     def remove(self, request):
         name = request.scheduling.service_class

@@ -29,11 +29,10 @@ class Deadline(Policy):
         self._queue.push(request, request.arrival_time, request.order, request.latest_start)
 
     def pass_time(self, now: float) -> bool:
-        before = self._queue.head()
-        late = self._queue.pass_time(now, now - self._late_wait)
+        late, became_overdue = self._queue.pass_time(now, now - self._late_wait)
         for request in late:
             self.num_late_tokens += request.num_prompt_tokens
-        return bool(late) or self._queue.head() is not before
+        return became_overdue or bool(late)
 
     def head(self, clock: int) -> Request | None:
         return self._queue.head()
