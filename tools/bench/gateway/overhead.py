@@ -167,7 +167,8 @@ def measure(
         if beside is not None:
             other = Tree(beside)
             old = stack.enter_context(other.gateway(folder / "beside", services))
-            entries[other.name] = Entry(dict.fromkeys((TOKENS, BENCH), old.port), dict.fromkeys((TOKENS, BENCH), (old,)))
+            both = TOKENS, BENCH
+            entries[other.name] = Entry(dict.fromkeys(both, old.port), dict.fromkeys(both, (old,)))
             picks[other.name] = other.pick_microseconds(PICK_REPLICAS)
         latencies, cpu_ms = _latencies(direct, entries, seconds, rounds)
         tokens = _tokens(entries, seconds, rounds)
