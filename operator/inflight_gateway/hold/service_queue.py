@@ -100,16 +100,11 @@ whose requests have far more tokens than those of others, which its share of slo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedRequest:
-    """A request in the queue.
-
-    Attributes:
-        sequence: number of the offer. since: when it began to wait. until: when it expires.
-    """
+    """A request in the queue. Attributes: sequence: number of the offer. since: when it began to wait, in seconds."""
 
     request: RequestView
     sequence: int
     since: float
-    until: float
 
 
 class _ClassQueue:

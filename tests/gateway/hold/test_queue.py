@@ -9,9 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.discovery.service_config import read_service
 from inflight_gateway.hold.bounds import TENANT_FACTOR
 from inflight_gateway.hold.queue import RECHECK_S, HoldQueue
 from inflight_gateway.hold.service_queue import MARGIN_SHARE
+from inflight_gateway.link.wire import Ask
+from inflight_gateway.request.body import Body
+from inflight_gateway.requests.view import view
 from inflight_gateway.types import Endpoint, HoldBounds, Pick, RequestView, ServiceClass, ServiceConfig, TenantConfig
 from inflight_policies.deadline import LATE_SHARE, OVERDUE_SHARE
 from inflight_policies.priority import PRIORITY_AGING_S
@@ -59,6 +63,24 @@ def test_without_deadlines_classes_and_tenants_the_first_to_arrive_is_the_first_
     assert ids(queue.release(9.0, nothing)) == []
     assert ids(queue.release(9.0, anything)) == ["2", "3", "4"]
     assert len(queue) == 0
+
+
+@pytest.mark.parametrize(
+    ("spec", "order"),
+    [
+        ({}, ["0", "1", "2"]),
+        ({"slo": {"ttftP95": "1s"}, "engine": {"scheduling": {"policy": "fcfs"}}}, ["0", "1", "2"]),
+        ({"slo": {"ttftP95": "1s"}}, ["2", "0", "1"]),
+    ],
+)
+def test_only_a_target_by_which_engines_order_lets_a_request_pass_those_that_came_before_it(spec, order):
+    manifest = {"metadata": {"namespace": "default", "name": "chat", "uid": "u"}}
+    config, _ = read_service({**manifest, "spec": {"gateway": {"enabled": True}, **spec}})
+    queue = HoldQueue()
+    for number, arrived in enumerate((0.0, 4.0, 8.0)):
+        ask = Ask(str(number), 1, SERVICE, body=Body(prompt_tokens=100))
+        assert queue.offer(view(ask, config, arrived), config, arrived) is None
+    assert ids(queue.release(8.0, anything)) == order
 
 
 def test_no_request_overtakes_one_that_cannot_start():
