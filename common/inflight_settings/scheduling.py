@@ -85,8 +85,8 @@ class SchedulingSettings:
     """How the scheduler decides. `classes` has at least one.
 
     Attributes:
-        late_wait: seconds of waiting after which policy deadline picks a request before all that came later, late or
-            not. No setting of its own: the server makes it half of `queue_timeout`.
+        late_wait: seconds of waiting after which policy deadline gives late requests a larger share of the picks. No
+            setting of its own: the server makes it half of `queue_timeout`.
 
     Raises:
         ValueError: the name of a choice is unknown.

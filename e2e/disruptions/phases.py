@@ -262,25 +262,48 @@ def gateway_switched(stage: Stage) -> Iterator[None]:
 
 
 def picker_killed(stage: Stage) -> Iterator[None]:
-    """Envoy and relays of the pod go on without it: running streams are not touched, and relays pick engines alone,
-    also for requests with API keys. As the pod is not ready meanwhile, new connections go to the other pod."""
+    """The picker of the pod that owns the service. Envoy and relays of the pod go on without it: running streams are
+    not touched, and all relays ask the next owner. As the pod is not ready meanwhile, new connections go to others."""
     yield
-    victim = system_pods(GATEWAY)[0]
-    pickers = processes.with_argument(victim.uid, "picker")
-    if not pickers:
-        raise RuntimeError("no picker was found")
-    processes.send(pickers, signal.SIGKILL)
+    victim = stage.gateway_pods()[0]
+    processes.send(_picker(victim), signal.SIGKILL)
     _wait_gateway_restarted(stage, "the picker restarted", victim)
 
 
-def gateway_killed(stage: Stage) -> Iterator[None]:
-    """Streams on the killed pod fail: nothing else knows what their clients have. New requests go to the other pod."""
+def picker_hung(stage: Stage) -> Iterator[None]:
+    """The same with a picker that hangs, until its liveness probe has failed three times."""
     yield
-    victim, *others = system_pods(GATEWAY)
-    if not others:
-        raise RuntimeError("the gateway has one pod only")
-    stage.strike_gateway(victim, processes.of_pod(victim.uid), signal.SIGKILL)
+    victim = stage.gateway_pods()[0]
+    stopped = _picker(victim)
+    stage.on_way_back(processes.send, stopped, signal.SIGCONT)
+    processes.send(stopped, signal.SIGSTOP)
+    _wait_gateway_restarted(stage, "the picker restarted", victim)
+
+
+def _picker(pod: Pod) -> list[int]:
+    found = processes.with_argument(pod.uid, "picker")
+    if not found:
+        raise RuntimeError("no picker was found")
+    return found
+
+
+def gateway_killed(number: int, stage: Stage) -> Iterator[None]:
+    """Streams on the killed pod fail: nothing else knows what their clients have. New requests go to the other pods.
+
+    Args:
+        number: of the pod, see `Stage.gateway_pods`.
+    """
+    yield
+    victim = stage.gateway_pods()[number]
+    stage.strike_gateway(victim, signal.SIGKILL)
     _wait_gateway_restarted(stage, "the pod's containers restarted", victim)
+
+
+def owner_hung(stage: Stage) -> Iterator[None]:
+    """Requests that have reached the pod hang until the clients' patience ends, or the pod goes on."""
+    yield
+    stage.strike_gateway(stage.gateway_pods()[0], signal.SIGSTOP, within=HANG_SECONDS)
+    time.sleep(HANG_SECONDS)
 
 
 def _wait_gateway_restarted(stage: Stage, goal: str, victim: Pod) -> None:
@@ -347,15 +370,36 @@ _ORDER = (
     ),
     Phase(
         "picker-killed",
-        "kill -9 of the picker of one gateway pod",
+        "kill -9 of the picker that owns the service",
         picker_killed,
         from_node=True,
         of_gateway=True,
     ),
     Phase(
+        "picker-hung",
+        "SIGSTOP to the picker that owns the service",
+        picker_hung,
+        from_node=True,
+        of_gateway=True,
+    ),
+    Phase(
         "gateway-killed",
-        "kill -9 of every process of one gateway pod",
-        gateway_killed,
+        "kill -9 of every process of a gateway pod that does not own the service",
+        partial(gateway_killed, 1),
+        from_node=True,
+        of_gateway=True,
+    ),
+    Phase(
+        "owner-killed",
+        "kill -9 of every process of the gateway pod that owns the service",
+        partial(gateway_killed, 0),
+        from_node=True,
+        of_gateway=True,
+    ),
+    Phase(
+        "owner-hung",
+        f"SIGSTOP to every process of the gateway pod that owns the service, for {HANG_SECONDS} s",
+        owner_hung,
         from_node=True,
         of_gateway=True,
     ),
@@ -367,5 +411,5 @@ PHASES = {phase.name: phase for phase in _ORDER}
 IN_MAKE_TEST = ("operator-killed", "pod-deleted", "engine-killed", "pod-hung")
 """Phases that `make test` runs: the most important ones within 4 minutes. Scenarios have a rollout under traffic."""
 
-IN_MAKE_TEST_WITH_GATEWAY = ("gateway-rolled", "gateway-killed")
+IN_MAKE_TEST_WITH_GATEWAY = ("gateway-rolled", "picker-hung", "owner-killed")
 """Phases that `make test` runs against a service behind the gateway. Its scenarios kill and hang engines."""

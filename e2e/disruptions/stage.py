@@ -10,12 +10,12 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from e2e.disruptions import processes
-from e2e.disruptions.verdict import Blow
+from e2e.disruptions.verdict import ERROR_SECONDS, Blow
 from tools.localcluster import ClusterError, choose, kubectl
 from tools.localcluster.choose import Choice
 from tools.localcluster.progress import Progress
 from tools.testbed.helm import OPERATOR_NAMESPACE
-from tools.testbed.numbers import continuations
+from tools.testbed.numbers import continuations, owner
 from tools.testbed.pods import Pod, pods
 from tools.testbed.service import Service
 
@@ -147,10 +147,29 @@ class Stage:
         self.blow = None if self.gateway else Blow(time.time(), pod.name, pod.address, whole)
         processes.send(pids, sent)
 
-    def strike_gateway(self, pod: Pod, pids: Collection[int], sent: signal.Signals) -> None:
-        """Send a signal to all processes of a gateway pod; from now on requests on it may fail."""
-        self.blow = Blow(time.time(), pod.name, pod.address, whole=True)
+    def strike_gateway(self, pod: Pod, sent: signal.Signals, within: float = ERROR_SECONDS) -> None:
+        """Send a signal to all processes of a gateway pod; from now on requests on it may fail.
+
+        Args:
+            within: seconds in which they have to.
+        """
+        pids = processes.of_pod(pod.uid)
+        if sent == signal.SIGSTOP:
+            self.on_way_back(processes.send, pids, signal.SIGCONT)
+        self.blow = Blow(time.time(), pod.name, pod.address, whole=True, within=within)
         processes.send(pids, sent)
+
+    def gateway_pods(self) -> list[Pod]:
+        """Returns the gateway's pods that serve, the one that owns the service first.
+
+        Raises:
+            LookupError: they do not agree on the owner, or there is one pod only.
+        """
+        serving = [pod for pod in system_pods(GATEWAY) if pod.ready]
+        owners = {owner(pod.name, self.service) for pod in serving}
+        if len(serving) < 2 or len(owners) != 1 or not owners & {pod.name for pod in serving}:
+            raise LookupError(f"of {len(serving)} gateway pods, those say that the service is owned by {owners}")
+        return sorted(serving, key=lambda pod: pod.name not in owners)
 
     def continued(self) -> int:
         """Returns the answers of the service that were continued; 0 without a gateway."""

@@ -20,12 +20,14 @@ class Blow:
         at: seconds since the epoch.
         address: the pod's.
         whole: nothing in the pod answers any more. Until the cluster has noticed, requests are still sent there.
+        within: seconds in which its requests must have failed.
     """
 
     at: float
     pod: str
     address: str
     whole: bool
+    within: float = ERROR_SECONDS
 
 
 @dataclass(frozen=True)
@@ -73,8 +75,8 @@ def problem_of(loss: Loss, blow: Blow | None, routed: dict[int, str]) -> str | N
     pod = routed.get(loss.port) if loss.port is not None else blow.address
     if pod != blow.address:
         return f"lost on another pod ({pod or 'unknown'}): {loss.kind}"
-    if loss.ended > blow.at + ERROR_SECONDS:
-        return f"lost only {loss.ended - blow.at:.0f} s after the kill, {ERROR_SECONDS:.0f} s are allowed: {loss.kind}"
+    if loss.ended > blow.at + blow.within:
+        return f"lost only {loss.ended - blow.at:.0f} s after the kill, {blow.within:.0f} s are allowed: {loss.kind}"
     return None
 
 

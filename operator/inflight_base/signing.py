@@ -58,17 +58,17 @@ def signed(keys: Sequence[bytes], message: bytes, now: float) -> str:
     return f"v2={at}:" + ",".join([_hmac(key, timed) for key in keys])
 
 
-def is_signed(keys: Sequence[bytes], message: bytes, value: str, now: float, max_age_s: float = MAX_AGE_S) -> bool:
-    """Returns whether one of these keys made one of the signatures in `value`, within `max_age_s` of `now`."""
+def is_signed(keys: Sequence[bytes], message: bytes, value: str, now: float) -> bool:
+    """Returns whether one of these keys made one of the signatures in `value`, within `MAX_AGE_S` of `now`."""
     found = _SIGNED.fullmatch(value)
-    if found is None or abs(now - int(found[1])) > max_age_s:
+    if found is None or abs(now - int(found[1])) > MAX_AGE_S:
         return False
     timed, given = found[1].encode() + b"\n" + message, found[2].split(",")
     return any(hmac.compare_digest(_hmac(key, timed), one) for key in keys for one in given)
 
 
 PEER_SIGNATURE = "x-inflight-peer-signature"
-"""Header of calls between gateway pods, and of the operator to them."""
+"""Header of the operator's calls to gateway pods."""
 
 
 def get_message(target: str) -> bytes:

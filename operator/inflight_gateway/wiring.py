@@ -95,7 +95,7 @@ class Gateway:
             from inflight_gateway.guests.exchange import Parts
 
             headers = EngineHeaders(self._key.current, self._key.previous)
-            self._guest_parts = Parts(self.catalog, gate, headers, self._requests, log)
+            self._guest_parts = Parts(self.catalog, gate, headers, self._requests, log, self.pods)
             self.guests = EndpointPickerPorts(self._guest_parts, settings.ext_proc_port, tls=settings.ext_proc_tls)
         self._addresses: dict[ServiceKey, frozenset[str]] = {}
         self._usable: dict[ServiceKey, Sequence[Endpoint]] = {}

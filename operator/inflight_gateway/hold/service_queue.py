@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from inflight_gateway.hold.bounds import Room
 from inflight_gateway.types import Pick, RequestView, ServiceConfig
-from inflight_policies.deadline import MOST_WAIT_SHARE, DeadlineQueue
+from inflight_policies.deadline import OVERDUE_WAIT_SHARE, DeadlineQueue
 from inflight_policies.lazy_heap import LazyHeap
 from inflight_policies.priority import aged
 from inflight_policies.service_counter import MAX_DEBTORS, ServiceCounters, unit_of_weight
@@ -100,16 +100,11 @@ whose requests have far more tokens than those of others, which its share of slo
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QueuedRequest:
-    """A request in the queue.
-
-    Attributes:
-        sequence: number of the offer. since: when it began to wait. until: when it expires.
-    """
+    """A request in the queue. Attributes: sequence: number of the offer. since: when it began to wait, in seconds."""
 
     request: RequestView
     sequence: int
     since: float
-    until: float
 
 
 class _ClassQueue:
@@ -127,9 +122,9 @@ class ServiceQueue:
 
     A tenant's requests of a class are ordered by priority and begin of their wait, as in the engine's `priority`
     policy. Of those with a TTFT target, the ones whose first token can still be in time come first, as in its
-    `deadline` policy: one pick in twenty is a late one, and none is picked while one with an earlier place has waited
-    for half of the longest wait; a step of priority counts as `priority_aging_s` of waiting here too. Without targets
-    and priorities they are first come, first served.
+    `deadline` policy: one pick in twenty is a late one, and one in five while a late one has waited for half of the
+    longest wait; a step of priority counts as `priority_aging_s` of waiting here too. Without targets and priorities
+    they are first come, first served.
 
     Attributes:
         room: size of the whole queue.
@@ -249,5 +244,5 @@ class ServiceQueue:
     def _head(self, tenant: DeadlineQueue[QueuedRequest], now: float) -> QueuedRequest | None:
         """Returns the next of a tenant's requests, and leaves it in place."""
         # The prefill of a request that is sent now begins after `wait_s`.
-        tenant.pass_time(now + self.lead_time.wait_s, now - MOST_WAIT_SHARE * self.config.hold.max_wait_s)
+        tenant.pass_time(now + self.lead_time.wait_s, now - OVERDUE_WAIT_SHARE * self.config.hold.max_wait_s)
         return tenant.head()

@@ -32,7 +32,7 @@ MAX_FRAME_BYTES = 32 * 2**20
 
 ACKNOWLEDGED_S = 0.2
 """Seconds in which the picker answers an `Ask` by `Held`, `Go` or `Refuse`, or another one's: after this silence the
-relay picks by itself."""
+relay picks by itself, if no other picker can be asked."""
 
 BEAT_S = 0.5
 """Most seconds between two frames of a picker."""

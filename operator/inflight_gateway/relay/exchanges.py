@@ -28,7 +28,7 @@ def exchange(shared: Shared, request: Request, client: ClientConnection) -> Exch
     if isinstance(admitted, Refused):
         if admitted.counted:
             error = admitted.error
-            shared.pickers.refused(short_report(request, admitted.config, error.status, now, error.code or ""))
+            shared.asks.refused(short_report(request, admitted.config, error.status, now, error.code or ""))
         return _Answered(client, admitted.error)
     if admitted.path.answers is Answers.GENERATION:
         return Generation(shared, request, client, admitted)
@@ -130,7 +130,7 @@ class _Passed:
             return
         self._over = True
         self._received.release()
-        self._shared.pickers.ended(
+        self._shared.asks.ended(
             replace(
                 self._report,
                 status=status,

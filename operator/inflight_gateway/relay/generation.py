@@ -43,7 +43,7 @@ _MAX_EVENT_BYTES = 64 * 2**10
 
 
 class Generation:
-    """A request. It is asked for at the picker once for each attempt, see `Pickers`.
+    """A request. It is asked for at the picker once for each attempt, see `Asks`.
 
     Args:
         admitted: result of the checks of its head.
@@ -137,7 +137,7 @@ class Generation:
         if self._answer.has_tokens:
             fields = fields.continued(self._answer.num_tokens)
         self._asking = True
-        self._shared.pickers.ask(
+        self._shared.asks.ask(
             Ask(
                 self._record.request_id,
                 self._history.number,
@@ -223,7 +223,7 @@ class Generation:
         attempt, answer = self._attempt, self._answer
         assert attempt is not None
         self._record.attempt(attempt.endpoint, continued=continued)
-        self._shared.pickers.answering(
+        self._shared.asks.answering(
             self._record.request_id, attempt.endpoint, tuple(attempt.refused), lambda: answer.num_tokens
         )
 
@@ -372,7 +372,7 @@ class Generation:
             return
         attempt, self._attempt = self._attempt, None
         endpoint, refused_by = ("", []) if attempt is None else (attempt.endpoint, attempt.refused)
-        self._shared.pickers.left(self._record.request_id)
+        self._shared.asks.left(self._record.request_id)
         answer = self._answer
         tried = self._history.failed(failure, endpoint, now, advanced=answer.advanced, refused=refused_by)
         self._delivery.forget()
@@ -417,7 +417,7 @@ class Generation:
         if self._kept is not None:
             self._kept.release()
         plain = None if self._plain is None else self._plain.usage
-        self._shared.pickers.ended(self._record.finished(self._answer, plain, self._loop.time(), error))
+        self._shared.asks.ended(self._record.finished(self._answer, plain, self._loop.time(), error))
 
 
 def _retry_after(headers: Sequence[tuple[str, str]]) -> float | None:

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.relay.admission import Admission
 from inflight_gateway.relay.alone import Alone
+from inflight_gateway.relay.asks import Asks
 from inflight_gateway.relay.bodies import MAX_BODIES_BYTES, Bodies
 from inflight_gateway.relay.budget import BudgetLimits, RetryBudget
 from inflight_gateway.relay.decide import Limits
 from inflight_gateway.relay.engine_pool import EnginePool
 from inflight_gateway.relay.kept import Kept
-from inflight_gateway.relay.pickers import Pickers
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,4 +46,4 @@ class Shared:
     budget: RetryBudget
     admission: Admission
     alone: Alone
-    pickers: Pickers
+    asks: Asks

@@ -45,6 +45,7 @@ class Worker:
         def use_keys(keys: Keys) -> None:
             admission.engine_headers = EngineHeaders(keys.current, keys.previous)
 
+        self._pickers = Pickers(picker, uuid.uuid4().hex, catalog, alone, use_keys)
         self._shared = Shared(
             tuning,
             catalog,
@@ -54,7 +55,7 @@ class Worker:
             RetryBudget(tuning.budget, loop.time()),
             admission,
             alone,
-            Pickers(picker, uuid.uuid4().hex, catalog, alone, use_keys),
+            self._pickers.asks,
         )
         self._connections: set[ClientConnection] = set()
         self._none_open = asyncio.Event()
@@ -66,7 +67,7 @@ class Worker:
     async def start(self, listener: socket.socket) -> None:
         """Accepts the connections of a listening socket, once the services are known: connections wait for that, as
         those of a worker that died do."""
-        self._linking = asyncio.create_task(self._shared.pickers.run())
+        self._linking = asyncio.create_task(self._pickers.run())
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._known.wait(), KNOWN_WITHIN_S)
         self._server = await asyncio.get_running_loop().create_unix_server(

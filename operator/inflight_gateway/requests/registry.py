@@ -12,6 +12,7 @@ from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.link.wire import Ask, Go, Held, Refuse, Running
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.requests.record import Phase, Reply, Request
+from inflight_gateway.requests.settling import Settling
 from inflight_gateway.requests.starter import Starter
 from inflight_gateway.requests.view import view
 from inflight_gateway.state.demand import DemandCounters
@@ -67,6 +68,7 @@ class Requests:
         self._changed = changed
         self._refused = refused
         self._starter = Starter(catalog, picker, ledger)
+        self._settling = Settling()
         self._requests: dict[str, Request] = {}
         self._of_service: dict[ServiceKey, dict[str, Request]] = {}
         self._relays: dict[Hashable, str] = {}
@@ -89,6 +91,7 @@ class Requests:
         config = self._catalog.services.get(ask.service)
         if config is None:
             return
+        self._settling.came(ask, now, runs=True)
         request = self._begin(ask, config, relay, reply, (), now)
         if request.admitted is None:
             request.admitted = self._gate.adopt(request.view, running.tokens)
@@ -99,12 +102,13 @@ class Requests:
         self._runs(request, running.address, now)
         self._changed()
 
-    def ask(self, ask: Ask, relay: Hashable, reply: Reply, allowed: Collection[str] = ()) -> None:
+    def ask(self, ask: Ask, relay: Hashable, reply: Reply, allowed: Collection[str] = (), among: int = 1) -> None:
         """Places an attempt; `reply` is called at once, and again if it has to wait.
 
         Args:
             relay: stream that the request belongs to, see `lost`.
             allowed: addresses that another gateway allows; empty: all.
+            among: see `Gate.admit`.
         """
         now = self._clock()
         known = self._requests.get(ask.id)
@@ -115,11 +119,12 @@ class Requests:
             reply(Refuse.of(ask.id, ask.attempt, _deleted(ask.service)))
             return
         self._ledger.touch(ask.service, now)
+        self._settling.came(ask, now)
         request = self._begin(ask, config, relay, reply, allowed, now)
         if allowed and not self._starter.allowed(ask.service, allowed):
             self._refuse(request, none_allowed(ask.service))
             return
-        refusal = self._admit(request, config, now, always=ask.admitted)
+        refusal = self._admit(request, config, now, always=ask.admitted, among=among)
         if refusal is None:
             since = request.since
             refusal = self._holds.offer(request.view, config, now, since=since, admitted=ask.admitted)
@@ -194,6 +199,7 @@ class Requests:
 
     def released(self, service: ServiceKey, relay: Hashable) -> None:
         """Ends the requests of a service that a relay asks another picker for."""
+        self._settling.went(service, self._clock())
         moved = [one for one in self._of_service.get(service, {}).values() if one.relay == relay]
         for request in moved:
             self._over(request)
@@ -204,6 +210,7 @@ class Requests:
         """Ends a request that its relay asks another picker for; an unknown one is ignored."""
         request = self._requests.get(request_id)
         if request is not None:
+            self._settling.went(request.view.service, self._clock())
             self._over(request)
             self._after(request)
 
@@ -276,6 +283,8 @@ class Requests:
         now = self._clock()
 
         def start(waiting: RequestView) -> Pick | None:
+            if waiting.service in self._settling:
+                return None
             return self._starter.start(waiting, self._requests[waiting.request_id].allowed, now)
 
         for waiting, pick in self._holds.release(*(now, start, service, self._starter.shares.above), changed=changed):
@@ -284,6 +293,8 @@ class Requests:
     def expire(self) -> None:
         """Rejects requests that reached their maximum wait, and counts those of relays that are gone."""
         now = self._clock()
+        for service in self._settling.settled(now):
+            self.release(service)
         while self._lost and (lost := next(iter(self._lost.values()))).until <= now:
             del self._lost[lost.request.id]
             if lost.relay not in self._relays.values():
@@ -309,6 +320,7 @@ class Requests:
                 elif request.allowed and not self._starter.allowed(key, request.allowed):
                     self._refuse(request, none_allowed(key))
         for key in deleted:
+            self._settling.forget(key)
             self._starter.shares.forget(key)
             self._holds.forget(key)
             self._demand.forget(key)
@@ -341,15 +353,17 @@ class Requests:
         request.move(Phase.HELD)
         return request
 
-    def _admit(self, request: Request, config: ServiceConfig, now: float, *, always: bool) -> Refusal | None:
-        """Charges a request to its tenant, unless that was done. Args: always: see `Gate.admit`."""
+    def _admit(
+        self, request: Request, config: ServiceConfig, now: float, *, always: bool, among: int
+    ) -> Refusal | None:
+        """Charges a request to its tenant, unless that was done. Args: always, among: see `Gate.admit`."""
         if request.admitted is not None:
             self._gate.resume(request.admitted)
         elif request.attempt > 1:
             request.served = None
             request.admitted = self._gate.adopt(request.view)
         else:
-            admitted = self._gate.admit(request.view, config, now, always=always)
+            admitted = self._gate.admit(request.view, config, now, always=always, among=among)
             if isinstance(admitted, Refusal):
                 return admitted
             request.admitted = admitted

@@ -1,1 +1,1 @@
-"""State that one gateway pod exposes to the operator, its peers, users, Prometheus and the kubelet."""
+"""State that one gateway pod exposes to the operator, users, Prometheus and the kubelet."""

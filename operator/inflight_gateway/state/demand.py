@@ -89,4 +89,8 @@ class DemandCounters:
 
     def _class(self, view: RequestView) -> ClassDemand:
         self.changed.add(view.service)
-        return self._services.setdefault(view.service, {}).setdefault(view.service_class, ClassDemand())
+        classes = self._services.setdefault(view.service, {})
+        one = classes.get(view.service_class)
+        if one is None:
+            one = classes[view.service_class] = ClassDemand()
+        return one

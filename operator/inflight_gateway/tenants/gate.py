@@ -16,7 +16,7 @@ from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.accounts import Accounts, Admission, Settlement, TenantKey
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.keys import ApiKey, KeyTables, presented_key
-from inflight_gateway.tenants.limits import charge_for
+from inflight_gateway.tenants.limits import charge_for, share
 from inflight_gateway.tenants.usage import Counts, Usage
 from inflight_gateway.tenants.usage_log import UsageLog
 from inflight_gateway.types import Finished, Refusal, RequestView, ServiceConfig
@@ -98,10 +98,16 @@ class Gate:
         return key
 
     def admit(
-        self, view: RequestView, config: ServiceConfig, now: float, *, always: bool = False
+        self, view: RequestView, config: ServiceConfig, now: float, *, always: bool = False, among: int = 1
     ) -> Admitted | Refusal:
-        """Charges a request to its tenant's limits; returns 429 if it is above them. Args: always: it is admitted."""
+        """Charges a request to its tenant's limits; returns 429 if it is above them.
+
+        Args:
+            always: it is admitted whatever the limits.
+            among: pickers that decide alone, each on its share of the limits.
+        """
         limits, label = config.tenant(view.tenant).limits, self.usage.label(view.service, view.tenant)
+        limits = limits if among == 1 else share(limits, among)
         admission = Admission(_key(view), limits, charge_for(self._estimates.tokens(view), limits))
         verdict = self._accounts.admit(admission, now, always=always)
         if verdict.refused_by is not None:

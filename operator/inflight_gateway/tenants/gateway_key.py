@@ -1,11 +1,11 @@
-"""The gateway's key in its mounted Secret, and what it signs between gateway pods and the operator."""
+"""The gateway's key in its mounted Secret."""
 
 from __future__ import annotations
 
 import time
 from pathlib import Path
 
-from inflight_base.signing import MAX_AGE_S, is_signed, signed
+from inflight_base.signing import is_signed
 
 PREVIOUS = "previous"
 """Name of the file beside the key's, with the key before a rotation."""
@@ -40,13 +40,9 @@ class GatewayKey:
             self.current, self.previous = current, _content(self._file.with_name(PREVIOUS))
         return self.keys != before
 
-    def sign(self, message: bytes) -> str:
-        """Returns the value of `PEER_SIGNATURE` for a message to another gateway pod: none without a key."""
-        return signed(self.keys, message, time.time())
-
-    def signed(self, message: bytes, value: str, max_age_s: float = MAX_AGE_S) -> bool:
-        """Returns whether operator or a gateway pod signed a message; False without a key."""
-        return is_signed(self.keys, message, value, time.time(), max_age_s)
+    def signed(self, message: bytes, value: str) -> bool:
+        """Returns whether the operator signed a message; False without a key."""
+        return is_signed(self.keys, message, value, time.time())
 
 
 def _content(file: Path) -> bytes | None:

@@ -191,7 +191,7 @@ def charge_for(tokens: int, limits: RateLimits) -> int:
 
 
 def share(limits: RateLimits, among: int) -> RateLimits:
-    """Returns the share of one of `among` relays that reach no picker; at least 1 of each limit."""
+    """Returns the share of one of `among` processes that decide alone; at least 1 of each limit."""
 
     def part(limit: int | None) -> int | None:
         return None if limit is None else max(1, limit // among)

@@ -46,8 +46,7 @@ class PodCounters(NamedTuple):
     counters: GatewayDemand
 
 
-_Rates = tuple[float, ...]
-_NONE = (0.0,) * len(GatewayDemand._fields)
+_NONE = GatewayDemand()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,14 +56,14 @@ class Offered:
     Attributes:
         pods: counters by pod; one that is not heard is kept for `SPAN` seconds, as its counters continue.
         seconds: seconds in the means.
-        gateway: decayed sums of the gateway's counters, in the order of `GatewayDemand`.
+        gateway: decayed sums of the growth of the gateway's counters.
         engines: the same of what engines got.
         latest: what arrived, a second, when counters were last read: requests, prompt tokens, and their squares.
     """
 
     pods: Mapping[str, PodCounters] = field(default_factory=dict)
     seconds: float = 0.0
-    gateway: _Rates = _NONE
+    gateway: GatewayDemand = _NONE
     engines: Engines = _NOTHING
     latest: Engines = _NOTHING
 
@@ -79,22 +78,21 @@ class Offered:
         """
         silent = {pod: one for pod, one in self.pods.items() if now - one.time <= SPAN}
         pods = {**silent, **{pod: PodCounters(now, one) for pod, one in counters.items()}}
-        rates = _sum(_rates(self.pods.get(pod), one, now) for pod, one in counters.items())
+        rates = _total(_rates(self.pods.get(pod), one, now) for pod, one in counters.items())
         kept = math.exp(-width / SPAN)
         then = replace(
             self,
             pods=pods,
             seconds=kept * self.seconds + width,
-            gateway=tuple(kept * was + width * rate for was, rate in zip(self.gateway, rates, strict=True)),
+            gateway=GatewayDemand(*(kept * was + width * rate for was, rate in zip(self.gateway, rates, strict=True))),
             engines=Engines(*(kept * was + width * rate for was, rate in zip(self.engines, engines, strict=True))),
         )
-        return replace(then, latest=then._arriving(GatewayDemand(*rates)))
+        return replace(then, latest=then._arriving(rates))
 
     @property
     def around(self) -> float:
         """Requests a second that engines get around the gateway."""
-        sent = GatewayDemand(*self.gateway).sent
-        return max(0.0, self.engines.requests - sent) / max(LEAST_SECONDS, self.seconds)
+        return max(0.0, self.engines.requests - self.gateway.sent) / max(LEAST_SECONDS, self.seconds)
 
     @property
     def served(self) -> float:
@@ -104,12 +102,12 @@ class Offered:
     @property
     def refused(self) -> float:
         """Requests a second that the gateway refuses because no replica can start them."""
-        return GatewayDemand(*self.gateway).refused / max(LEAST_SECONDS, self.seconds)
+        return self.gateway.refused / max(LEAST_SECONDS, self.seconds)
 
     @property
     def output_ratio(self) -> float:
         """Output tokens expected of a request that arrives, by those of one that is sent; 1 while not known."""
-        sums = GatewayDemand(*self.gateway)
+        sums = self.gateway
         if min(sums.arrived, sums.sent) < MIN_REQUESTS or not sums.output_tokens or not sums.sent_output_tokens:
             return 1.0
         return (sums.output_tokens / sums.arrived) / (sums.sent_output_tokens / sums.sent)
@@ -117,7 +115,7 @@ class Offered:
     @property
     def unit(self) -> float:
         """Prompt tokens of engines for one that the gateway estimates; 1 while not known."""
-        sums, engines = GatewayDemand(*self.gateway), self.engines
+        sums, engines = self.gateway, self.engines
         if min(sums.sent, engines.requests) < MIN_REQUESTS or not sums.sent_prompt_tokens or not engines.tokens:
             return 1.0
         return (engines.tokens / engines.requests) / (sums.sent_prompt_tokens / sums.sent)
@@ -133,15 +131,15 @@ class Offered:
         )
 
 
-def _rates(before: PodCounters | None, counters: GatewayDemand, now: float) -> _Rates:
+def _rates(before: PodCounters | None, counters: GatewayDemand, now: float) -> GatewayDemand:
     """Returns the growth of a pod's counters a second; zero for a pod that was not seen before: it had no request, or
     others have seen them. A pod whose counters have fallen was restarted."""
     if before is None or now <= before.time:
         return _NONE
     anew = any(one < was for one, was in zip(counters, before.counters, strict=True))
     was = _NONE if anew else before.counters
-    return tuple((one - then) / (now - before.time) for one, then in zip(counters, was, strict=True))
+    return GatewayDemand(*((one - then) / (now - before.time) for one, then in zip(counters, was, strict=True)))
 
 
-def _sum(rates: Iterable[_Rates]) -> _Rates:
-    return tuple(map(sum, zip(_NONE, *rates, strict=True)))
+def _total(rates: Iterable[GatewayDemand]) -> GatewayDemand:
+    return GatewayDemand(*map(sum, zip(_NONE, *rates, strict=True)))

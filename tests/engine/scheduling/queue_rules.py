@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from inflight_engine.request import Request, RequestState
 from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_policies.deadline import OVERDUE_SHARE
 from tests.engine.scheduling.fair_share import FairShare
 
 
@@ -122,22 +123,17 @@ class QueueRules:
         return min(queue.values(), key=self._key)
 
     def is_late(self, known: Known) -> bool:
-        return known.latest_start < self.now or self.is_overdue(known)
-
-    def is_overdue(self, known: Known) -> bool:
-        """Nobody who came later may be admitted before it."""
-        return known.request.arrival_time <= self.now - self.config.late_wait
+        return known.latest_start < self.now
 
     def _by_deadline(self, name: str) -> Known:
         """The oldest that can keep its target; where late ones wait, the oldest of them has its turn, or all there
-        is. Before all, the oldest of those that have waited for too long."""
+        is. Its turn comes more often once it has waited for too long."""
         queue = self.waiting[name].values()
-        overdue = [each for each in queue if self.is_overdue(each)]
-        if overdue:
-            return min(overdue, key=lambda each: each.order)
         in_time = [each for each in queue if not self.is_late(each)]
         late = [each for each in queue if self.is_late(each)]
-        turn = (self._passed_over[name] + 1) * self.config.late_share >= 1 - 1e-9
+        overdue = any(each.request.arrival_time <= self.now - self.config.late_wait for each in late)
+        share = max(self.config.late_share, OVERDUE_SHARE) if overdue else self.config.late_share
+        turn = (self._passed_over[name] + 1) * share >= 1 - 1e-9
         return min(late if late and (turn or not in_time) else in_time, key=lambda each: each.order)
 
     def admitted(self, known: Known, num_tokens: int) -> None:

@@ -135,23 +135,27 @@ def test_deadline_gives_every_so_many_picks_to_the_oldest_late_request():
     assert line.drain() == [3, 4, 5, 0, 6, 7, 8, 1, 9, 10, 11, 2]
 
 
-def test_deadline_gives_every_pick_to_the_oldest_requests_once_they_have_waited_for_late_wait():
+def test_deadline_gives_one_pick_in_five_to_late_requests_once_the_oldest_has_waited_for_late_wait():
     line = Line("deadline", late_wait=10.0)
-    for latest_start in (1.0, 1.0, 1.0, math.inf, 90.0):
-        line.push(latest_start=latest_start)
+    for _ in range(3):
+        line.push(latest_start=3.0, arrival_time=0.0)
     assert line.policy.pass_time(5.0)
-    assert line.policy.num_late_tokens == 30
-    assert line.policy.pass_time(11.0)
-    assert line.policy.num_late_tokens == 10, "a new request goes behind those that have waited for too long"
-    assert line.drain() == [0, 1, 3, 4, 2]
+    assert line.policy.pass_time(10.0)
+    assert not line.policy.pass_time(11.0)
+    for _ in range(12):
+        line.push(latest_start=100.0)
+    assert line.drain() == [3, 4, 5, 6, 0, 7, 8, 9, 10, 1, 11, 12, 13, 14, 2]
 
 
-def test_deadline_with_a_longer_target_than_late_wait_serves_by_arrival_after_it():
+def test_deadline_tells_that_the_head_has_become_overdue():
     line = Line("deadline", late_wait=10.0)
-    for latest_start in (90.0, 5.0, 90.0):
-        line.push(latest_start=latest_start)
-    assert line.policy.pass_time(10.0), "the first has waited for as long, and the second is late"
-    assert line.drain() == [0, 2, 1]
+    line.push(latest_start=1.0, arrival_time=0.0)
+    line.policy.pass_time(2.0)
+    for _ in range(9):
+        line.push(latest_start=100.0)
+    assert [line.serve().order for _ in range(6)] == [1, 2, 3, 4, 5, 6]
+    assert line.policy.pass_time(10.0)
+    assert line.policy.head(0).order == 0
 
 
 def test_deadline_counts_picks_only_while_late_requests_wait():

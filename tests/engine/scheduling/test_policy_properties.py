@@ -20,8 +20,9 @@ from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling_fields import gathered
 
 AGING = 3.0
-LATE_SHARE = 0.25
+LATE_SHARE = 0.1
 LATE_WAIT = 6.0
+PICKS_WHILE_OVERDUE = 5
 
 
 DEFAULT = (ServiceClass(),)
@@ -144,22 +145,25 @@ class Model:
                 tenant = self.tenants[name].least()
                 return min((each for each in waiting if each.scheduling.tenant == tenant), key=lambda each: each.order)
             case "deadline":
-                overdue = [each for each in waiting if self.is_overdue(each)]
-                if overdue:
-                    return min(overdue, key=lambda each: each.order)
-                late = [each for each in waiting if self.is_late(each)]
-                in_time = [each for each in waiting if not self.is_late(each)]
-                turn = self.passed_over[name] == 1 / LATE_SHARE - 1
-                return min(late if late and (turn or not in_time) else in_time, key=lambda each: each.order)
+                return self.by_deadline(name)
+
+    def by_deadline(self, name):
+        waiting = self._of(name)
+        late = [each for each in waiting if self.is_late(each)]
+        in_time = [each for each in waiting if not self.is_late(each)]
+        overdue = any(each.arrival_time <= self.now - LATE_WAIT for each in late)
+        turn = self.passed_over[name] >= (PICKS_WHILE_OVERDUE if overdue else round(1 / LATE_SHARE)) - 1
+        first = late if late and (turn or not in_time) else in_time
+        return min(first, key=lambda each: each.order, default=None)
 
     def is_late(self, request):
-        return request.latest_start < self.now or self.is_overdue(request)
-
-    def is_overdue(self, request):
-        return request.arrival_time <= self.now - LATE_WAIT
+        return request.latest_start < self.now
 
     def standings(self):
-        return [(self.is_late(each), self.is_overdue(each)) for each in self.new]
+        """Who is late, and in which classes the first of them has waited for `LATE_WAIT`."""
+        late = [each for each in self.new if self.is_late(each)]
+        overdue = {each.scheduling.service_class for each in late if each.arrival_time <= self.now - LATE_WAIT}
+        return late, overdue
 
     def remove(self, request):
         name = request.scheduling.service_class
@@ -485,7 +489,7 @@ def test_a_late_request_is_served_within_so_many_picks_for_each_one_that_came_be
             now += seconds
             queues.pass_time(now)
             for place, each in enumerate(waiting):
-                if each.latest_start < now or each.arrival_time <= now - LATE_WAIT:
+                if each.latest_start < now:
                     picks_left.setdefault(each, (place + 1) * picks_a_turn)
         elif waiting:
             oldest_late = min(picks_left, key=lambda each: each.order, default=None)
@@ -499,14 +503,14 @@ def test_a_late_request_is_served_within_so_many_picks_for_each_one_that_came_be
 
 
 @given(
-    share=st.sampled_from([0.01, 0.25, 1.0]),
+    share=st.sampled_from([0.01, 0.1, 0.25, 1.0]),
     events=st.lists(st.tuples(st.sampled_from(["arrive", "arrive", "serve", "wait"]), st.floats(0, 3)), max_size=120),
 )
 @settings(max_examples=200, deadline=None)
-def test_no_request_waits_longer_than_late_wait_while_one_that_came_after_it_is_served(share, events):
+def test_a_late_request_that_has_waited_for_late_wait_is_served_within_five_picks_for_each_before_it(share, events):
     """(what happens; seconds until a request is late, or that pass)"""
     queues = WaitingQueues(replace(config("deadline"), late_share=share))
-    now, waiting = 0.0, []
+    now, waiting, picks_left = 0.0, [], {}
     for order, (what, seconds) in enumerate(events):
         if what == "arrive":
             waiting.append(new_request(order, 1, 1, arrival_time=now))
@@ -515,11 +519,15 @@ def test_no_request_waits_longer_than_late_wait_while_one_that_came_after_it_is_
         elif what == "wait":
             now += seconds
             queues.pass_time(now)
+            for place, each in enumerate(waiting):
+                if each.latest_start < now and each.arrival_time <= now - LATE_WAIT:
+                    picks_left.setdefault(each, (place + 1) * PICKS_WHILE_OVERDUE)
         elif waiting:
             request = queues.pop(0)
-            passed_over = waiting[: waiting.index(request)]
-            assert all(each.arrival_time > now - LATE_WAIT for each in passed_over)
             waiting.remove(request)
+            picks_left.pop(request, None)
+            picks_left = {each: left - 1 for each, left in picks_left.items()}
+            assert min(picks_left.values(), default=1) > 0
 
 
 @pytest.mark.parametrize(

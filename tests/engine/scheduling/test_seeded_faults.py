@@ -500,10 +500,10 @@ FAULTS = {
         OUT_OF_TURN,
         DEADLINE,
     ),
-    "late requests are passed over for any time": Fault(
+    "late requests that have waited for long get no more picks": Fault(
         with_deadlines(late_wait=1e9),
         OUT_OF_TURN,
-        DEADLINE | {"late_wait": 5.0},
+        DEADLINE | {"late_share": 0.05, "late_wait": 5.0},
     ),
     "late requests go first": Fault(
         with_deadlines(late_share=1.0),

@@ -117,7 +117,7 @@ def test_every_flag_reaches_the_configuration():
 
 
 @pytest.mark.parametrize(("flags", "seconds"), [("", 30.0), ("--queue-timeout 8", 4.0)])
-def test_no_request_waits_for_more_than_half_of_the_queue_timeout_while_later_ones_are_picked(flags, seconds):
+def test_late_requests_get_more_picks_from_half_of_the_queue_timeout_on(flags, seconds):
     assert parse("m", *shlex.split(flags)).engine.late_wait == seconds
 
 

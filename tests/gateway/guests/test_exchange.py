@@ -11,12 +11,13 @@ from inflight_base.manifest.keys import ObjectKey
 from inflight_gateway.discovery.hosts import Hosts
 from inflight_gateway.guests.exchange import Exchange, Parts
 from inflight_gateway.guests.head import Head
+from inflight_gateway.link.ready_pods import ReadyPods
 from inflight_gateway.request.body import NO_FIELDS, Body
 from inflight_gateway.request.headers import DESTINATION
 from inflight_gateway.state.picks import PicksLog
 from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.signature import EngineHeaders
-from inflight_gateway.types import RateLimits
+from inflight_gateway.types import GatewayPod, RateLimits
 from tests.gateway.requests.world import CONFIG, KEY, World
 from tests.gateway.tenants.things import secret
 
@@ -28,7 +29,8 @@ class Guests(World):
         super().__init__(config, endpoints)
         self.catalog.update(secrets={ObjectKey("default", "keys"): secret(acme="ifk_1")}, hosts=Hosts(by_model=True))
         log = RequestLog(self.metrics, PicksLog(), access_log=True)
-        self.parts = Parts(self.catalog, self.gate, EngineHeaders(gateway_key), self.requests, log)
+        self.pods = ReadyPods("gw-0", self.catalog)
+        self.parts = Parts(self.catalog, self.gate, EngineHeaders(gateway_key), self.requests, log, self.pods)
 
     def exchange(self, allowed=None, **headers):
         pairs = {":authority": "a.default", ":path": "/v1/completions", **headers}
@@ -105,6 +107,13 @@ async def test_limits_refuse_with_429():
         assert (answer.immediate_response.status.code or 200) == status
         exchange.close()
     world.assert_empty()
+
+
+async def test_each_gateway_pod_applies_its_share_of_the_limits():
+    world = Guests(replace(CONFIG, default_limits=RateLimits(requests_per_minute=6)))
+    world.pods.set([GatewayPod(f"gw-{number}", "10.0.0.1:9005") for number in range(3)])
+    found = [(await world.placed(world.exchange()))[0].immediate_response.status.code or 200 for _ in range(4)]
+    assert found == [200, 200, 429, 429]
 
 
 async def test_no_path_but_public_ones_passes():

@@ -100,3 +100,11 @@ def test_later_attempts_are_neither_charged_nor_refused():
     assert isinstance(one.pick(ask(1), 0.0), Go)
     assert isinstance(one.pick(ask(1, attempt=2), 0.0), Go)
     assert isinstance(one.pick(ask(2), 0.0), Refuse)
+
+
+def test_a_request_that_a_picker_has_admitted_is_neither_charged_nor_refused():
+    one = alone(requests_per_minute=1)
+    assert isinstance(one.pick(ask(1, admitted=True), 0.0), Go)
+    assert isinstance(one.pick(ask(2), 0.0), Go)
+    assert isinstance(one.pick(ask(3), 0.0), Refuse)
+    assert isinstance(one.pick(ask(4, admitted=True), 0.0), Go)

@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_base.signing import PEER_SIGNATURE, get_message
+from inflight_base.signing import PEER_SIGNATURE, get_message, signed
 from inflight_gateway.state import port as port_module
 from inflight_gateway.state import stream as stream_module
 from inflight_gateway.state.load import ServiceLoad
@@ -95,9 +95,13 @@ async def get(served, path):
         return answer.status, await answer.text()
 
 
-async def get_public(served, path, signed=None):
-    """Args: signed: path that the signature is for; None: there is no signature."""
-    headers = {} if signed is None else {PEER_SIGNATURE: served.key.sign(get_message(signed))}
+def signature(served, path):
+    return {PEER_SIGNATURE: signed(served.key.keys, get_message(path), time.time())}
+
+
+async def get_public(served, path, path_signed=None):
+    """Args: path_signed: path that the signature is for; None: there is no signature."""
+    headers = {} if path_signed is None else signature(served, path_signed)
     async with served.public.get(path, headers=headers) as answer:
         return answer.status, await answer.text()
 
@@ -113,8 +117,8 @@ async def test_health_readiness_and_metrics_are_for_all(served, at):
 
 async def test_on_the_pod_network_the_load_is_for_those_who_have_the_key_and_picks_for_none(served):
     for path in ("/v1/state", "/v1/state?watch=1"):
-        for signed in (None, "/v1/state?watch=0", "/metrics"):
-            assert (await get_public(served, path, signed))[0] == 401
+        for path_signed in (None, "/v1/state?watch=0", "/metrics"):
+            assert (await get_public(served, path, path_signed))[0] == 401
     assert (await get_public(served, "/v1/state", "/v1/state"))[0] == 200
     assert (await get_public(served, "/v1/picks?namespace=team&service=chat", "/v1/picks"))[0] == 404
     served.key.current = None
@@ -129,7 +133,7 @@ async def test_anonymous_watchers_keep_no_signed_one_out(served):
     for reader, _ in streams:
         assert b" 401 " in await reader.readline()
     path = "/v1/state?watch=1"
-    async with served.public.get(path, headers={PEER_SIGNATURE: served.key.sign(get_message(path))}) as watcher:
+    async with served.public.get(path, headers=signature(served, path)) as watcher:
         for number in (0, 3, 4):
             async with asyncio.timeout(5):
                 assert json.loads(await watcher.content.readline())["services"][0]["in_flight"] == number
@@ -338,7 +342,7 @@ async def test_pages_of_metrics_that_nobody_reads_take_little_memory_and_their_c
 async def test_many_connections_keep_neither_a_watcher_nor_a_new_client_out(served, monkeypatch):
     monkeypatch.setattr(port_module, "MAX_CONNECTIONS", 8)
     path = "/v1/state?watch=1"
-    async with served.public.get(path, headers={PEER_SIGNATURE: served.key.sign(get_message(path))}) as watcher:
+    async with served.public.get(path, headers=signature(served, path)) as watcher:
         assert json.loads(await watcher.content.readline())
         clients = [await _open(served, "/healthz") for _ in range(20)]
         assert await get_public(served, "/healthz") == (200, "ok\n")

@@ -26,7 +26,8 @@ LONGEST = 8192
 @dataclass(eq=False)
 class Sent:
     """A request on its way. Attributes: tokens: of its answer. done: of them, those that were computed. Seconds since
-    the start of the run: at: of its arrival. started: sent to an engine. first: first token. ended: last one."""
+    the start of the run: at: of its arrival. started: sent to an engine. first: first token. ended: last one. engine:
+    its address. over: set at the end."""
 
     name: str
     tenant: str
@@ -37,6 +38,7 @@ class Sent:
     started: float = 0.0
     first: float = 0.0
     ended: float = 0.0
+    engine: str = ""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 

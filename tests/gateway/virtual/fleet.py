@@ -27,17 +27,22 @@ BETWEEN_S = 0.0005
 class Fleet:
     """A service behind some gateway pods. Create it in the event loop.
 
-    Attributes: pods: by number. engines: by address. done: requests that ended, in this order. refused: those that were
-    refused, with their status.
+    Attributes:
+        pods: by number. engines: by address.
+        started, done: requests in the order in which engines got them, and in which they ended.
+        refused: requests that were refused, with their status.
+        most: most requests at engines at once.
     """
 
     def __init__(self, shape: Shape, pods: int = 1, **config: object) -> None:
         self.engines = {f"10.0.0.{number}:80": Engine(shape) for number in range(shape.replicas)}
         self.config = ServiceConfig(KEY, "uid", "m", max_num_seqs=shape.slots, **config)
         endpoints = tuple(Endpoint(address, address) for address in self.engines)
-        self.pods = [Pod(f"gw-{number}", self.config, endpoints, self.sample) for number in range(pods)]
+        self.pods = [Pod(number, self.config, endpoints, self.sample) for number in range(pods)]
+        self.started: list[Sent] = []
         self.done: list[Sent] = []
         self.refused: list[tuple[Sent, int]] = []
+        self.most = 0
         self._names = Counter[str]()
 
     def sample(self, address: str):
@@ -47,7 +52,7 @@ class Fleet:
         """Returns when all pods have all streams."""
         self.set_ready(*self.pods)
         for pod in self.pods:
-            await pod.start()
+            pod.start()
         await asyncio.sleep(2.0)
 
     def set_ready(self, *pods: Pod) -> None:
@@ -61,27 +66,34 @@ class Fleet:
         name = self.pods[0].owner(KEY)
         return next(pod for pod in self.pods if pod.name == name)
 
-    async def generate(self, pod: Pod, tenant: str, prompt: int = 64, tokens: int = 24, name: str = "") -> Sent | None:
+    async def generate(
+        self, pod: Pod, tenant: str, prompt: int = 64, tokens: int = 24, name: str = "", blocks: bytes = b""
+    ) -> Sent | None:
         """Sends a request to a pod, and returns it at its end; None: it was refused."""
         self._names[tenant] += 1
         sent = Sent(
             name or f"{tenant} {self._names[tenant]}", tenant, asyncio.get_running_loop().time(), prompt, tokens
         )
-        answer = await pod.ask(Ask(sent.name, 1, KEY, tenant, path="/v1/completions", body=Body(prompt_tokens=prompt)))
+        answer = await pod.ask(
+            Ask(sent.name, 1, KEY, tenant, path="/v1/completions", body=Body(prompt_tokens=prompt, blocks=blocks))
+        )
         if isinstance(answer, Refuse):
             self.refused.append((sent, answer.status))
-            pod.link.ended(Finished(sent.name, KEY, answer.status, True, prompt))
+            pod.pickers.asks.ended(Finished(sent.name, KEY, answer.status, True, prompt))
             return None
         await self._run(pod, sent, answer)
         return sent
 
     async def _run(self, pod: Pod, sent: Sent, go: Go) -> None:
-        address = go.endpoints[0]
+        address = sent.engine = go.endpoints[0]
+        self.started.append(sent)
         self.engines[address].take(sent)
-        pod.link.answering(sent.name, address, (), lambda: sent.done)
+        self.most = max(self.most, len(self.started) - len(self.done))
+        pod.pickers.asks.answering(sent.name, address, (), lambda: sent.done)
         await sent.over.wait()
+        pod.ended(address)
         self.done.append(sent)
-        pod.link.ended(
+        pod.pickers.asks.ended(
             Finished(sent.name, KEY, 200, True, sent.prompt, completion_tokens=sent.tokens, endpoints=(address,))
         )
 

@@ -12,12 +12,12 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 HOST: contextvars.ContextVar[str] = contextvars.ContextVar("HOST", default="")
-"""Machine that a task runs on: that of the connections which it opens and takes."""
+"""Pod and program that a task belongs to, and the connections that it opens and takes."""
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its connections are pipes in memory, on UNIX sockets and on TCP ports alike. Bytes take `between_s` from one host
-    to another, and no time within one.
+    """Its connections are pipes in memory, on UNIX sockets and on TCP ports alike. A host is a program of a pod, `POD
+    PROGRAM`. Bytes take `between_s` from one pod to another, and no time within one.
 
     A host that is killed has no connections, and refuses new ones. Nothing comes from and to a host that hangs; it goes
     on when it is awake again.
@@ -27,7 +27,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._now = 0.0
         super().__init__(_Clock(self))
         self._clock_resolution = 1e-9
-        self.between_s = between_s
+        self._between_s = between_s
         self._listeners: dict[object, _Listener] = {}
         self._pipes: set[_Pipe] = set()
         self._hung: set[str] = set()
@@ -83,13 +83,14 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         return await self._connect(factory, port)
 
     def _listen(self, factory: Callable[[], asyncio.Protocol], address: object) -> _Listener:
-        listener = self._listeners[address] = _Listener(factory, HOST.get(), lambda: self._listeners.pop(address, None))
+        listener = _Listener(factory, HOST.get(), address, lambda: self._listeners.pop(address, None))
+        self._listeners[address] = listener
         return listener
 
     async def _connect(self, factory: Callable[[], asyncio.Protocol], address: object) -> Any:
         host = HOST.get()
-        await asyncio.sleep(self.between_s)
         listener = self._listeners.get(address)
+        await asyncio.sleep(0.0 if listener is None else self.delay(host, listener.host))
         if listener is None:
             raise ConnectionRefusedError(f"nothing listens at {address}")
         near, far = _Pipe(self, host, factory()), _Pipe(self, listener.host, listener.factory())
@@ -104,6 +105,10 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             self._backlog.append(pipe)
         else:
             pipe.protocol.connection_made(pipe)
+
+    def delay(self, host: str, other: str) -> float:
+        """Returns the seconds from one host to another."""
+        return 0.0 if host.split()[:1] == other.split()[:1] else self._between_s
 
     def forget(self, pipe: _Pipe) -> None:
         self._pipes.discard(pipe)
@@ -134,9 +139,14 @@ class _Clock(selectors.SelectSelector):
 
 
 class _Listener:
-    def __init__(self, factory: Callable[[], asyncio.Protocol], host: str, close: Callable[[], object]) -> None:
-        self.factory, self.host, self.close = factory, host, close
-        self.sockets = ()
+    def __init__(
+        self, factory: Callable[[], asyncio.Protocol], host: str, address: object, close: Callable[[], object]
+    ) -> None:
+        self.factory, self.host, self.address, self.close = factory, host, address, close
+        self.sockets = (self,)
+
+    def getsockname(self) -> tuple[str, object]:
+        return self.host, self.address
 
     async def wait_closed(self) -> None:
         """Closed at once."""
@@ -184,7 +194,7 @@ class _Pipe(asyncio.Transport):
 
     def _put(self, data: bytes | None) -> None:
         if not self._sent:
-            self._loop.call_later(0.0 if self.peer.host == self.host else self._loop.between_s, self.deliver)
+            self._loop.call_later(self._loop.delay(self.host, self.peer.host), self.deliver)
         self._sent.append(data)
 
     def deliver(self) -> None:

@@ -1,8 +1,9 @@
-"""A gateway pod in virtual time: a picker with all its parts, and a relay's link to the pickers."""
+"""A gateway pod in virtual time: a picker with all its parts, and a relay that asks the pickers."""
 
 from __future__ import annotations
 
 import asyncio
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from pathlib import Path
@@ -14,7 +15,7 @@ from inflight_gateway.engines.ledger import Ledger
 from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.link.ready_pods import ReadyPods
 from inflight_gateway.link.server import RelayLinks
-from inflight_gateway.link.wire import Ask, Go, Refuse
+from inflight_gateway.link.wire import Ask, Go, Keys, Refuse
 from inflight_gateway.pick.picker import Picker
 from inflight_gateway.relay.alone import Alone
 from inflight_gateway.relay.pickers import Pickers
@@ -26,92 +27,102 @@ from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.gate import Gate
 from inflight_gateway.tenants.keys import KeyTables
-from inflight_gateway.types import Endpoint, EngineSample, ServiceConfig
+from inflight_gateway.types import Endpoint, EngineSample, GatewayPod, ServiceConfig
 from tests.gateway.virtual.loop import HOST, VirtualLoop
 
-SCRAPE_S, TICK_S = 1.0, 0.1
+SOCKETS = Path(tempfile.gettempdir(), "virtual")
+"""Where sockets would be."""
+SCRAPE_S, REFRESH_S, TICK_S = 1.0, 1.0, 0.1
+KEYS = Keys(b"the gateway's key")
 
 
-class Pod:
-    """Attributes: link: what requests of its relay call."""
+def virtual_loop() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop)
+    return loop
+
+
+class Program:
+    """A process of a pod: all that it runs ends with it. Attributes: host: its name for the network."""
+
+    def __init__(self, host: str) -> None:
+        self.host = host
+        self._tasks: list[asyncio.Task[Any]] = []
+
+    def run(self, *parts: Coroutine[Any, Any, Any]) -> None:
+        """Starts parts of it."""
+        token = HOST.set(self.host)
+        self._tasks += [asyncio.create_task(part) for part in parts]
+        HOST.reset(token)
+
+    def kill(self) -> None:
+        """Ends it at once, as `kill -9`."""
+        for task in self._tasks:
+            task.cancel()
+        self._tasks = []
+        virtual_loop().kill(self.host)
+
+    def hang(self) -> None:
+        """Stops it, as SIGSTOP."""
+        virtual_loop().hang(self.host)
+
+    def wake(self) -> None:
+        virtual_loop().wake(self.host)
+
+
+class PickerProgram(Program):
+    """Attributes: requests: of this picker. pods: the ready gateway pods."""
 
     def __init__(
         self,
-        name: str,
+        pod: str,
         config: ServiceConfig,
         endpoints: Sequence[Endpoint],
         sample: Callable[[str], EngineSample],
+        socket: Path,
+        port: int,
     ) -> None:
-        self.name, self._service = name, config.key
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, VirtualLoop)
-        self._loop = loop
-        self._tasks: list[asyncio.Task[Any]] = []
-        self._sample = sample
+        super().__init__(f"{pod} picker")
+        self._service, self._sample, self._socket, self._port = config.key, sample, socket, port
+        self._loop = virtual_loop()
         self._samples: dict[str, EngineSample] = {}
         self._catalog = Catalog()
         self._catalog.update(services={config.key: config}, endpoints={config.key: tuple(endpoints)}, complete=True)
+        self.pods = ReadyPods(pod, self._catalog)
         estimates, holds = Estimates(), HoldQueue()
         self._ledger = Ledger(self._catalog.endpoints_of, self._samples.get, estimates)
-        gate = Gate(KeyTables(self._catalog), estimates, clock=loop.time)
+        gate = Gate(KeyTables(self._catalog), estimates, clock=self._loop.time)
         log = RequestLog(Metrics(), PicksLog(), access_log=False)
         demand = DemandCounters(estimates.answer_tokens)
         self.requests = Requests(
-            *(self._catalog, Picker(self._ledger.ranking), holds, self._ledger, gate, log, demand), clock=loop.time
+            *(self._catalog, Picker(self._ledger.ranking), holds, self._ledger, gate, log, demand),
+            clock=self._loop.time,
         )
-        self._pods = ReadyPods(name, self._catalog)
-        self._links = RelayLinks(self.requests, self._catalog, self._pods)
-        self._in_flight = Counter[str]()
-        catalog = Catalog()
-        alone = Alone(catalog, lambda address: self._in_flight[address])
-        self.link = Pickers(self._socket, f"relay of {name}", catalog, alone, lambda keys: None)
+        self._links = RelayLinks(self.requests, self._catalog, self.pods)
+        self._links.set_keys(KEYS)
 
-    @property
-    def _socket(self) -> Path:
-        return Path("/nowhere", self.name)
-
-    def set_ready(self, pods: Collection[Pod]) -> None:
-        """Makes these pods the ready ones."""
-
-    def owner(self, service: ServiceKey) -> str:
-        return self.name
-
-    async def start(self) -> None:
-        await self._here(self._serve())
-        self._tasks = [self._here(each) for each in (self._tick(), self._scrape(), self.link.run())]
+    def start(self) -> None:
+        self.run(self._serve(), self._tick(), self._refresh(), self._scrape())
 
     def kill(self) -> None:
-        """Ends all of the pod at once, as `kill -9`."""
-        for task in self._tasks:
-            task.cancel()
-        self._loop.kill(self.name)
-
-    def hang(self) -> None:
-        """Stops all of the pod, as SIGSTOP."""
-        self._loop.hang(self.name)
-
-    async def ask(self, ask: Ask) -> Go | Refuse:
-        """The answer to an attempt of the relay."""
-        asked = _Asked()
-        self.link.ask(ask, asked)
-        return await asked.answer
-
-    def _here(self, program: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        """Runs a program of this pod."""
-        token = HOST.set(self.name)
-        try:
-            return asyncio.create_task(program)
-        finally:
-            HOST.reset(token)
+        super().kill()
+        self.run(self._links.close())
 
     async def _serve(self) -> None:
         await self._links.serve(self._socket)
+        await self._links.listen("127.0.0.1", self._port)
 
     async def _tick(self) -> None:
         while True:
             self.requests.expire()
             self.requests.release(changed=False)
+            self._links.tell_pods()
             await asyncio.sleep(TICK_S)
+
+    async def _refresh(self) -> None:
+        while True:
+            self.pods.refresh()
+            await asyncio.sleep(REFRESH_S)
 
     async def _scrape(self) -> None:
         while True:
@@ -120,6 +131,68 @@ class Pod:
                 self._ledger.sampled(endpoint.address, self._loop.time())
             self.requests.release(self._service)
             await asyncio.sleep(SCRAPE_S)
+
+
+class Pod:
+    """Attributes: alive: not killed. picker: the running one. relay: its process. pickers: those that it asks."""
+
+    def __init__(
+        self,
+        number: int,
+        config: ServiceConfig,
+        endpoints: Sequence[Endpoint],
+        sample: Callable[[str], EngineSample],
+    ) -> None:
+        self.name = f"gw-{number}"
+        self.peer = GatewayPod(self.name, f"127.0.0.1:{number + 1}")
+        socket = SOCKETS / self.name
+        self._make = lambda: PickerProgram(self.name, config, endpoints, sample, socket, number + 1)
+        self._ready: Collection[GatewayPod] = ()
+        self.alive = True
+        self.picker = self._make()
+        self.relay = Program(f"{self.name} relay")
+        self._in_flight = Counter[str]()
+        catalog = Catalog()
+        alone = Alone(catalog, lambda address: self._in_flight[address])
+        self.pickers = Pickers(socket, f"relay of {self.name}", catalog, alone, lambda keys: None)
+
+    def set_ready(self, pods: Collection[Pod]) -> None:
+        """Makes these pods the ready ones."""
+        self._ready = [pod.peer for pod in pods]
+        self.picker.pods.set(self._ready)
+
+    def start(self) -> None:
+        self.start_picker()
+        self.relay.run(self.pickers.run())
+
+    def start_picker(self) -> None:
+        """Starts a picker that knows nothing, in place of one that was killed."""
+        self.picker = self._make()
+        self.picker.pods.set(self._ready)
+        self.picker.start()
+
+    def kill(self) -> None:
+        """Ends the whole pod at once."""
+        self.alive = False
+        self.picker.kill()
+        self.relay.kill()
+
+    def owner(self, service: ServiceKey) -> str:
+        """Returns the pod that owns a service, as this pod sees it."""
+        return self.picker.pods.owner(service)
+
+    async def ask(self, ask: Ask) -> Go | Refuse:
+        """Returns the answer to an attempt of the relay. Pods that are killed never answer."""
+        asked = _Asked()
+        self.pickers.asks.ask(ask, asked)
+        answer = await asked.answer
+        if isinstance(answer, Go):
+            self._in_flight[answer.endpoints[0]] += 1
+        return answer
+
+    def ended(self, address: str) -> None:
+        """Notes that a request at an engine has ended."""
+        self._in_flight[address] -= 1
 
 
 class _Asked:

@@ -146,6 +146,13 @@ def test_one_replica_behind_the_gateway_finishes_an_overload_as_soon_as_without_
     assert ends[1] == pytest.approx(ends[0], rel=0.03)
 
 
+def test_engines_report_first_tokens_from_when_they_got_the_request_and_not_from_its_arrival_at_the_gateway():
+    seen = []
+    run = run_fleet(flood(), replace(GATEWAY, initial_replicas=2), [Watch(seen)])
+    engine = [pod.sample.ttft.mean for pod in seen[-1][1].pods]
+    assert max(engine) < 0.5 * np.nanmean(run.ttft[: len(run.ttft) // 2])
+
+
 @pytest.mark.parametrize("limits", [Limits(4, 512), Limits(256, 2048)])
 def test_all_requests_end_whatever_the_limits(limits):
     run = simulate_fleet(flood(200, 2.0, output=60), replace(GATEWAY, limits=limits), Fixed(2))

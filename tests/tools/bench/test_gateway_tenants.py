@@ -1,4 +1,4 @@
-"""Figures of `python -m tools.bench.gateway tenants`."""
+"""Figures of `python -m tools.bench.gateway limits isolation`."""
 
 from tools.bench.gateway.isolation import Isolated, table
 from tools.bench.gateway.limits import most_in

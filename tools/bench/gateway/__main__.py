@@ -7,6 +7,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from itertools import combinations
 from pathlib import Path
 
 from tools.bench.gateway import isolation, limits, overhead, routing, simulated
@@ -20,17 +21,21 @@ from tools.standin.stream import EVENT_SECONDS
 DESCRIPTION = """overhead: the gateway (Envoy, relay, picker) beside a direct connection. The engine is a stand-in that
 answers at once, so nearly all of the latency is that of the path. Clients, stand-in and gateway share the machine; the
 CPU time of each process for a request or a streamed token is what a dedicated core would spend. With --beside, the
-gateway of another version too, in turns, and the ratios. Two minutes for each gateway.
+gateway of another version too, in turns, and the ratios. With several gateway pods, requests enter at the pod that owns
+their service, and then at another one (`other pod`). Two minutes for each.
 
 routing: conversations of a Mooncake trace, scaled, on real replicas of the built-in model: time to first token and
-prefix hits of the gateway, of least requests, of round robin and of a plain Service, in one run; then the same in the
-fleet simulator, with the cost model that the replicas fitted. About three minutes for each; on a quiet machine.
+prefix hits of the gateway with one pod, of all its pods with a new connection for each request, of least requests, of
+round robin and of a plain Service, in one run; then the same in the fleet simulator, with the cost model that the
+replicas fitted. About three minutes for each; on a quiet machine.
 
-tenants: limits of requests, tokens and concurrent requests against tenants that send three times as much, and API keys
-rotated under load; then the latency of a tenant with a modest load on a real engine, alone and beside one that floods,
-by set-up. About 30 minutes; on a quiet machine."""
+limits: limits of requests, tokens and concurrent requests over all pods, against tenants that send three times as much,
+and API keys rotated under load.
 
-PARTS = ("overhead", "routing", "tenants")
+isolation: the latency of a tenant with a modest load on a real engine, alone and beside one that floods another pod of
+the gateway, by set-up. About 30 minutes; on a quiet machine."""
+
+PARTS = ("overhead", "routing", "limits", "isolation")
 
 VOCAB_SIZE = 49_152
 """Size of the built-in model's vocabulary."""
@@ -44,6 +49,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument("--pods", type=int, default=2, help="gateway pods (default 2)")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each run of overhead (default 5)")
     parser.add_argument("--rounds", type=int, default=3, help="runs of each path, in turns (default 3)")
     parser.add_argument(
@@ -63,10 +69,10 @@ def main() -> int:
         " (default 0.4)",
     )
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B", help="of routing (default all)")
-    parser.add_argument("--minutes", type=int, default=2, help="of the limits of tenants; 0: skip them (default 2)")
-    parser.add_argument("--isolation-seconds", type=float, default=120, help="of each run of tenants (default 120)")
+    parser.add_argument("--minutes", type=int, default=2, help="of limits (default 2)")
+    parser.add_argument("--isolation-seconds", type=float, default=120, help="of each run of isolation (default 120)")
     parser.add_argument(
-        "--arms", default=",".join(isolation.ARMS), metavar="A,B", help="set-ups of tenants (default all)"
+        "--arms", default=",".join(isolation.ARMS), metavar="A,B", help="set-ups of isolation (default all)"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there")
     arguments = parser.parse_args()
@@ -85,6 +91,7 @@ def main() -> int:
                     seconds=arguments.seconds,
                     rounds=arguments.rounds,
                     streams=arguments.streams,
+                    pods=arguments.pods,
                     beside=arguments.beside,
                 )
                 found["overhead"] = {name: asdict(each) for name, each in measured.items()}
@@ -93,7 +100,9 @@ def main() -> int:
                 load = turns(arguments.load_seconds, VOCAB_SIZE)
                 (folder / "routing").mkdir()
                 routed = routing.measure(
-                    folder / "routing", load, arguments.replicas, policies, say, cores=arguments.replica_cores
+                    *(folder / "routing", load, arguments.replicas, policies, say),
+                    pods=arguments.pods,
+                    cores=arguments.replica_cores,
                 )
                 found["routing"] = [asdict(row) for row in routed.rows]
                 print("\n".join(routing_table(routed.rows)), flush=True)
@@ -101,18 +110,17 @@ def main() -> int:
                 again = simulated.simulate(load, replica, arguments.replicas, routing.LIMITS, routing.TTFT_S)
                 found["simulated"] = {"replica": asdict(replica), "rows": [asdict(row) for row in again]}
                 print("\n".join(agreement_table(routed.rows, again)), flush=True)
-            if "tenants" in parts:
-                limited = None
-                if arguments.minutes:
-                    say(f"limits and keys: {arguments.minutes} minutes")
-                    limited = limits.measure(folder / "limits", arguments.minutes)
-                isolated = isolation.measure(folder / "isolation", arguments.isolation_seconds, arms, say)
-                tables = [*(limits.table(limited) if limited else []), *isolation.table(isolated)]
-                found["tenants"] = {
-                    "limits": limited and asdict(limited),
-                    "isolation": [asdict(row) for row in isolated],
-                }
-                print("\n".join(tables))
+            if "limits" in parts:
+                say(f"limits and keys: {arguments.minutes} minutes")
+                limited = limits.measure(folder / "limits", arguments.minutes, arguments.pods)
+                found["limits"] = asdict(limited)
+                print("\n".join(limits.table(limited)), flush=True)
+            if "isolation" in parts:
+                isolated = isolation.measure(
+                    folder / "isolation", arguments.isolation_seconds, arms, say, arguments.pods
+                )
+                found["isolation"] = [asdict(row) for row in isolated]
+                print("\n".join(isolation.table(isolated)), flush=True)
         except RuntimeError as error:
             print(f"error: {error}", file=sys.stderr)
             return 1
@@ -121,11 +129,13 @@ def main() -> int:
 
 
 def overhead_tables(found: Mapping[str, Overhead]) -> list[str]:
-    """Lines for a terminal: each gateway, and their ratios where there are two."""
+    """Lines for a terminal: each gateway, and the ratios of each two."""
     lines = []
     for name, each in found.items():
         lines += ["", f"gateway: {name}", *overhead_table(each)]
-    return [*lines, *ratio_table(*found.items())] if len(found) == 2 else lines
+    for pair in combinations(found.items(), 2):
+        lines += ratio_table(*pair)
+    return lines
 
 
 def overhead_table(found: Overhead) -> list[str]:
@@ -184,15 +194,18 @@ def ratio_table(ours: tuple[str, Overhead], other: tuple[str, Overhead]) -> list
 
 
 def routing_table(found: Sequence[Routed]) -> list[str]:
-    """Lines for a terminal. The last column is p95 over the gateway's: above 1 where the gateway is faster."""
+    """Lines for a terminal. The last columns are p95 over the gateway's, above 1 where the gateway is faster, and
+    prefix hits over the gateway's."""
     ours = next((row for row in found if row.policy == routing.OURS), None)
     lines = ["", f"{'policy':<15} {'requests':>8} {'TTFT p50 s':>11} {'p95 s':>7} {'prefix hits':>12} {'busiest':>8}"]
     if ours is not None:
-        lines[1] += f" {'p95 / gateway':>14}"
+        lines[1] += f" {'p95 / gateway':>14} {'hits / gateway':>15}"
     for row in found:
         line = f"{row.policy:<15} {row.requests:>8} {row.ttft_p50:>11.2f} {row.ttft_p95:>7.2f}"
         line += f" {row.hit_rate:>12.1%} {row.busiest:>8.1%}"
-        lines.append(line if ours is None else f"{line} {row.ttft_p95 / ours.ttft_p95:>13.2f}x")
+        if ours is not None:
+            line += f" {row.ttft_p95 / ours.ttft_p95:>13.2f}x {row.hit_rate / ours.hit_rate:>14.3f}x"
+        lines.append(line)
     return lines
 
 

@@ -56,7 +56,7 @@ class Tree:
             if not line:
                 raise RuntimeError(f"the gateway of {self._folder} did not start")
             try:
-                yield Gateway(static=folder / "services.yaml", **json.loads(line))
+                yield Gateway(**json.loads(line))
             finally:
                 running.stdin.close()
                 running.wait()

@@ -136,7 +136,7 @@ async def open_streams(
 
 
 async def send_steadily(
-    address: Address, per_second: float, seconds: float, bodies: Sequence[Mapping[str, Any]]
+    address: Address, per_second: float, seconds: float, bodies: Sequence[Mapping[str, Any]], host: str
 ) -> int:
     """Sends these bodies in turn at a fixed rate, each on a new connection, whether or not answers come. Returns the
     number of answers.
@@ -144,7 +144,7 @@ async def send_steadily(
     Raises:
         RuntimeError: an answer is not 200.
     """
-    requests = [_request(body) for body in bodies]
+    requests = [_request(body, host) for body in bodies]
 
     async def one(request: bytes) -> None:
         reader, writer = await asyncio.open_connection(*address)

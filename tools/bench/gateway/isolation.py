@@ -9,6 +9,11 @@
 - `GPU direct`, `GPU fair share`, `GPU`: as `direct`, `fair share` and `gateway`, to an engine without a model whose
   steps take as long as a GPU's (tools/standin/timed.py).
 
+- `GPU 48`, `GPU 200`: as `GPU`, where the flood is so many clients that send one request after the other.
+
+Through a gateway of several pods, the tenants connect to different ones: in one round the flood comes in at the pod
+that owns the service, in the next round the other tenant.
+
 Alone is the same tenant with the same arrivals on the same set-up without the other. On a CPU, requests that run side
 by side share its arithmetic, and the difference to alone is mostly that; on a GPU a larger batch hardly slows a step,
 and the difference is what queues add.
@@ -32,7 +37,7 @@ from inflight_base.signing import tenant_key
 from inflight_gateway.request.headers import TENANT
 from inflight_kubectl.answers import Answer, AnswerError
 from inflight_kubectl.load.client import Client, DisconnectedError
-from tools.bench.gateway.stack import SECRET, bearer, gateway, new_key, secret
+from tools.bench.gateway.stack import GATEWAY_KEY, SECRET, bearer, gateways, new_key, secret
 from tools.measure.report import percentile
 from tools.measure.served import free_port, process, served_engine, wait_ready
 
@@ -61,14 +66,14 @@ ENGINE_FLAGS = (
     "--max-queued-requests=64",
 )
 _FIRST_TOKEN_ID, _LAST_TOKEN_ID = 1000, 49_000
-_GATEWAY_KEY = "benchmark"
 
 
 @dataclass(frozen=True, slots=True)
 class Arm:
     """A set-up. Attributes: gateway: through the gateway; else straight to the engine. flags: flags of the engine
     besides `ENGINE_FLAGS`. flooding: limits of the flooding tenant. signed: the gateway sends the engine signed
-    tenants. named: the client sends the engine its tenant. emulated: the engine is `tools.standin.timed`."""
+    tenants. named: the client sends the engine its tenant. emulated: the engine is `tools.standin.timed`. clients: of
+    the flood, in a closed loop; 0: it has a rate."""
 
     gateway: bool = True
     flags: tuple[str, ...] = ()
@@ -76,6 +81,7 @@ class Arm:
     signed: bool = False
     named: bool = False
     emulated: bool = False
+    clients: int = 0
 
 
 ARMS = {
@@ -91,6 +97,8 @@ ARMS = {
     "GPU direct": Arm(gateway=False, emulated=True),
     "GPU fair share": Arm(gateway=False, named=True, emulated=True),
     "GPU": Arm(emulated=True),
+    "GPU 48": Arm(emulated=True, clients=48),
+    "GPU 200": Arm(emulated=True, clients=200),
 }
 
 
@@ -147,9 +155,12 @@ class _Target:
         return answer
 
 
-def measure(folder: Path, seconds: float, arms: Sequence[str], say: Callable[[str], None]) -> list[Isolated]:
+def measure(folder: Path, seconds: float, arms: Sequence[str], say: Callable[[str], None], pods: int) -> list[Isolated]:
     """Runs each arm with a fresh engine; the steady tenant sends for so many seconds alone, and as many beside the
     flood.
+
+    Args:
+        pods: of the gateway.
 
     Raises:
         RuntimeError: an engine or the gateway did not start.
@@ -159,29 +170,30 @@ def measure(folder: Path, seconds: float, arms: Sequence[str], say: Callable[[st
         place = folder / str(number)
         place.mkdir(parents=True)
         with ExitStack() as stack:
-            url, keys = _start(stack, place, ARMS[name])
+            urls, keys = _start(stack, place, ARMS[name], pods)
             runs: dict[bool, list[_Run]] = {False: [], True: []}
             for turn in range(ROUNDS):
                 for flooded, taken in runs.items():
                     say(f"{name}, {'beside a flood' if flooded else 'alone'}: {seconds / ROUNDS:.0f} s")
-                    taken.append(asyncio.run(_run(url, keys, ARMS[name], seconds / ROUNDS, turn, flooded)))
+                    calm, crowded = (urls[0], urls[-1]) if turn % 2 else (urls[-1], urls[0])
+                    taken.append(asyncio.run(_run(calm, crowded, keys, ARMS[name], seconds / ROUNDS, turn, flooded)))
             found += [_isolated(name, flooded, taken) for flooded, taken in runs.items()]
     return found
 
 
-def _start(stack: ExitStack, folder: Path, arm: Arm) -> tuple[str, dict[str, str]]:
+def _start(stack: ExitStack, folder: Path, arm: Arm, pods: int) -> tuple[list[str], dict[str, str]]:
+    """Returns the URLs for clients, that of the pod which owns the service first, and the tenants' keys."""
     keys = {STEADY: new_key(), FLOODING: new_key()}
     flags = [*ENGINE_FLAGS, *arm.flags]
-    gateway_key, engine_key = folder / "gateway-key", folder / "tenant-key"
-    gateway_key.write_text(_GATEWAY_KEY)
+    engine_key = folder / "tenant-key"
     if arm.signed:
         uid = f"default/{SERVICE}"
-        engine_key.write_text(tenant_key(_GATEWAY_KEY.encode(), ServiceKey("default", SERVICE), uid))
+        engine_key.write_text(tenant_key(GATEWAY_KEY.encode(), ServiceKey("default", SERVICE), uid))
         flags.append(f"--tenant-key-file={engine_key}")
     log = folder / "engine.log"
     url = stack.enter_context(_emulated(log) if arm.emulated else served_engine(log, *flags))
     if not arm.gateway:
-        return url, keys
+        return [url], keys
     service: dict[str, Any] = {
         "name": SERVICE,
         "model": "smollm2",
@@ -191,8 +203,8 @@ def _start(stack: ExitStack, folder: Path, arm: Arm) -> tuple[str, dict[str, str
         "tenants": [{"name": STEADY}, {"name": FLOODING, "limits": arm.flooding or {}}],
     }
     secrets = [secret({key: tenant for tenant, key in keys.items()})]
-    running = stack.enter_context(gateway(folder / "gateway", [service], secrets, key_file=gateway_key))
-    return f"http://127.0.0.1:{running.port}", keys
+    running = stack.enter_context(gateways(folder / "gateway", [service], secrets, pods=pods))
+    return [f"http://127.0.0.1:{pod.port}" for pod in running.by_owner(SERVICE)], keys
 
 
 @contextmanager
@@ -203,14 +215,20 @@ def _emulated(log: Path) -> Iterator[str]:
         yield url
 
 
-async def _run(url: str, keys: dict[str, str], arm: Arm, seconds: float, turn: int, flooded: bool) -> _Run:
+async def _run(
+    calm: str, crowded: str, keys: dict[str, str], arm: Arm, seconds: float, turn: int, flooded: bool
+) -> _Run:
+    """Measures the tenant that connects to `calm`, beside the flood at `crowded` if `flooded`."""
     per_s = EMULATED_STEADY_PER_S if arm.emulated else STEADY_PER_S
-    async with Client(url) as client:
+    async with Client(calm) as client, Client(crowded) as flooding:
         target = _Target(client, keys, arm.named)
         for number in range(3):
             await target.generate(STEADY, f"warm-up {turn} {flooded} {number}")
         answered: list[float] = []
-        flood = asyncio.create_task(_flood(target, FLOOD_FACTOR * per_s, turn, answered)) if flooded else None
+        flood = None
+        if flooded:
+            send = _Flood(_Target(flooding, keys, arm.named), turn, answered)
+            flood = asyncio.create_task(send.closed(arm.clients) if arm.clients else send.at_rate(FLOOD_FACTOR * per_s))
         await asyncio.sleep(FLOOD_LEAD_SECONDS)
         times = await _steady(target, seconds, per_s, f"{turn} {flooded}")
         if flood is not None:
@@ -248,19 +266,38 @@ async def _steady(target: _Target, seconds: float, per_s: float, salt: str) -> l
     return await asyncio.gather(*tasks)
 
 
-async def _flood(target: _Target, per_s: float, turn: int, answered: list[float]) -> None:
-    """Sends requests until cancelled; its requests end with it."""
+@dataclass(slots=True)
+class _Flood:
+    """Requests until cancelled; they end with it. Attributes: answered: when each answer came."""
 
-    async def one(number: int) -> None:
-        if await target.generate(FLOODING, f"{turn} {number}") is not None:
-            answered.append(time.monotonic())
+    target: _Target
+    turn: int
+    answered: list[float]
+    sent: int = 0
 
-    rng, number = random.Random(2), 0
-    async with asyncio.TaskGroup() as tasks:
-        while True:
-            tasks.create_task(one(number))
-            number += 1
-            await asyncio.sleep(rng.expovariate(per_s))
+    async def at_rate(self, per_s: float) -> None:
+        """Poisson arrivals."""
+        rng = random.Random(2)
+        async with asyncio.TaskGroup() as tasks:
+            while True:
+                tasks.create_task(self._one())
+                await asyncio.sleep(rng.expovariate(per_s))
+
+    async def closed(self, clients: int) -> None:
+        """Clients that send one request after the other."""
+
+        async def client() -> None:
+            while True:
+                await self._one()
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(clients):
+                tasks.create_task(client())
+
+    async def _one(self) -> None:
+        self.sent += 1
+        if await self.target.generate(FLOODING, f"{self.turn} {self.sent}") is not None:
+            self.answered.append(time.monotonic())
 
 
 def table(found: Sequence[Isolated]) -> list[str]:

@@ -1,8 +1,8 @@
-"""Limits of tenants through the whole gateway, and rotation of API keys under load.
+"""Limits of tenants over all pods of a whole gateway, and rotation of API keys under load.
 
-Each tenant sends steadily `FACTOR` times its limit, to a stand-in engine. The burst rule (docs/guides/tenants.md): a
-tenant can use its whole limit at once, and what it used becomes available again after 60 s. So the first minute admits
-the limit, each further minute too, and no interval of 60 s more than that.
+Each tenant sends steadily `FACTOR` times its limit, to the pods in turn, in front of a stand-in engine. The burst rule
+(docs/guides/tenants.md): a tenant can use its whole limit at once, and what it used becomes available again after 60 s.
+So the first minute admits the limit, each further minute too, and no interval of 60 s more than that.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from tools.bench.gateway.stack import SECRET, Gateway, bearer, gateway, new_key, secret
+from tools.bench.gateway.stack import SECRET, Gateways, bearer, gateways, new_key, secret
 from tools.measure.served import free_port, process
 
 SERVICE = "bench"
@@ -96,11 +97,11 @@ class _Counts:
 class _Client:
     """A client of a running gateway. Attributes: keys: API keys of the tenants with limits."""
 
-    def __init__(self, session: aiohttp.ClientSession, running: Gateway, service: dict[str, Any]) -> None:
+    def __init__(self, session: aiohttp.ClientSession, running: Gateways, service: dict[str, Any]) -> None:
         self._session = session
         self._running = running
         self._service = service
-        self.url = f"http://127.0.0.1:{running.port}/v1/completions"
+        self._urls = cycle([f"http://127.0.0.1:{pod.port}/v1/completions" for pod in running.pods])
         self.keys: dict[str, str] = {}
 
     def publish(self, *rotating: str) -> None:
@@ -110,16 +111,20 @@ class _Client:
 
     def post(self, key: str, *, stream: bool = False) -> Any:
         body = {"model": SERVICE, "prompt": "one two three", "max_tokens": 1, "stream": stream}
-        return self._session.post(self.url, json=body, headers={"Host": f"{SERVICE}.default", **bearer(key)})
+        return self._session.post(next(self._urls), json=body, headers={"Host": f"{SERVICE}.default", **bearer(key)})
 
     async def status(self, key: str) -> int:
         async with self.post(key) as answer:
             await answer.read()
             return int(answer.status)
 
+    async def everywhere(self, key: str) -> set[int]:
+        """Returns the statuses of a request to each pod."""
+        return {await self.status(key) for _ in self._running.pods}
 
-def measure(folder: Path, minutes: int) -> Limits:
-    """Start a stand-in engine and a gateway in front of it, and send for so many minutes.
+
+def measure(folder: Path, minutes: int, pods: int) -> Limits:
+    """Start a stand-in engine and gateway pods in front of it, and send for so many minutes.
 
     Raises:
         RuntimeError: a process did not start.
@@ -138,20 +143,18 @@ def measure(folder: Path, minutes: int) -> Limits:
         ],
     }
     upstream = [sys.executable, "-m", "tools.standin.stream", str(port)]
-    key = folder / "key"
-    key.write_text("benchmark")
-    with process(folder / "upstream.log", upstream), gateway(folder / "gateway", [service], key_file=key) as running:
+    with process(folder / "upstream.log", upstream), gateways(folder / "gateway", [service], pods=pods) as running:
         return asyncio.run(_run(running, service, minutes))
 
 
-async def _run(running: Gateway, service: dict[str, Any], minutes: int) -> Limits:
+async def _run(running: Gateways, service: dict[str, Any], minutes: int) -> Limits:
     timeout = aiohttp.ClientTimeout(total=None, sock_read=30)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), timeout=timeout) as session:
         client = _Client(session, running, service)
         client.keys = {name: new_key() for name in ("requests", "tokens", "concurrent")}
         first = new_key()
         client.publish(first)
-        await _until(lambda: client.status(first), 200)
+        await _until(lambda: client.everywhere(first), 200)
         seconds = minutes * _MINUTE
         requests, tokens, concurrent, rotated = await asyncio.gather(
             _steadily(client, "requests", REQUESTS * FACTOR / _MINUTE, seconds),
@@ -267,24 +270,24 @@ async def _rotate(client: _Client, key: str, seconds: float) -> Rotated:
     while time.monotonic() + 2 * ROTATION_SECONDS < until:
         old, new = valid[0], new_key()
         client.publish(old, new)
-        seen.append(await _until(lambda key=new: client.status(key), 200))  # type: ignore[misc]
+        seen.append(await _until(lambda key=new: client.everywhere(key), 200))  # type: ignore[misc]
         valid[0] = new
         await asyncio.sleep(0.5)  # requests with the old key arrive before its removal
         client.publish(new)
-        gone.append(await _until(lambda key=old: client.status(key), 401))  # type: ignore[misc]
+        gone.append(await _until(lambda key=old: client.everywhere(key), 401))  # type: ignore[misc]
         rotations += 1
         again = time.monotonic() + ROTATION_SECONDS / 2
         while time.monotonic() < again:
-            revived += await client.status(old) != 401
+            revived += await client.everywhere(old) != {401}
             await asyncio.sleep(0.1)
     await sending
     return Rotated(rotations, len(statuses), sum(each != 200 for each in statuses), revived, max(seen), max(gone))
 
 
-async def _until(status: Callable[[], Any], wanted: int) -> float:
-    """Seconds until it is so."""
+async def _until(statuses: Callable[[], Any], wanted: int) -> float:
+    """Seconds until all pods answer so."""
     began = time.monotonic()
-    while await status() != wanted:
+    while await statuses() != {wanted}:
         if time.monotonic() - began > 30:
             raise RuntimeError(f"no status {wanted} in 30 s")
         await asyncio.sleep(0.05)
@@ -293,15 +296,16 @@ async def _until(status: Callable[[], Any], wanted: int) -> float:
 
 def table(found: Limits) -> list[str]:
     """Lines for a terminal."""
-    lines = ["", f"{'limit':<12} {'limit':>6} {'asked':>7} {'admitted':<24} {'most':>6} {'refused':>8} {'faults':>7}"]
+    head = f"{'limit':<12} {'limit':>6} {'asked':>7} {'admitted':<24} {'most':>6} {'x':>6} {'refused':>8} {'faults':>7}"
+    lines = ["", head]
     for row in found.limits:
         admitted = ", ".join(str(each) for each in row.admitted)
-        line = f"{row.name:<12} {row.limit:>6} {row.asked:>7} {admitted:<24} {row.most:>6} {row.refused:>8}"
-        lines.append(f"{line} {row.incomplete + row.other:>7}")
-    lines.append(
-        "admitted: in each minute (concurrent: open at once); most: in any 60 s; faults: 429 without the headers,"
-    )
-    lines.append("and other answers")
+        line = f"{row.name:<12} {row.limit:>6} {row.asked:>7} {admitted:<24} {row.most:>6} {row.most / row.limit:>6.3f}"
+        lines.append(f"{line} {row.refused:>8} {row.incomplete + row.other:>7}")
+    lines += [
+        "admitted: in each minute (concurrent: open at once); most: in any 60 s; x: most / limit; faults: 429 without",
+        "the headers, and other answers",
+    ]
     keys = found.rotated
     lines += [
         "",

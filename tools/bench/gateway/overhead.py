@@ -8,6 +8,7 @@ import random
 import statistics
 import sys
 import time
+from collections import Counter
 from collections.abc import Awaitable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,13 +22,15 @@ from inflight_gateway.request.prefix import BYTES_PER_TOKEN
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.types import Endpoint, EngineSample, Pick, RequestView, ServiceConfig
 from tools.bench.gateway.beside import Tree
-from tools.bench.gateway.client import Stream, closed_loop, open_streams, prompt_body, send_steadily
-from tools.bench.gateway.stack import Gateway, gateway
+from tools.bench.gateway.client import Address, Stream, closed_loop, open_streams, prompt_body, send_steadily
+from tools.bench.gateway.stack import Gateway, Gateways, Object, gateways
 from tools.measure.report import percentile
 from tools.measure.served import free_port, process
 from tools.standin.stream import EVENT_SECONDS
 
-OURS, DIRECT = "this", "direct"
+OURS, CROSSING, DIRECT = "this", "other pod", "direct"
+BENCH, TOKENS = "bench", "tokens"
+"""Services."""
 CONNECTIONS = (1, 8)
 PROMPT_CHARACTERS = 2000
 TOKEN_STREAMS = 256
@@ -81,8 +84,34 @@ class Tokens:
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """A way into a gateway. Attributes, by service: ports: for clients. pods: those that work for its requests."""
+
+    ports: Mapping[str, int]
+    pods: Mapping[str, Sequence[Gateway]]
+
+    def address(self, service: str) -> Address:
+        return "127.0.0.1", self.ports[service]
+
+    def cpu(self, service: str) -> dict[str, float]:
+        """CPU seconds that processes with each name have used."""
+        return _total(pod.cpu() for pod in self.pods[service])
+
+    def memory(self, service: str) -> dict[str, float]:
+        """Memory of processes with each name, in MiB (proportional set size)."""
+        return _total(pod.memory() for pod in self.pods[service])
+
+
+def _total(rows: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    total: Counter[str] = Counter()
+    for row in rows:
+        total.update(row)
+    return dict(total)
+
+
+@dataclass(frozen=True, slots=True)
 class Overhead:
-    """Figures of one gateway; medians of the rounds.
+    """Figures of one way into a gateway; medians of the rounds.
 
     Attributes:
         latencies: of this gateway and, where it is the first one measured, direct.
@@ -111,42 +140,57 @@ class Overhead:
 
 
 def measure(
-    folder: Path, *, seconds: float, rounds: int, streams: int, beside: Path | None = None
+    folder: Path, *, seconds: float, rounds: int, streams: int, pods: int = 1, beside: Path | None = None
 ) -> dict[str, Overhead]:
     """Starts stand-in engines and a gateway in front of them, and measures the direct path and the gateway in turns.
 
     Args:
-        beside: folder of another version of this repository, whose gateway is measured too, in the same turns.
+        pods: gateway pods. With several, requests enter at the one that owns their service, and then at another one.
+        beside: folder of another version of this repository, one gateway pod of which is measured too, in the same
+            turns.
 
     Returns:
-        The figures by gateway: `OURS`, and the name of the other folder.
+        The figures by way: `OURS`, with several pods `CROSSING`, and the name of the other folder.
 
     Raises:
         RuntimeError: a request was not answered, or a process did not start.
     """
     with ExitStack() as stack:
         services, direct = [], 0
-        for name, every in (("tokens", TOKEN_SECONDS), ("bench", EVENT_SECONDS)):
+        for name, every in ((TOKENS, TOKEN_SECONDS), (BENCH, EVENT_SECONDS)):
             direct = free_port()
             command = [sys.executable, "-m", "tools.standin.stream", str(direct), str(every)]
             stack.enter_context(process(folder / f"{name}.log", command))
             services.append({"name": name, "endpoints": [f"127.0.0.1:{direct}"], "max_num_seqs": 100_000})
-        gateways = {OURS: stack.enter_context(gateway(folder / "gateway", services))}
-        picks = {OURS: pick_microseconds()}
+        entries = _entries(stack.enter_context(gateways(folder / "gateway", services, pods=pods)), services)
+        picks = dict.fromkeys(entries, pick_microseconds())
         if beside is not None:
             other = Tree(beside)
-            gateways[other.name] = stack.enter_context(other.gateway(folder / "beside", services))
+            old = stack.enter_context(other.gateway(folder / "beside", services))
+            both = TOKENS, BENCH
+            entries[other.name] = Entry(dict.fromkeys(both, old.port), dict.fromkeys(both, (old,)))
             picks[other.name] = other.pick_microseconds(PICK_REPLICAS)
-        latencies, cpu_ms = _latencies(direct, gateways, seconds, rounds)
-        tokens = _tokens(gateways, seconds, rounds)
-        gaps = _gaps(gateways, seconds, rounds)
+        latencies, cpu_ms = _latencies(direct, entries, seconds, rounds)
+        tokens = _tokens(entries, seconds, rounds)
+        gaps = _gaps(entries, seconds, rounds)
         found = {}
-        for name, running in gateways.items():
-            memory, added, gap = asyncio.run(_memory(running, streams))
+        for name, entry in entries.items():
+            memory, added, gap = asyncio.run(_memory(entry, streams))
             found[name] = Overhead(
                 latencies[name], cpu_ms[name], tokens[name], picks[name], streams, memory, added, gap, gaps[name]
             )
     return found
+
+
+def _entries(running: Gateways, services: Sequence[Object]) -> dict[str, Entry]:
+    ports: dict[str, dict[str, int]] = {}
+    pods: dict[str, dict[str, list[Gateway]]] = {}
+    for service in (each["name"] for each in services):
+        owner, *others = running.by_owner(service)
+        for way, entry in zip((OURS, CROSSING), (owner, *others[:1]), strict=False):
+            ports.setdefault(way, {})[service] = entry.port
+            pods.setdefault(way, {})[service] = [owner] if entry is owner else [owner, entry]
+    return {way: Entry(ports[way], pods[way]) for way in ports}
 
 
 def _turns(names: Iterable[str], rounds: int) -> Iterator[str]:
@@ -157,24 +201,24 @@ def _turns(names: Iterable[str], rounds: int) -> Iterator[str]:
 
 
 def _latencies(
-    direct: int, gateways: Mapping[str, Gateway], seconds: float, rounds: int
+    direct: int, entries: Mapping[str, Entry], seconds: float, rounds: int
 ) -> tuple[dict[str, list[Latency]], dict[str, dict[str, float]]]:
-    ports = {DIRECT: direct, **{name: each.port for name, each in gateways.items()}}
+    ports = {DIRECT: direct, **{name: each.ports[BENCH] for name, each in entries.items()}}
     body = prompt_body(PROMPT_CHARACTERS)
     for each in ports.values():
         asyncio.run(closed_loop(("127.0.0.1", each), 2, _WARM_UP_SECONDS, body))
     found: dict[str, list[Latency]] = {name: [] for name in ports}
-    used: dict[str, list[dict[str, float]]] = {name: [] for name in gateways}
+    used: dict[str, list[dict[str, float]]] = {name: [] for name in entries}
     for connections in CONNECTIONS:
         taken: dict[str, list[Latency]] = {name: [] for name in ports}
         for name in _turns(ports, rounds):
-            running = gateways.get(name)
-            before = running.cpu() if running else {}
+            entry = entries.get(name)
+            before = entry.cpu(BENCH) if entry else {}
             times = asyncio.run(closed_loop(("127.0.0.1", ports[name]), connections, seconds, body))
             path = name if name == DIRECT else "gateway"
             taken[name].append(_latency(path, connections, times, seconds))
-            if running:
-                used[name].append(_each(running.cpu(), before, len(times) / 1e3))
+            if entry:
+                used[name].append(_each(entry.cpu(BENCH), before, len(times) / 1e3))
         for name, rows in taken.items():
             found[name].append(_median(rows))
     found[OURS] = [row for pair in zip(found.pop(DIRECT), found[OURS], strict=True) for row in pair]
@@ -199,10 +243,10 @@ def _median(rows: Sequence[Latency]) -> Latency:
     return Latency(rows[0].path, rows[0].connections, p50, p99, rps)
 
 
-def _tokens(gateways: Mapping[str, Gateway], seconds: float, rounds: int) -> dict[str, Tokens]:
-    taken: dict[str, list[Tokens]] = {name: [] for name in gateways}
-    for name in _turns(gateways, rounds):
-        taken[name].append(asyncio.run(_tokens_of(gateways[name], seconds)))
+def _tokens(entries: Mapping[str, Entry], seconds: float, rounds: int) -> dict[str, Tokens]:
+    taken: dict[str, list[Tokens]] = {name: [] for name in entries}
+    for name in _turns(entries, rounds):
+        taken[name].append(asyncio.run(_tokens_of(entries[name], seconds)))
     return {
         name: Tokens(
             rows[0].sent, statistics.median(row.delivered for row in rows), _medians([row.cpu_us for row in rows])
@@ -211,38 +255,40 @@ def _tokens(gateways: Mapping[str, Gateway], seconds: float, rounds: int) -> dic
     }
 
 
-async def _tokens_of(running: Gateway, seconds: float) -> Tokens:
+async def _tokens_of(entry: Entry, seconds: float) -> Tokens:
     body = prompt_body(PROMPT_CHARACTERS)
-    async with open_streams(("127.0.0.1", running.port), TOKEN_STREAMS, body, "tokens.default") as streams:
+    async with open_streams(entry.address(TOKENS), TOKEN_STREAMS, body, f"{TOKENS}.default") as streams:
         await asyncio.sleep(_WARM_UP_SECONDS)
-        before, events, begin = running.cpu(), _events(streams), time.perf_counter()
+        before, events, begin = entry.cpu(TOKENS), _events(streams), time.perf_counter()
         await asyncio.sleep(seconds)
         count, taken = _events(streams) - events, time.perf_counter() - begin
-        return Tokens(TOKEN_STREAMS / TOKEN_SECONDS, count / taken, _each(running.cpu(), before, count / 1e6))
+        return Tokens(TOKEN_STREAMS / TOKEN_SECONDS, count / taken, _each(entry.cpu(TOKENS), before, count / 1e6))
 
 
 def _events(streams: Iterable[Stream]) -> int:
     return sum(stream.events for stream in streams)
 
 
-def _gaps(gateways: Mapping[str, Gateway], seconds: float, rounds: int) -> dict[str, tuple[float, float]]:
-    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in gateways}
-    for name in _turns(gateways, rounds):
-        taken[name].append(asyncio.run(_gaps_of(gateways[name], seconds)))
+def _gaps(entries: Mapping[str, Entry], seconds: float, rounds: int) -> dict[str, tuple[float, float]]:
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in entries}
+    for name in _turns(entries, rounds):
+        taken[name].append(asyncio.run(_gaps_of(entries[name], seconds)))
     return {
         name: (statistics.median(alone for alone, _ in rows), statistics.median(beside for _, beside in rows))
         for name, rows in taken.items()
     }
 
 
-async def _gaps_of(running: Gateway, seconds: float) -> tuple[float, float]:
-    address, body = ("127.0.0.1", running.port), prompt_body(PROMPT_CHARACTERS)
+async def _gaps_of(entry: Entry, seconds: float) -> tuple[float, float]:
+    body = prompt_body(PROMPT_CHARACTERS)
     text = prompt_body(LONG_PROMPT_TOKENS * BYTES_PER_TOKEN)
     prompts = [{**text, "prompt": f"{number} {text['prompt']}"} for number in range(_DIFFERENT_PROMPTS)]
-    async with open_streams(address, GAP_STREAMS, body, "tokens.default") as streams:
+    address, host = entry.address(TOKENS), f"{TOKENS}.default"
+    async with open_streams(address, GAP_STREAMS, body, host) as streams:
         await asyncio.sleep(_WARM_UP_SECONDS)
         alone = await _longest(streams, asyncio.sleep(seconds))
-        return alone, await _longest(streams, send_steadily(address, PROMPTS_PER_S, seconds, prompts))
+        long = send_steadily(address, PROMPTS_PER_S, seconds, prompts, host)
+        return alone, await _longest(streams, long)
 
 
 async def _longest(streams: Sequence[Stream], meanwhile: Awaitable[object]) -> float:
@@ -252,11 +298,11 @@ async def _longest(streams: Sequence[Stream], meanwhile: Awaitable[object]) -> f
     return 1e3 * max(stream.longest_s for stream in streams)
 
 
-async def _memory(running: Gateway, count: int) -> tuple[dict[str, float], dict[str, float], float]:
-    before = running.memory()
-    async with open_streams(("127.0.0.1", running.port), count, prompt_body(PROMPT_CHARACTERS)) as streams:
+async def _memory(entry: Entry, count: int) -> tuple[dict[str, float], dict[str, float], float]:
+    before = entry.memory(BENCH)
+    async with open_streams(entry.address(BENCH), count, prompt_body(PROMPT_CHARACTERS)) as streams:
         longest = await _longest(streams, asyncio.sleep(_SETTLE_SECONDS))
-        with_streams = running.memory()
+        with_streams = entry.memory(BENCH)
     return before, {name: with_streams[name] - before[name] for name in before}, longest / 1e3
 
 

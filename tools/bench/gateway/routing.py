@@ -5,6 +5,9 @@ The peers choose on the client's side, without a proxy in the path, so they are 
 - `service`: a plain Kubernetes Service. It balances connections: each of the clients keeps one to a random replica.
 - `round-robin`: the replicas in turn.
 - `least-requests`: the replica with the fewest requests in flight, all clients counted.
+
+`gateway` is all requests at one gateway pod, the one that owns the service, on kept connections. `gateway-pods` is each
+request on a new connection, to all pods in turn.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from inflight_kubectl.load.client import Client
 from inflight_operator.observe.metrics import Sample, parse_metrics
 from inflight_settings.limits import Limits
 from tools.bench.gateway.conversations import Turn
-from tools.bench.gateway.stack import gateway
+from tools.bench.gateway.stack import Gateway, gateways
 from tools.measure.cpu_share import cpu_group
 from tools.measure.report import percentile
 from tools.measure.served import served_engine
@@ -84,8 +87,8 @@ def _least(client: int, number: int, in_flight: Sequence[int]) -> int:
 
 
 PEERS: Mapping[str, Choice] = {"service": _by_connection, "round-robin": _in_turn, "least-requests": _least}
-OURS = "gateway"
-POLICIES = (*PEERS, OURS)
+OURS, PODS = "gateway", "gateway-pods"
+POLICIES = (*PEERS, OURS, PODS)
 
 
 def measure(
@@ -95,12 +98,14 @@ def measure(
     policies: Sequence[str],
     say: Callable[[str], None],
     *,
+    pods: int,
     cores: float = 0.0,
 ) -> Measured:
     """Start the replicas and send the same load by each policy, one after the other. Prefix caches begin without the
     content of earlier policies: each has its own cache salt.
 
     Args:
+        pods: of the gateway.
         cores: CPU time that each replica gets; 0: all share the machine.
 
     Raises:
@@ -124,11 +129,11 @@ def measure(
             "max_num_seqs": LIMITS.max_num_seqs,
             "ttft_s": TTFT_S,
         }
-        running = stack.enter_context(gateway(folder / "gateway", [service]))
+        running = stack.enter_context(gateways(folder / "gateway", [service], pods=pods)).by_owner(SERVICE)
         found = []
         for policy in policies:
             say(f"{policy}: {len(turns)} requests in {turns[-1].at_s:.0f} s")
-            through = f"http://127.0.0.1:{running.port}" if policy == OURS else None
+            through = {OURS: running[:1], PODS: running}.get(policy, [])
             found.append(asyncio.run(_run(policy, turns, urls, through)))
         return Measured(found, [_sample(url) for url in urls])
 
@@ -138,18 +143,21 @@ def _sample(url: str) -> Sample:
         return parse_metrics(answer.read().decode(), 0.0)
 
 
-async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through: str | None) -> Routed:
+async def _run(policy: str, turns: Sequence[Turn], urls: Sequence[str], through: Sequence[Gateway]) -> Routed:
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(Client(url)) for url in urls]
-        front = await stack.enter_async_context(Client(through)) if through is not None else None
+        fronts = [
+            await stack.enter_async_context(Client(f"http://127.0.0.1:{pod.port}", keep=len(through) == 1))
+            for pod in through
+        ]
         before = [_sample(url) for url in urls]
         in_flight = [0] * len(urls)
         began = time.monotonic()
 
         async def send(number: int, turn: Turn) -> float:
             await asyncio.sleep(began + turn.at_s - time.monotonic())
-            if front is not None:
-                return await _ttft(front, turn, policy)
+            if fronts:
+                return await _ttft(fronts[number % len(fronts)], turn, policy)
             place = PEERS[policy](number % CLIENTS, number, in_flight)
             in_flight[place] += 1
             try:

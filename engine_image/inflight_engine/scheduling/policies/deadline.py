@@ -10,8 +10,8 @@ from inflight_settings.scheduling import SchedulingSettings
 
 class Deadline(Policy):
     """By arrival among the requests that can still keep their TTFT target, which is until `Request.latest_start`; one
-    pick in 1 / `late_share` goes to the oldest late request, and every pick to the oldest of all once it has waited for
-    `late_wait` (`DeadlineQueue`). Without any target the order is that of `fcfs`.
+    pick in 1 / `late_share` goes to the oldest late request, and one in five once it has waited for `late_wait`
+    (`DeadlineQueue`). Without any target the order is that of `fcfs`.
 
     Raises:
         ValueError: `late_share` is not above 0 and at most 1.
@@ -29,12 +29,10 @@ class Deadline(Policy):
         self._queue.push(request, request.arrival_time, request.order, request.latest_start)
 
     def pass_time(self, now: float) -> bool:
-        late, overdue = self._queue.pass_time(now, now - self._late_wait)
+        late, became_overdue = self._queue.pass_time(now, now - self._late_wait)
         for request in late:
             self.num_late_tokens += request.num_prompt_tokens
-        for request in overdue:
-            self.num_late_tokens -= request.num_prompt_tokens
-        return bool(late or overdue)
+        return became_overdue or bool(late)
 
     def head(self, clock: int) -> Request | None:
         return self._queue.head()

@@ -10,7 +10,7 @@ from pathlib import Path
 from inflight_engine.server.settings.config import ServerConfig
 from inflight_engine.server.settings.config_file import with_file
 from inflight_engine.server.settings.tracing import tracing_config
-from inflight_policies.deadline import MOST_WAIT_SHARE
+from inflight_policies.deadline import OVERDUE_WAIT_SHARE
 from inflight_settings.engine import EngineConfig
 from inflight_settings.flags import add_flags, chosen
 from inflight_settings.server import ServerSettings
@@ -62,7 +62,7 @@ def read_config(parser: argparse.ArgumentParser, argv: Sequence[str]) -> ServerC
     except ValueError as error:
         parser.error(str(error))
     longest_wait = server.get("queue_timeout", settings_of(ServerSettings)["queue_timeout"].default)
-    engine = EngineConfig(**chosen(EngineConfig, given), late_wait=MOST_WAIT_SHARE * longest_wait)
+    engine = EngineConfig(**chosen(EngineConfig, given), late_wait=OVERDUE_WAIT_SHARE * longest_wait)
     config = ServerConfig(engine=engine, tracing=tracing, **server)
     if (conflict := config.conflict()) is not None:
         parser.error(conflict)

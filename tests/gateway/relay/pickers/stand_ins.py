@@ -235,6 +235,7 @@ class Relay:
         self.catalog, self.keys = Catalog(), list[Keys]()
         self.alone = Alone(self.catalog, lambda _: 0)
         self.pickers = Pickers(SOCKET, "relay-1", self.catalog, self.alone, self.keys.append)
+        self.asks = self.pickers.asks
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -247,11 +248,11 @@ class Relay:
 
     def ask(self, number: int = 1, attempt: int = 1, service: ServiceKey = CHAT, **more: Any) -> asyncio.Future[Any]:
         asked = Asked()
-        self.pickers.ask(Ask(f"r-{number}", attempt, service, **more), asked)
+        self.asks.ask(Ask(f"r-{number}", attempt, service, **more), asked)
         return asked.answer
 
     def end(self, number: int = 1, **more: Any) -> None:
-        self.pickers.ended(report(number, **more))
+        self.asks.ended(report(number, **more))
 
 
 def report(number: int = 1, service: ServiceKey = CHAT, **more: Any) -> Finished:

@@ -18,7 +18,7 @@ from inflight_gateway.link.wire import (
     Refuse,
     Running,
 )
-from inflight_gateway.relay import health, pickers
+from inflight_gateway.relay import health, reports
 from inflight_gateway.request.body import Body
 from tests.gateway.relay.pickers.stand_ins import ADDRESS, CHAT, KEY, PICKED, go, held, report, silent
 
@@ -37,8 +37,8 @@ async def test_a_relay_says_hello_and_takes_what_the_picker_knows(pods):
 async def test_the_picker_answers_and_hears_of_the_attempt(pods):
     relay = pods.relay
     assert (await relay.ask(body=Body(blocks=b"12345678"))).endpoints == (PICKED,)
-    relay.pickers.answering("r-1", PICKED, ("10.0.0.8:1",), lambda: 0)
-    relay.pickers.left("r-1")
+    relay.asks.answering("r-1", PICKED, ("10.0.0.8:1",), lambda: 0)
+    relay.asks.left("r-1")
     relay.end()
     await asyncio.sleep(0.01)
     assert pods.own.messages[2:] == [
@@ -66,7 +66,7 @@ async def test_without_an_acknowledgement_the_relay_picks_alone_and_a_late_go_is
     assert ACKNOWLEDGED_S <= now() - begun < 2 * ACKNOWLEDGED_S + health.TICK_S
     assert answer.endpoints == (ADDRESS,)
     pods.own.send(Go("r-1", 1, (PICKED,)))
-    pods.relay.pickers.answering("r-1", ADDRESS, (), lambda: 0)
+    pods.relay.asks.answering("r-1", ADDRESS, (), lambda: 0)
     await asyncio.sleep(0.01)
     # The picker counts it then: its question was answered by the engine.
     assert pods.own.of(Answering) == [Answering("r-1", 1, ADDRESS)]
@@ -156,7 +156,7 @@ async def test_a_new_picker_hears_what_runs_and_reports_of_the_time_without_one(
     relay, own = pods.relay, pods.own
     await relay.ask(1, body=Body(prompt_tokens=7, blocks=b"12345678"))
     await relay.ask(2)
-    relay.pickers.answering("r-1", "10.0.0.7:1", (), lambda: 3)
+    relay.asks.answering("r-1", "10.0.0.7:1", (), lambda: 3)
     own.kill()
     await asyncio.sleep(0.1)
     await relay.ask(3)
@@ -175,7 +175,7 @@ async def test_a_new_picker_hears_what_runs_and_reports_of_the_time_without_one(
 
 
 async def test_reports_without_a_picker_are_bounded_and_the_oldest_go(pods, monkeypatch):
-    monkeypatch.setattr(pickers, "MAX_REPORTS", 10)
+    monkeypatch.setattr(reports, "MAX_REPORTS", 10)
     pods.own.kill()
     await asyncio.sleep(0.1)
     for number in range(15):
@@ -183,14 +183,14 @@ async def test_reports_without_a_picker_are_bounded_and_the_oldest_go(pods, monk
     await pods.own.start()
     await asyncio.sleep(2)
     assert [one.report.request_id for one in pods.own.of(Ended)] == [f"r-{number}" for number in range(5, 15)]
-    assert pods.relay.pickers.dropped == 5
+    assert pods.relay.pickers._reports.dropped == 5
 
 
 async def test_progress_tells_changed_answers_once_a_second(pods):
     counts = {"r-1": 3, "r-2": 0}
     for number in (1, 2):
         await pods.relay.ask(number)
-        pods.relay.pickers.answering(f"r-{number}", ADDRESS, (), lambda number=number: counts[f"r-{number}"])
+        pods.relay.asks.answering(f"r-{number}", ADDRESS, (), lambda number=number: counts[f"r-{number}"])
     await asyncio.sleep(3)
     counts["r-2"] = 4
     await asyncio.sleep(3)
@@ -199,14 +199,14 @@ async def test_progress_tells_changed_answers_once_a_second(pods):
 
 async def test_refused_heads_are_reported_only_so_many_times_a_second(pods):
     for number in range(1000):
-        pods.relay.pickers.refused(report(number))
+        pods.relay.asks.refused(report(number))
     await asyncio.sleep(0.1)
-    assert len(pods.own.of(Ended)) == pickers.MAX_REFUSED_PER_S
-    assert pods.relay.pickers.dropped == 1000 - pickers.MAX_REFUSED_PER_S
+    assert len(pods.own.of(Ended)) == reports.MAX_REFUSED_PER_S
+    assert pods.relay.pickers._reports.dropped == 1000 - reports.MAX_REFUSED_PER_S
     await asyncio.sleep(1)
-    pods.relay.pickers.refused(report(1000))
+    pods.relay.asks.refused(report(1000))
     await asyncio.sleep(0.1)
-    assert len(pods.own.of(Ended)) == pickers.MAX_REFUSED_PER_S + 1
+    assert len(pods.own.of(Ended)) == reports.MAX_REFUSED_PER_S + 1
 
 
 async def test_a_request_that_ends_before_its_answer_gets_none(pods):
@@ -215,7 +215,7 @@ async def test_a_request_that_ends_before_its_answer_gets_none(pods):
     pods.relay.end()
     await asyncio.sleep(10)
     assert not answer.done()
-    assert not pods.relay.pickers._requests
+    assert not pods.relay.asks._requests
 
 
 async def test_an_unreadable_message_costs_the_stream_and_nothing_else(pods, caplog):
@@ -238,7 +238,7 @@ async def test_a_tick_that_fails_is_logged_and_the_next_one_comes(pods, caplog, 
         monkeypatch.undo()
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr(pods.relay.pickers, "_progress", fail)
+    monkeypatch.setattr(pods.relay.asks, "progress", fail)
     await asyncio.sleep(2)
     assert "a bug" in caplog.text
     pods.own.kill()

@@ -101,15 +101,15 @@ class RelayOfThreePods(RuleBasedStateMachine):
         client.attempt += 1
         client.answers[client.attempt] = []
         age = self.loop.time() - client.since
-        self.pods.relay.pickers.ask(Ask(f"r-{client.number}", client.attempt, client.service, age_s=age), client)
+        self.pods.relay.asks.ask(Ask(f"r-{client.number}", client.attempt, client.service, age_s=age), client)
 
     @precondition(lambda self: any(one.runs for one in self.clients.values()))
     @rule(data=st.data(), again=st.booleans())
     def answer_or_fail(self, data, again) -> None:
         client = data.draw(st.sampled_from([one for one in self.clients.values() if one.runs]))
-        self.pods.relay.pickers.answering(f"r-{client.number}", ADDRESS, (), lambda: 3)
+        self.pods.relay.asks.answering(f"r-{client.number}", ADDRESS, (), lambda: 3)
         if again:
-            self.pods.relay.pickers.left(f"r-{client.number}")
+            self.pods.relay.asks.left(f"r-{client.number}")
             if data.draw(st.booleans()):
                 self.pass_time(STEP_S)
             self._ask(client)
@@ -123,7 +123,7 @@ class RelayOfThreePods(RuleBasedStateMachine):
 
     def _end_one(self, client: Client) -> None:
         client.ended = True
-        self.pods.relay.pickers.ended(report(client.number, client.service))
+        self.pods.relay.asks.ended(report(client.number, client.service))
 
     # The pickers' side.
 
@@ -198,13 +198,13 @@ class RelayOfThreePods(RuleBasedStateMachine):
         if not hasattr(self, "pods"):
             return
         pickers = self.pods.relay.pickers
-        assert set(pickers._requests) == {one for one, client in self.clients.items() if not client.ended}
+        assert set(pickers.asks._requests) == {one for one, client in self.clients.items() if not client.ended}
         for picker in self.pods.pickers:
             if not picker.alive or picker.hangs or not picker.streams:
                 continue
             links = [one for one in pickers._tasks if picker.own == (one is pickers._own) and one.open]
             links = [one for one in links if picker.own or one.name == picker.name]
-            here = {one for one, request in pickers._requests.items() if request.place.link in links}
+            here = {one for one, request in pickers.asks._requests.items() if request.place.link in links}
             # It may still have those that it refused or that failed, until they are asked for again or end.
             assert set(picker.has) <= here, picker.name
             at_work = {one for one in here if self.clients[one].waits or self.clients[one].runs}
@@ -246,14 +246,14 @@ class RelayOfThreePods(RuleBasedStateMachine):
                 self._end_one(client)
         self.pass_time(1)
         pickers = self.pods.relay.pickers
-        assert not pickers._requests
-        assert not pickers._places
-        assert not pickers._reports
+        assert not pickers.asks._requests
+        assert not pickers.asks._places
+        assert not pickers._reports._kept
         assert not any(link.asked for link in pickers._tasks)
         assert not any(picker.has for picker in self.pods.pickers)
         reports = [one.report.request_id for picker in self.pods.pickers for one in picker.of(Ended)]
         assert len(reports) == len(set(reports))
-        assert pickers.dropped == 0
+        assert pickers._reports.dropped == 0
 
 
 TestRelayOfThreePods = RelayOfThreePods.TestCase

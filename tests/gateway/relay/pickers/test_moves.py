@@ -69,7 +69,7 @@ async def test_what_runs_and_what_waits_moves_to_the_next_owner_in_its_order(two
     pods, relay, to = two_or_three, two_or_three.relay, two_or_three.next()
     for number in (1, 2):
         await relay.ask(number, body=Body(prompt_tokens=5, blocks=b"12345678"))
-    relay.pickers.answering("r-2", "10.0.0.7:1", (), lambda: 12)
+    relay.asks.answering("r-2", "10.0.0.7:1", (), lambda: 12)
     pods.owner().answer = to.answer = held
     # The third one arrived last, and was asked for first.
     answers = {number: relay.ask(number, age_s=age) for number, age in ((3, 0.0), (4, 5.0), (5, 2.0))}
@@ -385,7 +385,7 @@ async def test_a_request_between_two_attempts_is_released_and_reported_to_the_ne
     pods = await make(2)
     owner, to = pods.owner(), pods.next()
     await pods.relay.ask(1)
-    pods.relay.pickers.left("r-1")
+    pods.relay.asks.left("r-1")
     pods.ready(to)
     await asyncio.sleep(0.05)
     assert owner.of(Released) == [Released(CHAT)]
@@ -413,12 +413,12 @@ async def test_a_refusal_of_an_earlier_owner_is_ignored(make):
 
 async def test_reports_of_refused_heads_go_to_the_own_picker_or_another_one(make):
     pods = await make(2)
-    pods.relay.pickers.refused(report(1))
+    pods.relay.asks.refused(report(1))
     await asyncio.sleep(0.05)
     assert pods.own.of(Ended) == [Ended(report(1))]
     pods.own.kill()
     await asyncio.sleep(0.05)
-    pods.relay.pickers.refused(report(2))
+    pods.relay.asks.refused(report(2))
     await asyncio.sleep(0.05)
     assert pods.pickers[1].of(Ended) == [Ended(report(2))]
 
@@ -426,7 +426,7 @@ async def test_reports_of_refused_heads_go_to_the_own_picker_or_another_one(make
 async def test_reports_that_a_dead_picker_did_not_get_go_to_the_next_owner(make):
     pods = await make(2)
     await pods.relay.ask(1)
-    link = pods.relay.pickers._places[CHAT].link
+    link = pods.relay.asks._places[CHAT].link
     link._stream.pause_writing()
     pods.relay.end(1)
     pods.owner().kill()
@@ -438,7 +438,7 @@ async def test_reports_that_a_dead_picker_did_not_get_go_to_the_next_owner(make)
 async def test_progress_goes_to_the_picker_that_has_the_request(make):
     pods = await make(2)
     await pods.relay.ask(1)
-    pods.relay.pickers.answering("r-1", PICKED, (), lambda: 9)
+    pods.relay.asks.answering("r-1", PICKED, (), lambda: 9)
     await stop_owner(pods, "killed")
     await asyncio.sleep(1.5)
     assert pods.next().of(Progress) == [Progress((("r-1", 9),))]
