@@ -214,11 +214,13 @@ def decide_replicas(
     queues = _queues(view, targets, capacity, policy)
     staffed = queues.replicas(expected)
     backlog = _waiting(view) / (each * policy.recovery)
-    # A replica alone begins what waits now in time, or gets help; a fleet gets whole replicas for all that waits. Before
-    # the demand of a whole minute is known, requests that wait say more about it than the rate.
-    waiting, known = _waiting(view), view.seconds(policy.level) / policy.level
-    alone = waiting <= 1 or waiting * queues.prefill.service <= known * queues.prefill.patience
-    need = 1 if alone and staffed == 1 else staffed + math.ceil(backlog)
+    # A replica alone begins what waits now in time, or gets help; a fleet gets whole replicas for all that waits. In a
+    # service's first minute the rate is only what is certain: it decides where it is small.
+    waiting = _waiting(view)
+    in_time = waiting <= 1 or waiting * queues.prefill.service <= queues.prefill.patience
+    certain = view.seconds(policy.level) >= policy.level - 1 or sizing.need <= _SMALLEST_LOAD
+    alone = staffed == 1 and (not waiting or (in_time and certain))
+    need = 1 if alone else staffed + math.ceil(backlog)
     memory = memory.with_need(view, sizing.need, staffed, ahead, policy)
 
     lately, jump = 0, policy.tolerance * memory.jump
