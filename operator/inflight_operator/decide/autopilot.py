@@ -247,7 +247,7 @@ def decide_replicas(
         "margin": staffed - sizing.need,
     }
     if need > staffed:
-        numbers |= {"waiting": view.waiting, "backlog": need - staffed}
+        numbers |= {"waiting": view.waiting or math.ceil(waiting), "backlog": need - staffed}
     if staffed > 1:
         growth = policy.growth if staffed == 2 else 1.0
         numbers |= {"late": queues.late(staffed - 1, expected * growth), "growth": growth - 1}
