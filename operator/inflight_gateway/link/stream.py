@@ -27,9 +27,11 @@ from inflight_gateway.link.wire import (
     Running,
     from_relay,
 )
-from inflight_gateway.types import Finished
+from inflight_gateway.types import Finished, Refusal
 
 _log = logging.getLogger(__name__)
+
+_FAULT = Refusal(500, "internal_error", "the gateway has a fault, see the log of the container picker")
 
 MAX_REPLIES = 128
 """Most answers of a frame: in a burst relays get the first ones long before the last, and know that it works."""
@@ -153,10 +155,12 @@ class Stream(asyncio.Protocol):
         try:
             self._dispatch(message)
         except Exception:
-            # A bug must not end the requests of all clients: this one goes on without the picker.
+            # A bug must not end the requests of all clients.
             _log.exception("a message of relay %s was not taken", self._relay)
             if isinstance(message, Ask | Answering | Left):
                 self._registry.end(message.id)
+            if isinstance(message, Ask):  # without an answer the relay would no longer trust this picker
+                self._reply(Refuse.of(message.id, message.attempt, _FAULT))
 
     def _dispatch(self, message: FromRelay) -> None:
         registry = self._registry

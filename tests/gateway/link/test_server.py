@@ -33,6 +33,7 @@ from inflight_gateway.link.wire import (
     Known,
     Left,
     Progress,
+    Refuse,
     Released,
     Running,
     frame,
@@ -298,6 +299,8 @@ async def test_a_bug_ends_one_request_and_no_stream(world, caplog):
     relay.say(Ask("bug", 1, KEY), Ask("a", 1, KEY))
     await until(lambda: any(isinstance(one, Go) for one in relay.heard()), "an answer")
     assert world.registry.calls[1] == "bug"
+    # Unanswered, it would end the relay's trust in the picker.
+    assert [(one.id, one.status) for one in relay.heard() if isinstance(one, Refuse)] == [("bug", 500)]
     assert "ZeroDivisionError" in caplog.text
 
 
