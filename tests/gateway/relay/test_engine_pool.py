@@ -12,6 +12,7 @@ import pytest
 from inflight_gateway.relay import engine_pool as module
 from inflight_gateway.relay.engine_pool import EnginePool, Loss
 from inflight_gateway.relay.heads import Headers
+from tests.gateway.relay.conftest import eventually
 
 GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"
 OK = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
@@ -287,8 +288,7 @@ async def test_data_after_an_answer_is_no_answer_to_the_next_request(engine, poo
 async def test_data_on_an_idle_connection_closes_it(engine, pool):
     engine.script = [[OK, b"", b"more"], [OK]]
     await call(pool, engine)
-    await asyncio.sleep(0.05)
-    assert len(pool._idle_until) == 0
+    await eventually(lambda: not pool._idle_until)
     assert (await call(pool, engine)).body == b"ok"
 
 
