@@ -77,7 +77,7 @@ class LeadTime:
         self._tokens = 0.0
         """Mean length."""
         self._variance = self._covariance = 0.0
-        """Of lengths, and of lengths and seconds per token: tokens of long prompts take longer, as they attend to more.
+        """Variance of lengths, and covariance with seconds per token: tokens of long prompts attend to more. After
         Finch 2009, "Incremental calculation of weighted mean and variance"."""
 
     def started(self, request: RequestView, pick: Pick) -> None:
