@@ -43,12 +43,12 @@ class Staffing:
 
 def share_late(replicas: int, rate: float, staffing: Staffing) -> float:
     """Share of `rate` requests a second that begin late with so many replicas."""
-    if rate <= 0:
-        return 0.0
     if not staffing.pooled:
         replicas, rate = 1, rate / replicas
     servers = replicas * staffing.servers
     load = rate * staffing.service
+    if load < _SMALL:
+        return 0.0
     pace = 2 / (1 + staffing.variation) / staffing.service
     drain = pace * (servers - load)  # what a queue shrinks by, per second, in units of the wait
     if not staffing.ordered and drain <= 0:

@@ -9,20 +9,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tools.demo.burst import Watch, run_burst, slo_of, verdict
+from tools.demo.burst import Slo, Watch, run_burst, slo_of, verdict
 from tools.localcluster import ClusterError, choose, kubeconfig_path, kubectl
 from tools.localcluster.layout import REPOSITORY
 from tools.signals import exit_code
 from tools.testbed.install import install
 from tools.testbed.load_pod import ask_pod
+from tools.testbed.numbers import numbers
 from tools.testbed.pods import Pod
 from tools.testbed.service import Service
 
 EXAMPLE = REPOSITORY / "examples" / "chat.yaml"
 CHAT = Service("chat")
 QUESTION = "What is the capital of France? Answer in one sentence."
-BURST = ["--clients=64", "--rate=4.5", "--requests=1000", "--max-tokens=32", "--prompt-words=60", "--seconds=90"]
-"""Load that is too much for one pod on two cores, so that some requests are late, and little enough for two pods."""
+LIGHT_RATE = 1.0
+"""Requests a second that one replica serves with room on any machine."""
+STEPS = (0.5, 0.75, 1.0, 1.25)
+"""Rates of the burst's steps, as shares of what one replica sustains by its latest cost model. The last step at the
+latest needs a second replica."""
+STEP_SECONDS = 40
 READY_SECONDS = 240
 SETTLE_SECONDS = 120
 
@@ -81,6 +86,42 @@ def chat(client_image: str) -> None:
     print()
 
 
+def traffic(watch: Watch, slo: Slo, rate: float, client_image: str) -> None:
+    """Send `rate` requests a second for a step, and print what clients and operator made of it."""
+    print(f"   {rate:.3g} requests/s for {STEP_SECONDS} s", flush=True)
+    arguments = ["--clients=64", "--requests=100000", "--max-tokens=32", "--prompt-words=60"]
+    closing = run_burst(CHAT, watch, [*arguments, f"--rate={rate}", f"--seconds={STEP_SECONDS}"], image=client_image)
+    print(f"   {closing['answered']} of {closing['sent']} requests answered, {closing['retries']} retries, none lost")
+    print(f"   {verdict(closing, slo)}")
+
+
+def sustained() -> float:
+    """Requests a second that one replica sustains within the targets, by the operator's latest numbers.
+
+    Raises:
+        RuntimeError: the operator has no reliable cost model of the replica.
+    """
+    seen = numbers(CHAT)
+    each, rate, need = seen.replica_requests_per_second, seen.demand_requests_per_second, seen.needed_replicas
+    if each is None or rate is None or need is None:
+        raise RuntimeError(f"the operator does not know what a replica sustains: {seen}")
+    print(f"   operator: {rate:.3g} requests/s expected, one replica sustains {each:.3g}, so {need:.1f} are needed")
+    return each
+
+
+def burst(watch: Watch, slo: Slo, client_image: str) -> None:
+    """Send more and more traffic, until the operator has ordered a second replica.
+
+    Raises:
+        RuntimeError: it has not.
+    """
+    for share in STEPS:
+        traffic(watch, slo, share * sustained(), client_image)
+        if watch.most_ready > 1:
+            return
+    raise RuntimeError("the burst was too small to need a second replica")
+
+
 def settle(watch: Watch) -> None:
     """Watch until the service is back to one idle replica."""
     deadline = time.monotonic() + SETTLE_SECONDS
@@ -121,18 +162,17 @@ def demo() -> int:
         config = CHAT.runtime_config(pod.name)
     with section(3, "Ask it something"):
         chat(client_image)
-    with section(4, "A burst of traffic: watch it scale and tune"):
+    with section(4, "Light traffic: one replica serves it with room"):
         slo = slo_of(CHAT)
         watch = Watch(CHAT, slo)
-        closing = run_burst(CHAT, watch, BURST, image=client_image)
-        print(
-            f"   {closing['answered']} of {closing['sent']} requests answered, {closing['retries']} retries, none lost"
-        )
-        print(f"   {verdict(closing, slo)}")
-    with section(5, "After the burst it settles back"):
+        traffic(watch, slo, LIGHT_RATE, client_image)
+        print(f"   {watch.most_ready} replica{'s' * (watch.most_ready != 1)} at most")
+    with section(5, "A burst that grows until one replica is not enough: watch it scale and tune"):
+        burst(watch, slo, client_image)
+    with section(6, "After the burst it settles back"):
         settle(watch)
         print(f"   at most: {watch.most_queued} queued, KV {watch.most_kv:.0%}, {watch.most_ready} replicas ready")
-    with section(6, "The first pod: the same process all along, with other limits"):
+    with section(7, "The first pod: the same process all along, with other limits"):
         show_same_process(pod, config)
     print(f"\nDone in {time.monotonic() - started:.0f} s. To look further:\n")
     print(f"   export KUBECONFIG={kubeconfig_path()}")

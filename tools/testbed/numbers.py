@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -34,6 +35,8 @@ class Numbers:
         kv_utilization: share of the KV cache in use, 0 to 1.
         replicas: ordered ones; ready_replicas: those that serve.
         max_num_seqs, max_num_batched_tokens: the limits in force in each pod.
+        demand_requests_per_second: expected; replica_requests_per_second: what one replica sustains within the targets.
+        needed_replicas: the first by the second.
     """
 
     waiting_requests: int | None = None
@@ -43,6 +46,12 @@ class Numbers:
     ready_replicas: int | None = None
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
+    demand_requests_per_second: float | None = None
+    replica_requests_per_second: float | None = None
+    needed_replicas: float | None = None
+
+
+_FRACTIONS = ("kv_utilization", "demand_requests_per_second", "replica_requests_per_second", "needed_replicas")
 
 
 def numbers(service: Service) -> Numbers:
@@ -57,9 +66,8 @@ def numbers(service: Service) -> Numbers:
 def numbers_on(page: str, service: Service) -> Numbers:
     """The numbers of one service on a metrics page in Prometheus' text format."""
     found = {name.removeprefix(PREFIX): value for name, value in _samples(page, "name", service)}
-    utilization = found.pop("kv_utilization", None)
-    whole = {field.name: int(found[field.name]) for field in fields(Numbers) if field.name in found}
-    return Numbers(kv_utilization=utilization, **whole)
+    known: dict[str, Any] = {field.name: found[field.name] for field in fields(Numbers) if field.name in found}
+    return Numbers(**{name: value if name in _FRACTIONS else int(value) for name, value in known.items()})
 
 
 def continuations(pod: str, service: Service) -> int:

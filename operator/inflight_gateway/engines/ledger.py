@@ -172,7 +172,9 @@ class Ledger:
         """Moves a request to another endpoint, because endpoints before it in the pick refused it. Returns False for an
         unknown request or endpoint, and if it is there already."""
         entry = self._sent.get(request_id)
-        if entry is None or entry.address == address or address not in self._accounts:
+        if entry is None or entry.address == address:
+            return False
+        if address not in self._accounts and all(one.address != address for one in self._endpoints(entry.service)):
             return False
         self._account(entry.address, now).take_back(entry.at, entry.tokens, now)
         self._leave(request_id, entry.address, now)

@@ -103,6 +103,14 @@ class RelayLinks:
 
     # Called by streams.
 
+    def connected(self, stream: SignedStream) -> None:
+        """Notes a connection that proves nothing yet, and closes the oldest one if there are too many."""
+        if len(self._unproven) >= MAX_UNPROVEN:
+            oldest = next(iter(self._unproven))
+            del self._unproven[oldest]
+            oldest.close()
+        self._unproven[stream] = None
+
     def opened(self, stream: Stream) -> None:
         """Sends what a relay needs to know first."""
         if isinstance(stream, SignedStream):
@@ -137,13 +145,7 @@ class RelayLinks:
 
     def _accept(self) -> SignedStream:
         keys = [key for key in (self._keys.current, self._keys.previous) if key is not None]
-        stream = SignedStream(self, self._registry, self._max_unsent_bytes, Accepting(keys, self._pods.own))
-        if len(self._unproven) >= MAX_UNPROVEN:
-            oldest = next(iter(self._unproven))
-            del self._unproven[oldest]
-            oldest.close()
-        self._unproven[stream] = None
-        return stream
+        return SignedStream(self, self._registry, self._max_unsent_bytes, Accepting(keys, self._pods.own))
 
     def _send_beats(self) -> None:
         for stream in (*self.own, *self.remote):

@@ -64,6 +64,9 @@ class Registry(Protocol):
 class Links(Protocol):
     """Owner of streams: `link.server.RelayLinks`."""
 
+    def connected(self, stream: SignedStream, /) -> None:
+        """Notes a stream that proves nothing yet, which it may close."""
+
     def opened(self, stream: Stream, /) -> None:
         """Notes that messages may be sent."""
 
@@ -201,6 +204,7 @@ class SignedStream(Stream):
         watch(self._transport)
         self._limit = asyncio.get_running_loop().call_later(HANDSHAKE_S, self.close)
         self._transport.write(self._accepting.greeting)
+        self._links.connected(self)
 
     def data_received(self, data: bytes) -> None:
         if self.proven:

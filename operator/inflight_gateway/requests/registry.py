@@ -144,11 +144,12 @@ class Requests:
         for one in refused:
             self._refused(one)
         request = self._attempt(request_id, attempt)
-        if request is None or request.phase not in (Phase.HELD, Phase.SENT):
+        if request is None or request.phase is Phase.AWAITING:
             return
         now, moved = self._clock(), True
-        if request.phase is Phase.SENT:
-            request.move(Phase.ANSWERING)
+        if request.phase is not Phase.HELD:
+            if request.phase is Phase.SENT:
+                request.move(Phase.ANSWERING)
             moved = self._starter.moved(request_id, address, now)
         else:
             self._holds.remove(request.id)
@@ -202,7 +203,7 @@ class Requests:
         self._settling.went(service, self._clock())
         moved = [one for one in self._of_service.get(service, {}).values() if one.relay == relay]
         for request in moved:
-            self._over(request)
+            self._leaves(request)
         if moved:
             self._after(moved[0])
 
@@ -211,15 +212,25 @@ class Requests:
         request = self._requests.get(request_id)
         if request is not None:
             self._settling.went(request.view.service, self._clock())
-            self._over(request)
+            self._leaves(request)
             self._after(request)
+
+    def _leaves(self, request: Request) -> None:
+        """Ends a request that another picker has from now on: one that never started is charged there alone."""
+        waits = request.phase is Phase.HELD and request.attempt == 1
+        self._over(request)
+        if waits and request.admitted is not None:
+            self._gate.refund(request.admitted)
 
     def lost(self, relay: Hashable) -> None:
         """Ends all requests of a stream that broke. Unless its relay comes back within `RETURNS_S`, their estimates
         stand for limits, and usage is what the relay said last."""
-        for request in [one for one in self._requests.values() if one.relay == relay]:
+        lost = [one for one in self._requests.values() if one.relay == relay]
+        for request in lost:  # all of them, before others may start
             self._lose(request)
-            self._after(request)
+        for service in {one.view.service for one in lost}:
+            self.release(service)
+        self._changed()
         self._relays.pop(relay, None)
 
     def _lose(self, request: Request) -> None:

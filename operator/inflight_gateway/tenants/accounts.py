@@ -55,6 +55,12 @@ class Accounts:
         """Corrects a charge by the real usage."""
         self._account(settlement.key).settle(settlement.charged, settlement.used, settlement.slot, now)
 
+    def refund(self, key: TenantKey, charged: int, slot: int) -> None:
+        """Takes back a charge. Args: charged, slot: as in `Settlement`."""
+        account = self._account(key)
+        account.requests.give_back(1, slot)
+        account.tokens.give_back(charged, slot)
+
     def resume(self, key: TenantKey) -> None:
         """Counts a request as in flight, at no charge."""
         self._account(key).in_flight += 1

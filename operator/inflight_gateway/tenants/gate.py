@@ -140,6 +140,10 @@ class Gate:
             one.counts.in_flight += 1
             self._accounts.resume(one.key)
 
+    def refund(self, one: Admitted) -> None:
+        """Takes back the whole charge of a request that another picker admits."""
+        self._accounts.refund(one.key, one.charged, one.slot)
+
     def progressed(self, one: Admitted, output_tokens: int) -> None:
         """Charges tokens beyond the estimate. Args: output_tokens: of the answer so far."""
         used = one.used(one.prompt_tokens, output_tokens)

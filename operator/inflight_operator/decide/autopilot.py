@@ -3,7 +3,8 @@
 The capacity of one replica follows from the cost model, with the limits that tuning would set for it, so that tuning
 changes a limit before scaling adds a replica. Replicas are then sized as servers of a queue: the smallest number with
 which all but a small share of the expected requests start within the TTFT target (`inflight_cost.staffing`), so the
-margin shrinks as the fleet grows. Replicas for the current backlog are added.
+margin shrinks as the fleet grows. Replicas for the current backlog are added. A single replica stays alone while it is
+predicted to keep TTFT at the 95th percentile, with some growth, and to begin in time what waits.
 
 The forecast is the current demand plus its statistically significant trend until a replica ordered now is ready.
 If demand recently jumped faster than replicas start, no forecast helps: enough replicas for such a jump are kept, up to
@@ -22,11 +23,11 @@ from typing import NamedTuple
 
 from inflight_cost.capacity import Margins, Replica, Steady, Targets, Workload, largest_rate, steady
 from inflight_cost.limits import best_limits
-from inflight_cost.staffing import Staffing, replicas_needed
+from inflight_cost.staffing import Staffing, replicas_needed, share_late
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.demand import DemandPoint, DemandView
 from inflight_operator.decide.scaling import Recommendation
-from inflight_settings.limits import LimitsBounds
+from inflight_settings.limits import Limits, LimitsBounds
 
 SLOT = 300.0
 """Length of a slot of the week in seconds; each slot has one peak."""
@@ -46,7 +47,9 @@ class AutopilotPolicy:
 
     Attributes:
         margins: distance of the means to the targets, beside the one that staffing keeps to the TTFT target.
-        late: share of requests that may start late by chance.
+        late: share of requests that may start late by chance, in a fleet.
+        alone: the same of a single replica: that of targets for 95 of 100 requests, as a second one doubles the cost.
+        growth: factor by which demand may grow before a single replica starts more of it late: the next one takes time.
         fast, level: the rate is the mean of the last `level` seconds, or of the last `fast` ones where that is
             significantly more.
         sureness: standard deviations that count as significant for `fast`, and for a `level` not seen for so long.
@@ -67,6 +70,8 @@ class AutopilotPolicy:
 
     margins: Margins = field(default_factory=lambda: Margins(prefill=1.0))
     late: float = 0.015
+    alone: float = 0.05
+    growth: float = 1.3
     fast: float = 15.0
     level: float = 60.0
     sureness: float = 1.5
@@ -205,17 +210,33 @@ def decide_replicas(
     dispersion = max(1.0, view.dispersion(policy.variance, policy.bin))
     rate = _rate(view, dispersion, policy)
     expected = rate + _rise(view, rate, dispersion, ahead, policy)
-    staffed = _staffed(view, targets, expected, capacity, policy)
-    backlog = _waiting(view) / (each * policy.recovery)
-    need = max(1, math.ceil(staffed + backlog))
     sizing = Sizing(expected, each, expected / each)
+    queues = _queues(view, targets, capacity, policy)
+    staffed = queues.replicas(expected)
+    backlog = _waiting(view) / (each * policy.recovery)
+    # A replica alone begins what waits now in time, or gets help; a fleet gets whole replicas for all that waits. In a
+    # service's first minute the rate is only what is certain: it decides where it is small.
+    waiting = _waiting(view)
+    in_time = waiting <= 1 or waiting * queues.prefill.service <= queues.prefill.patience
+    certain = view.seconds(policy.level) >= policy.level - 1 or sizing.need <= _SMALLEST_LOAD
+    alone = staffed == 1 and (not waiting or (in_time and certain))
+    need = 1 if alone else staffed + math.ceil(backlog)
     memory = memory.with_need(view, sizing.need, staffed, ahead, policy)
 
-    jump = policy.tolerance * memory.jump
-    peak = memory.peak_need(policy.brief) * (policy.headroom if jump > _JUMPY else 1.0)
-    lately = min(peak, need * jump)
-    season = policy.season * memory.season(view.calendar, ahead + SLOT)
-    replicas = max(need, round(lately), math.ceil(season))
+    lately, jump = 0, policy.tolerance * memory.jump
+    if jump > 1:
+        peak = memory.peak_need(policy.brief) * (policy.headroom if jump > _JUMPY else 1.0)
+        lately = round(min(peak, need * jump if need > 1 else queues.replicas(expected * jump)))
+    season = math.ceil(policy.season * memory.season(view.calendar, ahead + SLOT))
+    replicas = max(need, lately, season)
+    held = None
+    if replicas > need:
+        held = Reason("LatelyNeeded" if lately >= season else "SeasonNeeded", {"more": replicas - need})
+    if not capacity.met:
+        held = Reason("TargetsOutOfReach", held=held)
+    if replicas < view.credited and view.seconds(policy.level) < policy.level - 1:
+        held = Reason("DemandNotKnown", {"more": view.credited - replicas}, held)
+        replicas = view.credited
     numbers: dict[str, Number] = {
         "replicas": replicas,
         "rate": sizing.rate,
@@ -225,17 +246,13 @@ def decide_replicas(
         "each": sizing.each,
         "margin": staffed - sizing.need,
     }
-    if backlog * 2 > 1:
-        numbers |= {"waiting": view.waiting, "backlog": backlog}
+    if need > staffed:
+        numbers |= {"waiting": view.waiting or math.ceil(waiting), "backlog": need - staffed}
+    if staffed > 1:
+        growth = policy.growth if staffed == 2 else 1.0
+        numbers |= {"late": queues.late(staffed - 1, expected * growth), "growth": growth - 1}
     if replicas > view.ready:
         numbers["ready"] = max(view.starting, default=0.0) if replicas <= view.credited else view.start_up
-    held = None
-    if replicas > need:
-        held = Reason("LatelyNeeded" if lately >= season else "SeasonNeeded", {"lately": max(lately, season)})
-    if not capacity.met:
-        held = Reason("TargetsOutOfReach", held=held)
-    if replicas < view.credited and view.seconds(policy.level) < policy.level - 1:
-        replicas, held = view.credited, Reason("DemandNotKnown", held=held)
     return replicas, Reason("Demand", numbers, held), memory, sizing
 
 
@@ -268,35 +285,35 @@ class Capacity(NamedTuple):
     Attributes:
         rate: requests a second.
         met: within its targets; else the rate without targets, which the replica could not meet.
-        prefill_load: prompt tokens at that rate, as a share of those that full steps could compute.
-        running: requests that decode at that rate.
+        limits: limits that tuning would set.
+        state: state of the replica at that rate.
     """
 
     rate: float
     met: bool
-    prefill_load: float
-    running: float
+    limits: Limits
+    state: Steady
 
 
 def capacity_within(
     replica: Replica, workload: Workload, targets: Targets, bounds: LimitsBounds, margins: Margins
 ) -> Capacity:
     """Returns the capacity of a replica with the limits that are best within `bounds`."""
-    free, _ = _capacity(replica, workload, Targets(), bounds, margins)
+    free = _capacity(replica, workload, Targets(), bounds, margins)
     for aim in (targets, replace(targets, tpot=None), Targets()):
-        rate, at_rate = _capacity(replica, workload, aim, bounds, margins)
-        if rate > 0 and rate >= _WITHIN_REACH * free:
-            return Capacity(rate, aim == targets, min(1.0, at_rate.prefill_load), at_rate.running)
-    return Capacity(1e-3, False, 1.0, 1.0)
+        found = _capacity(replica, workload, aim, bounds, margins)
+        if found.rate > 0 and found.rate >= _WITHIN_REACH * free.rate:
+            return found._replace(met=aim == targets)
+    return Capacity(1e-3, False, bounds.low, Steady(math.inf, 1.0, 1.0, 1.0))
 
 
 @lru_cache(maxsize=8192)
 def _capacity(
     replica: Replica, workload: Workload, targets: Targets, bounds: LimitsBounds, margins: Margins
-) -> tuple[float, Steady]:
+) -> Capacity:
     limits = best_limits(replica, workload, targets, bounds, margins=margins)
     rate = largest_rate(replica, workload, targets, limits, margins)
-    return rate, steady(replica, workload, rate, limits)
+    return Capacity(rate, True, limits, steady(replica, workload, rate, limits))
 
 
 def _rate(view: DemandView, dispersion: float, policy: AutopilotPolicy) -> float:
@@ -319,10 +336,42 @@ def _surely(rate: float, seconds: float, dispersion: float, sureness: float) -> 
     return rate - sureness * math.sqrt(dispersion * rate / max(1.0, seconds))
 
 
-def _staffed(view: DemandView, targets: Targets, rate: float, capacity: Capacity, policy: AutopilotPolicy) -> int:
-    """Returns the replicas for `rate` requests per second. Prompts are computed one after another, each in the share of
-    the time that full steps leave them; then requests decode side by side, as many as a replica's rate comes to. Both
-    must begin in time."""
+class _Queues(NamedTuple):
+    """Queues of a replica.
+
+    Attributes:
+        prefill: prompts, at the replica's capacity: computed one after another, each in the share of the time that full
+            steps leave them.
+        decode: requests that decode side by side after that, as many as a replica's rate comes to.
+    """
+
+    replica: Replica
+    workload: Workload
+    capacity: Capacity
+    prefill: Staffing
+    decode: Staffing
+    policy: AutopilotPolicy
+
+    def replicas(self, rate: float) -> int:
+        """Returns the replicas that `rate` requests per second need, so that both queues begin them in time."""
+        least = max(1, math.ceil(rate / self.capacity.rate))
+        if least == 1 and self.late(1, rate * self.policy.growth) <= self.policy.alone:
+            return 1
+        return max(2, least, replicas_needed(rate, self.prefill), replicas_needed(rate, self.decode))
+
+    def late(self, replicas: int, rate: float) -> float:
+        """Returns the share of requests that start late."""
+        prefill, decode = self.prefill, self.decode
+        if replicas == 1 and rate > 0:
+            # A replica that is not full takes less time for its steps.
+            state = steady(self.replica, self.workload, rate, self.capacity.limits)
+            each = self.capacity.state.running / self.capacity.rate
+            prefill = replace(prefill, service=min(prefill.service, state.prefill_load / rate))
+            decode = replace(decode, service=decode.service * min(1.0, state.running / rate / each))
+        return max(share_late(replicas, rate, prefill), share_late(replicas, rate, decode))
+
+
+def _queues(view: DemandView, targets: Targets, capacity: Capacity, policy: AutopilotPolicy) -> _Queues:
     assert view.replica is not None
     assert view.workload is not None
     cost, workload = view.replica.cost, view.workload
@@ -337,17 +386,17 @@ def _staffed(view: DemandView, targets: Targets, rate: float, capacity: Capacity
     ttft = targets.ttft_of(workload.prompt)
     patience = policy.recovery if ttft is None else max(ttft - own, _LEAST_PATIENCE * ttft)
     prefill = Staffing(
-        service=capacity.prefill_load / capacity.rate,
+        service=min(1.0, capacity.state.prefill_load) / capacity.rate,
         variation=unequal * (1 + steeper) ** 2,
         patience=patience,
         share=policy.late,
         pooled=view.pooled,
         ordered=view.ordered,
     )
-    slots = max(_LEAST_SLOTS, min(_MOST_SLOTS, round(capacity.running)))
+    slots = max(_LEAST_SLOTS, min(_MOST_SLOTS, round(capacity.state.running)))
     lengths = max(0.0, workload.output_square / max(1.0, workload.output) ** 2 - 1)
     decode = replace(prefill, service=slots / capacity.rate, servers=slots, variation=lengths)
-    return max(replicas_needed(rate, prefill), replicas_needed(rate, decode))
+    return _Queues(view.replica, workload, capacity, prefill, decode, policy)
 
 
 _LEAST_SLOTS, _MOST_SLOTS = 4, 64

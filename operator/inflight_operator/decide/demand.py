@@ -153,6 +153,8 @@ class DemandHistory:
                 width = min(now - _time(series[-1]), LONGEST_STEP) if series else 0.0
                 offered = offered.with_counters(gateway, Engines(*rates[_ARRIVING]), now, width)
                 rates[_ARRIVING] = offered.latest
+            elif offered.outdated(now):
+                offered = Offered(unit=offered.unit)
             kept = next((index for index, point in enumerate(series) if _time(point) >= now - SPAN), len(series))
             series = (*series[kept:], _POINT.pack(now, *rates))
         # A pod older than the operator may have served for days, even if it becomes ready only now.

@@ -6,7 +6,8 @@ gateway how that differs from what arrived. So both are used as ratios: prompts 
 that the gateway counted for the same requests, and outputs by the ratio of those expected of arrived and of sent ones.
 
 Requests that reach engines around the gateway are what engines count beyond what the gateway sent, as the mean of
-`SPAN` seconds: engines are scraped every few seconds, so a shorter mean has counts of different moments in it.
+`AROUND_SPAN` seconds: engines are scraped every few seconds, so a shorter mean has counts of different moments in it,
+and a longer one counts clients twice for as long after they have moved to the gateway.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from inflight_operator.observe.gateway_view import GatewayDemand
 
 SPAN = 300.0
 """Time constant of the means, in seconds."""
+
+AROUND_SPAN = 30.0
+"""Time constant of the mean of requests around the gateway, in seconds."""
 
 LEAST_SECONDS = 60.0
 """Seconds from which the means of requests a second are such; before, time without requests counts as well."""
@@ -58,6 +62,8 @@ class Offered:
         seconds: seconds in the means.
         gateway: decayed sums of the growth of the gateway's counters.
         engines: the same of what engines got.
+        beyond: requests a second that engines got beyond those that the gateway sent; negative where they lag behind.
+        unit: prompt tokens of engines for one that the gateway estimates; 1 while not known.
         latest: what arrived, a second, when counters were last read: requests, prompt tokens, and their squares.
     """
 
@@ -65,6 +71,8 @@ class Offered:
     seconds: float = 0.0
     gateway: GatewayDemand = _NONE
     engines: Engines = _NOTHING
+    beyond: float = 0.0
+    unit: float = 1.0
     latest: Engines = _NOTHING
 
     def with_counters(
@@ -79,20 +87,26 @@ class Offered:
         silent = {pod: one for pod, one in self.pods.items() if now - one.time <= SPAN}
         pods = {**silent, **{pod: PodCounters(now, one) for pod, one in counters.items()}}
         rates = _total(_rates(self.pods.get(pod), one, now) for pod, one in counters.items())
-        kept = math.exp(-width / SPAN)
+        kept, new = math.exp(-width / SPAN), 1 - math.exp(-width / AROUND_SPAN)
         then = replace(
             self,
             pods=pods,
             seconds=kept * self.seconds + width,
             gateway=GatewayDemand(*(kept * was + width * rate for was, rate in zip(self.gateway, rates, strict=True))),
             engines=Engines(*(kept * was + width * rate for was, rate in zip(self.engines, engines, strict=True))),
+            beyond=self.beyond + new * (engines.requests - rates.sent - self.beyond),
         )
+        then = replace(then, unit=then._measured_unit())
         return replace(then, latest=then._arriving(rates))
+
+    def outdated(self, now: float) -> bool:
+        """Returns True if no gateway pod was heard for `SPAN` seconds: no mean is of the recent past then."""
+        return all(now - one.time > SPAN for one in self.pods.values())
 
     @property
     def around(self) -> float:
         """Requests a second that engines get around the gateway."""
-        return max(0.0, self.engines.requests - self.gateway.sent) / max(LEAST_SECONDS, self.seconds)
+        return max(0.0, self.beyond)
 
     @property
     def served(self) -> float:
@@ -112,12 +126,11 @@ class Offered:
             return 1.0
         return (sums.output_tokens / sums.arrived) / (sums.sent_output_tokens / sums.sent)
 
-    @property
-    def unit(self) -> float:
-        """Prompt tokens of engines for one that the gateway estimates; 1 while not known."""
+    def _measured_unit(self) -> float:
+        """Returns `unit` by the sums; the one before while they are of few requests, as in a service that slept."""
         sums, engines = self.gateway, self.engines
         if min(sums.sent, engines.requests) < MIN_REQUESTS or not sums.sent_prompt_tokens or not engines.tokens:
-            return 1.0
+            return self.unit
         return (engines.tokens / engines.requests) / (sums.sent_prompt_tokens / sums.sent)
 
     def _arriving(self, rates: GatewayDemand) -> Engines:

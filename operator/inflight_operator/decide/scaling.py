@@ -171,10 +171,10 @@ def decide_scaling(
     steady = stabilized(wanted, current, behavior, history, now)
     allowed = rate_limited(steady.replicas, current, behavior, history, now)
     history = recorded(history, now, wanted=wanted, before=current, after=allowed.replicas, behavior=behavior)
-    able, held = not observation.stale, allowed.held or steady.held
+    able, held, bound = not observation.stale, allowed.held or steady.held, _bound(best, bounds)
     if allowed.replicas != current:
-        return _changed(current, allowed.replicas, _holding(best.reason, held), able, history)
-    return ScalingDecision(current, None, *_why_unchanged(best, wanted, current, bounds, held), able, history)
+        return _changed(current, allowed.replicas, _holding(_holding(best.reason, bound), held), able, history)
+    return ScalingDecision(current, None, *_why_unchanged(best, wanted, current, bound, held), able, history)
 
 
 def _recommendations(
@@ -345,17 +345,22 @@ def _nothing_to_go_by(observation: ScalingObservation, targets: ScalingTargets) 
     return Reason("MetricsMissing", {"stale": observation.ready, "ready": observation.ready})
 
 
+def _bound(best: Recommendation, bounds: ScalingBounds) -> Reason | None:
+    """Returns the bound that keeps the replicas from what is recommended; None if they are within the bounds."""
+    if best.replicas > bounds.max_replicas:
+        return Reason("MaxReplicas", {"bound": bounds.max_replicas})
+    return Reason("MinReplicas", {"bound": bounds.min_replicas}) if best.replicas < bounds.min_replicas else None
+
+
 def _why_unchanged(
-    best: Recommendation, wanted: int, current: int, bounds: ScalingBounds, held: Reason | None
+    best: Recommendation, wanted: int, current: int, bound: Reason | None, held: Reason | None
 ) -> tuple[str, Reason]:
     if wanted < current:
         return "ScaleDownHeld", _holding(best.reason, held)
     if wanted > current:
         return "ScaleUpHeld", _holding(best.reason, held)
-    if best.replicas > bounds.max_replicas:
-        return "MaxReplicas", _holding(best.reason, Reason("MaxReplicas", {"bound": bounds.max_replicas}))
-    if best.replicas < bounds.min_replicas:
-        return "MinReplicas", _holding(best.reason, Reason("MinReplicas", {"bound": bounds.min_replicas}))
+    if bound is not None:
+        return bound.code, _holding(best.reason, bound)
     if best.reason.code in ("MetricsMissing", "TtftOverTarget", "TpotBeyondLimits"):
         return best.reason.code, best.reason
     if best.reason.held is not None:

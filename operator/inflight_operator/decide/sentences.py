@@ -99,6 +99,20 @@ def _held(n: _Numbers) -> str:
     return f"{_wait(n['held'])} at the gateway"
 
 
+def _beside_need(n: _Numbers) -> str:
+    """The terms that add up to whole replicas with the need as it is printed."""
+    staffed = round(float(n["need"]) + float(n["margin"]))
+    text = f", margin {staffed - round(float(n['need']), 1):.1f}"
+    if "late" in n:
+        grown = f" at {n['growth']:.0%} more" if n["growth"] else ""
+        text += f" ({count(staffed - 1, 'replica')} would start {n['late']:.1%} late{grown})"
+    return text + (f", {n['backlog']:g} for {count(n['waiting'], 'waiting request')}" if "backlog" in n else "")
+
+
+def _more(n: _Numbers) -> str:
+    return f"{n['more']:g} more {'stays' if n['more'] == 1 else 'stay'}"
+
+
 _DURING = {
     "Overridden": "while spec.tuning.override is in force",
     "RollingOut": "during a rollout",
@@ -125,17 +139,18 @@ _TRAFFIC: dict[str, Callable[[_Numbers], str]] = {
     "Concurrency": lambda n: f"{n['concurrency']:.1f} requests in each replica, {n['target']:g} is the target",
     "Demand": lambda n: (
         f"{count(n['replicas'], 'replica')}: {_rate(n['rate'])} of {n['prompt']:,.0f} + {n['output']:,.0f} tokens need"
-        f" {n['need']:.1f} at {_rate(n['each']).removesuffix(' requests/s')}/s each, margin {n['margin']:.1f}"
-        + (f", {n['backlog']:.1f} for {count(n['waiting'], 'waiting request')}" if "backlog" in n else "")
+        f" {n['need']:.1f} at {_rate(n['each']).removesuffix(' requests/s')}/s each{_beside_need(n)}"
         + (f", ready in {n['ready']:.0f} s" if "ready" in n else "")
     ),
-    "LatelyNeeded": lambda n: f"{n['lately']:.1f} were needed lately",
-    "SeasonNeeded": lambda n: f"{n['lately']:.1f} were needed at this time yesterday or a week ago",
+    "LatelyNeeded": lambda n: f"{_more(n)} ready for demand that jumps as it did lately",
+    "SeasonNeeded": lambda n: f"{_more(n)} ready for the demand of this time yesterday or a week ago",
     "TargetsOutOfReach": lambda n: (
         "by the cost model no engine can keep spec.slo at any load: capacity is computed without the targets"
     ),
     "NoDemand": lambda n: "no request has arrived since the operator started",
-    "DemandNotKnown": lambda n: "not enough requests have been observed yet: not scaling down",
+    "DemandNotKnown": lambda n: (
+        f"not enough requests have been observed yet: {f'{_more(n)} as ordered' if 'more' in n else 'not scaling down'}"
+    ),
     # Scaling to zero and back.
     "InUse": lambda n: f"{_held(n)}, {count(n['in_flight'], 'request')} in flight",
     "LatelyUsed": lambda n: (

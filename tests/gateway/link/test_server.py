@@ -45,6 +45,16 @@ KEY = ServiceKey("default", "a")
 KEYS = (b"the gateway's key", b"the one before", b"another")
 
 
+class StandInTransport(asyncio.Transport):
+    open = True
+
+    def write(self, data):
+        assert len(data) == 32
+
+    def abort(self):
+        self.open = False
+
+
 class Registry:
     """Notes all messages, and answers each Ask by Held and Go."""
 
@@ -453,6 +463,18 @@ async def test_connections_that_prove_nothing_keep_no_relay_out(world, monkeypat
     assert len(world.links._unproven) <= 4
     for _, writer in idle:
         writer.close()
+
+
+async def test_connections_of_one_turn_of_the_loop_are_bounded_too(world, monkeypatch):
+    monkeypatch.setattr("inflight_gateway.link.server.MAX_UNPROVEN", 4)
+    transports = [StandInTransport() for _ in range(12)]
+    streams = [world.links._accept() for _ in transports]
+    for stream, transport in zip(streams, transports, strict=True):
+        stream.connection_made(transport)
+    assert [transport.open for transport in transports] == [False] * 8 + [True] * 4
+    for stream in streams:
+        stream.connection_lost(None)
+    assert not world.links._unproven
 
 
 async def test_a_frame_that_was_changed_ends_the_stream_and_its_requests(world):

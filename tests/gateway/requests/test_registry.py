@@ -138,6 +138,17 @@ def test_a_stream_that_breaks_ends_its_requests_alone():
     world.assert_empty()
 
 
+def test_no_held_request_of_a_stream_that_broke_starts_while_its_requests_end():
+    world = World(endpoints=1)
+    for number in range(5):
+        world.ask(f"{number}", relay="r0")
+    before = list(world.said)
+    assert any(isinstance(one, Held) for one in before)
+    world.requests.lost("r0")
+    assert world.said == before
+    world.assert_empty()
+
+
 def test_usage_of_a_relay_that_died_is_what_it_reported_last():
     world = World(endpoints=1)
     world.ask("a", tenant="acme", prompt_tokens=20)
@@ -343,6 +354,31 @@ def test_a_request_comes_back_to_a_picker_that_had_it_before():
     assert world.value("tenant_tokens_total", tenant="acme", kind="completion") == 70
     assert world.gate._accounts._account((KEY, "acme")).tokens.used == 110 + 10
     world.assert_empty()
+
+
+def test_an_attempt_that_moved_before_an_engine_answered_is_counted_where_it_is():
+    world = World(endpoints=2)
+    first, second = "10.0.0.0:80", "10.0.0.1:80"
+    world.runs("a", address=first)
+    world.requests.answering("a", 1, second, [first])
+    assert world.in_flight() == {second: 1}
+    world.end("a")
+    world.assert_empty()
+
+
+@pytest.mark.parametrize("leaves", ["released", "moved"])
+def test_a_held_request_that_moves_away_and_comes_back_is_charged_once(leaves):
+    world = World(replace(CONFIG, default_limits=RateLimits(tokens_per_minute=1000, requests_per_minute=10)))
+
+    def charged():
+        account = world.gate._accounts._account((KEY, "acme"))
+        return account.requests.used, account.tokens.used, account.in_flight
+
+    world.ask("a", tenant="acme", prompt_tokens=20, max_tokens=100)
+    world.requests.released(KEY, "r0") if leaves == "released" else world.requests.moved("a")
+    assert charged() == (0, 0, 0)
+    world.ask("a", tenant="acme", prompt_tokens=20, max_tokens=100, admitted=True)
+    assert charged() == (1, 120, 1)
 
 
 # Other gateways.

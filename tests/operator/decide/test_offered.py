@@ -77,13 +77,51 @@ def test_what_engines_get_around_the_gateway_is_demand_too():
     assert history.points[-1].requests == pytest.approx(15.0, rel=0.02)
 
 
-def test_scrapes_that_lag_behind_are_no_requests_around_the_gateway():
-    """A sample says what was 3 s before."""
-    rounds = [
-        (3.0 * step, 3.0 * max(0, step - 1) * (10 + 30 * (step > 50)), {"g": asked(3 * step * (10 + 30 * (step > 50)))})
-        for step in range(50)
-    ]
-    assert fed(rounds).points[-1].requests == pytest.approx(10.0, rel=0.01)
+def test_scrapes_that_lag_behind_are_hardly_requests_around_the_gateway():
+    """A sample says what was 3 s before; the rate jumps to 40 a second, and falls to 10 again."""
+    arrived, rounds = [0], []
+    for step in range(1, 90):
+        arrived.append(arrived[-1] + 3 * (40 if 50 < step <= 70 else 10))
+        rounds.append((3.0 * step, float(arrived[-2]), {"g": asked(arrived[-1])}))
+    requests = [point.requests for point in fed(rounds).points[2:]]
+    assert requests[:47] == pytest.approx([10.0] * 47, rel=0.01)
+    assert requests[50:67] == pytest.approx([40.0] * 17, rel=0.01)
+    assert requests[69:] == pytest.approx([10.0] * len(requests[69:]), rel=0.3)
+    assert requests[-1] == pytest.approx(10.0, rel=0.1)
+
+
+def switching(direct, gateway):
+    """Returns the rate of each point: 10 requests a second that come directly where `direct`, else by the gateway."""
+    engines, counter, rounds = 0.0, 0, []
+    for step in range(1, direct + gateway):
+        by_gateway = step > direct
+        engines, counter = engines + 30.0, counter + 30 * by_gateway
+        rounds.append((3.0 * step, engines, {"g": asked(counter)}))
+    return fed(rounds)
+
+
+def test_clients_that_move_to_the_gateway_count_twice_for_half_a_minute_at_most():
+    history = switching(100, 30)
+    assert sum(point.requests - 10.0 for point in history.points[-29:]) * 3.0 <= 10.0 * 30.0 * 1.1
+    assert history.points[-1].requests == pytest.approx(10.0, rel=0.1)
+
+
+def test_the_unit_of_tokens_outlasts_a_sleep_so_that_requests_that_wake_a_service_have_their_size():
+    history = fed(steady(10, 10, 40, prompt=10))
+    awake = {"g": asked(10 * 120 - 30, prompt=10)}
+    for step in range(40, 1500):
+        history = history.with_samples({}, {}, 3.0 * step, (), awake)
+    woken = {"g": asked(10 * 120 + 270, sent=1170, prompt=10)}
+    history = history.with_samples({}, {}, 4500.0, (), woken)
+    assert history.points[-1].tokens == pytest.approx(100.0 * history.points[-1].requests)
+
+
+def test_a_gateway_that_is_switched_off_leaves_no_mean_behind():
+    history = fed(steady(10, 10, 80))
+    assert history.tokens_per_s == pytest.approx(1000.0, rel=0.05)
+    history = fed([(240.0 + 3 * step, 2400.0 + 3 * step, None) for step in range(220)], history)
+    assert history.tokens_per_s == pytest.approx(100.0, rel=0.05)
+    assert history.offered.around == history.offered.refused == 0.0
 
 
 @pytest.mark.parametrize("gateway", [None, {}])

@@ -216,7 +216,7 @@ def test_a_change_stays_within_its_policy_of_the_period_start(course, policy):
 def test_a_queue_asks_for_replicas_at_target_each_and_says_so():
     decision = decide_scaling(seen(1, [37]), WAITING, USUAL, ScalingBounds(1, 2), ScalingHistory())
     assert decision.replicas == 2
-    assert said(decision) == "replicas 1 -> 2: 37 requests wait, 4 per replica is the target"
+    assert said(decision) == "replicas 1 -> 2: 37 requests wait, 4 per replica is the target; maxReplicas 2 is reached"
 
 
 def test_within_ten_percent_of_target_nothing_changes():
@@ -346,7 +346,7 @@ def test_what_policies_hold_back_is_said():
 
 CAPACITY = Reason(
     "Demand",
-    {"replicas": 6, "rate": 61.0, "prompt": 1155.0, "output": 211.0, "need": 4.9, "each": 12.4, "margin": 0.7},
+    {"replicas": 6, "rate": 61.0, "prompt": 1155.0, "output": 211.0, "need": 4.9, "each": 12.4, "margin": 1.1},
 )
 
 
@@ -361,9 +361,21 @@ def asked(observation, replicas, targets=NONE, behavior=AT_ONCE):
 def test_the_capacity_model_decides_alone_where_no_target_is_set():
     decision = asked(seen(2, [50, 50]), 6)
     assert decision.replicas == 6
-    said_of = "replicas 2 -> 6: 6 replicas: 61 requests/s of 1,155 + 211 tokens need 4.9 at 12.4/s each, margin 0.7"
+    said_of = "replicas 2 -> 6: 6 replicas: 61 requests/s of 1,155 + 211 tokens need 4.9 at 12.4/s each, margin 1.1"
     assert said(decision) == said_of
     assert asked(seen(8, [50] * 8), 6).replicas == 6
+
+
+def test_a_change_that_a_bound_of_the_spec_cuts_short_says_so():
+    def cut(current, low, high):
+        bounds, wanted = ScalingBounds(low, high), Recommendation(6, CAPACITY)
+        loaded = seen(current, [50] * current)
+        return decide_scaling(loaded, NONE, AT_ONCE, bounds, ScalingHistory(), wanted)
+
+    assert said(cut(2, 1, 4)).startswith("replicas 2 -> 4: 6 replicas: ")
+    assert said(cut(2, 1, 4)).endswith("; maxReplicas 4 is reached")
+    assert said(cut(9, 8, 10)).startswith("replicas 9 -> 8: 6 replicas: ")
+    assert said(cut(9, 8, 10)).endswith("; minReplicas is 8")
 
 
 @given(observations(), st.integers(1, 20), targets)

@@ -230,7 +230,7 @@ async def test_changing_demand_without_a_decision_writes_the_status_at_most_once
     traffic = await warmed_up(world, 2.0, maxReplicas=1)
     writes = 0
     for step in range(200):
-        await traffic.round(1.0 + step % 7)
+        await traffic.round(1.0 + step % 5)
         writes += len(world.api.of("status"))
     assert writes <= 12
 

@@ -21,12 +21,14 @@ inflight_operator_service_ready_replicas{namespace="default",name="chat"} 1.0
 inflight_operator_service_max_num_seqs{namespace="default",name="chat"} 16.0
 # TYPE inflight_operator_service_max_num_batched_tokens gauge
 inflight_operator_service_max_num_batched_tokens{namespace="default",name="chat"} 8192.0
+# TYPE inflight_operator_service_replica_requests_per_second gauge
+inflight_operator_service_replica_requests_per_second{namespace="default",name="chat"} 26.3
 """
 CHAT = Service("chat")
 
 
 def test_the_numbers_are_those_of_the_service_asked_for():
-    assert numbers_on(PAGE, CHAT) == Numbers(12, 3, 0.25, 2, 1, 16, 8192)
+    assert numbers_on(PAGE, CHAT) == Numbers(12, 3, 0.25, 2, 1, 16, 8192, None, 26.3)
     assert numbers_on(PAGE, Service("chat", "other")) == Numbers(waiting_requests=99)
 
 
