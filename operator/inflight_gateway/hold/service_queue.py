@@ -68,12 +68,17 @@ class LeadTime:
 
     Attributes:
         wait_s: seconds from the start to the begin of the request's own prefill.
-        token_s: seconds that the prefill of one token takes.
+        token_s: seconds that the prefill of one token takes, in a prompt of mean length.
     """
 
     def __init__(self) -> None:
         self.wait_s = 0.0
         self.token_s = 0.0
+        self._tokens = 0.0
+        """Mean length."""
+        self._variance = self._covariance = 0.0
+        """Variance of lengths, and covariance with seconds per token: tokens of long prompts attend to more. After
+        Finch 2009, "Incremental calculation of weighted mean and variance"."""
 
     def started(self, request: RequestView, pick: Pick) -> None:
         if pick.predicted_ttft_s is None or pick.prefill_s is None:
@@ -81,7 +86,12 @@ class LeadTime:
         self.wait_s += _SHARE * (pick.predicted_ttft_s - pick.prefill_s - self.wait_s)
         computed = request.prompt_tokens - pick.cached_tokens
         if computed > 0:
-            self.token_s += _SHARE * (pick.prefill_s / computed - self.token_s)
+            longer, slower = computed - self._tokens, pick.prefill_s / computed - self.token_s
+            share = _SHARE if self._tokens else 1.0
+            self._tokens += share * longer
+            self.token_s += share * slower
+            self._variance = (1 - share) * (self._variance + share * longer**2)
+            self._covariance = (1 - share) * (self._covariance + share * longer * slower)
 
     def latest_start(self, request: RequestView, ttft_s: float | None) -> float:
         """Returns the latest start of a request, in seconds, without `wait_s`, which changes.
@@ -89,7 +99,9 @@ class LeadTime:
         Args:
             ttft_s: target of its class, in seconds; None: it has none.
         """
-        return request.deadline - self.token_s * request.prompt_tokens - MARGIN_SHARE * (ttft_s or 0.0)
+        slope = max(0.0, self._covariance / self._variance) if self._variance else 0.0
+        token_s = max(0.0, self.token_s + slope * (request.prompt_tokens - self._tokens))
+        return request.deadline - token_s * request.prompt_tokens - MARGIN_SHARE * (ttft_s or 0.0)
 
 
 MOST_AHEAD = 32_768.0

@@ -16,7 +16,6 @@ from typing import Protocol, cast
 import httptools
 
 from inflight_gateway.relay.heads import Headers
-from inflight_gateway.relay.pace import Pace
 
 _log = logging.getLogger(__name__)
 
@@ -80,10 +79,9 @@ class ResponseReader(Protocol):
 
 
 class EnginePool:
-    """Connections of one process, by the engine's address, IP:PORT. Create it in the event loop."""
+    """Connections of one process, by the engine's address, IP:PORT."""
 
     def __init__(self) -> None:
-        self.pace = Pace()
         self._idle: defaultdict[str, list[EngineConnection]] = defaultdict(list)
         self._idle_until: dict[EngineConnection, float] = {}
         """Seconds of the loop's clock; the connection that was idle for the longest time comes first."""
@@ -278,7 +276,6 @@ class EngineConnection(asyncio.BufferedProtocol):
             self.close()
             return
         self._not_body += nbytes
-        self._pool.pace.read()
         try:
             self._parser.feed_data(_VIEW[:nbytes])
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:

@@ -1,0 +1,42 @@
+"""How long before its deadline a held request has to start."""
+
+import pytest
+
+from inflight_base.manifest.keys import ServiceKey
+from inflight_gateway.hold.service_queue import LeadTime
+from inflight_gateway.types import Endpoint, Pick, RequestView
+
+SERVICE = ServiceKey("default", "chat")
+
+
+def prefill_s(tokens):
+    """Seconds of a prompt whose tokens attend to all before them."""
+    return 3e-5 * tokens + 5e-10 * tokens**2
+
+
+def learned(lengths, seconds):
+    lead = LeadTime()
+    for tokens in lengths:
+        pick = Pick((Endpoint("10.0.0.1:8000", "a"),), "", predicted_ttft_s=seconds(tokens), prefill_s=seconds(tokens))
+        lead.started(RequestView("a", SERVICE, 0.0, prompt_tokens=tokens), pick)
+    return lead
+
+
+def start(lead, tokens):
+    return lead.latest_start(RequestView("b", SERVICE, 0.0, prompt_tokens=tokens, deadline=10.0), None)
+
+
+@pytest.mark.parametrize("tokens", [500, 5_000, 60_000])
+def test_tokens_of_long_prompts_are_known_to_take_longer(tokens):
+    lead = learned([1000, 20_000, 4000, 9000] * 25, prefill_s)
+    assert 10.0 - start(lead, tokens) == pytest.approx(prefill_s(tokens), rel=0.02)
+
+
+def test_prompts_of_one_length_tell_nothing_about_others():
+    lead = learned([2000] * 200, lambda tokens: 3e-5 * tokens)
+    assert 10.0 - start(lead, 4000) == pytest.approx(0.12, rel=0.01)
+
+
+def test_a_prompt_never_starts_after_its_deadline():
+    lead = learned([1000, 20_000] * 50, lambda tokens: 1e-8 * tokens**2)
+    assert start(lead, 10) <= 10.0
