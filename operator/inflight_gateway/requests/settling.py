@@ -22,10 +22,15 @@ class Settling:
         self._asked: dict[ServiceKey, float] = {}
         """When the last request of each service came."""
         self._until: dict[ServiceKey, float] = {}
+        self._without: tuple[tuple[str, ...], float] = (), 0.0
+        """Pods that the latest request does without, and since when requests do."""
 
     def came(self, ask: Ask, now: float, *, runs: bool = False) -> None:
         """Notes a request. Args: runs: an engine answers it already."""
-        moved = runs or ask.admitted or ask.without or ask.turns
+        if ask.without != self._without[0]:
+            self._without = ask.without, now
+        lately = ask.without and now < self._without[1] + KNOWN_S
+        moved = runs or ask.admitted or lately or ask.turns
         if moved and now >= self._asked.get(ask.service, float("-inf")) + KNOWN_S:
             self._until[ask.service] = now + SETTLE_S
         self._asked[ask.service] = now

@@ -31,6 +31,17 @@ def test_a_request_that_no_other_picker_had_does_not_wait():
     assert KEY not in settling
 
 
+def test_a_pod_that_stays_out_of_reach_delays_no_service_that_is_seldom_asked():
+    settling, gone = Settling(), {"without": ("gw-1",)}
+    settling.came(Ask("a", 1, KEY, **gone), 100.0)
+    assert list(settling.settled(101.0)) == [KEY]
+    for hours in range(1, 4):
+        settling.came(Ask(f"{hours}", 1, KEY, **gone), 100.0 + 3600 * hours)
+        assert KEY not in settling
+    settling.came(Ask("b", 1, KEY, without=("gw-1", "gw-2")), 20_000.0)
+    assert KEY in settling
+
+
 def test_a_request_of_one_relay_does_not_take_the_place_of_those_that_another_relay_names_later():
     world = World(endpoints=1)
     asked = Ask("late", 1, KEY, admitted=True, waited_s=1.0)
