@@ -271,15 +271,13 @@ def picker_killed(stage: Stage) -> Iterator[None]:
 
 
 def picker_hung(stage: Stage) -> Iterator[None]:
-    """The same with a picker that hangs, and goes on before its liveness probe has failed three times."""
+    """The same with a picker that hangs, until its liveness probe has failed three times."""
     yield
     victim = stage.gateway_pods()[0]
     stopped = _picker(victim)
     stage.on_way_back(processes.send, stopped, signal.SIGCONT)
     processes.send(stopped, signal.SIGSTOP)
-    time.sleep(DRAIN_SECONDS)
-    processes.send(stopped, signal.SIGCONT)
-    stage.wait_available(GATEWAY)
+    _wait_gateway_restarted(stage, "the picker restarted", victim)
 
 
 def _picker(pod: Pod) -> list[int]:

@@ -185,6 +185,12 @@ def test_sidecars_end_after_the_picker_has_drained_envoy_before_the_relay(object
     assert [one["name"] for one in pod["containers"]] == ["picker"]
 
 
+def test_a_picker_that_hangs_is_replaced_within_a_minute_whatever_its_pod_may_take_to_drain(helm):
+    liveness = container_of(helm.objects(*ENABLED), "picker")["livenessProbe"]
+    failed = liveness.get("failureThreshold", 3) * liveness["periodSeconds"] + liveness["timeoutSeconds"]
+    assert failed + liveness["terminationGracePeriodSeconds"] <= 60
+
+
 @pytest.mark.parametrize("seconds", [600, 45])
 def test_the_grace_period_is_longer_than_the_drain(helm, seconds):
     given = helm.objects(*ENABLED, "--set", f"gateway.drainSeconds={seconds}")

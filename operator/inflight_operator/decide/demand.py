@@ -150,9 +150,12 @@ class DemandHistory:
         if (samples or gateway) and (not series or now - _time(series[-1]) >= SPACING):
             rates = [sum(column) for column in zip(_IDLE, *(pod.rates for pod in pods.values()), strict=True)]
             if gateway:
-                width = min(now - _time(series[-1]), LONGEST_STEP) if series else 0.0
+                # Counters of pods that all are new have no growth yet: engines know more.
+                growing = not offered.pods.keys().isdisjoint(gateway)
+                width = min(now - _time(series[-1]), LONGEST_STEP) if series and growing else 0.0
                 offered = offered.with_counters(gateway, Engines(*rates[_ARRIVING]), now, width)
-                rates[_ARRIVING] = offered.latest
+                if growing:
+                    rates[_ARRIVING] = offered.latest
             elif offered.outdated(now):
                 offered = Offered(unit=offered.unit)
             kept = next((index for index, point in enumerate(series) if _time(point) >= now - SPAN), len(series))

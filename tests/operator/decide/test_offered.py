@@ -116,6 +116,12 @@ def test_the_unit_of_tokens_outlasts_a_sleep_so_that_requests_that_wake_a_servic
     assert history.points[-1].tokens == pytest.approx(100.0 * history.points[-1].requests)
 
 
+def test_a_gateway_whose_pods_are_all_new_leaves_no_gap_in_the_demand():
+    history = fed([(3.0 * step, 30.0 * step, {"old": asked(30 * step)}) for step in range(1, 40)])
+    history = fed([(3.0 * step, 30.0 * step, {"new": asked(30 * (step - 40))}) for step in range(40, 60)], history)
+    assert [point.requests for point in history.points[1:]] == pytest.approx([10.0] * 58, rel=0.01)
+
+
 def test_a_gateway_that_is_switched_off_leaves_no_mean_behind():
     history = fed(steady(10, 10, 80))
     assert history.tokens_per_s == pytest.approx(1000.0, rel=0.05)
