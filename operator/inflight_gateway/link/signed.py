@@ -84,12 +84,11 @@ class Accepting:
 
     Attributes:
         greeting: the first bytes to send.
-        relay: its name, once proved. sealed: the stream, once the key is proved; None before.
+        sealed: the stream, once the key is proved; None before.
     """
 
     def __init__(self, keys: Sequence[bytes], pod: str) -> None:
         self.greeting = secrets.token_bytes(_NONCE_BYTES)
-        self.relay = ""
         self.sealed: Sealed | None = None
         self._keys = keys
         self._pod = pod
@@ -112,7 +111,6 @@ class Accepting:
             proof = proofs[number * _PROOF_BYTES : (number + 1) * _PROOF_BYTES]
             for key in self._keys:
                 if hmac.compare_digest(_proof(key, _RELAY, said), proof):
-                    self.relay = claim[_NONCE_BYTES:].rstrip(b"\0").decode("ascii", "replace")
                     self.sealed = Sealed(_session(key, _PICKER, said), _session(key, _RELAY, said))
                     return bytes([number]) + _proof(key, _PICKER, said)
         raise ValueError("the relay does not have the gateway key, or wants another pod")

@@ -76,11 +76,6 @@ class PickerLink:
     def trust(self) -> Trust:
         return self.health.trust
 
-    @property
-    def open(self) -> bool:
-        """True if messages can be sent, also to a picker that is silent."""
-        return self._stream is not None
-
     def send(self, message: FromRelay) -> None:
         """Sends a message with the others of this turn of the loop; without a stream, drops it."""
         if self._stream is None:

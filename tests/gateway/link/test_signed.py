@@ -36,7 +36,6 @@ def sealed(**more) -> tuple[Sealed, Sealed]:
 @pytest.mark.parametrize("at_once", [True, False])
 def test_both_sides_prove_the_key_and_messages_pass_both_ways(at_once):
     picker, relay = joined(at_once=at_once)
-    assert picker.relay == RELAY
     assert picker.sealed is not None
     assert relay.sealed is not None
     for number in range(3):
