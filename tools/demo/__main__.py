@@ -28,6 +28,7 @@ STEPS = (0.5, 0.75, 1.0, 1.25)
 """Rates of the burst's steps, as shares of what one replica sustains by its latest cost model. The last step at the
 latest needs a second replica."""
 STEP_SECONDS = 40
+KNOWN_SECONDS = 30
 READY_SECONDS = 240
 SETTLE_SECONDS = 120
 
@@ -101,10 +102,15 @@ def sustained() -> float:
     Raises:
         RuntimeError: the operator has no reliable cost model of the replica.
     """
-    seen = numbers(CHAT)
-    each, rate, need = seen.replica_requests_per_second, seen.demand_requests_per_second, seen.needed_replicas
-    if each is None or rate is None or need is None:
-        raise RuntimeError(f"the operator does not know what a replica sustains: {seen}")
+    deadline = time.monotonic() + KNOWN_SECONDS
+    while True:
+        seen = numbers(CHAT)
+        each, rate, need = seen.replica_requests_per_second, seen.demand_requests_per_second, seen.needed_replicas
+        if each is not None and rate is not None and need is not None:
+            break
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"the operator does not know what a replica sustains: {seen}")
+        time.sleep(1)
     print(f"   operator: {rate:.3g} requests/s expected, one replica sustains {each:.3g}, so {need:.1f} are needed")
     return each
 

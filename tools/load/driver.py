@@ -135,12 +135,12 @@ class Pace:
         self._rng = random.Random(seed)
         self._due = time.monotonic()
 
-    async def wait(self) -> None:
-        """Waits until the next request is due; each call is for another request."""
+    async def wait(self, ends: float) -> None:
+        """Waits until the next request is due, or until `ends`; each call is for another request."""
         if self._rate is None:
             return
         self._due += self._rng.expovariate(self._rate)
-        await asyncio.sleep(self._due - time.monotonic())
+        await asyncio.sleep(min(self._due, ends) - time.monotonic())
 
 
 async def client_loop(
@@ -151,7 +151,7 @@ async def client_loop(
     keeps = number % 2 == 0 and not options.new_connections
     async with Client(options.url, keep=keeps, read_seconds=options.patience) as client:
         while True:
-            await pace.wait()
+            await pace.wait(ends)
             if time.monotonic() >= ends or tally.sent >= options.requests or stop.is_set():
                 break
             body = make_body(options, rng)

@@ -155,3 +155,9 @@ async def test_with_a_rate_requests_come_at_their_times_however_fast_answers_are
     assert 20 <= tally.sent <= 60
     assert tally.answered == tally.sent
     assert time.monotonic() - started < 30
+
+
+async def test_clients_whose_turn_comes_after_the_end_do_not_wait_for_it():
+    began = time.monotonic()
+    await drive(whole_answer, requests=10**9, flags=("--rate", "0.01", "--seconds", "0.5"))
+    assert time.monotonic() - began < 5
