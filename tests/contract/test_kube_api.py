@@ -15,7 +15,7 @@ from inflight_base.kube.connect import load_configuration
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import Selection
 from inflight_operator.api import Condition, Decision, InferenceService, InferenceServiceStatus, LimitsStatus
-from inflight_operator.api.status import ObservedStatus
+from inflight_operator.api.status import ObservedStatus, QueueStatus
 from inflight_operator.keys import LiveAdminKey
 from tests.contract.cable import to_port
 
@@ -36,6 +36,7 @@ STATUS = InferenceServiceStatus(
     desired_replicas=2,
     selector="app.kubernetes.io/name=inflight-engine,inflight.dev/service=chat",
     limits=LimitsStatus(max_num_seqs=48, max_num_batched_tokens=1024, revision=7, pods_in_force=2),
+    queue=QueueStatus(waiting=12, at_gateway=8, in_engines=4),
     observed=ObservedStatus(
         running=40, kv_utilization=0.43, ttft_p95="420ms", preemptions_per_minute=0.0, at=NOW
     ),
