@@ -79,7 +79,7 @@ def missing(prometheus, dashboard, window, services):
 
 
 def of_gateway(answer):
-    return "inflight_gateway_" in answer.query.expr
+    return any(name in answer.query.expr for name in ("inflight_gateway_", "_held_requests"))
 
 
 def wanted(service):
