@@ -202,7 +202,7 @@ class RelayOfThreePods(RuleBasedStateMachine):
         for picker in self.pods.pickers:
             if not picker.alive or picker.hangs or not picker.streams:
                 continue
-            links = [one for one in pickers._tasks if picker.own == (one is pickers._own) and one.open]
+            links = [one for one in pickers._tasks if picker.own == (one is pickers._own) and one._stream is not None]
             links = [one for one in links if picker.own or one.name == picker.name]
             here = {one for one, request in pickers.asks._requests.items() if request.place.link in links}
             # It may still have those that it refused or that failed, until they are asked for again or end.
