@@ -243,6 +243,20 @@ class Refusal:
     headers: tuple[tuple[str, str], ...] = ()
 
 
+RETRY_AFTER_S = 5
+"""Retry-After where no replica can take a request: by then one may have become free or ready."""
+
+
+def no_replica(message: str) -> Refusal:
+    """Returns the refusal of a request that no replica can take now."""
+    return Refusal(503, "no_replica", message, (("retry-after", str(RETRY_AFTER_S)),))
+
+
+def service_deleted(service: ServiceKey) -> Refusal:
+    """Returns the refusal of a request whose service was deleted since it was resolved."""
+    return Refusal(404, "service_not_found", f"{service} was deleted")
+
+
 ENGINES_DIED_CODE = "engines_died"
 """Error code of a request that is not tried again because engines died while they processed it."""
 

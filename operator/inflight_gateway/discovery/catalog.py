@@ -99,6 +99,10 @@ class Catalog:
         """Engines that accept requests now, by address; none while the service is at zero."""
         return self._endpoints.get(key, ())
 
+    def engine_counts(self) -> dict[ServiceKey, int]:
+        """Returns the number of endpoints of each service."""
+        return {key: len(self.endpoints_of(key)) for key in self._services}
+
     def addresses(self) -> frozenset[str]:
         """Returns the addresses of the endpoints of all services."""
         return frozenset(endpoint.address for key in self._services for endpoint in self.endpoints_of(key))

@@ -55,9 +55,7 @@ class ReadyPods:
         if len(self.pods) == 1:
             return self.own if self.pods[0].name in without else self.pods[0].name
         if self._owners is None:
-            catalog = self._catalog
-            engines = {key: len(catalog.endpoints_of(key)) for key in catalog.services}
-            self._owners = Owners(engines, [one.name for one in self.pods])
+            self._owners = Owners(self._catalog.engine_counts(), [one.name for one in self.pods])
         return self._owners.owner(service, without) or self.own
 
     def _choose(self) -> None:

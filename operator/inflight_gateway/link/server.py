@@ -144,8 +144,7 @@ class RelayLinks:
         return None if ask.turns >= MAX_TURNS or owner == self._pods.own else owner
 
     def _accept(self) -> SignedStream:
-        keys = [key for key in (self._keys.current, self._keys.previous) if key is not None]
-        return SignedStream(self, self._registry, self._max_unsent_bytes, Accepting(keys, self._pods.own))
+        return SignedStream(self, self._registry, self._max_unsent_bytes, Accepting(self._keys.known, self._pods.own))
 
     def _send_beats(self) -> None:
         for stream in (*self.own, *self.remote):

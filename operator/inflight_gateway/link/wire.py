@@ -208,6 +208,11 @@ class Keys(_Message, frozen=True):
     current: bytes | None
     previous: bytes | None = None
 
+    @property
+    def known(self) -> tuple[bytes, ...]:
+        """The keys that there are, the current one first."""
+        return tuple(key for key in (self.current, self.previous) if key is not None)
+
 
 class Gateways(_Message, frozen=True):
     """The ready gateway pods, among which services are shared out. Attributes: own: name of the sender's pod, which may

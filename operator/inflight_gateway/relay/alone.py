@@ -14,10 +14,7 @@ from inflight_gateway.tenants import answers
 from inflight_gateway.tenants.accounts import Accounts, Admission, Settlement, TenantKey
 from inflight_gateway.tenants.answer_lengths import FIRST_ANSWER
 from inflight_gateway.tenants.limits import charge_for, share
-from inflight_gateway.types import Finished, RateLimits, Refusal
-
-RETRY_AFTER_S = 5
-"""Retry-After where no engine is ready: nothing is held without a picker."""
+from inflight_gateway.types import Finished, RateLimits, Refusal, no_replica, service_deleted
 
 
 class Alone:
@@ -49,10 +46,10 @@ class Alone:
         a picker has admitted it."""
         config = self._catalog.services.get(ask.service)
         if config is None:
-            return Refuse.of(ask.id, ask.attempt, Refusal(404, "service_not_found", f"{ask.service} was deleted"))
+            return Refuse.of(ask.id, ask.attempt, service_deleted(ask.service))
         addresses = self.least(ask.service, ask.id, ask.avoid)
         if not addresses:
-            return Refuse.of(ask.id, ask.attempt, no_replica(ask.service))
+            return Refuse.of(ask.id, ask.attempt, none_ready(ask.service))
         headers: answers.Headers = ()
         limits = share(config.tenant(ask.tenant).limits, self.relays)
         if ask.attempt == 1 and not ask.admitted and limits != _UNLIMITED:
@@ -80,8 +77,6 @@ class Alone:
 _UNLIMITED = RateLimits()
 
 
-def no_replica(service: ServiceKey) -> Refusal:
-    """Returns the refusal of a request that no engine is ready for."""
-    return Refusal(
-        503, "no_replica", f"no replica of {service} is ready; try again", (("retry-after", str(RETRY_AFTER_S)),)
-    )
+def none_ready(service: ServiceKey) -> Refusal:
+    """Returns the refusal of a request that no engine is ready for: nothing is held without a picker."""
+    return no_replica(f"no replica of {service} is ready; try again")

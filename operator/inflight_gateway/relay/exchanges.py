@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from inflight_gateway.relay import gateway_paths
 from inflight_gateway.relay.admission import Admitted, Refused, too_large
-from inflight_gateway.relay.alone import no_replica
+from inflight_gateway.relay.alone import none_ready
 from inflight_gateway.relay.bodies import Received
 from inflight_gateway.relay.client import ClientConnection, Exchange, Request
 from inflight_gateway.relay.engine_head import engine_headers
@@ -84,7 +84,7 @@ class _Passed:
         if self._received.is_over:
             self._refuse(FULL)
         elif not addresses:
-            self._refuse(refused(no_replica(self._config.key)))
+            self._refuse(refused(none_ready(self._config.key)))
         else:
             self._address = addresses[0]
             signing = self._shared.admission.engine_headers

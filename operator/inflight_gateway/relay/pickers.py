@@ -152,7 +152,7 @@ class Pickers:
             self._tasks.pop(link).cancel()
 
     def _proving(self, pod: str) -> Proving | None:
-        keys = [key for key in (self._keys.current, self._keys.previous) if key is not None]
+        keys = self._keys.known
         return Proving(keys, self._relay, pod) if keys else None
 
     def _changed(self, change: Change) -> None:
@@ -160,8 +160,7 @@ class Pickers:
 
     def _share_out(self) -> None:
         self._resized = False
-        catalog = self._catalog
-        if self._view.share_out({service: len(catalog.endpoints_of(service)) for service in catalog.services}):
+        if self._view.share_out(self._catalog.engine_counts()):
             self._move()
 
     def _look(self) -> None:

@@ -18,10 +18,7 @@ from inflight_gateway.requests.view import view
 from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.telemetry.request_log import RequestLog
 from inflight_gateway.tenants.gate import Gate
-from inflight_gateway.types import Finished, Pick, Refusal, RequestView, ServiceConfig
-
-RETRY_AFTER_S = 5
-"""Retry-After for clients whose hold expired: by then a replica may have become free or ready."""
+from inflight_gateway.types import Finished, Pick, Refusal, RequestView, ServiceConfig, no_replica, service_deleted
 
 RETURNS_S = 5.0
 """Seconds in which a relay whose stream broke connects again, if it lives. Without it, its requests are counted then; a
@@ -116,7 +113,7 @@ class Requests:
             return
         config = self._catalog.services.get(ask.service)
         if config is None:
-            reply(Refuse.of(ask.id, ask.attempt, _deleted(ask.service)))
+            reply(Refuse.of(ask.id, ask.attempt, service_deleted(ask.service)))
             return
         self._ledger.touch(ask.service, now)
         self._settling.came(ask, now)
@@ -279,7 +276,7 @@ class Requests:
         every = [endpoint.address for endpoint in self._catalog.endpoints_of(config.key)]
         pick = self._starter.least_requests(config, every if allowed is None else allowed)
         if pick is None:
-            return _no_replica(f"no replica of {config.key} takes requests now; only generations wait for one")
+            return no_replica(f"no replica of {config.key} takes requests now; only generations wait for one")
         return tuple(endpoint.address for endpoint in pick.endpoints)
 
     # What changes without them.
@@ -316,7 +313,7 @@ class Requests:
             waited = "" if config is None else f" for {config.hold.max_wait_s:g} s (hold.maxWait)"
             self._refuse(
                 self._requests[waiting.request_id],
-                _no_replica(f"no replica of {waiting.service} could start the request{waited}; try again"),
+                no_replica(f"no replica of {waiting.service} could start the request{waited}; try again"),
             )
 
     def catalog_changed(self, change: Change) -> None:
@@ -327,7 +324,7 @@ class Requests:
                 if request.phase is not Phase.HELD:
                     continue
                 if key in deleted:
-                    self._refuse(request, _deleted(key))
+                    self._refuse(request, service_deleted(key))
                 elif request.allowed and not self._starter.allowed(key, request.allowed):
                     self._refuse(request, none_allowed(key))
         for key in deleted:
@@ -461,16 +458,8 @@ class _Lost(NamedTuple):
     until: float
 
 
-def _deleted(service: ServiceKey) -> Refusal:
-    return Refusal(404, "service_not_found", f"{service} was deleted")
-
-
-def _no_replica(message: str) -> Refusal:
-    return Refusal(503, "no_replica", message, (("retry-after", str(RETRY_AFTER_S)),))
-
-
 def none_allowed(service: ServiceKey) -> Refusal:
     """Returns the refusal of a request for which another gateway allows endpoints that cannot take it."""
-    return _no_replica(
+    return no_replica(
         f"none of the endpoints that the gateway in front allows is a replica of {service} that takes requests"
     )

@@ -213,10 +213,10 @@ def decide_replicas(
     sizing = Sizing(expected, each, expected / each)
     queues = _queues(view, targets, capacity, policy)
     staffed = queues.replicas(expected)
-    backlog = _waiting(view) / (each * policy.recovery)
+    waiting = _waiting(view)
+    backlog = waiting / (each * policy.recovery)
     # A replica alone begins what waits now in time, or gets help; a fleet gets whole replicas for all that waits. In a
     # service's first minute the rate is only what is certain: it decides where it is small.
-    waiting = _waiting(view)
     in_time = waiting <= 1 or waiting * queues.prefill.service <= queues.prefill.patience
     certain = view.seconds(policy.level) >= policy.level - 1 or sizing.need <= _SMALLEST_LOAD
     alone = staffed == 1 and (not waiting or (in_time and certain))
