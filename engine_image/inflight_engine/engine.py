@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
@@ -173,9 +173,8 @@ class Engine:
         scheduler = self._scheduler
         number = scheduler.num_steps
         plan = scheduler.schedule(started)
-        if scheduler.admission.last_change == started:
-            if self._recorder is not None:
-                self._recorder.time_passed(number, started)
+        if self._recorder is not None and scheduler.admission.last_change == started:
+            self._recorder.time_passed(number, started)
         if plan is None:
             return None
         work = work_of(plan, scheduler.num_attended_tokens, scheduler.config.block_size)

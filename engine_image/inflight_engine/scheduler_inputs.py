@@ -31,9 +31,8 @@ class SchedulerInputs:
     def cancel(self, request_id: int, reason: FinishReason) -> bool:
         """End a request; False: there is none of that id."""
         known = self._scheduler.cancel(request_id, reason)
-        if known:
-            if self._recorder is not None:
-                self._recorder.cancelled(request_id, reason)
+        if known and self._recorder is not None:
+            self._recorder.cancelled(request_id, reason)
         return known
 
     def configure(self, limits: LimitsInForce, class_weights: dict[str, float]) -> None:
