@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.cost_fit.least_squares import fit_relative, non_negative, weighted_median
+from inflight_fit.least_squares import fit_relative, non_negative, weighted_median
 
 
 def best_of_all_sets(rows, target):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.cost_fit.least_squares import Floats, fit_relative, weighted_median
+from inflight_fit.least_squares import Floats, fit_relative, weighted_median
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 15, 16, 20, 24, 31, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 2048, 4096)
 """Upper ends of the sizes of steps, in tokens, that a curve tells apart. Below a multiple of 16 rows a matrix product

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_engine.output_lengths import HALF_LIFE_SECONDS, OutputLengths
+from inflight_fit.output_lengths import HALF_LIFE_SECONDS, OutputLengths
 
 
 def watched(lengths, arrivals, now, cancelled=()):

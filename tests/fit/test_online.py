@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel, StepWork, attended_tokens
-from inflight_engine.cost_fit.online import HALF_LIFE_SECONDS, OnlineFit
+from inflight_fit.online import HALF_LIFE_SECONDS, OnlineFit
 
 GPU = CostModel(5.5e-3, 15e-6, 30e-6, 45e-9, 1.05e-9)
 """An 8B model on an H100-class GPU, by data sheets."""

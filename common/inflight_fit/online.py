@@ -9,7 +9,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.cost_fit.fit import SIZES, fit_steps
+from inflight_fit.fit import SIZES, fit_steps
 
 HALF_LIFE_SECONDS = 60.0
 """Seconds in which a step's weight falls by half: an engine that got slower is followed within minutes."""
