@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.relay.frames import MAX_EVENT_BYTES, MAX_FRAMES, Frame, FrameParser, FrameTooLong
+from inflight_gateway.relay.answers.frames import MAX_EVENT_BYTES, MAX_FRAMES, Frame, FrameParser, FrameTooLong
 
 LINES = st.sampled_from([b":h", b":t 0 1,2", b":f 1 stop", b"data: {}", b"data: [DONE]", b"data: caf\xc3\xa9 : x"])
 TEXTS = st.lists(st.lists(LINES, min_size=1, max_size=4), max_size=8)

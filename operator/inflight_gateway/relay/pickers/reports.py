@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from inflight_gateway.link.wire import Ended
-from inflight_gateway.relay.picker_link import PickerLink
-from inflight_gateway.relay.view import View
+from inflight_gateway.relay.pickers.picker_link import PickerLink
+from inflight_gateway.relay.pickers.view import View
 from inflight_gateway.types import Finished
 
 _log = logging.getLogger(__name__)

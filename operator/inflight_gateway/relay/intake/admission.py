@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from inflight_base.manifest.api_keys import TENANT_NAME
 from inflight_base.manifest.keys import ObjectKey
 from inflight_gateway.discovery.catalog import Catalog, Change
-from inflight_gateway.relay.bodies import MAX_OTHER_BYTES, BodyOwner
-from inflight_gateway.relay.client import Request
-from inflight_gateway.relay.errors import ClientError, refused
-from inflight_gateway.relay.heads import find
-from inflight_gateway.relay.wrong_keys import WrongKeys
+from inflight_gateway.relay.http.client import Request
+from inflight_gateway.relay.http.errors import ClientError, refused
+from inflight_gateway.relay.http.heads import find
+from inflight_gateway.relay.intake.bodies import MAX_OTHER_BYTES, BodyOwner
+from inflight_gateway.relay.intake.wrong_keys import WrongKeys
 from inflight_gateway.request import paths
 from inflight_gateway.request.paths import HEALTH, Answers, Path
 from inflight_gateway.settings import MAX_BODY_BYTES

@@ -9,7 +9,7 @@ import pytest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.link.wire import Ask, Go, Refuse
-from inflight_gateway.relay.alone import Alone
+from inflight_gateway.relay.pickers.alone import Alone
 from inflight_gateway.request.body import Body
 from inflight_gateway.types import Endpoint, Finished, RateLimits, ServiceConfig
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from inflight_gateway.discovery.catalog import Catalog, Change
 from inflight_gateway.link.signed import Proving
 from inflight_gateway.link.wire import Elsewhere, FromPicker, Gateways, Go, Held, Hello, Keys, Known, Refuse
-from inflight_gateway.relay.alone import Alone
-from inflight_gateway.relay.asks import Asks
-from inflight_gateway.relay.health import TICK_S, Trust, ticks
-from inflight_gateway.relay.mirror import Mirror
-from inflight_gateway.relay.picker_link import PickerLink
-from inflight_gateway.relay.reports import Reports
-from inflight_gateway.relay.view import View
+from inflight_gateway.relay.pickers.alone import Alone
+from inflight_gateway.relay.pickers.asks import Asks
+from inflight_gateway.relay.pickers.health import TICK_S, Trust, ticks
+from inflight_gateway.relay.pickers.mirror import Mirror
+from inflight_gateway.relay.pickers.picker_link import PickerLink
+from inflight_gateway.relay.pickers.reports import Reports
+from inflight_gateway.relay.pickers.view import View
 from inflight_gateway.types import Finished
 
 _log = logging.getLogger(__name__)

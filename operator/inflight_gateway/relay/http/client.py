@@ -10,8 +10,8 @@ from typing import Protocol, cast
 
 import httptools
 
-from inflight_gateway.relay.errors import ClientError
-from inflight_gateway.relay.heads import (
+from inflight_gateway.relay.http.errors import ClientError
+from inflight_gateway.relay.http.heads import (
     LAST_CHUNK,
     Headers,
     chunk,

@@ -10,10 +10,10 @@ import pytest
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.discovery.hosts import Hosts
-from inflight_gateway.relay.admission import Admission, Admitted, Refused
-from inflight_gateway.relay.bodies import MAX_OTHER_BYTES
-from inflight_gateway.relay.client import Request
-from inflight_gateway.relay.wrong_keys import BURST
+from inflight_gateway.relay.http.client import Request
+from inflight_gateway.relay.intake.admission import Admission, Admitted, Refused
+from inflight_gateway.relay.intake.bodies import MAX_OTHER_BYTES
+from inflight_gateway.relay.intake.wrong_keys import BURST
 from inflight_gateway.settings import MAX_BODY_BYTES
 from inflight_gateway.tenants import keys as tenant_keys
 from inflight_gateway.tenants.signature import EngineHeaders

@@ -9,9 +9,9 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from inflight_gateway.relay import engine_pool as module
-from inflight_gateway.relay.engine_pool import EnginePool, Loss
-from inflight_gateway.relay.heads import Headers
+from inflight_gateway.relay.http import engine_pool as module
+from inflight_gateway.relay.http.engine_pool import EnginePool, Loss
+from inflight_gateway.relay.http.heads import Headers
 from tests.gateway.relay.conftest import eventually
 
 GET = b"GET / HTTP/1.1\r\nhost: a\r\n\r\n"

@@ -7,7 +7,7 @@ from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.discovery.hosts import Hosts
 from inflight_gateway.link.wire import Known
-from inflight_gateway.relay.mirror import Mirror
+from inflight_gateway.relay.pickers.mirror import Mirror
 from inflight_gateway.types import Endpoint, ServiceConfig
 
 KEYS = [ServiceKey("a", name) for name in "xyz"]

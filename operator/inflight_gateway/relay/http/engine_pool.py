@@ -15,7 +15,7 @@ from typing import Protocol, cast
 
 import httptools
 
-from inflight_gateway.relay.heads import Headers
+from inflight_gateway.relay.http.heads import Headers
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.relay.bodies import MAX_BODIES_BYTES, Bodies, BodyOwner, Received, bodies_bytes_of_one
+from inflight_gateway.relay.intake.bodies import MAX_BODIES_BYTES, Bodies, BodyOwner, Received, bodies_bytes_of_one
 from inflight_gateway.settings import MAX_BODY_BYTES
 
 MIB = 2**20

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.relay.answer import Usage
-from inflight_gateway.relay.usage import PlainUsage, with_usage, without_usage
+from inflight_gateway.relay.answers.answer import Usage
+from inflight_gateway.relay.answers.usage import PlainUsage, with_usage, without_usage
 
 CHAT, TEXT = b"/v1/chat/completions", b"/v1/completions"
 COUNTS = {"prompt_tokens": 7, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}

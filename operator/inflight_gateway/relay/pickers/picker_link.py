@@ -14,7 +14,7 @@ import msgspec
 from inflight_gateway.link import wire
 from inflight_gateway.link.signed import HANDSHAKE_S, Proving, Sealed, watch
 from inflight_gateway.link.wire import Ended, Frames, FromPicker, FromRelay
-from inflight_gateway.relay.health import Health, Trust
+from inflight_gateway.relay.pickers.health import Health, Trust
 from inflight_gateway.types import Finished
 
 _log = logging.getLogger(__name__)

@@ -24,11 +24,11 @@ from inflight_gateway.link.wire import (
     Released,
     Running,
 )
-from inflight_gateway.relay.alone import Alone
-from inflight_gateway.relay.health import ticks
-from inflight_gateway.relay.picker_link import PickerLink
-from inflight_gateway.relay.reports import Reports
-from inflight_gateway.relay.view import View
+from inflight_gateway.relay.pickers.alone import Alone
+from inflight_gateway.relay.pickers.health import ticks
+from inflight_gateway.relay.pickers.picker_link import PickerLink
+from inflight_gateway.relay.pickers.reports import Reports
+from inflight_gateway.relay.pickers.view import View
 from inflight_gateway.types import Finished
 
 SETTLED_S = 10.0

@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.relay.wrong_keys import BURST, MAX_ADDRESSES, PER_S, WrongKeys
+from inflight_gateway.relay.intake.wrong_keys import BURST, MAX_ADDRESSES, PER_S, WrongKeys
 
 
 def test_an_address_sends_a_burst_of_wrong_keys_and_then_ten_a_second():

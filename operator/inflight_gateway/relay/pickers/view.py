@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.link.ownership import Owners
-from inflight_gateway.relay.health import Trust
+from inflight_gateway.relay.pickers.health import Trust
 
 _log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from inflight_gateway.link.wire import Refuse
-from inflight_gateway.relay.heads import Headers
+from inflight_gateway.relay.http.heads import Headers
 from inflight_gateway.request.openai_error import error_body
 from inflight_gateway.types import Refusal
 

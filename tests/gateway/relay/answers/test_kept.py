@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.relay.kept import Kept
+from inflight_gateway.relay.answers.kept import Kept
 
 A, B = ServiceKey("ns", "a"), ServiceKey("ns", "b")
 MIB = 2**20

@@ -9,7 +9,7 @@ import re
 
 import msgspec
 
-from inflight_gateway.relay.answer import Usage
+from inflight_gateway.relay.answers.answer import Usage
 
 _PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions"))
 """Paths with `stream_options` (OpenAI's)."""

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.relay.answer import MAX_TOKENS, Answer, Ended, Ending, Usage
+from inflight_gateway.relay.answers.answer import MAX_TOKENS, Answer, Ended, Ending, Usage
 
 NEWS = st.lists(st.tuples(st.integers(0, 3), st.lists(st.integers(0, 200_000), min_size=1, max_size=5)), max_size=20)
 
