@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from inflight_base.manifest import defaults
+from inflight_base.manifest.engines import EngineType
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.units import parse_duration, whole_bytes
 from inflight_cost.model import CostModel
 from inflight_policies.priority import PRIORITY_AGING_S
 from inflight_settings.limits import DEFAULT_LIMITS, Limits
-
-EngineType = Literal["inflight", "vllm", "custom"]
 
 DEFAULT_TTFT_S = parse_duration(defaults.TTFT_P95)
 
@@ -77,7 +76,7 @@ class ServiceConfig:
     Attributes:
         uid: UID of the InferenceService.
         model: name that clients send (spec.model.servedName or its default).
-        engine: spec.engine.type.
+        engine: type of its engines.
         ttft_s, tpot_s: targets, in seconds. ttft_s is None without `spec.slo`.
         by_deadline: requests with a TTFT target wait in the order of the engine's policy `deadline`.
         classes: the first is the default; empty: one class, `default`.
@@ -94,7 +93,7 @@ class ServiceConfig:
     key: ServiceKey
     uid: str
     model: str
-    engine: EngineType = "inflight"
+    engine: EngineType = field(default_factory=EngineType)
     ttft_s: float | None = None
     ttft_per_token_s: float = 0.0
     tpot_s: float = parse_duration(defaults.TPOT_P95)

@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from inflight_base.manifest.engines import INFLIGHT, VLLM
 from inflight_gateway.link.wire import Ask, Go, Refuse
 from inflight_gateway.relay import decide
 from inflight_gateway.relay.answers.answer import Answer, Ended, Ending
@@ -199,7 +200,7 @@ class Generation:
         counted = with_usage(self._body, self._request.path)
         if counted is not None:
             self._body, self._delivery.strip = counted, True
-        if self._config.engine == "vllm" and self._history.number == 1 and self._fields.choices == 1:
+        if self._config.engine.name == VLLM and self._history.number == 1 and self._fields.choices == 1:
             self._vllm = stream_of(self._body, self._request.path)
             self._body = self._body if self._vllm is None else self._vllm.body
 
@@ -211,7 +212,7 @@ class Generation:
             self._request, config, self._admitted.tenant, admission.engine_headers, len(body), target
         )
         # A stream of vLLM begins when the request is queued, as ours do; any other answer may begin when it is whole.
-        early = config.engine == "inflight" or (config.engine == "vllm" and self._record.stream)
+        early = config.engine.name == INFLIGHT or (config.engine.name == VLLM and self._record.stream)
         assert self._kept is not None
         self._probe = probe
         self._attempt = Attempt(
@@ -388,7 +389,8 @@ class Generation:
             else:
                 self._refuse(decide.NOT_CONTINUED)
             return
-        if self._config.engine != "inflight" and status in _FAILED and self._history.number < self._config.max_attempts:
+        other, attempts_left = self._config.engine.name != INFLIGHT, self._config.max_attempts - self._history.number
+        if other and status in _FAILED and attempts_left > 0:
             self._attempt.cancel()
             self._failed(Failure.ENGINE)
             return

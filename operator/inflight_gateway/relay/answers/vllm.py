@@ -52,6 +52,12 @@ _NEUTRAL: Final = {
 }
 """Values, beside null, with which fields that are in no other list change nothing."""
 
+_USUAL = re.compile(
+    rb'(data: \{[^\[\\]*"choices":\[\{"index":0,(?:"delta":\{"content":|"text":)"(?:[^"\\]|\\.)++"\}?,"logprobs":null,'
+    rb'"finish_reason":null,(?:"stop_reason":null,"prompt_token_ids":null,)?"token_ids":)\[([\d,]++)\](\}\]\}\n\n)'
+)
+"""An event with text and tokens, but none of the first and the last ones."""
+
 _IDS = re.compile(rb'"token_ids":\[([\d,]*)\]')
 _PROMPT_IDS = re.compile(rb'"prompt_token_ids":\[([\d,]+)\]')
 _FINISH = re.compile(rb'"finish_reason":"(\w+)"')
@@ -235,6 +241,9 @@ class VllmStream:
         Raises:
             ValueError: it is no event of vLLM.
         """
+        usual = _USUAL.fullmatch(event) if before is None else None
+        if usual is not None:
+            return Frame((b"t 0 " + usual[2],), b"%bnull%b" % (usual[1], usual[3]))
         error = _ERROR.match(event)
         if error is not None:
             status = int(error[1])
@@ -255,12 +264,11 @@ class VllmStream:
             notes.append(b"f 0 " + finish[1])
         if before is not None:
             return Frame(tuple(notes), self._translated(event))
-        if not self._prompt_ids:
+        prompt = _PROMPT_IDS.search(event)
+        if prompt is not None:
+            self._prompt_ids = prompt[1]
             self._head = _head.decode(event.removeprefix(b"data: "))
-            prompt = _PROMPT_IDS.search(event)
-            if prompt is not None:
-                self._prompt_ids = prompt[1]
-                event = _PROMPT_IDS.sub(b'"prompt_token_ids":null', event)
+            event = _PROMPT_IDS.sub(b'"prompt_token_ids":null', event)
         return Frame(tuple(notes), _IDS.sub(b'"token_ids":null', event))
 
     def _counted(self, counts: _Counts) -> Frame:
