@@ -24,7 +24,7 @@ from tools.signals import exit_code
 
 NAME = "localhost/vllm-cpu"
 ROOT = "/opt/vllm"
-_WITHOUT = ("triton", "proton", "opencv_python_headless.libs", "cv2", "pip", "setuptools")
+_WITHOUT = ("triton", "pip")
 """Packages that serving a text model on a CPU does not import."""
 _OPENMP = "libiomp5.so"
 
