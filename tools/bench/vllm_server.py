@@ -14,7 +14,7 @@ from tools.measure.served import FIRST_PORT, free_port, process, wait_ready
 
 READY_SECONDS = 300.0
 PLUGIN = ("--scheduler-cls=inflight_vllm.scheduler.LiveScheduler", "--middleware=inflight_vllm.middleware.Inflight")
-PLUGIN_PATH = tuple(str(REPOSITORY / folder) for folder in ("vllm_plugin", "common", "operator"))
+PLUGIN_PATH = tuple(str(REPOSITORY / folder) for folder in ("vllm_plugin", "common"))
 """Where the plugin's packages are in this repository."""
 
 
