@@ -72,7 +72,7 @@ bench-operator: .venv/kernels.stamp ## The operator with 1,000 services and 5,00
 bench-autopilot: .venv/kernels.stamp ## Goodput of a real engine: fixed limits, and limits found by the operator; a quarter of an hour. ARGS=--help
 	@$(PY) -m tools.bench.autopilot $(ARGS)
 
-bench-gateway: .venv/kernels.stamp ## The gateway: overhead beside a direct connection, routing on four replicas, limits and isolation of tenants; 50 minutes. ARGS=--help
+bench-gateway: .venv/kernels.stamp ## The gateway: overhead beside a direct connection, routing on four replicas, isolation of tenants; 45 minutes. ARGS=--help
 	@$(PY) -m tools.bench.gateway $(ARGS)
 
 contract: .venv/kernels.stamp ## Tests against a real kube-apiserver

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from inflight_gateway.link.wire import Go
+from inflight_gateway.relay.answers.frames import MAX_EVENT_BYTES, MAX_WHOLE_BYTES, Frame, FrameParser, FrameTooLong
+from inflight_gateway.relay.answers.kept import AnswerBytes
 from inflight_gateway.relay.decide import Failure
-from inflight_gateway.relay.engine_pool import EngineConnection, Loss
-from inflight_gateway.relay.frames import MAX_EVENT_BYTES, MAX_WHOLE_BYTES, Frame, FrameParser, FrameTooLong
-from inflight_gateway.relay.heads import Headers, find
-from inflight_gateway.relay.kept import AnswerBytes
+from inflight_gateway.relay.http.engine_pool import EngineConnection, Loss
+from inflight_gateway.relay.http.heads import Headers, find
 from inflight_gateway.relay.shared import Shared
 from inflight_gateway.request import headers as names
 

@@ -13,22 +13,22 @@ from dataclasses import replace
 
 from inflight_gateway.link.wire import Ask, Go, Refuse
 from inflight_gateway.relay import decide
-from inflight_gateway.relay.admission import Admitted, Refused, too_large
-from inflight_gateway.relay.answer import Answer, Ended, Ending
+from inflight_gateway.relay.answers.answer import Answer, Ended, Ending
+from inflight_gateway.relay.answers.frames import Frame
+from inflight_gateway.relay.answers.kept import AnswerBytes
+from inflight_gateway.relay.answers.usage import PlainUsage, with_usage
 from inflight_gateway.relay.attempt import Attempt
-from inflight_gateway.relay.bodies import Received
-from inflight_gateway.relay.client import ClientConnection, Request
 from inflight_gateway.relay.decide import Again, Failure, History, next_step
 from inflight_gateway.relay.delivery import DONE, Delivery, TooMuchUnsent, json_of
 from inflight_gateway.relay.engine_head import generation_head
-from inflight_gateway.relay.errors import FULL, ClientError, engine_died, engine_error, refused
-from inflight_gateway.relay.frames import Frame
-from inflight_gateway.relay.heads import Headers, retry_after_seconds
-from inflight_gateway.relay.kept import AnswerBytes
+from inflight_gateway.relay.http.client import ClientConnection, Request
+from inflight_gateway.relay.http.errors import FULL, ClientError, engine_died, engine_error, refused
+from inflight_gateway.relay.http.heads import Headers, retry_after_seconds
+from inflight_gateway.relay.intake.admission import Admitted, Refused, too_large
+from inflight_gateway.relay.intake.bodies import Received
 from inflight_gateway.relay.proxying import start_proxied
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import Shared
-from inflight_gateway.relay.usage import PlainUsage, with_usage
 from inflight_gateway.request.body import NO_FIELDS, Body, parse
 from inflight_gateway.types import ServiceConfig
 

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 
-from tools.bench.gateway import isolation, limits, overhead, routing, simulated
+from tools.bench.gateway import isolation, overhead, routing, simulated
 from tools.bench.gateway.conversations import turns
 from tools.bench.gateway.overhead import Overhead
 from tools.bench.gateway.routing import POLICIES, Routed
@@ -29,13 +29,10 @@ prefix hits of the gateway with one pod, of all its pods with a new connection f
 round robin and of a plain Service, in one run; then the same in the fleet simulator, with the cost model that the
 replicas fitted. About three minutes for each; on a quiet machine.
 
-limits: limits of requests, tokens and concurrent requests over all pods, against tenants that send three times as much,
-and API keys rotated under load.
-
 isolation: the latency of a tenant with a modest load on a real engine, alone and beside one that floods another pod of
 the gateway, by set-up. About 30 minutes; on a quiet machine."""
 
-PARTS = ("overhead", "routing", "limits", "isolation")
+PARTS = ("overhead", "routing", "isolation")
 
 VOCAB_SIZE = 49_152
 """Size of the built-in model's vocabulary."""
@@ -69,7 +66,6 @@ def main() -> int:
         " (default 0.4)",
     )
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B", help="of routing (default all)")
-    parser.add_argument("--minutes", type=int, default=2, help="of limits (default 2)")
     parser.add_argument("--isolation-seconds", type=float, default=120, help="of each run of isolation (default 120)")
     parser.add_argument(
         "--arms", default=",".join(isolation.ARMS), metavar="A,B", help="set-ups of isolation (default all)"
@@ -110,11 +106,6 @@ def main() -> int:
                 again = simulated.simulate(load, replica, arguments.replicas, routing.LIMITS, routing.TTFT_S)
                 found["simulated"] = {"replica": asdict(replica), "rows": [asdict(row) for row in again]}
                 print("\n".join(agreement_table(routed.rows, again)), flush=True)
-            if "limits" in parts:
-                say(f"limits and keys: {arguments.minutes} minutes")
-                limited = limits.measure(folder / "limits", arguments.minutes, arguments.pods)
-                found["limits"] = asdict(limited)
-                print("\n".join(limits.table(limited)), flush=True)
             if "isolation" in parts:
                 isolated = isolation.measure(
                     folder / "isolation", arguments.isolation_seconds, arms, say, arguments.pods
