@@ -46,7 +46,7 @@ def answer(stage, name):
 
 
 def running(service, pod):
-    """What vLLM itself counts."""
+    """The number that vLLM itself counts."""
     page = kubectl("get", "--raw", f"/api/v1/namespaces/{service.namespace}/pods/{pod.name}:8000/proxy/metrics")
     return float(re.search(r"^vllm:num_requests_running{.*} (\S+)$", page, re.MULTILINE)[1])
 

@@ -1,4 +1,4 @@
-"""What was measured so far, in a file: a benchmark that was cut goes on where it was, and its parts can run apart."""
+"""A file of what was measured so far: a benchmark that was cut goes on where it was, and its parts can run apart."""
 
 from __future__ import annotations
 
