@@ -193,7 +193,7 @@ def test_a_server_that_ends_instead_fails_with_its_last_line(tmp_path):
 
 
 def test_ceilings_are_measured_on_the_machine():
-    measured = ceilings.measure(1, stream_bytes=1 << 20, matrix=64, seconds_each=0.02)
+    measured = ceilings.measure(stream_bytes=1 << 20, matrix=64, seconds_each=0.02)
     assert set(measured) == {"bytes_per_second", "flops_per_second"}
     assert min(measured.values()) > 0
 
