@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/*)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-disruptions e2e-storm venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-disruptions e2e-storm e2e-vllm venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -86,6 +86,9 @@ e2e-disruptions: .venv/tools.stamp ## Traffic through every disruption, and a ta
 
 e2e-storm: .venv/tools.stamp ## Fifty sleeping services asked at the same moment; twenty minutes. ARGS=--help
 	@$(PY) -m e2e.storm $(ARGS)
+
+e2e-vllm: .venv/kernels.stamp cluster ## The same on pods of vLLM: limits, traffic through disruptions, zero replicas; makes an image (4 GB) at first
+	@$(PY) -m pytest -s e2e/vllm $(ARGS)
 
 venv: .venv/kernels.stamp ## .venv with every program in .venv/bin
 
