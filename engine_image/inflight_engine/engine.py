@@ -12,7 +12,6 @@ import numpy as np
 
 from inflight_cost.model import StepWork
 from inflight_engine import logs
-from inflight_engine.cost_fit.online import OnlineFit
 from inflight_engine.measurements import Measurements
 from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
@@ -40,6 +39,7 @@ from inflight_engine.step_reports import StepReports, finished
 from inflight_engine.step_times import StepTimes
 from inflight_engine.step_work import work_of
 from inflight_engine.swap_rates import SwapRateMeter
+from inflight_fit.online import OnlineFit
 
 log = logging.getLogger(__name__)
 

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 
 from inflight_cost.model import StepWork
-from inflight_engine.cost_fit.online import OnlineFit
 from inflight_engine.messages import StepCost
 from inflight_engine.scheduler_inputs import SchedulerInputs
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
+from inflight_fit.online import OnlineFit
 
 
 class Measurements:

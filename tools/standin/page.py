@@ -16,9 +16,9 @@ from dataclasses import asdict, dataclass, field
 from time import monotonic
 from typing import Any
 
-from inflight_engine.server.admin import signature as admin_signature
-from inflight_engine.server.admin.signature import PROOF_HEADER, SCHEME
-from inflight_engine.server.errors import ApiError
+from inflight_contract import admin_signature
+from inflight_contract.admin_signature import PROOF_HEADER, SCHEME
+from inflight_contract.errors import ApiError
 from tools.standin.connection import Connection, Request, listen
 from tools.standin.page_text import CAPACITY, EngineState, Pages
 

@@ -55,8 +55,8 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 class Recorder:
-    """Hears of each input and each decision of the scheduler right after it, in order, and writes the inputs and a digest
-    of each plan.
+    """Hears of inputs and decisions of the scheduler right after each, in order, and writes the inputs and a digest of
+    each plan.
 
     A recording never harms the engine. When it reaches `max_bytes`, or `sink` cannot be written (a full disk), it ends
     with one warning in the log, and the file stays readable.

@@ -17,8 +17,8 @@ from inflight_gateway.link.ready_pods import ReadyPods
 from inflight_gateway.link.server import RelayLinks
 from inflight_gateway.link.wire import Ask, Go, Keys, Refuse
 from inflight_gateway.pick.picker import Picker
-from inflight_gateway.relay.alone import Alone
-from inflight_gateway.relay.pickers import Pickers
+from inflight_gateway.relay.pickers.alone import Alone
+from inflight_gateway.relay.pickers.pickers import Pickers
 from inflight_gateway.requests.registry import Requests
 from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.state.picks import PicksLog

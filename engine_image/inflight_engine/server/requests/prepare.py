@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.messages import EngineReady
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.request import FinishReason, SamplingParams
-from inflight_engine.server.errors import ApiError, bad_request
 from inflight_engine.server.requests.fields import Continuation, ContinuedChoice, GenerationFields
 from inflight_engine.server.requests.generation import Earlier
 

@@ -23,7 +23,7 @@ from inflight_gateway.link.wire import (
     Released,
     Running,
 )
-from inflight_gateway.relay.health import FIRST_TRIAL_S, LATE_S
+from inflight_gateway.relay.pickers.health import FIRST_TRIAL_S, LATE_S
 from inflight_gateway.request.body import Body
 from tests.gateway.relay.pickers.stand_ins import ADDRESS, CHAT, PICKED, go, held, report, silent
 
