@@ -60,8 +60,8 @@ bench-startup: .venv/kernels.stamp ## From the start of a server until it is rea
 bench-scheduler: .venv/kernels.stamp ## What one iteration of the scheduler costs, by size
 	@$(PY) -m tools.bench.scheduler
 
-bench-simulator: .venv/kernels.stamp ## How close a simulation comes to the real engine: 13 minutes on a quiet machine
-	@$(PY) -m tools.bench.simulator
+bench-simulator: .venv/kernels.stamp ## How close a simulation comes to the real engine: 13 minutes on a quiet machine. ARGS=--help
+	@$(PY) -m tools.bench.simulator $(ARGS)
 
 bench-fleet: .venv/kernels.stamp ## How fast a fleet is simulated: 8 and 1,000 replicas
 	@$(PY) -m tools.bench.fleet
@@ -69,7 +69,7 @@ bench-fleet: .venv/kernels.stamp ## How fast a fleet is simulated: 8 and 1,000 r
 bench-operator: .venv/kernels.stamp ## The operator with 1,000 services and 5,000 fake pods: CPU, memory, delays, API writes; a quarter of an hour
 	@$(PY) -m tools.bench.operator
 
-bench-autopilot: .venv/kernels.stamp ## Goodput of a real engine: fixed limits, and limits found by the operator; a quarter of an hour. ARGS=--help
+bench-autopilot: .venv/kernels.stamp ## Goodput of a real engine: fixed limits, and limits found by the operator; half an hour. ARGS=--help
 	@$(PY) -m tools.bench.autopilot $(ARGS)
 
 bench-gateway: .venv/kernels.stamp ## The gateway: overhead beside a direct connection, routing on four replicas, isolation of tenants; 45 minutes. ARGS=--help
