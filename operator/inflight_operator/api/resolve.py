@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from inflight_base.manifest import engines
+from inflight_base.manifest.engines import EngineType
+from inflight_base.manifest.lenient import Part
 from inflight_settings.limits import Limits, LimitsBounds
 
 if TYPE_CHECKING:
@@ -32,6 +35,12 @@ def tuning_bounds(spec: InferenceServiceSpec) -> LimitsBounds:
 def served_name(service: InferenceService) -> str:
     """The name clients put in `model`."""
     return service.spec.model.served_name or service.metadata.name
+
+
+def engine_type(spec: InferenceServiceSpec) -> EngineType:
+    """The facts about the type of the service's engines."""
+    engine = spec.engine.model_dump(mode="json", by_alias=True, include={"type", "plugin", "custom"})
+    return engines.engine_type(Part(engine, "spec.engine", []))
 
 
 def service_url(service: InferenceService) -> str:
