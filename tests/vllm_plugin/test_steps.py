@@ -1,4 +1,4 @@
-"""What is measured of a vLLM scheduler's steps."""
+"""Measurements of a vLLM scheduler's steps."""
 
 from dataclasses import dataclass
 
@@ -89,13 +89,16 @@ def test_the_cost_of_steps_is_found():
 
 
 def test_a_step_in_flight_during_a_fit_is_left_out():
-    meter = CostMeter(compiles=False, clock=lambda: 100.0)
+    now = 0.0
+    meter = CostMeter(compiles=False, clock=lambda: now + 0.1)  # a fit takes 0.1 s
     for step in range(40):
-        meter.observe(StepWork(1, 1 + step % 3, 5, 1), 0.01, 1.0, 1.0 + step / 100)
-    before = meter.measured
-    assert before is not None
-    meter.observe(StepWork(1, 1, 5, 1), 50.0, 99.0, 200.0)  # began before the fit ended at 100
-    assert meter.measured is before
+        now += 1.0
+        meter.observe(StepWork(1, 1 + step % 3, 5, 1), 0.01, now - 0.01, now)
+    assert meter.measured is not None
+    steps = meter.measured.steps
+    for _ in range(40):  # each began before the latest fit ended
+        meter.observe(StepWork(1, 1, 5, 1), 50.0, now + 0.05, now + 50.0)
+    assert meter.measured.steps == steps
 
 
 def test_arrivals_and_uncomputed_prompt_tokens_are_counted():

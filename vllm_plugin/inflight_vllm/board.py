@@ -30,7 +30,7 @@ Document = TypeVar("Document")
 
 
 class Report(msgspec.Struct):
-    """What the engine process says of itself.
+    """Capacities, demand and measurements of the engine process.
 
     Attributes:
         problem: why limits cannot be changed, in a sentence; None: they can.

@@ -15,7 +15,7 @@ _DRAIN_DELAY_S, _DRAIN_TIMEOUT_S = 5.0, 120.0
 
 @dataclass(frozen=True, slots=True)
 class PluginSettings:
-    """What the environment says.
+    """The plugin's settings.
 
     Attributes:
         admin_port: of changes and metrics.
