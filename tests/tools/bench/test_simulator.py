@@ -27,10 +27,10 @@ FIRST_TOKEN_SECONDS = 0.05
 
 
 class Server:
-    """A stand-in for the engine: streams one chunk for each token, then what `end` says."""
+    """A stand-in for the engine: streams one chunk for each token, then their number, and what `end` says."""
 
-    def __init__(self, status=200, end=b"data: [DONE]\n\n"):
-        self.status, self.end, self.bodies = status, end, []
+    def __init__(self, status=200, end=b"data: [DONE]\n\n", lacks=0):
+        self.status, self.end, self.lacks, self.bodies = status, end, lacks, []
 
     async def respond(self, request, to):
         body = json.loads(request.body)
@@ -43,7 +43,8 @@ class Server:
         for number in range(body["max_tokens"]):
             end = b'"length"' if number + 1 == body["max_tokens"] else b"null"
             to.send(b'data: {"choices": [{"text": "a", "finish_reason": %s}]}\n\n' % end)
-        to.send(self.end)
+        tokens = body["max_tokens"] - self.lacks
+        to.send(b'data: {"choices": [], "usage": {"completion_tokens": %d}}\n\n' % tokens + self.end)
         to.end()
 
 
@@ -65,7 +66,10 @@ async def test_each_request_is_sent_at_its_time_with_exact_lengths_and_measured_
     assert measured[1].tpot is None
 
 
-@pytest.mark.parametrize(("server", "says"), [(Server(503), "answers 503"), (Server(end=b""), "in the middle")])
+@pytest.mark.parametrize(
+    ("server", "says"),
+    [(Server(503), "answers 503"), (Server(end=b""), "in the middle"), (Server(lacks=1), "has 2 tokens, not 3")],
+)
 async def test_an_answer_that_is_not_whole_fails_the_load(server, says):
     async with served(server.respond) as url:
         with pytest.raises(ExceptionGroup) as error:
