@@ -18,7 +18,7 @@ def folder(tmp_path):
 
 
 def test_what_is_exported_imports_without_the_repository(folder):
-    modules = "inflight_vllm, inflight_base.signing, inflight_fit.online, inflight_fit.output_lengths"
+    modules = "inflight_vllm, inflight_contract.tenants, inflight_fit.online, inflight_fit.output_lengths"
     packages = str(Path(numpy.__file__).parent.parent)  # without its .pth files, which name the repository
     done = subprocess.run(
         [sys.executable, "-S", "-c", f"import {modules}; print(inflight_vllm.__file__)"],

@@ -10,13 +10,13 @@ import time
 from collections.abc import Coroutine
 from typing import Any
 
+from inflight_contract.errors import ApiError
+from inflight_contract.limits import initial_limits
 from inflight_engine.messages import EngineReady
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.engine.process import EngineProcess, describe_exit
-from inflight_engine.server.engine.runtime_config import initial_limits
 from inflight_engine.server.engine.session import MOST_RESTARTS, WINDOW_SECONDS
 from inflight_engine.server.engine.supervisor import Supervisor
-from inflight_engine.server.errors import ApiError
 from inflight_engine.server.http.middleware import OpenResponses
 from inflight_engine.server.requests.prepare import Tokenizer
 from inflight_engine.server.service import Service

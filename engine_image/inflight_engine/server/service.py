@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
+from inflight_contract.tenants import Tenants
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.answers.respond import Heartbeats
@@ -15,7 +16,6 @@ from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.requests.inbox import Deliveries
 from inflight_engine.server.requests.prepare import ModelFacts, Tokenizer
 from inflight_engine.server.requests.registry import RequestRegistry
-from inflight_engine.server.requests.tenants import Tenants
 from inflight_engine.server.settings.config import ServerConfig
 from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
 from inflight_settings.limits import LimitsInForce

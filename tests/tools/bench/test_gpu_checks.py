@@ -25,8 +25,7 @@ from tools.bench.gpu.part import run
 from tools.bench.gpu.quantized import product_check
 from tools.bench.gpu.reference import SMALL, distances
 from tools.bench.gpu.shapes import LLAMA, QWEN, TINY, RandomWeights, parameter_shapes
-from tools.bench.gpu.speed import batches
-from tools.bench.gpu.workload import Workload, nano
+from tools.bench.gpu.workload import nano
 from tools.measure.report import markdown
 
 
@@ -161,8 +160,7 @@ def test_an_engine_is_measured_with_a_shape_and_random_weights(tmp_path, functio
     figures = run(function, "tiny", "cpu", "small", tmp_path)
     assert figures["continuous"] > 0
     if function == "speed.measure":
-        assert min(figures["continuous_slots"], figures["static_slots"], figures["prefill"]) > 0
-        assert min(figures["decode_1"], figures["decode_3"], figures["decode_3_bandwidth"]) > 0
+        assert min(figures["prefill"], figures["decode_1"], figures["decode_3"], figures["decode_3_bandwidth"]) > 0
         assert "| prefill |" in "\n".join(markdown(report.speed_rows("tiny", {"inflight": figures})))
 
 
@@ -322,11 +320,6 @@ def test_the_workload_is_that_of_nano_vllm():
     assert max(*map(len, workload.prompts), *workload.output_tokens) <= 1024
     # What random.seed(0) gives first to that program: a length, then as many tokens.
     assert (len(workload.prompts[0]), workload.prompts[0][0]) == (964, 6311)
-
-
-def test_static_batches_hold_every_request_once():
-    workload = Workload([[index] for index in range(5)], [1, 2, 3, 4, 5])
-    assert [batch.output_tokens for batch in batches(workload, 2)] == [[1, 2], [3, 4], [5]]
 
 
 def test_parameters_add_up_to_the_models_that_they_are_named_after():

@@ -56,9 +56,7 @@ READY = "ready"
 """Seconds from starting a server until it takes requests."""
 HTTP = "http"
 """The job of `short` over HTTP, and offline with as many engine threads: one."""
-LOOP = "loop"
-"""Microseconds between two forward passes: `tools.bench.engine_loop`."""
-NAMES = (*(row.name for row in ROWS), READY, HTTP, LOOP)
+NAMES = (*(row.name for row in ROWS), READY, HTTP)
 
 WARM_UPS = (Job("generate", (128, 96, 64), 4), Job("generate", (1024,), 2))
 """Jobs that run before anything is timed."""

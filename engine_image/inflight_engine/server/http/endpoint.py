@@ -9,8 +9,8 @@ from dataclasses import replace
 
 from fastapi import Request
 
+from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.server.answers.writer import PROGRESS_HEADER
-from inflight_engine.server.errors import ApiError, bad_request
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.fields import ContinuedChoice, Conversation, GenerationFields, PlainText, Prompt
 from inflight_engine.server.requests.generation import GenerationRequest

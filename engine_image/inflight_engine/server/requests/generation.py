@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from inflight_contract.errors import ApiError
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
-from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.choice_text import NO_PIECE, ChoiceText, Detokenizer, Piece
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.phases import MAX_PREEMPTIONS, Preempted, RequestPhase, Timings, check_move

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.messages import EngineReady
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.request import FinishReason, SamplingParams
-from inflight_engine.server.errors import ApiError, bad_request
 from inflight_engine.server.requests.choice_text import Detokenizer
 from inflight_engine.server.requests.fields import Continuation, ContinuedChoice, GenerationFields
 from inflight_engine.server.requests.generation import Earlier

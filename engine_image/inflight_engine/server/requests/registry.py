@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from inflight_contract.errors import ApiError
 from inflight_engine.messages import (
     AddRequest,
     Admission,
@@ -25,7 +26,6 @@ from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.admission.demand import Load
 from inflight_engine.server.engine.phase import Phase, engine_failed, engine_restarting, shutting_down
 from inflight_engine.server.engine.session import EngineSession
-from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.requests.generation import Generation, GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox

@@ -1,7 +1,7 @@
 import pytest
 
-from inflight_engine.server.engine.runtime_config import changed_limits
-from inflight_engine.server.errors import ApiError
+from inflight_contract.errors import ApiError
+from inflight_contract.limits import changed_limits
 from inflight_settings.limits import Limits, LimitsInForce, PartialLimits
 
 CAPACITY = Limits(256, 8192)

@@ -22,7 +22,7 @@ import hmac
 import re
 from dataclasses import dataclass
 
-from inflight_engine.server.errors import ApiError
+from inflight_contract.errors import ApiError
 
 SCHEME = "Inflight-HMAC-SHA256"
 PROOF_HEADER = "Inflight-Proof"

@@ -7,10 +7,9 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
-from starlette.datastructures import Headers
-
-from inflight_engine.server.errors import ApiError, bad_request
+from inflight_contract.errors import ApiError, bad_request
 
 TENANT_HEADER = "X-Inflight-Tenant"
 SIGNATURE_HEADER = "X-Inflight-Signature"
@@ -25,6 +24,14 @@ UNSIGNED = b"none"
 """Content of a key file for requests without signatures: the gateway checks no keys for the service."""
 
 _SIGNATURE = re.compile(rb"v2=([0-9]{1,12}):([0-9a-f]{64}(?:,[0-9a-f]{64}){0,3})")
+
+
+class HeaderLists(Protocol):
+    """Headers of a request; Starlette's are."""
+
+    def getlist(self, key: str) -> list[str]:
+        """Return all values of a header, in order."""
+        ...
 
 
 class TenantKeys:
@@ -80,7 +87,7 @@ class Tenants:
         self.known = trusted or key_file is not None
         """Requests can be of different tenants."""
 
-    def of(self, headers: Headers, request_id: str) -> str:
+    def of(self, headers: HeaderLists, request_id: str) -> str:
         """The tenant of a request; empty without one.
 
         Raises:
@@ -119,4 +126,4 @@ def _unsigned(why: str) -> ApiError:
 
 
 def _no_key(why: str) -> ApiError:
-    return ApiError(503, f"the file of --tenant-key-file {why}", code="no_tenant_key", retry_after=1.0)
+    return ApiError(503, f"the file of the tenant keys {why}", code="no_tenant_key", retry_after=1.0)
