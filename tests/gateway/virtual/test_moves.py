@@ -19,7 +19,7 @@ APART_S = 0.002
 NOTICED_S = 3.0
 """Until all relays have noticed what happened to a picker, and trust one that is back."""
 MIDDLE_S = 0.25
-"""Of the time between two beats."""
+"""The middle of the time between two beats."""
 
 pod = st.integers(0, PODS - 1)
 ASKS = st.lists(pod, max_size=12)
