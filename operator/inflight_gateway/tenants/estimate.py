@@ -5,8 +5,8 @@ from __future__ import annotations
 from math import inf
 
 from inflight_gateway.request.paths import GENERATING
-from inflight_gateway.tenants.accounts import TenantKey
 from inflight_gateway.tenants.answer_lengths import Answer, Lengths
+from inflight_gateway.tenants.limits import TenantKey
 from inflight_gateway.types import RequestView
 
 MAX_TENANTS = 10_000

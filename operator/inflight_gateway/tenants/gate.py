@@ -13,10 +13,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from inflight_gateway.tenants import answers
-from inflight_gateway.tenants.accounts import Accounts, Admission, Settlement, TenantKey
 from inflight_gateway.tenants.estimate import Estimates
 from inflight_gateway.tenants.keys import ApiKey, KeyTables, presented_key
-from inflight_gateway.tenants.limits import charge_for, share
+from inflight_gateway.tenants.limits import Accounts, TenantKey, charge_for, share
 from inflight_gateway.tenants.usage import Counts, Usage
 from inflight_gateway.tenants.usage_log import UsageLog
 from inflight_gateway.types import Finished, Refusal, RequestView, ServiceConfig
@@ -108,22 +107,23 @@ class Gate:
         """
         limits, label = config.tenant(view.tenant).limits, self.usage.label(view.service, view.tenant)
         limits = limits if among == 1 else share(limits, among)
-        admission = Admission(_key(view), limits, charge_for(self._estimates.tokens(view), limits))
-        verdict = self._accounts.admit(admission, now, always=always)
+        key, tokens = _key(view), charge_for(self._estimates.tokens(view), limits)
+        self._accounts.sweep(now)
+        verdict = self._accounts[key].admit(limits, tokens, now, always=always)
         if verdict.refused_by is not None:
             self.usage.refused(view.service, label, verdict.refused_by)
             return answers.over_limit(config, view.tenant, limits, verdict)
         counts = self.usage.of(view.service, label)
         counts.in_flight += 1
         headers = answers.limit_headers(verdict)
-        return Admitted(admission.key, admission.tokens, verdict.slot, counts, headers, view.prompt_tokens)
+        return Admitted(key, tokens, verdict.slot, counts, headers, view.prompt_tokens)
 
     def adopt(self, view: RequestView, tokens: int = 0) -> Admitted:
         """Counts a request that is under way already, whatever the limits: its relay started it, or asked another
         picker for it. Only tokens that follow are charged. Args: tokens: output tokens so far."""
         key, counts = _key(view), self.usage.of(view.service, self.usage.label(view.service, view.tenant))
         counts.in_flight += 1
-        self._accounts.resume(key)
+        self._accounts[key].in_flight += 1
         return Admitted(key, 0, 0, counts, (), view.prompt_tokens, free_tokens=view.prompt_tokens + tokens)
 
     def pause(self, one: Admitted) -> None:
@@ -131,18 +131,18 @@ class Gate:
         if one.in_flight:
             one.in_flight = False
             one.counts.in_flight -= 1
-            self._accounts.release(one.key)
+            self._accounts[one.key].in_flight -= 1
 
     def resume(self, one: Admitted) -> None:
         """Notes that another attempt begins. It is never rejected and not charged."""
         if not one.in_flight:
             one.in_flight = True
             one.counts.in_flight += 1
-            self._accounts.resume(one.key)
+            self._accounts[one.key].in_flight += 1
 
     def refund(self, one: Admitted) -> None:
         """Takes back the whole charge of a request that another picker admits."""
-        self._accounts.refund(one.key, one.charged, one.slot)
+        self._accounts[one.key].refund(one.charged, one.slot)
 
     def progressed(self, one: Admitted, output_tokens: int) -> None:
         """Charges tokens beyond the estimate. Args: output_tokens: of the answer so far."""
@@ -188,7 +188,7 @@ class Gate:
             self.usage_log.add(finished, prompt_tokens)
 
     def _settle(self, one: Admitted, used: int) -> None:
-        self._accounts.settle(Settlement(one.key, one.charged, used, one.slot), self._clock())
+        self._accounts[one.key].settle(one.charged, used, one.slot, self._clock())
         one.charged = used
 
 

@@ -13,11 +13,14 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
+from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.types import RateLimits
 
 WINDOW_S = 60.0
 SLOT_S = 0.25
+SWEEP_S = 60.0
 _SLOTS = int(WINDOW_S / SLOT_S)
 
 
@@ -147,6 +150,11 @@ class Account:
         requests = standing(self.requests, limits.requests_per_minute, now)
         return Verdict(refused, wait, requests, standing(self.tokens, limits.tokens_per_minute, now), slot)
 
+    def refund(self, charged: int, slot: int) -> None:
+        """Takes back the charge of a request. Args: charged, slot: its tokens and their slot, from its verdict."""
+        self.requests.give_back(1, slot)
+        self.tokens.give_back(charged, slot)
+
     def settle(self, charged: int, used: int, slot: int, now: float) -> None:
         """Corrects a charge by the real usage: an overcharge is returned, a shortfall is charged now.
 
@@ -175,6 +183,29 @@ class Account:
             waits.append((self.tokens.wait(tokens, limits.tokens_per_minute, now), Limit.TOKENS))
         wait, limit = max(waits, default=(0.0, None))
         return (limit, wait) if wait > 0 else (None, 0.0)
+
+
+class TenantKey(NamedTuple):
+    service: ServiceKey
+    tenant: str
+
+
+class Accounts(dict[TenantKey, Account]):
+    """The accounts of all tenants: a missing one is new. Times are seconds of one monotonic clock."""
+
+    def __init__(self) -> None:
+        self._swept = 0.0
+
+    def __missing__(self, key: TenantKey) -> Account:
+        account = self[key] = Account()
+        return account
+
+    def sweep(self, now: float) -> None:
+        """Removes accounts that are like new ones, each `SWEEP_S`."""
+        if now - self._swept >= SWEEP_S:
+            self._swept = now
+            for key in [key for key, account in self.items() if account.idle(now)]:
+                del self[key]
 
 
 def standing(minute: Minute, limit: int | None, now: float) -> Standing | None:

@@ -101,7 +101,7 @@ def test_an_attempt_that_failed_is_not_in_flight_until_the_next_one():
     world.ask("a", tenant="acme")
     world.requests.left("a", 1)
     assert world.in_flight() == {}
-    assert world.gate._accounts.in_flight() == {}
+    assert not any(one.in_flight for one in world.gate._accounts.values())
     world.ask("a", 2, tenant="acme")
     assert sum(world.in_flight().values()) == 1
     world.end("a")
@@ -200,7 +200,7 @@ def test_attempts_that_run_when_the_picker_starts_are_in_flight_and_their_usage_
     assert world.value("tenant_tokens_total", tenant="acme", kind="completion") == 5010
     # 1,010 tokens followed, and those of before are not charged again.
     assert world.ask("b", tenant="acme", max_tokens=10)[0].status == 429
-    assert world.gate._accounts._account((KEY, "acme")).tokens.used == 1010
+    assert world.gate._accounts[KEY, "acme"].tokens.used == 1010
     world.end("b", 429, ())
     world.assert_empty()
 
@@ -336,7 +336,7 @@ def test_requests_that_move_to_another_picker_leave_nothing_but_the_charges_of_t
     for number in (1, 3, 5):
         world.end(f"{number}")
     world.assert_empty()
-    assert world.gate._accounts._account((KEY, "t0")).tokens.used > 100
+    assert world.gate._accounts[KEY, "t0"].tokens.used > 100
     assert world.value("tenant_requests_total", tenant="t0") == 0
     assert world.value("requests_total", status="unknown") is None
 
@@ -352,7 +352,7 @@ def test_a_request_comes_back_to_a_picker_that_had_it_before():
     world.runs("a", 2, tenant="acme", tokens=60, prompt_tokens=10)
     world.end("a", tenant="acme", prompt_tokens=10, completion_tokens=70)
     assert world.value("tenant_tokens_total", tenant="acme", kind="completion") == 70
-    assert world.gate._accounts._account((KEY, "acme")).tokens.used == 110 + 10
+    assert world.gate._accounts[KEY, "acme"].tokens.used == 110 + 10
     world.assert_empty()
 
 
@@ -371,7 +371,7 @@ def test_a_held_request_that_moves_away_and_comes_back_is_charged_once(leaves):
     world = World(replace(CONFIG, default_limits=RateLimits(tokens_per_minute=1000, requests_per_minute=10)))
 
     def charged():
-        account = world.gate._accounts._account((KEY, "acme"))
+        account = world.gate._accounts[KEY, "acme"]
         return account.requests.used, account.tokens.used, account.in_flight
 
     world.ask("a", tenant="acme", prompt_tokens=20, max_tokens=100)
@@ -506,7 +506,7 @@ def test_a_request_whose_stream_broke_and_came_back_is_counted_once(ends):
     assert tokens == {"prompt": 20, "completion": 40}
     assert world.value("tenant_requests_total", tenant="acme") == 1
     assert (world.value("requests_total", status="200"), world.value("requests_total", status="unknown")) == (1, None)
-    assert world.gate._accounts._account((KEY, "acme")).tokens.used == 60
+    assert world.gate._accounts[KEY, "acme"].tokens.used == 60
 
 
 def test_a_held_request_whose_stream_broke_is_charged_once():
@@ -514,7 +514,7 @@ def test_a_held_request_whose_stream_broke_is_charged_once():
     for stream in ("r0", "r0 again"):
         assert world.ask("a", relay=stream, tenant="acme", prompt_tokens=20, max_tokens=100) == [Held("a", 1)]
         world.requests.lost("r0")
-    account = world.gate._accounts._account((KEY, "acme"))
+    account = world.gate._accounts[KEY, "acme"]
     assert (account.requests.used, account.in_flight) == (1, 1)
     world.end("a", endpoints=())
     world.assert_empty()

@@ -95,5 +95,5 @@ class World:
             for each in starter.shares._services.values()
             for one in each.tenants.values()
         )
-        assert self.gate._accounts.in_flight() == {}
+        assert not any(one.in_flight for one in self.gate._accounts.values())
         assert all(one.in_flight == 0 for each in self.gate.usage._services.values() for one in each.values())

@@ -4,16 +4,14 @@ the clock is an argument."""
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import replace
 from zlib import crc32
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.link.wire import Ask, Go, Refuse
 from inflight_gateway.tenants import answers
-from inflight_gateway.tenants.accounts import Accounts, Admission, Settlement, TenantKey
 from inflight_gateway.tenants.answer_lengths import FIRST_ANSWER
-from inflight_gateway.tenants.limits import charge_for, share
+from inflight_gateway.tenants.limits import Accounts, TenantKey, charge_for, share
 from inflight_gateway.types import Finished, RateLimits, Refusal, no_replica, service_deleted
 
 
@@ -32,8 +30,8 @@ class Alone:
         self._catalog = catalog
         self._in_flight = in_flight
         self._accounts = Accounts()
-        self._charged: dict[str, Settlement] = {}
-        """Charges of requests in flight, by the request's id."""
+        self._charged: dict[str, tuple[TenantKey, int, int]] = {}
+        """Charges of requests in flight, by the request's id: the tokens and their slot."""
 
     def least(self, service: ServiceKey, request_id: str, avoid: Collection[str] = ()) -> list[str]:
         """Returns the addresses of a service's engines, the one with the fewest requests first."""
@@ -56,10 +54,11 @@ class Alone:
             key = TenantKey(ask.service, ask.tenant)
             most = FIRST_ANSWER if ask.body.max_tokens is None else ask.body.max_tokens
             tokens = charge_for(ask.body.prompt_tokens + ask.body.choices * most, limits)
-            verdict = self._accounts.admit(Admission(key, limits, tokens), now)
+            self._accounts.sweep(now)
+            verdict = self._accounts[key].admit(limits, tokens, now)
             if verdict.refused_by is not None:
                 return Refuse.of(ask.id, ask.attempt, answers.over_limit(config, ask.tenant, limits, verdict))
-            self._charged[ask.id] = Settlement(key, tokens, 0, verdict.slot)
+            self._charged[ask.id] = key, tokens, verdict.slot
             headers = answers.limit_headers(verdict)
         # Each earlier attempt used up one replica.
         most_endpoints = max(1, config.max_attempts - ask.attempt + 1)
@@ -69,9 +68,10 @@ class Alone:
         """Corrects the charge of a request that has ended; one that was not charged here is ignored."""
         charge = self._charged.pop(report.request_id, None)
         if charge is not None:
-            used = report.prompt_tokens + report.completion_tokens
-            self._accounts.settle(replace(charge, used=used), now)
-            self._accounts.release(charge.key)
+            key, tokens, slot = charge
+            account = self._accounts[key]
+            account.settle(tokens, report.prompt_tokens + report.completion_tokens, slot, now)
+            account.in_flight -= 1
 
 
 _UNLIMITED = RateLimits()
