@@ -7,7 +7,6 @@ hold only those that have changed since the previous line; services missing in a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import msgspec
 
@@ -18,8 +17,7 @@ from inflight_gateway.hold.queue import HoldQueue
 from inflight_gateway.state.demand import ClassDemand, DemandCounters
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceLoad:
+class ServiceLoad(msgspec.Struct, frozen=True):
     """Load of one service, as this gateway pod sees it.
 
     Attributes:
@@ -35,7 +33,7 @@ class ServiceLoad:
     oldest_held_s: float = 0.0
     in_flight: int = 0
     idle_s: float | None = None
-    demand: Mapping[str, ClassDemand] = field(default_factory=dict)
+    demand: Mapping[str, ClassDemand] = {}
 
 
 class GatewayLoads:
@@ -83,36 +81,16 @@ class GatewayLoads:
 def line(gateway: str, services: Mapping[ServiceKey, ServiceLoad], *, full: bool) -> bytes:
     """Returns a line with its line feed. Args: gateway: name of this pod."""
     entries = [
-        _Service(
-            key.namespace,
-            key.name,
-            load.held,
-            load.held_prompt_tokens,
-            round(load.oldest_held_s, 3),
-            load.in_flight,
-            None if load.idle_s is None else round(load.idle_s, 3),
-            load.demand,
-        )
+        {
+            "namespace": key.namespace,
+            "name": key.name,
+            **msgspec.structs.asdict(load),
+            "oldest_held_s": round(load.oldest_held_s, 3),
+            "idle_s": None if load.idle_s is None else round(load.idle_s, 3),
+        }
         for key, load in services.items()
     ]
-    return _ENCODER.encode(_Line(gateway, full, entries)) + b"\n"
-
-
-class _Service(msgspec.Struct):
-    namespace: str
-    name: str
-    held: int
-    held_prompt_tokens: int
-    oldest_held_s: float
-    in_flight: int
-    idle_s: float | None
-    demand: Mapping[str, ClassDemand]
-
-
-class _Line(msgspec.Struct):
-    gateway: str
-    full: bool
-    services: list[_Service]
+    return _ENCODER.encode({"gateway": gateway, "full": full, "services": entries}) + b"\n"
 
 
 _ENCODER = msgspec.json.Encoder()

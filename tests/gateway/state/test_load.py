@@ -1,10 +1,10 @@
 """Lines of load: each holds what changed, and all of them together give the load of the writer."""
 
 import json
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.discovery.catalog import Catalog

@@ -25,7 +25,7 @@ from inflight_gateway.link.wire import (
     Running,
 )
 from inflight_gateway.relay.pickers.alone import Alone
-from inflight_gateway.relay.pickers.health import ticks
+from inflight_gateway.relay.pickers.health import BUSY_S, ticks
 from inflight_gateway.relay.pickers.picker_link import PickerLink
 from inflight_gateway.relay.pickers.reports import Reports
 from inflight_gateway.relay.pickers.view import View
@@ -196,9 +196,12 @@ class Asks:
         return link.health.overdue(self._tick - first, only=only)
 
     def give_up(self, link: PickerLink) -> None:
-        """Picks for requests that a picker does not acknowledge, and that no other one can be asked for."""
-        due = self._tick - ticks(ACKNOWLEDGED_S)
-        self._pick_alone([self._requests[one] for one, asked in link.asked.items() if asked < due])
+        """Picks for requests that a picker does not acknowledge, and that no other one can be asked for. One that is
+        refused alone waits on for the picker, which knows more of limits and replicas and may only be slow."""
+        for request_id, asked in tuple(link.asked.items()):
+            if self._tick - asked > ticks(ACKNOWLEDGED_S):
+                waits = self._tick - asked <= ticks(BUSY_S)
+                self._pick_alone([self._requests[request_id]], waits=waits)
 
     def progress(self) -> None:
         """Reports the completion tokens of answers under way."""
@@ -282,12 +285,14 @@ class Asks:
         if request.asked is not None and request.place.link is None:
             self._pick_alone([request])
 
-    def _pick_alone(self, requests: list[_Request]) -> None:
+    def _pick_alone(self, requests: list[_Request], *, waits: bool = False) -> None:
         """Picks without a picker. One that got the question hears of the engine when that answers; if it picks one in
-        the meantime, nothing happens."""
+        the meantime, nothing happens. Args: waits: requests that would be refused wait."""
         for request in requests:
             ask = replace(request.ask, admitted=request.admitted)
             answer = self._alone.pick(ask, self._loop.time())
+            if isinstance(answer, Refuse) and waits:
+                continue
             if isinstance(answer, Refuse) and request.place.link is not None:
                 request.place.link.send(Left(ask.id, ask.attempt))  # the picker may hold it still
             self._answer(request, answer)

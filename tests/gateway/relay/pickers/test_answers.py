@@ -13,6 +13,7 @@ from inflight_gateway.link.wire import (
     Go,
     Hello,
     Keys,
+    Known,
     Left,
     Progress,
     Refuse,
@@ -20,6 +21,7 @@ from inflight_gateway.link.wire import (
 )
 from inflight_gateway.relay.pickers import health, reports
 from inflight_gateway.request.body import Body
+from inflight_gateway.types import RateLimits, ServiceConfig
 from tests.gateway.relay.pickers.stand_ins import ADDRESS, CHAT, KEY, PICKED, go, held, report, silent
 
 
@@ -228,9 +230,26 @@ async def test_an_unreadable_message_costs_the_stream_and_nothing_else(pods, cap
 
 async def test_an_attempt_that_is_refused_without_the_picker_is_held_there_no_longer(pods):
     pods.own.answer = silent
+    begun = now()
     assert (await pods.relay.ask(attempt=2, avoid=(ADDRESS,))).status == 503
+    assert now() - begun > health.BUSY_S
     await asyncio.sleep(0.01)
     assert pods.own.of(Left) == [Left("r-1", 2)]
+
+
+async def test_a_slow_picker_refuses_and_holds_and_not_the_relay_that_knows_less(pods):
+    """It may have admitted what the relay's share of the limits has no room for."""
+    pods.own.answer = silent
+    limits = RateLimits(requests_per_minute=4)  # two relays: two of them alone
+    config = ServiceConfig(CHAT, "u", "m", default_limits=limits)
+    pods.own.send(Known(services=((CHAT, config),), complete=True))
+    await asyncio.sleep(0.05)
+    answers = [pods.relay.ask(number) for number in range(4)]
+    await asyncio.sleep(health.BUSY_S / 2)
+    assert [answer.done() for answer in answers] == [True, True, False, False]
+    for number in (2, 3):
+        pods.own.send(Go(f"r-{number}", 1, (PICKED,)))
+    assert {(await answer).endpoints for answer in answers[2:]} == {(PICKED,)}
 
 
 async def test_a_tick_that_fails_is_logged_and_the_next_one_comes(pods, caplog, monkeypatch):
