@@ -163,15 +163,9 @@ class HoldQueue:
         room = queue.room
         return Waiting(room.requests, room.prompt_tokens, room.body_bytes, now - oldest.since)
 
-    def forget(self, service: ServiceKey) -> list[RequestView]:
-        """Remove a deleted service; returns its held requests."""
-        queue = self._services.get(service)
-        left: list[RequestView] = []
-        while queue is not None and (queued := queue.oldest) is not None:
-            self._discard(queued)
-            left.append(queued.request)
+    def forget(self, service: ServiceKey) -> None:
+        """Remove a deleted service, without held requests."""
         self._services.pop(service, None)
-        return left
 
     def _discard(self, queued: QueuedRequest) -> None:
         self._services[queued.request.service].discard(queued)

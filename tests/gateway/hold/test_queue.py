@@ -391,12 +391,6 @@ def test_what_waits_is_counted_by_service():
     assert queue.waiting(SERVICE, 10.0).requests == 0
 
 
-def test_a_service_that_is_gone_gives_its_requests_back():
-    queue = filled(request("a"), request("b"))
-    assert [each.request_id for each in queue.forget(SERVICE)] == ["a", "b"]
-    assert (len(queue), queue.forget(SERVICE)) == (0, [])
-
-
 _OPERATIONS = st.lists(
     st.one_of(
         st.tuples(

@@ -83,8 +83,6 @@ class Receiver:
     def opened(self, link: PickerLink) -> None:
         link.send(Hello(RELAY))
 
-    def heard_again(self, link: PickerLink) -> None: ...
-
     def take(self, link: PickerLink, messages: list[FromPicker]) -> None:
         self.told += messages
 

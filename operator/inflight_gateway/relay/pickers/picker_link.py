@@ -38,9 +38,6 @@ class Receiver(Protocol):
     def opened(self, link: PickerLink, /) -> None:
         """The picker is heard on a new stream."""
 
-    def heard_again(self, link: PickerLink, /) -> None:
-        """The picker is heard after a long silence."""
-
     def take(self, link: PickerLink, messages: list[FromPicker], /) -> None: ...
 
     def lost(self, link: PickerLink, unsent: list[Finished], /) -> None:
@@ -135,13 +132,10 @@ class PickerLink:
 
     def heard(self, stream: _Stream, *, beat: bool) -> None:
         """Notes a frame of the picker. Args: beat: it is a beat."""
-        gone = self.trust is Trust.GONE
         self.health.heard(beat=beat)
         if stream is not self._stream:
             self._stream = stream
             self._receiver.opened(self)
-        elif gone and beat:
-            self._receiver.heard_again(self)
 
     def take(self, messages: list[FromPicker]) -> None:
         self._receiver.take(self, messages)

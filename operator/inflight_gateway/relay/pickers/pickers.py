@@ -108,10 +108,6 @@ class Pickers:
         link.send(Hello(self._relay))
         self._look()
 
-    def heard_again(self, link: PickerLink) -> None:
-        """Looks at a picker that was silent. Called by its stream."""
-        self._look()
-
     def lost(self, link: PickerLink, unsent: list[Finished]) -> None:
         """Goes on without a stream. Called by it."""
         self._look()
