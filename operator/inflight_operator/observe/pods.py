@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from inflight_base.manifest.names import ADMIN_PORT_NAME, DELETION_COST, ENGINE_PORT, HTTP_PORT_NAME
+from inflight_base.manifest.names import (
+    ADMIN_PORT_NAME,
+    DELETION_COST,
+    ENGINE_PORT,
+    HTTP_PORT_NAME,
+    METRICS_PORT_NAME,
+)
 from inflight_base.manifest.pods import condition, engine_container
 from inflight_base.manifest.slices import address_of
 from inflight_settings.limits import LimitsInForce
@@ -120,7 +126,10 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         last_run=_duration(ended),
         ready_since=_moment(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         unready_since=_moment(ready.get("lastTransitionTime")) if ready.get("status") != "True" else None,
-        metrics_port=ports.get(ADMIN_PORT_NAME) or ports.get(HTTP_PORT_NAME) or ENGINE_PORT,
+        metrics_port=ports.get(METRICS_PORT_NAME)
+        or ports.get(ADMIN_PORT_NAME)
+        or ports.get(HTTP_PORT_NAME)
+        or ENGINE_PORT,
         admin_port=ports.get(ADMIN_PORT_NAME),
         deletion_cost=_number(metadata.get("annotations", {}).get(DELETION_COST, "0")),
         created=_moment(metadata.get("creationTimestamp")) or 0.0,
