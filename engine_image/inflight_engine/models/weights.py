@@ -87,6 +87,10 @@ class GGUFWeights:
     def matrix(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
         return self.get(name) if part is None else self.part(name, dim, part.start, part.stop)
 
+    def names(self) -> list[str]:
+        """Hugging Face names of all tensors."""
+        return [_hf_name(name) for name in self._gguf.tensors]
+
     def _read(self, gguf_name: str) -> torch.Tensor:
         info, raw = self._gguf.tensors[gguf_name], self._gguf.raw(gguf_name)
         if info.ggml_type == F32:
@@ -134,6 +138,17 @@ def _gguf_name(name: str) -> str:
         layer, _, inner = module.removeprefix("model.layers.").partition(".")
         return f"blk.{layer}.{_GGUF_NAMES[inner]}.{suffix}"
     return f"{_GGUF_NAMES[module]}.{suffix}"
+
+
+_HF_NAMES = {theirs: ours for ours, theirs in _GGUF_NAMES.items()}
+
+
+def _hf_name(gguf_name: str) -> str:
+    module, _, suffix = gguf_name.rpartition(".")
+    if module.startswith("blk."):
+        layer, _, inner = module.removeprefix("blk.").partition(".")
+        return f"model.layers.{layer}.{_HF_NAMES[inner]}.{suffix}"
+    return f"{_HF_NAMES[module]}.{suffix}"
 
 
 def _rotate_half_order(tensor: torch.Tensor, heads: int) -> torch.Tensor:

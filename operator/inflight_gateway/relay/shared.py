@@ -21,12 +21,14 @@ class Tuning:
 
     Attributes:
         silence_s: an attempt fails after this time without a byte; engines send a heartbeat each second.
+        mute_s: the same after the first token, for engines without heartbeats.
         head_s: an attempt fails after this time without a head: engines send it once a request is tokenized and queued.
         waiting_s: seconds of waiting for a replica after which a stream is begun, and between its comments.
         max_bodies_bytes: most bytes of the bodies of requests in flight in this process.
     """
 
     silence_s: float = 5.0
+    mute_s: float = 30.0
     head_s: float = 10.0
     waiting_s: float = 15.0
     max_bodies_bytes: int = MAX_BODIES_BYTES

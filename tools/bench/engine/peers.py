@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from inflight_engine.models.export import export
 from inflight_engine.models.source import resolve
 from tools.measure.served import log_end
 
@@ -43,21 +44,9 @@ def exported(cache: Path, say: Callable[[str], None]) -> Model:
         say(f"writing {SOURCE} as safetensors to {folder}")
         new = folder.with_suffix(".new")
         shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        _export(files.gguf, new)
+        export(SOURCE, new)
         new.rename(folder)  # whole, or not there
     return Model(folder, files.gguf)
-
-
-def _export(gguf: Path, folder: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
-    )
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 
 
 class InstallError(Exception):

@@ -67,12 +67,13 @@ class Answer:
 
     Attributes:
         usage: None: not reported.
+        continues: False: the ids of some of its tokens are not known, so that no engine can go on.
         has_tokens: any choice has a token, or is complete without one.
         advanced: the current attempt has added a token or completed a choice.
         size: bytes of the token ids.
     """
 
-    __slots__ = ("_choices", "_max_tokens", "_num_choices", "advanced", "has_tokens", "size", "usage")
+    __slots__ = ("_choices", "_max_tokens", "_num_choices", "advanced", "continues", "has_tokens", "size", "usage")
 
     def __init__(self, num_choices: int = 1, max_tokens: int | None = None) -> None:
         self._num_choices = num_choices
@@ -80,6 +81,7 @@ class Answer:
         self._choices: dict[int, Choice] = {}
         self.usage: Usage | None = None
         self.has_tokens = self.advanced = False
+        self.continues = True
         self.size = 0
 
     def begin_attempt(self) -> None:
@@ -98,6 +100,17 @@ class Answer:
         """True if each choice that the request asks for is complete."""
         finished = sum(choice.finish_reason is not None for choice in self._choices.values())
         return finished == self._num_choices
+
+    @property
+    def token_ids(self) -> bytes:
+        """Ids of the first choice's tokens."""
+        return bytes(self._choices[0].tokens) if 0 in self._choices else b""
+
+    def drop_last(self) -> None:
+        """Removes the last token of the first choice, whose text the client does not have."""
+        choice = self._choices[0]
+        del choice.tokens[max(0, choice.tokens.rfind(b",")) :]
+        choice.count -= 1
 
     def take(self, notes: Iterable[bytes]) -> Ended | None:
         """Apply the notes of one frame. Returns their information on the end of the response.
@@ -127,6 +140,9 @@ class Answer:
                 if len(reason) > _MAX_REASON_BYTES:
                     raise ValueError("a long finish reason")
                 self._choice(index).finish_reason = reason
+                self.has_tokens = self.advanced = True
+            elif kind == b"x ":
+                self.continues = False
                 self.has_tokens = self.advanced = True
             elif kind == b"s ":
                 index, _, seed = note[2:].partition(b" ")

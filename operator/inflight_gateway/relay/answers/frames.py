@@ -18,6 +18,9 @@ MAX_FRAMES = 2048
 """Most frames in one read: those of a minute, where engine or relay stood still. Frames of a few bytes each would take
 this process much longer than the engine."""
 
+DONE = b"data: [DONE]\n\n"
+"""Data of the last frame of a stream."""
+
 _END = b"\n\n"
 
 
