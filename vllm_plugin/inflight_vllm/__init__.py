@@ -2,3 +2,5 @@
 
 `vllm serve MODEL --scheduler-cls=inflight_vllm.scheduler.LiveScheduler --middleware=inflight_vllm.middleware.Inflight`
 """
+
+VERSION = "0.2.0"

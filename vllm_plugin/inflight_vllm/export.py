@@ -6,7 +6,9 @@ import importlib.util
 import shutil
 from pathlib import Path
 
-PACKAGES = ("inflight_vllm", "inflight_contract", "inflight_cost", "inflight_fit", "inflight_settings")
+PACKAGES = (
+    "inflight_vllm", "inflight_contract", "inflight_cost", "inflight_fit", "inflight_policies", "inflight_settings",
+)  # fmt: skip
 
 
 def export(dest: Path) -> None:
