@@ -61,7 +61,7 @@ def test_limits_move_while_requests_run_and_vllm_runs_as_many(stage):
     """The same process with 2, then 12 requests at once, as vLLM counts them."""
 
     def limited(number):
-        tuning = {"mode": "Off", "override": {"maxNumSeqs": number}}
+        tuning = {"mode": "Off", "override": {"maxNumSeqs": number, "until": "2100-01-01T00:00:00Z"}}
         stage.apply(scaling=replicas(1), gateway={"enabled": False}, tuning=tuning)
 
     limited(2)
