@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from inflight_kubectl.load.client import Client
 from inflight_operator.observe.metrics import parse_metrics
 from inflight_settings.limits import Limits, LimitsInForce
+from tests.standin import served
 from tools.bench.autopilot import measure, options, report
 from tools.bench.autopilot.engine import Engine, _pod
 from tools.bench.autopilot.figures import Targets, goodput, latencies, seconds_until_near
@@ -20,7 +21,6 @@ from tools.bench.autopilot.pilot import Change, Pilot
 from tools.bench.autopilot.report import Fixed, PilotRun, Report
 from tools.bench.autopilot.traffic import Answer, Sender, Slice, trace_slice
 from tools.load.trace_load import Job
-from tools.standin.connection import served
 
 TARGETS = Targets(ttft=1.0, tpot=0.05)
 QUARTERS = st.integers(0, 200).map(lambda number: number / 4)

@@ -6,7 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from tools.bench.engine.jobs import Job, make_prompts
-from tools.bench.engine.report import Failure, Figure, Report, Result, markdown, number, ratio, text
+from tools.bench.engine.report import Failure, Figure, Report, Result, number, ratio, text
 from tools.bench.engine.roofline import Ceilings, Costs, limit
 from tools.bench.engine.rows import ROWS
 
@@ -111,13 +111,6 @@ def test_the_table_has_ratio_limit_and_share_and_a_reason_for_each_failure(repor
     assert ["start", "to", "ready", "[2]", "s", "failed", "[3]", "-", "-", "-", "-", "failed", "[1]", "-"] in lines
     for number_, reason in ((1, "vLLM-CPU: its installation failed"), (2, "from the command"), (3, "no port")):
         assert f"[{number_}] {reason}" in text(report)
-
-
-def test_markdown_is_one_table_whose_rows_have_as_many_cells_as_its_head(report):
-    rows = [line for line in markdown(report).split("\n") if line.startswith("|")]
-    assert len(rows) == 5
-    assert len({row.count("|") for row in rows}) == 1
-    assert "1. vLLM-CPU: its installation failed" in markdown(report)
 
 
 def test_json_has_every_run_figure_and_reason(report):

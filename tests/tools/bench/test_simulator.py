@@ -17,9 +17,9 @@ from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_work import work_of
 from inflight_settings.limits import Limits
 from inflight_simulator.cost import LLAMA_8B_H100
+from tests.standin import served
 from tools.bench import simulator
 from tools.load.trace_load import Job, Measured, run_load
-from tools.standin.connection import served
 
 COST = replace(LLAMA_8B_H100, base_s=0.02, decode_seq_s=0.004, prefill_token_s=0.001, decode_kv_token_s=1e-6)
 CONFIG = SchedulerConfig(Limits(16, 128), num_blocks=400, block_size=16, max_model_len=1024)

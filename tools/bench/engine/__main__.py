@@ -26,7 +26,7 @@ from tools.bench.engine import rows
 from tools.bench.engine.compare import Contender, run_rows
 from tools.bench.engine.peers import InstallError, Model, Peer, driver_environment, exported, installed
 from tools.bench.engine.process import EngineError, EngineProcess, started
-from tools.bench.engine.report import Failure, Report, Result, markdown, text
+from tools.bench.engine.report import Failure, Report, Result, text
 from tools.bench.engine.roofline import Ceilings, Costs, limit
 from tools.bench.engine.rows import Row
 from tools.bench.engine.servers import OURS, http, ready
@@ -155,7 +155,7 @@ class Bench:
         if peer in self._failed_installs:
             return Contender(peer.title, None, failure=self._failed_installs[peer])
         venv = self._venvs[peer]
-        contender = self._start(
+        return self._start(
             stack,
             peer.title,
             venv / "bin" / "python",
@@ -163,8 +163,6 @@ class Bench:
             peer.settings(model, len(self._cpus)),
             dict(driver_environment(peer, venv, self._cpus)),
         )
-        contender.runs_at_most = peer.runs_at_most
-        return contender
 
     def _start(
         self,
@@ -237,7 +235,6 @@ def parse() -> tuple[argparse.Namespace, tuple[Peer, ...]]:
         "--quick", action="store_true", help="one run of everything: to see that it works, not to quote"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown instead of a table for a terminal")
     flags = parser.parse_args()
     try:
         return flags, known_peers.named(flags.peers)
@@ -252,7 +249,7 @@ def main() -> int:
     began = time.monotonic()
     logs = Path(tempfile.mkdtemp(prefix="inflight-bench-"))
     report = Bench(flags, wanted, logs).run()
-    print(markdown(report) if flags.markdown else text(report))
+    print(text(report))
     write_json(flags.json, asdict(report))
     say(f"{time.monotonic() - began:.0f} s; the engines' logs are in {logs}")
     figures = [figure for result in report.results for figure in (result.ours, result.one_core)]

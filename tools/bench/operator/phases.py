@@ -199,7 +199,7 @@ class Bench:
             "fake engines": self.engines.pid,
             "this measurement": os.getpid(),
         }
-        return Reading.now(pids, machine_cpu(), values, (await self.engines.counts()).pages)
+        return Reading.now(pids, machine_cpu(), values, await self.engines.pages())
 
     async def _values(self, operator: Operator) -> Values:
         """Reads the operator's metrics; empty if it does not answer in time."""
