@@ -23,7 +23,6 @@ from inflight_engine.channel import ChannelClosedError, EngineChannel
 from inflight_engine.cuda_memory import let_segments_grow
 from inflight_engine.engine import Engine
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
-from inflight_engine.observer import EngineObserver
 from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -73,9 +72,9 @@ def load(
         **config.scheduling,
     )
     scheduler = Scheduler(scheduler_config)
-    observers: list[EngineObserver] = []
+    recorder = None
     if config.record is not None:
-        observers.append(Recorder.to_file(config.record, scheduler_config, scheduler.is_cached))
+        recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached)
     on_cpu = info.device == "cpu"
     if not on_cpu:
         reach_kernels(runner, info, capacity)
@@ -86,7 +85,7 @@ def load(
     engine = Engine(
         scheduler,
         runner,
-        observers=observers,
+        recorder=recorder,
         step_times=step_times,
         cost_fit=OnlineFit(compiles=not on_cpu),
         announce=announce,

@@ -42,7 +42,7 @@ class Measurements:
         return self._step_times.longest(work)
 
     def observe(self, work: StepWork, *, started: float, done: float, seconds: float, computing: float) -> None:
-        """Take in a step, after the observers.
+        """Take in a step, after the recorder.
 
         Args:
             started, done: clock when its planning began and when its tokens were taken in.

@@ -6,6 +6,7 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,10 +31,12 @@ from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.requests.generation import Generation, GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.phases import RequestPhase
-from inflight_engine.server.requests.prepare import Tokenizer
 from inflight_engine.server.requests.slots import Slots
 from inflight_engine.server.requests.timeouts import Timeouts
 from inflight_engine.server.settings.config import ServerConfig
+
+if TYPE_CHECKING:
+    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
 
 MAX_TRIES = 2
 """Attempts at a request: one with a slot in two engine processes that died may have caused the crashes."""

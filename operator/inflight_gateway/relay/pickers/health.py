@@ -17,7 +17,7 @@ PROVEN_S = 60.0
 """Seconds of trust after which a failure counts as the first one."""
 
 LATE_S = 2 * BEAT_S
-"""Silence that ends the trust in a picker that has to answer, and begins a trial anew."""
+"""Most seconds between two beats in a trial."""
 
 BUSY_S = 2.0
 """Most seconds for which a picker that answers others is waited for: in a burst it is busy, and not gone."""
@@ -39,10 +39,15 @@ class Trust(IntEnum):
 
 
 class Health:
-    """Trust in one picker, from what is heard. Attributes: quiet: ticks since it was heard."""
+    """Trust in one picker. Silence is counted from its beats, which all relays get at the same time: they agree on when
+    it hung, and on when it is back, whatever else it told each of them.
+
+    Attributes:
+        quiet: ticks since a frame of it.
+    """
 
     def __init__(self) -> None:
-        self.quiet = 0
+        self.quiet = self._silent = 0
         self._open = False
         self._trial = self._length = 0
         """Ticks that are left of the trial, and those of a whole one."""
@@ -51,16 +56,18 @@ class Health:
 
     @property
     def trust(self) -> Trust:
-        if not self._open or self.quiet >= ticks(SILENT_S):
+        if not self._open or self._silent >= ticks(SILENT_S):
             return Trust.GONE
         return Trust.DOUBTED if self._trial else Trust.TRUSTED
 
-    def heard(self) -> None:
-        """Notes a frame."""
-        if self._open and self.quiet <= ticks(LATE_S):
-            self._trial = max(0, self._trial - self.quiet)
-        self._open = True
+    def heard(self, *, beat: bool) -> None:
+        """Notes a frame. Args: beat: it is a beat."""
         self.quiet = 0
+        if beat or not self._open:
+            if self._trial and self._open:
+                late = self._silent > ticks(LATE_S)
+                self._trial = self._length if late else max(0, self._trial - self._silent)
+            self._open, self._silent = True, 0
 
     def lost(self) -> None:
         """Notes the end of the stream."""
@@ -78,16 +85,14 @@ class Health:
     def tick(self) -> None:
         """Notes that `TICK_S` passed."""
         self.quiet += 1
-        if self._open and self.quiet == ticks(SILENT_S):
+        self._silent += 1
+        if self._open and self._silent == ticks(SILENT_S):
             self.failed()
         elif not self._trial:
             self._trusted += 1
-        elif not self._open or self.quiet > ticks(LATE_S):
-            self._trial = self._length
 
     def overdue(self, waited: int, *, only: bool) -> bool:
         """Returns whether the picker fails to acknowledge a question. Args: waited: ticks since it was asked. only: no
         other picker can be asked, so that the relay then picks alone, at once."""
-        if waited <= ticks(ACKNOWLEDGED_S):
-            return False
-        return self.quiet > ticks(ACKNOWLEDGED_S if only else LATE_S) or waited > ticks(BUSY_S)
+        most = BUSY_S if self.quiet <= ticks(ACKNOWLEDGED_S) or not only else ACKNOWLEDGED_S
+        return waited > ticks(most)

@@ -133,14 +133,14 @@ class PickerLink:
 
     # Called by the stream.
 
-    def heard(self, stream: _Stream) -> None:
-        """Notes that the picker is heard."""
+    def heard(self, stream: _Stream, *, beat: bool) -> None:
+        """Notes a frame of the picker. Args: beat: it is a beat."""
         gone = self.trust is Trust.GONE
-        self.health.heard()
+        self.health.heard(beat=beat)
         if stream is not self._stream:
             self._stream = stream
             self._receiver.opened(self)
-        elif gone:
+        elif gone and beat:
             self._receiver.heard_again(self)
 
     def take(self, messages: list[FromPicker]) -> None:
@@ -191,8 +191,9 @@ class _Stream(asyncio.Protocol):
             if self._proving is not None:
                 data = self._prove(self._proving, data)
             for content in self._frames.feed(data) if self._proving is None else ():
-                self._link.heard(self)
-                if messages := wire.from_picker.decode(content):
+                messages = wire.from_picker.decode(content)
+                self._link.heard(self, beat=not messages)
+                if messages:
                     self._link.take(messages)
         except (ValueError, msgspec.MsgspecError) as error:
             _log.error("the stream of the picker %s is closed: %s", self._link.name, error)

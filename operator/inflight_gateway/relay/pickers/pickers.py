@@ -28,8 +28,8 @@ PROGRESS_S = 1.0
 class Pickers:
     """Keeps the streams. Create it in the event loop.
 
-    The picker of this pod tells the services and the other pods. A picker that fails is out of this relay's view, see
-    `Health`, and the next pods own its services.
+    The picker of this pod tells the services and the other pods; while it is not trusted, others tell the pods. A
+    picker that fails is out of this relay's view, see `Health`, and the next pods own its services.
 
     Args:
         path: socket of the picker of this pod.
@@ -54,6 +54,9 @@ class Pickers:
         self._view = View(self._own)
         self._reports = Reports(self._view, self._own)
         self.asks = Asks(self._view, alone, self._reports)
+        self._gateways: dict[PickerLink, Gateways] = {}
+        """The pods that each picker tells, the newest word last."""
+        self._used: Gateways | None = None
         self._tick = 0
         self._resized = False
         """Numbers of engines have changed."""
@@ -79,7 +82,7 @@ class Pickers:
         for link in self._tasks:
             link.health.tick()
         self._look()
-        for link in self._tasks:
+        for link in tuple(self._tasks):
             self._check(link)
         self.asks.tick()
         if self._tick % ticks(PROGRESS_S) == 0:
@@ -115,31 +118,37 @@ class Pickers:
         self._reports.send_again(unsent)
 
     def take(self, link: PickerLink, messages: list[FromPicker]) -> None:
-        """Applies messages of a picker: only that of this pod is believed about more than requests."""
+        """Applies messages of a picker: only that of this pod is believed about services and keys."""
         for message in messages:
             match message:
                 case Held() | Elsewhere() | Go() | Refuse():
                     self.asks.take(link, message)
-                case _ if link is self._own:
-                    self._take_known(message)
-
-    def _take_known(self, message: FromPicker) -> None:
-        match message:
-            case Known():
-                self._mirror.take(message)
-            case Keys():
-                self._keys = message
-                self._use_keys(message)
-            case Gateways():
-                self._take_pods(message)
+                case Gateways():
+                    self._gateways.pop(link, None)
+                    self._gateways[link] = message
+                    self._look()
+                case Known() if link is self._own:
+                    self._mirror.take(message)
+                case Keys() if link is self._own:
+                    self._keys = message
+                    self._use_keys(message)
 
     # The owners.
 
-    def _take_pods(self, message: Gateways) -> None:
-        self._alone.relays = max(1, len(message.pods)) * message.relays
+    def _take_pods(self) -> None:
+        """Applies the newest word about the pods."""
+        own = self._gateways.get(self._own)
+        trusted = [one for one in self._gateways if one.trust is Trust.TRUSTED]
+        if own is None or not trusted:
+            return
+        message = own if self._own in trusted else self._gateways[trusted[-1]]
+        if message is self._used:
+            return
+        self._used = message
+        self._alone.relays = max(1, len(message.pods)) * own.relays
         pods: dict[str, PickerLink] = {}
         for name, address in message.pods:
-            link = self._own if name == message.own else self._view.pods.get(name)
+            link = self._own if name == own.own else self._view.pods.get(name)
             if link is None or (link is not self._own and link.address != address):
                 link = PickerLink(name, address, self, partial(self._proving, name))
                 self._tasks[link] = self._loop.create_task(link.run())
@@ -150,6 +159,7 @@ class Pickers:
         self._share_out()
         for link in [one for one in self._tasks if one is not self._own and one not in pods.values()]:
             self._tasks.pop(link).cancel()
+            self._gateways.pop(link, None)
 
     def _proving(self, pod: str) -> Proving | None:
         keys = self._keys.known
@@ -164,6 +174,7 @@ class Pickers:
             self._move()
 
     def _look(self) -> None:
+        self._take_pods()
         if self._view.refresh():
             self._move()
 

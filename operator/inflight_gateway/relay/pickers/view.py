@@ -55,12 +55,13 @@ class View(Generic[_Link]):
         trusted = {name: link for name, link in self.pods.items() if link.trust is Trust.TRUSTED}
         asked = trusted or {name: link for name, link in self.pods.items() if link.trust is not Trust.GONE}
         last = self._own if not asked and self._own.trust is not Trust.GONE else None
+        # A new pod is not reached yet.
+        self.without = tuple(sorted(self.pods.keys() - asked.keys()))
         if asked == self._asked and last is self._last:
             return False
         if asked.keys() != self._asked.keys():
             _log.info("gateway pods that are asked: %s", ", ".join(sorted(asked)) or "none")
         self._asked, self._last = asked, last
-        self.without = tuple(sorted(self.pods.keys() - asked.keys()))
         return True
 
     def owner(self, service: ServiceKey) -> _Link | None:
