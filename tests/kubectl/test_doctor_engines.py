@@ -1,4 +1,4 @@
-"""What the doctor says about engines of types vllm and custom."""
+"""Results of the doctor for engines of types vllm and custom."""
 
 from __future__ import annotations
 
