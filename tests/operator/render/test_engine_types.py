@@ -94,6 +94,11 @@ def test_vllm_on_cpu_gets_a_cache_of_its_own_size_and_no_share_of_the_nodes_memo
     assert not any("gpu-memory-utilization" in flag for flag in command)
 
 
+def test_the_processes_of_vllm_have_shared_memory_on_cpu_too():
+    spec = {"engine": vllm(), "accelerator": {"count": 0}}
+    assert mounts(container(**spec))["/dev/shm"] == ("inflight-shm", False)
+
+
 def test_the_plugin_comes_from_the_operators_image_into_a_folder_that_vllm_can_only_read():
     spec = {"model": {"source": "hf://Qwen/Qwen3-8B"}, "engine": vllm()}
     plugin = init_containers(**spec)["inflight-plugin"]

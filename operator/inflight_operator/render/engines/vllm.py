@@ -75,6 +75,7 @@ def vllm_container(service: InferenceService, settings: Settings) -> EngineConta
         probes=third_party_probes("/ready" if plugin else "/health", "/health", startup_limit_seconds(service.spec)),
         stop={} if plugin else KEEPS_SERVING,
         admin=plugin,
+        shared_memory=True,
         volumes=(
             *([_model_volume(read_only=True)] if builtin else []),
             *([_plugin_volume(PLUGIN_FOLDER, read_only=True)] if plugin else []),
