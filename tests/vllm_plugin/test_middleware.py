@@ -1,6 +1,7 @@
 """The middleware around an application that stands in for vLLM's."""
 
 import asyncio
+import contextlib
 import json
 import time
 
@@ -11,6 +12,7 @@ from inflight_base.signing import signed, tenant_message
 from inflight_vllm import middleware
 from inflight_vllm.board import Board, Report
 from inflight_vllm.middleware import Inflight
+from tools.measure.served import free_port
 
 
 class FakeVllm:
@@ -82,7 +84,7 @@ async def test_a_request_passes_unchanged_without_classes_and_tenants(serve):
 
 async def test_class_and_tenant_become_fields_of_vllm(serve, tmp_path):
     (tmp_path / "key").write_bytes(b"secret")
-    client = serve("priority", TENANT_KEY_FILE=str(tmp_path / "key"), CLASSES="a:priority=1 b:priority=2")
+    client = serve("priority", TENANT_KEY_FILE=str(tmp_path / "key"), CLASSES="a:priority=1;b:priority=2")
     message = tenant_message("team", "id-1")
     headers = {
         "x-inflight-tenant": "team",
@@ -126,3 +128,20 @@ async def test_an_answer_that_begins_during_a_drain_asks_to_close_the_connection
     client.inflight._drain.begin()
     answer = await client.post("/v1/completions", json={"prompt": "x"})
     assert (answer.status_code, answer.headers["connection"]) == (200, "close")
+
+
+async def test_the_admin_port_answers_and_a_port_in_use_is_only_logged(serve, caplog):
+    admin, port = serve().inflight._admin, free_port()
+    server = asyncio.create_task(middleware._serve(admin, port))
+    async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client, asyncio.timeout(20):
+        answer = None
+        while answer is None:
+            with contextlib.suppress(httpx.ConnectError):
+                answer = await client.get("/v1/runtime_config")
+        assert answer.json()["capacity"] == {"max_num_seqs": 8, "max_num_batched_tokens": 256}
+        assert (await client.patch("/v1/runtime_config", json={})).status_code in (401, 403)
+        assert (await client.patch("/v1/runtime_config", content=b" " * 100_000)).status_code == 413
+        await middleware._serve(admin, port)
+    assert "Address already in use" in caplog.text
+    server.cancel()
+    await asyncio.gather(server, return_exceptions=True)

@@ -52,7 +52,7 @@ def served_vllm(
     model, venv = exported(cache, say), installed(peer, cache, say)
     cpus = sorted(os.sched_getaffinity(0))[:threads]
     port = free_port(FIRST_PORT)
-    admin = free_port(port + 1)
+    admin = free_port()  # used once the model is loaded: of a fixed one, another server could answer
     variables = {
         **driver_environment(peer, venv, cpus),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # a server's two processes, as in a pod
