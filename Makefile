@@ -76,7 +76,7 @@ bench-gateway: .venv/kernels.stamp ## The gateway: overhead beside a direct conn
 	@$(PY) -m tools.bench.gateway $(ARGS)
 
 contract: .venv/kernels.stamp ## Tests against a real kube-apiserver
-	$(PY) -m pytest -m contract tests/chart tests/tools/localcluster tests/contract
+	$(PY) -m pytest -m contract tests/chart tests/tools/localcluster tests/contract tests/vllm_plugin
 
 e2e: .venv/kernels.stamp cluster ## Tests on real pods in the local cluster
 	$(PY) -m pytest e2e/scenarios

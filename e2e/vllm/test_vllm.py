@@ -20,7 +20,7 @@ START_SECONDS = 900
 """Longest wait for pods: two start beside traffic on the same cores, and one alone takes half a minute."""
 TRAFFIC_SECONDS = 30
 DISRUPTIONS = (
-    "scale-out", "scale-in", "limits-changed", "engine-killed", "pod-killed", "pod-deleted", "rollout-surge-first",
+    "engine-killed", "pod-killed", "pod-deleted", "scale-out", "scale-in", "rollout-surge-first", "limits-changed",
 )  # fmt: skip
 
 
@@ -54,14 +54,14 @@ def running(service, pod):
 def test_it_becomes_ready_and_answers_by_its_name(stage):
     stage.apply(scaling=replicas(1), gateway={"enabled": False})
     stage.service.wait("Ready", lambda view: view.ready, seconds=START_SECONDS, saying=say)
-    assert "red" in answer(stage, "ask").lower()
+    assert "rainbow" in answer(stage, "ask").lower()
 
 
 def test_limits_move_while_requests_run_and_vllm_runs_as_many(stage):
     """The same process with 2, then 12 requests at once, as vLLM counts them."""
 
     def limited(number):
-        tuning = {"mode": "Off", "override": {"maxNumSeqs": number}}
+        tuning = {"mode": "Off", "override": {"maxNumSeqs": number, "until": "2100-01-01T00:00:00Z"}}
         stage.apply(scaling=replicas(1), gateway={"enabled": False}, tuning=tuning)
 
     limited(2)
@@ -104,7 +104,7 @@ def test_behind_the_gateway_no_request_is_lost(stage, at_start, outcomes, name):
 
 def test_behind_the_gateway_its_name_answers(stage, at_start):
     assert len(stage.ready_pods()) == REPLICAS
-    assert "red" in answer(stage, "ask-gateway").lower()
+    assert "rainbow" in answer(stage, "ask-gateway").lower()
 
 
 def test_requests_wake_it_from_zero_and_are_all_answered(stage, at_start):

@@ -35,10 +35,10 @@ def test_only_generating_paths_are_changed():
 
 
 def test_the_number_is_the_deadline_of_the_class():
-    found = rules(TTFT_TARGET="2", CLASSES="fast:ttft=0.5 slow")
+    found = rules(TTFT_TARGET="2", CLASSES="fast:ttft=0.5;slow")
     assert changed(found, {"prompt": "x"}) == {"prompt": "x", "priority": 1_700_000_000_500}
     assert changed(found, {"class": "slow"}) == {"priority": 1_700_000_002_000}
-    assert changed(rules(CLASSES="fast:ttft=0.5 slow"), {"class": "slow"}) == {"priority": 1_700_000_060_000}
+    assert changed(rules(CLASSES="fast:ttft=0.5;slow"), {"class": "slow"}) == {"priority": 1_700_000_060_000}
 
 
 def test_a_client_cannot_set_its_deadline():
@@ -46,19 +46,19 @@ def test_a_client_cannot_set_its_deadline():
 
 
 def test_without_targets_the_number_is_that_of_the_request_or_its_class():
-    found = rules(CLASSES="fast:priority=-3 slow:priority=4")
+    found = rules(CLASSES="fast:priority=-3;slow:priority=4")
     assert changed(found, {"class": "slow"}) == {"priority": 4}
     assert changed(found, {"class": "slow", "priority": 1}) == {"priority": 1}
 
 
 def test_a_server_in_order_of_arrival_gets_no_number():
-    assert changed(rules(ordered=False, CLASSES="fast:ttft=1 slow"), {"class": "slow", "n": 1}) == {"n": 1}
+    assert changed(rules(ordered=False, CLASSES="fast:ttft=1;slow"), {"class": "slow", "n": 1}) == {"n": 1}
 
 
 @pytest.mark.parametrize("name", ["other", 3, None, [], {}])
 def test_an_unknown_class_is_refused_by_name(name):
     with pytest.raises(ApiError, match="there is no class") as error:
-        changed(rules(CLASSES="fast slow"), {"class": name})
+        changed(rules(CLASSES="fast;slow"), {"class": name})
     assert (error.value.status, error.value.param) == (400, "class")
 
 

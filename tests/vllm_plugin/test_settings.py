@@ -17,7 +17,7 @@ def test_without_variables_there_are_defaults():
 def test_classes_have_the_form_of_the_engines_flag():
     settings = read_settings(
         {
-            "INFLIGHT_CLASSES": "interactive:weight=4,ttft=2 batch:priority=3",
+            "INFLIGHT_CLASSES": "interactive:weight=4,ttft=2;batch:priority=3",
             "INFLIGHT_TTFT_TARGET": "0.5",
             "INFLIGHT_LIMITS_FILE": "/limits/limits.json",
         }

@@ -20,10 +20,11 @@ PLUGIN_PATH = tuple(str(REPOSITORY / folder) for folder in ("vllm_plugin", "comm
 
 @dataclass(frozen=True, slots=True)
 class VllmServer:
-    """A running vLLM. Attributes: url: of the OpenAI API. admin_port: of the plugin's admin API."""
+    """A running vLLM. Attributes: url: of the OpenAI API. admin_port: of the plugin's admin API. pid: of the server."""
 
     url: str
     admin_port: int
+    pid: int
 
 
 @contextmanager
@@ -33,12 +34,14 @@ def served_vllm(
     say: Callable[[str], None],
     environment: Mapping[str, str] | None = None,
     threads: int | None = None,
+    plugin: bool = True,
 ) -> Iterator[VllmServer]:
     """The built-in model in bfloat16, without compilation, while the block runs; `flags` are of `vllm serve`.
 
     Args:
         environment: variables on top of this process' own.
         threads: that compute (default: as many as there are cores).
+        plugin: with the plugin's scheduler and middleware.
 
     Raises:
         RuntimeError: it did not become ready.
@@ -49,19 +52,22 @@ def served_vllm(
     model, venv = exported(cache, say), installed(peer, cache, say)
     cpus = sorted(os.sched_getaffinity(0))[:threads]
     port = free_port(FIRST_PORT)
-    admin = free_port(port + 1)
+    admin = free_port()  # used once the model is loaded: of a fixed one, another server could answer
     variables = {
         **driver_environment(peer, venv, cpus),
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # a server's two processes, as in a pod
         "PYTHONPATH": os.pathsep.join(PLUGIN_PATH),
         "INFLIGHT_ADMIN_PORT": str(admin),
+        "INFLIGHT_STATE_FILE": str(log.with_suffix(".state")),
         **(environment or {}),
     }
     command = [
         *(str(venv / "bin" / "vllm"), "serve", str(model.folder), "--served-model-name=smollm2", "--dtype=bfloat16"),
-        *("--host=127.0.0.1", f"--port={port}", "--enforce-eager", "--max-model-len=2048", *PLUGIN, *flags),
+        *("--host=127.0.0.1", f"--port={port}", "--enforce-eager", "--max-model-len=2048"),
+        *(PLUGIN if plugin else ()),
+        *flags,
     ]
     url = f"http://127.0.0.1:{port}"
     with process(log, command, variables) as running:
         wait_ready(f"{url}/health", {"vLLM": (running, log)}, READY_SECONDS)
-        yield VllmServer(url, admin)
+        yield VllmServer(url, admin, running.pid)

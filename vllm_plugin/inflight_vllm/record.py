@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -24,21 +25,20 @@ log = logging.getLogger("inflight_vllm")
 
 
 class StepRecord:
-    """A file of steps; one that cannot be written any more ends with a warning."""
+    """A file of steps; one that cannot be written any more ends with a warning.
 
-    def __init__(self, path: Path, capacity: Limits, num_blocks: int, block_size: int, max_model_len: int) -> None:
+    Args:
+        sizes: `num_blocks`, `block_size`, `max_model_len` and `prefix_caching` of the engine, as in the twin's.
+    """
+
+    def __init__(self, path: Path, capacity: Limits, sizes: Mapping[str, int]) -> None:
         """
         Raises:
             OSError: the file cannot be written.
         """
         self._file: TextIO | None = path.open("w", buffering=_BUFFER_BYTES)
         self._steps = 0
-        config = {
-            "capacity": asdict(capacity),
-            "num_blocks": num_blocks,
-            "block_size": block_size,
-            "max_model_len": max_model_len,
-        }
+        config = {"capacity": asdict(capacity), "kv_headroom": 0.0, **sizes}
         started = datetime.now(UTC).isoformat(timespec="milliseconds")
         header = {"record": _HEADER_TAG, "version": _VERSION, "program": "inflight-vllm", "started": started}
         self._file.write(json.dumps({**header, "config": config}) + "\n")

@@ -74,8 +74,13 @@ class _Live:
         """Steps in flight, each with the time when its planning began."""
         self._report_at = 0.0
         record = os.environ.get(RECORD_VARIABLE)
-        sizes = (num_blocks, scheduler.block_size, config.model_config.max_model_len)
-        self._record = StepRecord(Path(record), self._capacity, *sizes) if record else None
+        sizes = {
+            "num_blocks": num_blocks,
+            "block_size": scheduler.block_size,
+            "max_model_len": config.model_config.max_model_len,
+            "prefix_caching": bool(config.cache_config.enable_prefix_caching),
+        }
+        self._record = StepRecord(Path(record), self._capacity, sizes) if record else None
         board.report.write(self._report)
         log.info("inflight: live limits of this scheduler up to %s", self._capacity)
 

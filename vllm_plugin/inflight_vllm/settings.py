@@ -57,7 +57,8 @@ def read_settings(environment: Mapping[str, str]) -> PluginSettings:
         return Path(environment[name]) if environment.get(name) else None
 
     try:
-        classes = [parse_service_class(text) for text in environment.get("INFLIGHT_CLASSES", "").split()]
+        texts = environment.get("INFLIGHT_CLASSES", "").split(";")
+        classes = [parse_service_class(text) for text in texts if text]
     except argparse.ArgumentTypeError as error:
         raise ValueError(f"$INFLIGHT_CLASSES: {error}") from None
     return PluginSettings(

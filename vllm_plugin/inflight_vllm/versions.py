@@ -32,7 +32,7 @@ NAMES = {
         "SchedulerConfig.scheduler_cls", "SchedulerConfig.async_scheduling", "SchedulerConfig.policy",
     ),
     "config/parallel.py": ("ParallelConfig.data_parallel_size",),
-    "config/cache.py": ("CacheConfig.num_gpu_blocks",),
+    "config/cache.py": ("CacheConfig.num_gpu_blocks", "CacheConfig.enable_prefix_caching"),
 }  # fmt: skip
 """Classes, and their methods, fields and attributes, by file of the package `vllm`."""
 

@@ -79,7 +79,7 @@ def _volumes(service: InferenceService, engine: EngineContainer) -> list[Volume]
         secret = {"secretName": names.admin_token, "defaultMode": 0o440}
         volumes.append(Volume("inflight-limits", {"configMap": {"name": names.limits}}, LIMITS_FOLDER))
         volumes.append(Volume("inflight-admin", {"secret": secret}, SECRET_FOLDER))
-    if service.spec.accelerator.count:
+    if service.spec.accelerator.count or engine.shared_memory:
         memory = {"emptyDir": {"medium": "Memory", "sizeLimit": SHARED_MEMORY_SIZE}}
         volumes.append(Volume("inflight-shm", memory, "/dev/shm", read_only=False))
     if claimed := claim_and_folder(service.spec.model.source):

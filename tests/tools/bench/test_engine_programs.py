@@ -16,7 +16,7 @@ from tools.bench.engine.peers import InstallError, installed
 from tools.bench.engine.process import EngineError, started
 from tools.bench.engine.report import Failure, Figure
 from tools.bench.engine.rows import ROWS
-from tools.measure.served import free_port, seconds_to_ready
+from tools.measure.served import free_port, process, seconds_to_ready
 
 DRIVER = """
 import os, sys, time
@@ -100,30 +100,30 @@ class Engine:
 
 
 def test_engines_take_turns_and_each_has_its_own_figure():
-    order, row = [], next(row for row in ROWS if row.name == "short")
+    order, row = [], replace(ROWS[0], peers=("vllm", "llama.cpp"))
     ours = Contender("ours", Engine("ours", order, [2.0, 1.0, 4.0]))
     theirs = {
         "vllm": Contender("vLLM", Engine("vllm", order, [8.0, 4.0, 2.0])),
-        "transformers": Contender("CB", Engine("cb", order, [16.0]), runs_at_most=1),
+        "llama.cpp": Contender("llama.cpp", Engine("llama.cpp", order, [16.0]), runs_at_most=1),
     }
     run_rows([row], [ours], theirs, lambda _line: None, runs_at_most=3, settle_seconds=0)
-    assert order == ["ours", "vllm", "cb", "ours", "vllm", "ours", "vllm"]
+    assert order == ["ours", "vllm", "llama.cpp", "ours", "vllm", "ours", "vllm"]
     assert ours.cell(row) == Figure(1024, 512, 2048, 3)
-    assert theirs["transformers"].cell(row) == Figure(128, 128, 128, 1)
+    assert theirs["llama.cpp"].cell(row) == Figure(128, 128, 128, 1)
 
 
 def test_a_peer_that_fails_is_in_the_table_with_its_reason_and_is_not_asked_again():
-    order, row = [], next(row for row in ROWS if row.name == "short")
+    order, row = [], replace(ROWS[0], peers=("vllm", "llama.cpp"))
     ours = Contender("ours", Engine("ours", order, [1.0] * 3))
     theirs = {
         "vllm": Contender("vLLM", Engine("vllm", order, [EngineError("no memory")])),
-        "transformers": Contender("CB", None, failure=Failure("CB: cannot be installed")),
+        "llama.cpp": Contender("llama.cpp", None, failure=Failure("llama.cpp: cannot be installed")),
     }
     said = []
     run_rows([row], [ours], theirs, said.append, runs_at_most=3, settle_seconds=0)
     assert order == ["ours", "vllm", "ours", "ours"]
     assert theirs["vllm"].cell(row) == Failure("vLLM: no memory")
-    assert theirs["transformers"].cell(row) == Failure("CB: cannot be installed")
+    assert theirs["llama.cpp"].cell(row) == Failure("llama.cpp: cannot be installed")
     assert "    vLLM: vLLM: no memory" in said
 
 
@@ -201,7 +201,7 @@ def test_ceilings_are_measured_on_the_machine():
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--peers", "vlm"], "argument --peers: there is no peer 'vlm': take none, or some of vllm,transformers"),
+        (["--peers", "vlm"], "argument --peers: there is no peer 'vlm': take none, or some of vllm,llama.cpp"),
         (["--only", "decode-2"], "argument --only: invalid choice: 'decode-2'"),
         (["--quantization", "int3"], "argument --quantization: invalid choice: 'int3'"),
     ],
@@ -215,7 +215,28 @@ def test_unknown_names_are_refused_with_those_that_there_are(monkeypatch, capsys
 
 def test_all_peers_are_compared_unless_told_otherwise(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tools.bench.engine"])
-    assert [peer.name for peer in parse()[1]] == ["vllm", "transformers", "llama.cpp"]
+    assert [peer.name for peer in parse()[1]] == ["vllm", "llama.cpp"]
     monkeypatch.setattr(sys, "argv", ["tools.bench.engine", "--peers", "none", "--only", "short", "http"])
     flags, chosen = parse()
     assert (chosen, flags.only) == ((), ["short", "http"])
+
+
+def test_a_server_ends_with_its_block_also_when_a_signal_interrupts_that(monkeypatch):
+    """`timeout` sends a signal to its child and then to the group of it, so that the child has two."""
+    servers = []
+
+    def interrupted_end():
+        with process(None, ["sleep", "60"]) as server:
+            servers.append(server)
+            wait = server.wait
+
+            def interrupted(seconds=None):
+                monkeypatch.setattr(server, "wait", wait)
+                raise SystemExit(143)
+
+            monkeypatch.setattr(server, "terminate", lambda: None)
+            monkeypatch.setattr(server, "wait", interrupted)
+
+    with pytest.raises(SystemExit):
+        interrupted_end()
+    assert servers[0].poll() is not None

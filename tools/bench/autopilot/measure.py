@@ -126,8 +126,10 @@ async def _all_fixed(bench: Bench, results: Kept) -> None:
         async with Client(engine.url) as client:
             admin, sender = Admin(client.http, engine), Sender(client, options.seed)
             await _warm_up(sender)
-            for shape in SHAPES[len(results.loads) :]:
-                results.loads.append(await _load(bench, admin, sender, shape))
+            for traffic in range(len(results.loads), len(SHAPES)):
+                load, probed = await _load(bench, admin, sender, SHAPES[traffic])
+                results.loads.append(load)
+                results.fixed |= {(traffic, limits): values for limits, values in probed.items()}
                 results.save()
             for traffic, (shape, load) in enumerate(zip(SHAPES, results.loads, strict=True)):
                 part = bench.slice(shape, load.requests)
@@ -152,8 +154,9 @@ async def _warm_up(sender: Sender) -> None:
     await sender.send([Job(0.0, 16, 4)] * _WARM_UP, time.monotonic(), patience=60)
 
 
-async def _load(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> Load:
-    """Finds the load of a shape by a setting for each number of sequences."""
+async def _load(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> tuple[Load, dict[Limits, list[float]]]:
+    """Finds the load of a shape by a setting for each number of sequences. Returns the goodput under the settings that
+    were tried at that load, too."""
     together = trace_slice(shape, _PROBE_REQUESTS, 1.0, MOST_PROMPT).jobs
     await admin.set_limits(_PROBE)
     took = []
@@ -165,11 +168,14 @@ async def _load(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> Loa
     in_middle = sorted({one.max_num_batched_tokens for one in bench.options.settings})[1]
     tried = [one for one in bench.options.settings if one.max_num_batched_tokens == in_middle]
 
+    probed: dict[int, dict[Limits, list[float]]] = {}
+
     async def share(requests: int) -> float:
         part = bench.slice(shape, requests)
-        shares = {
-            limits: (await _fixed(bench, admin, sender, part, limits, 1))[0] / part.rate for limits in tried
-        }  # fmt: skip
+        goodputs = probed[requests] = {}
+        for limits in tried:
+            goodputs[limits] = await _fixed(bench, admin, sender, part, limits, 1)
+        shares = {limits: values[0] / part.rate for limits, values in goodputs.items()}
         best = max(shares.values())
         tried[:] = [limits for limits in tried if shares[limits] >= best - _BEHIND]
         listed = ", ".join(f"{pair(limits)} {one:.0%}" for limits, one in shares.items())
@@ -180,7 +186,7 @@ async def _load(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> Loa
     part = bench.slice(shape, found.requests)
     prompt, output = part.mean_tokens
     bench.say(f"{shape.name} requests: {part.rate:.1f} a second of {prompt:.0f} + {output:.0f} tokens")
-    return found
+    return found, probed[found.requests]
 
 
 async def _fixed(

@@ -101,7 +101,7 @@ def parse(argv: Sequence[str] | None) -> Options:
         keep=flags.keep,
         window=8.0 if flags.quick else 10.0,
         lead_time=3.0 if flags.quick else 4.0,
-        turns=7,
+        turns=7 if flags.quick else 8,
         again=2 if flags.quick else 3,
         settings=tuple(Limits(one, other) for one in seqs for other in tokens),
         threads=flags.threads,

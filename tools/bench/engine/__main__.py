@@ -155,7 +155,7 @@ class Bench:
         if peer in self._failed_installs:
             return Contender(peer.title, None, failure=self._failed_installs[peer])
         venv = self._venvs[peer]
-        contender = self._start(
+        return self._start(
             stack,
             peer.title,
             venv / "bin" / "python",
@@ -163,8 +163,6 @@ class Bench:
             peer.settings(model, len(self._cpus)),
             dict(driver_environment(peer, venv, self._cpus)),
         )
-        contender.runs_at_most = peer.runs_at_most
-        return contender
 
     def _start(
         self,

@@ -69,6 +69,7 @@ class EngineContainer:
         probes: `startupProbe`, `readinessProbe` and `livenessProbe`.
         stop: `lifecycle`; empty: SIGTERM is sent at once.
         admin: the operator changes its limits: it has the admin token and the file with the limits.
+        shared_memory: its processes exchange tensors on CPU too.
         volumes: further volumes.
         init_containers: containers that run before it.
     """
@@ -81,6 +82,7 @@ class EngineContainer:
     probes: Manifest
     stop: Manifest = field(default_factory=dict)
     admin: bool = True
+    shared_memory: bool = False
     volumes: tuple[Volume, ...] = ()
     init_containers: tuple[Manifest, ...] = ()
 
