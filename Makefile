@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/*)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-disruptions e2e-storm venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-disruptions e2e-storm e2e-vllm venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -60,8 +60,8 @@ bench-startup: .venv/kernels.stamp ## From the start of a server until it is rea
 bench-scheduler: .venv/kernels.stamp ## What one iteration of the scheduler costs, by size
 	@$(PY) -m tools.bench.scheduler
 
-bench-simulator: .venv/kernels.stamp ## How close a simulation comes to the real engine: 13 minutes on a quiet machine
-	@$(PY) -m tools.bench.simulator
+bench-simulator: .venv/kernels.stamp ## How close a simulation comes to the real engine: 13 minutes on a quiet machine. ARGS=--help
+	@$(PY) -m tools.bench.simulator $(ARGS)
 
 bench-fleet: .venv/kernels.stamp ## How fast a fleet is simulated: 8 and 1,000 replicas
 	@$(PY) -m tools.bench.fleet
@@ -69,14 +69,14 @@ bench-fleet: .venv/kernels.stamp ## How fast a fleet is simulated: 8 and 1,000 r
 bench-operator: .venv/kernels.stamp ## The operator with 1,000 services and 5,000 fake pods: CPU, memory, delays, API writes; a quarter of an hour
 	@$(PY) -m tools.bench.operator
 
-bench-autopilot: .venv/kernels.stamp ## Goodput of a real engine: fixed limits, and limits found by the operator; a quarter of an hour. ARGS=--help
+bench-autopilot: .venv/kernels.stamp ## Goodput of a real engine: fixed limits, and limits found by the operator; half an hour. ARGS=--help
 	@$(PY) -m tools.bench.autopilot $(ARGS)
 
-bench-gateway: .venv/kernels.stamp ## The gateway: overhead beside a direct connection, routing on four replicas, limits and isolation of tenants; 50 minutes. ARGS=--help
+bench-gateway: .venv/kernels.stamp ## The gateway: overhead beside a direct connection, routing on four replicas, isolation of tenants; 45 minutes. ARGS=--help
 	@$(PY) -m tools.bench.gateway $(ARGS)
 
 contract: .venv/kernels.stamp ## Tests against a real kube-apiserver
-	$(PY) -m pytest -m contract tests/chart tests/tools/localcluster tests/contract
+	$(PY) -m pytest -m contract tests/chart tests/tools/localcluster tests/contract tests/vllm_plugin
 
 e2e: .venv/kernels.stamp cluster ## Tests on real pods in the local cluster
 	$(PY) -m pytest e2e/scenarios
@@ -86,6 +86,9 @@ e2e-disruptions: .venv/tools.stamp ## Traffic through every disruption, and a ta
 
 e2e-storm: .venv/tools.stamp ## Fifty sleeping services asked at the same moment; twenty minutes. ARGS=--help
 	@$(PY) -m e2e.storm $(ARGS)
+
+e2e-vllm: .venv/kernels.stamp cluster ## The same on pods of vLLM: limits, traffic through disruptions, zero replicas; makes an image (4 GB) at first
+	@$(PY) -m pytest -s e2e/vllm $(ARGS)
 
 venv: .venv/kernels.stamp ## .venv with every program in .venv/bin
 

@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from tools.localcluster import ClusterError, layout, require_machine
@@ -36,12 +36,10 @@ CONTRACT = ("-m", "contract", "tests/chart", "tests/tools/localcluster", "tests/
 
 @dataclass(frozen=True)
 class Check:
-    """A named command that must exit 0. Attributes: again: added for a second run, if the first one fails; empty: there
-    is none."""
+    """A named command that must exit 0."""
 
     name: str
     command: tuple[str, ...]
-    again: tuple[str, ...] = ()
 
 
 IN_FRONT = (
@@ -57,10 +55,7 @@ IN_BACKGROUND = (
     Check("contract tests", (*PYTEST, *CONTRACT)),
     Check("scan of the manifests", (sys.executable, "-m", "deploy.scan")),
 )
-# What failed runs once more: the tests measure real pods that share this machine. Both runs are in the output.
-AT_LAST = (
-    Check("end-to-end tests", (*PYTEST, "e2e/scenarios"), again=("--last-failed", "--last-failed-no-failures=none")),
-)
+AT_LAST = (Check("end-to-end tests", (*PYTEST, "e2e/scenarios")),)
 
 
 class Background:
@@ -167,9 +162,6 @@ def passed(check: Check, background: Background, durations: list[str]) -> bool:
     print(f"\n== {check.name}", flush=True)
     started = time.monotonic()
     code = run(check, background)
-    if code != 0 and check.again and background.failed is None:
-        print(f"\n== {check.name}: those that failed, once more", flush=True)
-        code = run(replace(check, command=(*check.command, *check.again)), background)
     durations.append(_duration(check, started))
     if code != 0 and background.failed is None:
         print(f"\nerror: {check.name} failed (exit code {code}): {' '.join(check.command)}")

@@ -84,3 +84,15 @@ class CostModel:
             return high + max(0.0, high - low) / (right - left) * (tokens - right)
         left, low = curve[after - 1]
         return low + (high - low) / (right - left) * (tokens - left)
+
+
+TERMS = {
+    "step": "base_s",
+    "decode_sequence": "decode_seq_s",
+    "prefill_token": "prefill_token_s",
+    "decode_kv_token": "decode_kv_token_s",
+    "prefill_context_token": "prefill_context_token_s",
+    "copied_token": "copied_token_s",
+}
+"""Label `term` of the metrics of the step cost: field of `CostModel`. After the first, in the order of the fields of
+`StepWork`."""

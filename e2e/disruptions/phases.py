@@ -12,7 +12,7 @@ from functools import partial
 
 from e2e.disruptions import processes
 from e2e.disruptions.faulty_page import faulty_page
-from e2e.disruptions.stage import GATEWAY, OPERATOR, REPLICAS, WAIT_SECONDS, Stage, replicas, system_pods
+from e2e.disruptions.stage import GATEWAY, OPERATOR, REPLICAS, Stage, replicas, system_pods
 from tools.localcluster import ClusterError, build_image, kubectl, layout
 from tools.localcluster.node import OwnNode
 from tools.testbed.helm import CHART, OPERATOR_NAMESPACE, RELEASE, helm
@@ -214,7 +214,7 @@ def _strike(
     sent: signal.Signals,
     *,
     whole: bool,
-    seconds: float = WAIT_SECONDS,
+    seconds: float | None = None,
 ) -> None:
     """Send a signal to processes of an engine's pod, and wait for an engine process that is none of them."""
 

@@ -13,6 +13,9 @@ from tools.localcluster import cgroups
 PAUSE = "pause"
 """Name of the process that holds a pod's namespaces."""
 
+VLLM_ENGINE = "VLLM::EngineCor"
+"""Name of vLLM's process that computes, as far as Linux keeps it. Its API process has torch loaded, too."""
+
 
 def of_pod(uid: str) -> list[int]:
     """Pids of all processes of the pod, its pause process included; ascending."""
@@ -38,16 +41,22 @@ def pause_process(uid: str) -> int:
 
 
 def engine_process(uid: str) -> int:
-    """The process that computes: the one of the pod's that has torch loaded.
+    """The process that computes: the only one of the pod's that has torch loaded, or vLLM's that is named so.
 
     Raises:
         LookupError: there is none.
     """
-    for pid in of_containers(uid):
-        with suppress(OSError):
-            if "libtorch" in Path(f"/proc/{pid}/maps").read_text():
-                return pid
+    loaded = [pid for pid in of_containers(uid) if _has_torch(pid)]
+    for pid in [*(pid for pid in loaded if _name(pid).startswith(VLLM_ENGINE)), *loaded]:
+        return pid
     raise LookupError(f"no process of pod {uid} has torch loaded")
+
+
+def _has_torch(pid: int) -> bool:
+    try:
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return False
 
 
 def with_argument(uid: str, argument: str) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -49,12 +49,25 @@ class Stage:
         image: image of the clients.
         say: receives progress lines.
         gateway: the service is behind the gateway.
+        spec: top-level fields of the service's spec in place of those that it has at its start.
+        wait_seconds: longest wait for a state.
         blow: the kill of the running phase, if it has one that excuses lost requests.
         note: remark of the running phase, for its row.
         way_back: undoes the changes of the running phase outside the service's spec.
     """
 
-    def __init__(self, service: Service, image: str, say: Progress, *, gateway: bool = False) -> None:
+    def __init__(
+        self,
+        service: Service,
+        image: str,
+        say: Progress,
+        *,
+        gateway: bool = False,
+        spec: Mapping[str, Any] | None = None,
+        wait_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        self.spec = spec or {}
+        self.wait_seconds = wait_seconds
         self.service = service
         self.image = image
         self.say = say
@@ -74,7 +87,7 @@ class Stage:
     def apply(self, **changes: Any) -> None:
         """Apply the service with top-level fields of its spec replaced; without any: as at the start."""
         gateway = {"gateway": {"enabled": True}} if self.gateway else {}
-        self.service.apply(specification(**(gateway | changes)))
+        self.service.apply(specification(**{**gateway, **self.spec, **changes}))
 
     def settle(self) -> None:
         """Bring service and operator to their start, and wait until they are there."""
@@ -175,12 +188,13 @@ class Stage:
         """Returns the answers of the service that were continued; 0 without a gateway."""
         return continued(self.service) if self.gateway else 0
 
-    def wait(self, goal: str, holds: Callable[[], bool], seconds: float = WAIT_SECONDS) -> None:
+    def wait(self, goal: str, holds: Callable[[], bool], seconds: float | None = None) -> None:
         """Poll twice a second until it `holds`. While the API server does not answer, it does not hold.
 
         Raises:
             TimeoutError: it did not hold in time.
         """
+        seconds = self.wait_seconds if seconds is None else seconds
         deadline = time.monotonic() + seconds
         complaint = ""
         while True:

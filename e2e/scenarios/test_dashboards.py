@@ -6,8 +6,7 @@ from contextlib import ExitStack
 import pytest
 
 from e2e.scenarios.conftest import apply
-from tools.prometheus.answers import ask, load
-from tools.prometheus.grafana import Window
+from tools.prometheus.answers import Window, ask, load
 from tools.prometheus.monitors import watching
 from tools.testbed.load_pod import driver_pod
 
@@ -74,12 +73,13 @@ def problems(namespace, client_image):
 def missing(prometheus, dashboard, window, services):
     """Queries without data: those of the gateway's panels for the second service, all others for the first one."""
     seen, behind = (ask(prometheus, dashboard, window, wanted(one)) for one in services)
-    assert seen.answers
-    return [one for one in seen.problems if not of_gateway(one)] + [one for one in behind.problems if of_gateway(one)]
+    assert seen
+    chosen = [one for one in seen if not of_gateway(one)] + [one for one in behind if of_gateway(one)]
+    return [one for one in chosen if one.problem]
 
 
 def of_gateway(answer):
-    return any(name in answer.query.expr for name in ("inflight_gateway_", "_held_requests"))
+    return any(name in answer.query for name in ("inflight_gateway_", "_held_requests"))
 
 
 def wanted(service):

@@ -42,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
     # Imported only now, as the engine process has been started.
+    from inflight_engine.models import export
     from inflight_engine.recording import command as replay
     from inflight_engine.server.settings.flags import DESCRIPTION, EXAMPLE, add_serve_flags
 
@@ -72,10 +73,19 @@ def build_parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     replay.add_flags(replay_parser)
+    export_parser = commands.add_parser(
+        "export",
+        help=export.SUMMARY,
+        description=export.DESCRIPTION,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    export.add_flags(export_parser)
     return parser
 
 
 def _run(arguments: list[str], process: EngineProcess | None) -> int:
+    from inflight_engine.models import export
     from inflight_engine.recording import command as replay
     from inflight_engine.server.settings.flags import read_config
 
@@ -85,6 +95,8 @@ def _run(arguments: list[str], process: EngineProcess | None) -> int:
     chosen = parser.parse_args(arguments[:1] if arguments[:1] == ["serve"] else arguments)
     if chosen.command == "replay":
         return replay.run(chosen.file, as_json=chosen.json)
+    if chosen.command == "export":
+        return export.run(chosen.model, chosen.folder)
     config = read_config(chosen.parser, arguments[1:])
     if process is None:
         parser.error("serve has to be the first argument")

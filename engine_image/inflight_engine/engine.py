@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 import numpy as np
 
 from inflight_cost.model import StepWork
 from inflight_engine import logs
-from inflight_engine.cost_fit.online import OnlineFit
 from inflight_engine.measurements import Measurements
 from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
@@ -30,7 +29,7 @@ from inflight_engine.messages import (
     StepCost,
     StepReport,
 )
-from inflight_engine.observer import EngineObserver
+from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request
 from inflight_engine.scheduler_inputs import SchedulerInputs
 from inflight_engine.scheduling.plan import StepPlan
@@ -40,6 +39,7 @@ from inflight_engine.step_reports import StepReports, finished
 from inflight_engine.step_times import StepTimes
 from inflight_engine.step_work import work_of
 from inflight_engine.swap_rates import SwapRateMeter
+from inflight_fit.online import OnlineFit
 
 log = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Engine:
     up.
 
     Args:
-        observers: receive all inputs and decisions of the scheduler.
+        recorder: writes all inputs and decisions of the scheduler; None: nothing is recorded.
         swap_rates: measures when swapping a preempted request is cheaper than recomputing it; None: never.
         step_times: predicts what a step may take.
         cost_fit: fits the cost model to the steps.
@@ -90,7 +90,7 @@ class Engine:
         scheduler: Scheduler,
         runner: StepExecutor,
         *,
-        observers: Sequence[EngineObserver] = (),
+        recorder: Recorder | None = None,
         swap_rates: SwapRateMeter | None = None,
         step_times: StepTimes | None = None,
         cost_fit: OnlineFit | None = None,
@@ -100,8 +100,8 @@ class Engine:
     ) -> None:
         self._scheduler = scheduler
         self._runner = runner
-        self._observers = observers
-        self._inputs = SchedulerInputs(scheduler, observers)
+        self._recorder = recorder
+        self._inputs = SchedulerInputs(scheduler, recorder)
         self._measurements = Measurements(
             self._inputs, step_times or StepTimes(), cost_fit or OnlineFit(), swap_rates, clock
         )
@@ -158,14 +158,14 @@ class Engine:
         return self._measurements.fit_cost(self._done)
 
     def flush(self) -> None:
-        """Let the observers write what they heard so far."""
-        for observer in self._observers:
-            observer.flush()
+        """Write what is recorded so far."""
+        if self._recorder is not None:
+            self._recorder.flush()
 
     def close(self) -> None:
-        """Let the observers end. Nothing may be done afterwards."""
-        for observer in self._observers:
-            observer.close()
+        """End the recording. Nothing may be done afterwards."""
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _launch(self) -> _Launched | None:
         """Plan the next step and launch it; None: there is nothing to compute, or not yet."""
@@ -173,9 +173,8 @@ class Engine:
         scheduler = self._scheduler
         number = scheduler.num_steps
         plan = scheduler.schedule(started)
-        if scheduler.admission.last_change == started:
-            for observer in self._observers:
-                observer.time_passed(number, started)
+        if self._recorder is not None and scheduler.admission.last_change == started:
+            self._recorder.time_passed(number, started)
         if plan is None:
             return None
         work = work_of(plan, scheduler.num_attended_tokens, scheduler.config.block_size)
@@ -217,8 +216,8 @@ class Engine:
         ended = failed + scheduler.update(plan, output.token_ids)
         done = self._clock()
         seconds = done - max(step.started, self._done)
-        for observer in self._observers:
-            observer.stepped(plan, step.work, ended, seconds, ahead=ahead, failed_slots=output.failed_slots)
+        if self._recorder is not None:
+            self._recorder.stepped(plan, step.work, ended, seconds, ahead=ahead, failed_slots=output.failed_slots)
         computing = collected - max(step.planned, self._collected)
         self._measurements.observe(step.work, started=step.started, done=done, seconds=seconds, computing=computing)
         self._collected, self._done = collected, done
@@ -249,10 +248,10 @@ class Engine:
         )
         failed = self._scheduler.fail(plan)
         seconds = self._clock() - max(step.started, self._done)
-        for observer in self._observers:
-            observer.failed(plan, step.work, seconds, ahead=ahead)
+        if self._recorder is not None:
+            self._recorder.failed(plan, step.work, seconds, ahead=ahead)
             if self._in_flight is not None:
-                observer.failed(self._in_flight.plan, self._in_flight.work, 0.0)
+                self._recorder.failed(self._in_flight.plan, self._in_flight.work, 0.0)
         self._in_flight = None
         for request in failed:
             _log_failed(request, reason)

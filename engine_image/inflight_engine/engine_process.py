@@ -20,11 +20,9 @@ import msgspec
 from inflight_engine import logs
 from inflight_engine import placement as placing
 from inflight_engine.channel import ChannelClosedError, EngineChannel
-from inflight_engine.cost_fit.online import OnlineFit
 from inflight_engine.cuda_memory import let_segments_grow
 from inflight_engine.engine import Engine
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
-from inflight_engine.observer import EngineObserver
 from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -32,6 +30,7 @@ from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
 from inflight_engine.warm_up import reach_kernels, warm_up
+from inflight_fit.online import OnlineFit
 from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import Limits
 
@@ -73,9 +72,9 @@ def load(
         **config.scheduling,
     )
     scheduler = Scheduler(scheduler_config)
-    observers: list[EngineObserver] = []
+    recorder = None
     if config.record is not None:
-        observers.append(Recorder.to_file(config.record, scheduler_config, scheduler.is_cached))
+        recorder = Recorder.to_file(config.record, scheduler_config, scheduler.is_cached)
     on_cpu = info.device == "cpu"
     if not on_cpu:
         reach_kernels(runner, info, capacity)
@@ -86,7 +85,7 @@ def load(
     engine = Engine(
         scheduler,
         runner,
-        observers=observers,
+        recorder=recorder,
         step_times=step_times,
         cost_fit=OnlineFit(compiles=not on_cpu),
         announce=announce,

@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 
 from inflight_cost.model import StepWork
-from inflight_engine.cost_fit.online import OnlineFit
 from inflight_engine.messages import StepCost
 from inflight_engine.scheduler_inputs import SchedulerInputs
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
+from inflight_fit.online import OnlineFit
 
 
 class Measurements:
@@ -42,7 +42,7 @@ class Measurements:
         return self._step_times.longest(work)
 
     def observe(self, work: StepWork, *, started: float, done: float, seconds: float, computing: float) -> None:
-        """Take in a step, after the observers.
+        """Take in a step, after the recorder.
 
         Args:
             started, done: clock when its planning began and when its tokens were taken in.

@@ -2,60 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from inflight_cost.model import CostModel
 from inflight_engine.cache.swap import SwapRates
-from inflight_engine.observer import EngineObserver
+from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import FinishReason, Request
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_settings.limits import LimitsInForce
 
 
 class SchedulerInputs:
-    """Passes each input to the scheduler, then to the observers.
+    """Passes each input to the scheduler, then to the recorder.
 
     Attributes:
         limits: in force from the next step, and their revision, which the scheduler does not need.
     """
 
-    def __init__(self, scheduler: Scheduler, observers: Sequence[EngineObserver]) -> None:
+    def __init__(self, scheduler: Scheduler, recorder: Recorder | None) -> None:
         self.limits = LimitsInForce(scheduler.limits)
         self._scheduler = scheduler
-        self._observers = observers
+        self._recorder = recorder
 
     def add(self, request: Request) -> None:
         """Raises ValueError: the scheduler refuses it."""
         self._scheduler.add(request)
-        for observer in self._observers:
-            observer.added(request)
+        if self._recorder is not None:
+            self._recorder.added(request)
 
     def cancel(self, request_id: int, reason: FinishReason) -> bool:
         """End a request; False: there is none of that id."""
         known = self._scheduler.cancel(request_id, reason)
-        if known:
-            for observer in self._observers:
-                observer.cancelled(request_id, reason)
+        if known and self._recorder is not None:
+            self._recorder.cancelled(request_id, reason)
         return known
 
     def configure(self, limits: LimitsInForce, class_weights: dict[str, float]) -> None:
         """Raises ValueError: no such class, or a weight that is not a number above 0. Nothing is changed."""
         if class_weights:  # first: only they can be refused
             self._scheduler.set_class_weights(class_weights)
-            for observer in self._observers:
-                observer.weights(class_weights)
+            if self._recorder is not None:
+                self._recorder.weights(class_weights)
         if limits != self.limits:
             self.limits, self._scheduler.limits = limits, limits.limits
-            for observer in self._observers:
-                observer.limits(limits)
+            if self._recorder is not None:
+                self._recorder.limits(limits)
 
     def set_rates(self, rates: SwapRates) -> None:
         self._scheduler.preemptor.rates = rates
-        for observer in self._observers:
-            observer.rates(rates)
+        if self._recorder is not None:
+            self._recorder.rates(rates)
 
     def set_prefill_cost(self, cost: CostModel | None) -> None:
         """`cost`: None: no model fits well enough."""
         self._scheduler.deadlines.cost = cost
-        for observer in self._observers:
-            observer.prefill_cost(cost)
+        if self._recorder is not None:
+            self._recorder.prefill_cost(cost)

@@ -24,6 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "inflight_engine" / "native" / "lib"
+TESTS = HERE.parents[1] / "tests" / "engine" / "native"
 
 COMMON = [
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno"),
@@ -40,18 +41,16 @@ X86_VARIANTS = {
     "avx512bf16": [*AVX512, "-mavx512bf16"],
     **{"avx512": AVX512, "avx2": AVX2, "generic": []},
 }
-ARM_VARIANTS = {"bf16mmla": ["-march=armv8.2-a+bf16+i8mm"], "generic": []}
 # A variant that differs from another by these instructions alone shares its objects of sources that do not know them.
 EXTENDS = {
     "amx": ("avx512", "__AMX_"),
     "avx512bf16": ("avx512", "__AVX512BF16__"),
-    "bf16mmla": ("generic", "__ARM_FEATURE_MATMUL_INT8"),
 }
 # What `amx` computes, on any CPU with AVX2 and slowly: for tests only.
-X86_TEST_VARIANTS = {"amxemulated": [*AVX2, "-DINFLIGHT_EMULATE_TILES"]}
+X86_TEST_VARIANTS = {"amxemulated": [*AVX2, "-DINFLIGHT_EMULATE_TILES", f"-I{TESTS}"]}
 OTHER_VARIANTS: dict[str, list[str]] = {"generic": []}
 # By what the machine calls itself (`uname -m`).
-VARIANTS = {"x86_64": X86_VARIANTS, "AMD64": X86_VARIANTS, "aarch64": ARM_VARIANTS, "arm64": ARM_VARIANTS}
+VARIANTS = {"x86_64": X86_VARIANTS, "AMD64": X86_VARIANTS}
 TEST_VARIANTS = {"x86_64": X86_TEST_VARIANTS, "AMD64": X86_TEST_VARIANTS}
 
 
@@ -97,7 +96,7 @@ def build(out: Path = OUT, force: bool = False, tests: bool = False, machine: st
         subprocess.CalledProcessError: the compiler refused; what it said is on standard error.
     """
     sources = sorted(HERE.glob("*.cpp"))
-    newest = max(path.stat().st_mtime for path in [*sources, *HERE.glob("*.h"), Path(__file__)])
+    newest = max(path.stat().st_mtime for path in [*sources, *HERE.glob("*.h"), *TESTS.glob("*.h"), Path(__file__)])
     variants = VARIANTS.get(machine, OTHER_VARIANTS) | (TEST_VARIANTS.get(machine, {}) if tests else {})
     libraries = {name: out / f"libinflight-{name}.so" for name in variants}
     stale = [name for name, path in libraries.items() if force or not path.exists() or path.stat().st_mtime < newest]

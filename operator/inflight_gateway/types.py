@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from inflight_base.manifest import defaults
+from inflight_base.manifest.engines import EngineType
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.units import parse_duration, whole_bytes
 from inflight_cost.model import CostModel
@@ -75,6 +76,7 @@ class ServiceConfig:
     Attributes:
         uid: UID of the InferenceService.
         model: name that clients send (spec.model.servedName or its default).
+        engine: type of its engines.
         ttft_s, tpot_s: targets, in seconds. ttft_s is None without `spec.slo`.
         by_deadline: requests with a TTFT target wait in the order of the engine's policy `deadline`.
         classes: the first is the default; empty: one class, `default`.
@@ -91,6 +93,7 @@ class ServiceConfig:
     key: ServiceKey
     uid: str
     model: str
+    engine: EngineType = field(default_factory=EngineType)
     ttft_s: float | None = None
     ttft_per_token_s: float = 0.0
     tpot_s: float = parse_duration(defaults.TPOT_P95)

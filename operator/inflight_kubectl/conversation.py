@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from inflight_kubectl.answers import Answer, AnswerError, EventReader, refusal
+from inflight_kubectl.answers import Answer, AnswerError
 
 if TYPE_CHECKING:
-    import httpx
-
     from inflight_kubectl.engine_access import PortForward
     from inflight_kubectl.resources import Service
-
-PATH = "/v1/chat/completions"
 
 
 @dataclass(slots=True)
 class Conversation:
     """Attributes:
     options: fields of each request beside the messages: model, max_tokens, ...
+    headers: headers of each request.
     system: the system prompt; empty for none.
     messages: questions and answers so far, without the system prompt.
     """
 
     options: dict[str, Any]
+    headers: Mapping[str, str] = field(default_factory=dict)
     system: str = ""
     messages: list[dict[str, str]] = field(default_factory=list)
 
@@ -34,9 +33,7 @@ class Conversation:
         """Clears all questions and answers; the system prompt stays."""
         self.messages.clear()
 
-    def ask(
-        self, http: httpx.Client, forward: PortForward, question: str, show: Callable[[str], None]
-    ) -> tuple[Answer, bool]:
+    def ask(self, forward: PortForward, question: str, show: Callable[[str], None]) -> tuple[Answer, bool]:
         """Sends a question and reads the answer; both become part of the conversation.
 
         Args:
@@ -51,7 +48,7 @@ class Conversation:
         answer = Answer(time.monotonic())
         self.messages.append({"role": "user", "content": question})
         try:
-            self._read(http, forward, answer, show)
+            asyncio.run(self._read(forward, answer, show))
         except KeyboardInterrupt:
             whole = False
         except BaseException:
@@ -65,30 +62,19 @@ class Conversation:
             self.messages.pop()
         return answer, whole
 
-    def _read(self, http: httpx.Client, forward: PortForward, answer: Answer, show: Callable[[str], None]) -> None:
-        import httpx
+    async def _read(self, forward: PortForward, answer: Answer, show: Callable[[str], None]) -> None:
+        from inflight_kubectl.load.client import CHAT, Client, DisconnectedError
 
         system = [{"role": "system", "content": self.system}] if self.system else []
-        body = {
-            **self.options,
-            "messages": system + self.messages,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
+        usage = {"stream": True, "stream_options": {"include_usage": True}}
         try:
-            with http.stream("POST", PATH, json=body) as response:
-                if response.status_code != httpx.codes.OK:
-                    raise refusal(response.status_code, response.read())
-                reader = EventReader()
-                for chunk in response.iter_bytes():
-                    for data in reader.feed(chunk):
-                        if piece := answer.take(data, time.monotonic()):
-                            show(piece)
-        except httpx.HTTPError as error:
-            raise forward.problem or AnswerError(
-                f"the connection to the engine failed: {str(error) or type(error).__name__}"
-            ) from error
-        answer.check_whole()
+            async with Client(forward.url, {**forward.headers, **self.headers}) as client:
+                await client.ask(
+                    {**self.options, "messages": system + self.messages, **usage}, answer, path=CHAT, show=show
+                )
+        except DisconnectedError as error:
+            why = error.what.removeprefix("connection: ")
+            raise forward.problem or AnswerError(f"the connection to the engine failed: {why}") from error
 
 
 def served_name(service: Service) -> str:

@@ -21,7 +21,7 @@ from inflight_operator.keys import KEY_SECRET_NAME
 from inflight_operator.leader import LEASE_NAME
 from inflight_operator.reconcile.upgrades import UpgradeMode
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES
-from inflight_operator.render import EngineObservability
+from inflight_operator.render import VLLM_IMAGE, EngineObservability
 from inflight_operator.runtime import Options, run_operator
 
 EXAMPLE = """\
@@ -35,6 +35,8 @@ exit codes: 0 ended by SIGTERM or SIGINT, 1 could not start or lost its Lease, 2
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     arguments = build_parser().parse_args(argv)
+    if arguments.command == "export-vllm-plugin":
+        return _export_plugin(arguments.folder)
     logs.configure("inflight_operator", arguments.log_format, arguments.log_level)
     options = Options(
         kubeconfig=arguments.kubeconfig,
@@ -47,6 +49,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         metrics_port=arguments.metrics_port,
         engine_image=arguments.engine_image,
         engine_pull_policy=arguments.engine_image_pull_policy,
+        vllm_image=arguments.vllm_image,
+        plugin_image=arguments.plugin_image,
         interval=arguments.interval,
         admin_peers=arguments.admin_peers,
         upgrade=arguments.engine_upgrade,
@@ -109,6 +113,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--engine-image", required=True, metavar="IMAGE", help="engine image of services without spec.engine.image"
+    )
+    run.add_argument(
+        "--vllm-image",
+        default=VLLM_IMAGE,
+        metavar="IMAGE",
+        help=f"image of services of spec.engine.type vllm without spec.engine.image (default: {VLLM_IMAGE})",
+    )
+    run.add_argument(
+        "--plugin-image",
+        default="",
+        metavar="IMAGE",
+        help="this program's own image, from which pods of spec.engine.type vllm copy Inflight's plugin for vLLM"
+        " (default: none, and such pods need spec.engine.plugin false)",
     )
     run.add_argument(
         "--engine-image-pull-policy",
@@ -243,7 +260,26 @@ def build_parser() -> argparse.ArgumentParser:
         default=False,
         help="a log line for each request of engines whose service does not set it in spec.engine.logs",
     )
+    export = commands.add_parser(
+        "export-vllm-plugin",
+        help="copy Inflight's plugin for vLLM into a folder",
+        description="Copies Inflight's plugin for vLLM, with all that it imports and vLLM's image lacks, into a folder"
+        " for PYTHONPATH. Pods of spec.engine.type vllm run it before vLLM starts.",
+    )
+    export.add_argument("folder", type=Path, metavar="FOLDER", help="folder to write to; created when it is missing")
     return parser
+
+
+def _export_plugin(folder: Path) -> int:
+    # Imported here: the operator itself does not need it.
+    from inflight_vllm.export import export
+
+    try:
+        export(folder)
+    except OSError as error:
+        print(f"error: the plugin cannot be copied: {error}", file=sys.stderr)
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

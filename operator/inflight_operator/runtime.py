@@ -32,7 +32,7 @@ from inflight_operator.observe.scrape import ScrapePool
 from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSettings
 from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, DecisionRecorder
-from inflight_operator.render import EngineObservability, Settings
+from inflight_operator.render import VLLM_IMAGE, EngineObservability, Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.telemetry.web import Heartbeat, WebServer
 from inflight_operator.watch.handlers import build_registry, kopf_connection
@@ -58,6 +58,8 @@ class Options:
         endpoint_picker: whether the gateway's pods serve other gateways as their endpoint picker.
         metrics_port: for /metrics and /healthz.
         engine_image: image of services whose spec names none.
+        vllm_image: image of services of type vllm whose spec names none.
+        plugin_image: this program's own image; empty if it does not run in a container.
         engine_pull_policy: pull policy of all engine pods; empty takes the default of Kubernetes.
         interval: seconds between two rounds of a service, and between two scrapes of a pod.
         admin_peers: NetworkPolicyPeers that may reach the engines' admin port beside the operator.
@@ -87,6 +89,8 @@ class Options:
     observability: EngineObservability = field(default_factory=EngineObservability)
     gateway_service: str = ""
     endpoint_picker: bool = False
+    vllm_image: str = VLLM_IMAGE
+    plugin_image: str = ""
 
 
 async def run_operator(options: Options) -> int:
@@ -231,6 +235,8 @@ def _settings(options: Options, available_apis: frozenset[str]) -> Settings:
     return Settings(
         engine_image=options.engine_image,
         engine_pull_policy=options.engine_pull_policy,
+        vllm_image=options.vllm_image,
+        plugin_image=options.plugin_image,
         available_apis=available_apis,
         operator_namespace=os.environ.get("POD_NAMESPACE"),
         admin_peers=options.admin_peers,

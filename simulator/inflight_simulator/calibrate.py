@@ -11,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.cost_fit.fit import fit_steps
-from inflight_engine.cost_fit.least_squares import Floats
 from inflight_engine.recording.lines import Step
 from inflight_engine.recording.reader import Recording, RecordingError
+from inflight_fit.fit import fit_steps
+from inflight_fit.least_squares import Floats
 from inflight_simulator.cost import LLAMA_8B_H100, check_cost, write_cost
 from inflight_simulator.errors import InputError
 from inflight_simulator.flags import COST_FLAGS

@@ -33,6 +33,8 @@ VALUES = {
 
 NO_VALUE = {
     "engine-image",
+    "plugin-image",
+    "vllm-image",
     "gateway-service",
     "gateway-endpoint-picker",
     "kubeconfig",

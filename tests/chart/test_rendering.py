@@ -86,6 +86,14 @@ def test_images_take_the_chart_version_unless_a_tag_is_given(helm):
     assert "--engine-image=inflight-engine:dev" in arguments_of(objects)
 
 
+def test_pods_of_vllm_get_the_plugin_from_the_operators_image_and_vllm_from_its_own(helm):
+    objects = helm.objects("--set", "image.repository=registry.example/operator,image.tag=dev,vllm.image.tag=v0.31.0")
+    assert flag(objects, "plugin-image") == ["registry.example/operator:dev"]
+    assert flag(objects, "vllm-image") == ["vllm/vllm-openai:v0.31.0"]
+    refused = helm.template("--set", "vllm.image.tag=")
+    assert "vllm.image needs a tag or a digest" in refused.stderr
+
+
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 

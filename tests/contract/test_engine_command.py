@@ -14,7 +14,7 @@ from inflight_operator.api.scheduling import BOUNDS
 from inflight_operator.api.types import Engine, Scheduling
 from inflight_operator.api.types import ServiceClass as APIServiceClass
 from inflight_operator.render import EngineObservability
-from inflight_operator.render.pod import engine_command
+from inflight_operator.render.engines.inflight import engine_command
 from inflight_settings.scheduling import PreemptionMode, ServiceClass
 from tests.operator.render.services import CPU, EVERYTHING, make
 

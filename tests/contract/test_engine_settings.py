@@ -12,7 +12,7 @@ from inflight_operator.api.engine import KVCache, Model, StartOptions
 from inflight_operator.api.scheduling import BOUNDS, ClassSLO, Scheduling, ServiceClass
 from inflight_operator.api.setting import settings_in
 from inflight_operator.render.engine_flags import seconds
-from inflight_operator.render.pod import engine_probes
+from inflight_operator.render.engines.inflight import engine_probes
 from inflight_settings.flags import parser_of
 from inflight_settings.scheduling import SchedulingSettings
 from inflight_settings.server import ServerSettings

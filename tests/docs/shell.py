@@ -27,6 +27,7 @@ OTHERS = {
     "base64",
     "tools/bench/gpu.sh",
     "pip",
+    "vllm",
 }
 """Programs that are not looked into."""
 FOLDERS = ("examples/", "helm/", "simulator/", "engine_image/", "operator/", "bench/")

@@ -18,7 +18,6 @@ from inflight_engine.messages import (
     RecordFlushed,
     Starting,
 )
-from inflight_engine.observer import EngineObserver
 from inflight_engine.output import StepOutput, TokenLogprobs
 from inflight_engine.recording.lines import LimitsChanged, TimePassed, WeightsChanged
 from inflight_engine.recording.reader import Recording
@@ -126,7 +125,7 @@ def swapping_engine(breaks):
 def make_engine(failing_steps=frozenset(), record=None, runner=None, config=CONFIG, **parts):
     scheduler = Scheduler(config)
     if record is not None:
-        parts["observers"] = [Recorder.to_file(str(record), config, scheduler.is_cached)]
+        parts["recorder"] = Recorder.to_file(str(record), config, scheduler.is_cached)
     return Engine(scheduler, StandIn(failing_steps) if runner is None else runner, **parts)
 
 
@@ -432,11 +431,12 @@ def test_only_what_changes_is_recorded(tmp_path):
     ]
 
 
-class Heard(EngineObserver):
-    """Notes what it hears."""
+class Heard:
+    """Notes what a recorder hears."""
 
     def __init__(self):
         self.log = []
+        self.limits = self.weights = self.rates = self.prefill_cost = self.time_passed = lambda *_: None
 
     def added(self, request):
         self.log.append(("added", request.request_id))
@@ -451,16 +451,15 @@ class Heard(EngineObserver):
         self.log.append(("cancelled", request_id, reason))
 
 
-def test_observers_hear_of_steps_and_of_what_the_scheduler_is_told_in_order():
-    observers = [Heard(), Heard(), EngineObserver()]
-    engine = make_engine(runner=AheadStandIn(failing_collections={3}), observers=observers)
+def test_the_recorder_hears_of_steps_and_of_what_the_scheduler_is_told_in_order():
+    recorder = Heard()
+    engine = make_engine(runner=AheadStandIn(failing_collections={3}), recorder=recorder)
     engine.handle(add(1, [1], max_tokens=2))
     engine.step()
     engine.handle(add(2, [2]))
     engine.handle(CancelRequest(9, FinishReason.ABORT))
     run(engine)
-    assert observers[0].log == observers[1].log
-    assert observers[0].log == [
+    assert recorder.log == [
         *(("added", 1), ("stepped", 0, [], True), ("added", 2), ("stepped", 1, [1], True), ("stepped", 2, [], True)),
         *(("failed", 3, True), ("failed", 4, False), ("cancelled", 2, FinishReason.ERROR)),
     ]

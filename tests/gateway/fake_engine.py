@@ -9,7 +9,8 @@ from typing import Any, Self
 from urllib.parse import unquote
 
 from tests.gateway.relay.fake_engine import frames_for
-from tools.standin.connection import Connection, Request, TaskConnection, listen
+from tests.standin import TaskConnection
+from tools.standin.connection import Connection, Request, listen
 
 
 @dataclass

@@ -4,7 +4,7 @@ import asyncio
 import json
 from contextlib import asynccontextmanager
 
-from tools.standin.connection import served
+from tests.standin import served
 
 
 class StandInForward:

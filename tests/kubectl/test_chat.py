@@ -1,8 +1,10 @@
 """Conversations: sent requests, kept messages, and ends of answers, with a stand-in for the engine."""
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import ClassVar
 
-import httpx
 import pytest
 from click.testing import CliRunner
 
@@ -17,13 +19,10 @@ from tests.kubectl.objects import body
 class Forward:
     """Stands in for `PortForward`."""
 
-    problem = None
+    headers: ClassVar = {"host": "chat.team"}
 
-    def __init__(self, http=None):
-        self.http = http
-
-    def client(self, **_):
-        return self.http
+    def __init__(self, url="http://127.0.0.1:1", problem=None):
+        self.url, self.problem = url, problem
 
     def __enter__(self):
         return self
@@ -43,30 +42,41 @@ def events(*pieces, end="stop", usage=True, done=True):
 
 
 class Engine:
-    """Stands in for an engine: gives the prepared answers in turn."""
+    """Stands in for an engine: gives the prepared answers in turn, of text or (status, text)."""
 
     def __init__(self, *answers):
-        self.answers = list(answers)
-        self.bodies = []
-        self.http = httpx.Client(transport=httpx.MockTransport(self._answer), base_url="http://engine")
+        self.answers, self.bodies, self.headers = list(answers), [], []
+        engine = self
 
-    def _answer(self, request):
-        self.bodies.append(json.loads(request.content))
-        answer = self.answers.pop(0)
-        return answer if isinstance(answer, httpx.Response) else httpx.Response(200, text=answer)
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self):
+                engine.headers.append(self.headers)
+                engine.bodies.append(json.loads(self.rfile.read(int(self.headers["content-length"]))))
+                answer = engine.answers.pop(0)
+                status, text = (200, answer) if isinstance(answer, str) else answer
+                self.send_response(status)
+                self.end_headers()
+                self.wfile.write(text.encode())
+
+            def log_message(self, *_): ...
+
+        server = HTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        self.forward = Forward(f"http://127.0.0.1:{server.server_port}")
 
 
 def asked(conversation, engine, question, show=lambda piece: None):
-    return conversation.ask(engine.http, Forward(), question, show)
+    return conversation.ask(engine.forward, question, show)
 
 
 def test_an_answer_is_shown_as_it_comes_and_the_next_question_has_it():
     engine, shown = Engine(events("Blue", "."), events("Yes")), []
-    conversation = Conversation({"model": "chat"}, "Be brief.")
+    conversation = Conversation({"model": "chat"}, {"authorization": "Bearer ifk_1"}, "Be brief.")
     answer, whole = asked(conversation, engine, "A colour?", shown.append)
-    assert (answer.text, whole, shown) == ("Blue.", True, ["Blue", "."])
+    assert (answer.text, whole, [piece for piece in shown if piece]) == ("Blue.", True, ["Blue", "."])
     assert (answer.prompt_tokens, answer.completion_tokens, answer.finish_reason) == (12, 2, "stop")
     asked(conversation, engine, "Sure?")
+    assert (engine.headers[1]["host"], engine.headers[1]["authorization"]) == ("chat.team", "Bearer ifk_1")
     assert engine.bodies[1]["messages"] == [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "A colour?"},
@@ -92,7 +102,7 @@ def test_ctrl_c_ends_the_answer_and_keeps_what_came():
     [
         (events("Blue", done=False), "ended in the middle"),
         ('data: {"error": {"message": "the engine restarts"}}\n\n', "the engine restarts"),
-        (httpx.Response(503, json={"error": {"message": "draining"}}), "503: draining. No engine takes requests now"),
+        ((503, '{"error": {"message": "draining"}}'), "503: draining. No engine takes requests now"),
         ("data: nonsense\n\n", "no JSON"),
     ],
     ids=["cut", "error event", "refused", "no event"],
@@ -132,7 +142,7 @@ def run(monkeypatch):
                 return Service.of(body(name))
 
         monkeypatch.setattr("inflight_kubectl.cluster.Target.connect", lambda target: Cluster())
-        monkeypatch.setattr("inflight_kubectl.engine_access.forward_to_service", lambda *_: Forward(engine.http))
+        monkeypatch.setattr("inflight_kubectl.engine_access.forward_to_service", lambda *_: engine.forward)
         return CliRunner().invoke(COMMAND, ["chat", *flags], input=stdin)
 
     return run
@@ -158,7 +168,7 @@ def test_no_question_at_all_is_an_error(run):
 
 
 def test_a_session_goes_on_after_errors_and_ends_with_ctrl_d(monkeypatch, capsys):
-    engine = Engine(httpx.Response(503, json={"error": "busy"}), events("Blue"), events("Hello"))
+    engine = Engine((503, '{"error": "busy"}'), events("Blue"), events("Hello"))
     lines = iter(["A colour?", "Again", "/system Be kind.", "/stats", "Hi", "/nonsense", "/help", "/reset", ""])
 
     def typed(prompt):
@@ -169,7 +179,7 @@ def test_a_session_goes_on_after_errors_and_ends_with_ctrl_d(monkeypatch, capsys
 
     monkeypatch.setattr("builtins.input", typed)
     conversation = Conversation({})
-    _Session(conversation, engine.http, Forward(), "chat", stats=False).run()
+    _Session(conversation, engine.forward, "chat", stats=False).run()
     out, err = capsys.readouterr()
     assert out.split() == ["Blue", "Hello"]
     assert "the service answers 503: busy" in err
@@ -180,14 +190,10 @@ def test_a_session_goes_on_after_errors_and_ends_with_ctrl_d(monkeypatch, capsys
 
 
 def test_problems_of_the_forward_come_before_those_of_the_connection():
-    def fail(request):
-        raise httpx.ReadError("")
-
-    http = httpx.Client(transport=httpx.MockTransport(fail), base_url="http://engine")
-    forward = Forward()
-    forward.problem = Problem("no pod is ready to take requests")
     with pytest.raises(Problem, match="no pod is ready"):
-        Conversation({}).ask(http, forward, "Hi", lambda piece: None)
+        Conversation({}).ask(Forward(problem=Problem("no pod is ready to take requests")), "Hi", lambda piece: None)
+    with pytest.raises(AnswerError, match="the connection to the engine failed: ClientConnectorError"):
+        Conversation({}).ask(Forward(), "Hi", lambda piece: None)
 
 
 @pytest.mark.parametrize(("terminal", "shown"), [(True, "a[2Jb\tc\nd"), (False, "a\x1b[2Jb\tc\nd\x9b")])

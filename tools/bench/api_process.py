@@ -1,7 +1,7 @@
 """Throughput of one API process in tokens/s and streams, with an engine process that computes nothing.
 
     python -m tools.bench.api_process [--streams N ...] [--tokens N] [--step-ms MS | --rate N | --saturated]
-        [--together N] [--whole] [--progress] [--profile] [--server FLAGS]
+        [--together N] [--whole] [--progress] [--server FLAGS]
 
 A stand-in for the engine process sends a token for each stream in every step, over the real socket and in the real
 messages; clients in a process of their own read the answers. By default steps are so slow that every token is an event
@@ -21,11 +21,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import cProfile
 import http.client
 import multiprocessing
 import os
-import pstats
 import shlex
 import signal
 import socket
@@ -69,19 +67,13 @@ class _CountingEngine(EngineProcess):
         self.socket.close()
 
 
-def _serve(sock: socket.socket, listener: socket.socket, profile: bool, flags: Sequence[str]) -> None:
+def _serve(sock: socket.socket, listener: socket.socket, flags: Sequence[str]) -> None:
     parser = argparse.ArgumentParser()
     add_serve_flags(parser)
     config = read_config(parser, [MODEL, "--max-queued-requests=100000", *flags])
     if flags:
         logs.configure(config.engine.log_format, config.engine.log_level)
-    profiler = cProfile.Profile()
-    if profile:
-        profiler.enable()
     run(config, _CountingEngine(sock), listener)
-    if profile:
-        profiler.disable()
-        pstats.Stats(profiler).sort_stats("tottime").print_stats(35)
 
 
 def _read_answers(
@@ -181,7 +173,6 @@ def measure(
     together: int = 1,
     whole: bool = False,
     progress: bool = False,
-    profile: bool = False,
     server: Sequence[str] = (),
 ) -> Cost:
     """Measures the cost of `streams` answers of `tokens`.
@@ -191,14 +182,13 @@ def measure(
         together: steps that are sent at once.
         whole: answers are not streamed.
         progress: answers come in progress frames.
-        profile: print where the API process spends its time.
         server: flags of the server.
     """
     text = load_tokenizer(resolve(MODEL)).encode(_TEXT)
     ours, theirs = socket.socketpair()
     listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
     context = multiprocessing.get_context("fork")
-    api = context.Process(target=_serve, args=(theirs, listener, profile, server))
+    api = context.Process(target=_serve, args=(theirs, listener, server))
     api.start()
     theirs.close()
     engine = _Engine(ours, streams)
@@ -234,7 +224,6 @@ def main() -> None:
     parser.add_argument("--together", type=int, default=1, help="steps that are sent at once")
     parser.add_argument("--whole", action="store_true", help="answers are not streamed")
     parser.add_argument("--progress", action="store_true", help="answers come in progress frames")
-    parser.add_argument("--profile", action="store_true", help="print where the API process spends its time")
     parser.add_argument(
         "--server", type=shlex.split, default=[], metavar="FLAGS", help="flags of inflight-engine serve"
     )
@@ -250,7 +239,6 @@ def main() -> None:
             together=flags.together,
             whole=flags.whole,
             progress=flags.progress,
-            profile=flags.profile,
             server=flags.server,
         )
         print(

@@ -15,7 +15,7 @@ import tempfile
 import textwrap
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -299,7 +299,6 @@ def main() -> None:
         "--threads", type=number(int, 1, os.cpu_count() or 1), metavar="N",
         help="threads that compute (default: the engine's own)",
     )  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of the table")
     arguments = parser.parse_args()
     timer_cost = timer_cost_ns()
     with tempfile.TemporaryDirectory(prefix="engine-loop-") as folder:
@@ -318,11 +317,7 @@ def main() -> None:
         "threads": torch.get_num_threads(),
         "timer_cost_ns": timer_cost,
     }
-    if arguments.json:
-        sizes = [{**asdict(each), "meets_goal": each.meets_goal} for each in rows]
-        print(json.dumps({**facts, "goal_us": GOAL_MICROSECONDS, "sizes": sizes}, indent=2))
-    else:
-        print("\n".join(lines(facts, rows)))
+    print("\n".join(lines(facts, rows)))
 
 
 if __name__ == "__main__":

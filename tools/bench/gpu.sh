@@ -3,7 +3,7 @@
 # [--out FOLDER]; --help says what each stage does.
 #
 # Needs python3 (or $PYTHON) with torch 2.11 or newer, triton 3.6 or newer, numpy, safetensors and tokenizers;
-# transformers for the reference and as a peer, vLLM as a peer where it is there. Without msgspec a stand-in serves all
+# transformers for the reference, vLLM as a peer where it is there. Without msgspec a stand-in serves all
 # but the server. For packages that are missing on a machine without network, fill a folder with wheels elsewhere:
 #   pip download --no-deps --only-binary :all: --python-version 3.12 -c constraints.txt -d wheels msgspec fastapi \
 #     starlette pydantic pydantic-core annotated-types typing-inspection uvicorn httptools opentelemetry-api

@@ -20,7 +20,6 @@ import urllib.request
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tools.measure.report import cpu_model
 from tools.measure.served import MODEL, served_engine
@@ -120,16 +119,12 @@ def measure_parts() -> dict[str, Seconds]:
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="How long the engine takes to be ready, and where that time goes.")
     parser.add_argument("--runs", type=int, default=5, help="starts, of which the median counts (default 5)")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
     arguments, flags = parser.parse_known_args(argv)
     if arguments.runs < 1:
         parser.error("--runs must be at least 1")
     measure_start(flags)  # brings files into the page cache
     runs = [measure_start(flags) | measure_parts() for _ in range(arguments.runs)]
     medians = {name: _median([run[name] for run in runs]) for name in runs[0]}
-    if arguments.json:
-        print(json.dumps(_as_json(medians, arguments.runs)))
-        return 0
     load = os.getloadavg()[0]
     print(f"{cpu_model()}, {os.cpu_count()} CPUs, load {load:.1f}; median of {arguments.runs}; goal {GOAL_SECONDS:g} s")
     for name, seconds in medians.items():
@@ -140,16 +135,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _median(of: Sequence[Seconds]) -> Seconds:
     return Seconds(statistics.median(run.wall for run in of), statistics.median(run.cpu for run in of))
-
-
-def _as_json(medians: dict[str, Seconds], runs: int) -> dict[str, Any]:
-    return {
-        "cpu": cpu_model(),
-        "runs": runs,
-        "seconds": {
-            name: {"wall": round(value.wall, 3), "cpu": round(value.cpu, 3)} for name, value in medians.items()
-        },
-    }
 
 
 def _children_cpu() -> float:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from inflight_kubectl.answers import Answer
+from inflight_kubectl.answers import Answer, AnswerError
 from inflight_kubectl.load.client import Client
 
 _READ_SECONDS = 300
@@ -58,7 +58,7 @@ async def run_load(url: str, jobs: Sequence[Job], *, vocab_size: int, seed: int 
     Prompts are random token ids, so that no two share a prefix.
 
     Raises:
-        AnswerError: a request was not answered whole.
+        ExceptionGroup: of AnswerErrors: requests that were not answered whole, or with another number of tokens.
     """
     rng = random.Random(seed)
     prompts = [[rng.randrange(vocab_size) for _ in range(job.prompt_tokens)] for job in jobs]
@@ -76,6 +76,8 @@ async def _send(client: Client, job: Job, prompt: list[int], started: float) -> 
     await asyncio.sleep(started + job.at - time.monotonic())
     answer = Answer(started)
     await client.ask(job.body(prompt), answer)
+    if answer.completion_tokens != job.output_tokens:
+        raise AnswerError(f"an answer has {answer.completion_tokens} tokens, not {job.output_tokens}")
     assert answer.first is not None, "a whole answer has a first token"
     assert answer.last is not None
     return Measured(job, answer.first - started, answer.last - started)

@@ -10,6 +10,7 @@ from tools.localcluster import choose, images, inference_pools, kubectl_program,
 from tools.localcluster.choose import Choice
 from tools.localcluster.docker_clusters import KindCluster, NamedCluster
 from tools.localcluster.errors import ClusterError
+from tools.localcluster.image_store import ImageStore
 from tools.localcluster.images import IMAGES
 from tools.localcluster.node import OwnNode
 from tools.localcluster.plane import apiserver_only
@@ -23,6 +24,7 @@ __all__ = [
     "inference_pool_crd",
     "kubeconfig_path",
     "kubectl",
+    "own_store",
     "prometheus",
     "promtool",
 ]
@@ -63,6 +65,18 @@ def build_image(
     """
     image = images.named(name)
     return chosen(progress).build(image.variant(tag, arguments or {}) if tag else image)
+
+
+def own_store(progress: Progress) -> ImageStore:
+    """The image store of the machine's own node, for images that no Dockerfile makes.
+
+    Raises:
+        ClusterError: the cluster is another one, or does not run.
+    """
+    cluster = chosen(progress)
+    if not isinstance(cluster, OwnNode):
+        raise ClusterError("images are imported into the machine's own node only, and the cluster is another one")
+    return cluster.require_store()
 
 
 def kubectl(*args: str, input: str | None = None, check: bool = True) -> str:

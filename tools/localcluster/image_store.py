@@ -6,7 +6,7 @@ import itertools
 import json
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -26,8 +26,9 @@ BUILDKIT_SOCKET = RUNTIME / "buildkitd.sock"
 NAMESPACE = "k8s.io"
 PAUSE_IMAGE = "localhost/pause:1"
 
-CACHE_LIMIT_BYTES = 24 * 10**9
-"""Build cache kept at most: two generations of the largest image and what its steps downloaded."""
+CACHE_LIMIT_BYTES = 16 * 10**9
+"""Build cache kept at most: one generation of the largest image, what its steps downloaded, and room for the next one.
+"""
 CACHE_KEPT_BYTES = 10 * 10**9
 """Build cache kept even on a full disk: one generation of the largest image."""
 FREE_DISK_BYTES = 10 * 10**9
@@ -96,9 +97,25 @@ class ImageStore:
         listing = self.ctr("images", "list", f"name=={reference}")
         return parse_image_size(listing, reference)
 
-    def import_archive(self, archive: Path) -> None:
-        """Import an image archive and unpack it, so that the first pod of it starts at once."""
-        self.ctr("images", "import", "--local", "--snapshotter", "overlayfs", str(archive))
+    def import_archive(self, archive: Path, *, keep_layers: bool = True) -> None:
+        """Import an image archive and unpack it, so that the first pod of it starts at once.
+
+        Args:
+            keep_layers: False: its files alone are kept, and not the layers beside them, which only other images on
+                top of it need.
+        """
+        options = () if keep_layers else ("--discard-unpacked-layers",)
+        self.ctr("images", "import", "--local", "--snapshotter", "overlayfs", *options, str(archive))
+
+    def remove_images(self, names: Collection[str]) -> None:
+        """Remove images, and what they alone held, once that is done."""
+        if names:
+            self.ctr("images", "remove", "--sync", *sorted(names))
+
+    def remove_replaced(self) -> None:
+        """Remove the images that builds took the name from. containerd keeps each under its digest, so that its layers
+        stay for ever. Call it without containers."""
+        self.remove_images(replaced_images(self.ctr("images", "list")))
 
     def import_binary(self, reference: str, binary: Path, user: str = "") -> None:
         """Make an image of one static program, like a Dockerfile `FROM scratch` would, and import it."""
@@ -265,6 +282,17 @@ def build_command(
         f"--output=type=image,name={image},unpack=true,compression=uncompressed",
     ]
     return command + [f"--opt=build-arg:{key}={value}" for key, value in build_args.items()]
+
+
+def replaced_images(listing: str) -> set[str]:
+    """Names from the table of `ctr images list` that are digests, of images that have no other name.
+
+    The plugin for Kubernetes names each image by the digest of its configuration, too (the third column is that of its
+    manifest).
+    """
+    targets = {fields[0]: fields[2] for fields in map(str.split, listing.splitlines()[1:]) if fields}
+    named = {target for name, target in targets.items() if not name.startswith("sha256:")}
+    return {name for name, target in targets.items() if name.startswith("sha256:") and target not in named}
 
 
 def parse_image_size(listing: str, reference: str) -> int:

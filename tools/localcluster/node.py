@@ -262,7 +262,9 @@ class OwnNode:
             # The data is thrown away: nothing is gained by waiting for open watches to end.
             self.processes.stop(name, grace_seconds=1)
         if chosen and self.processes.running("containerd"):
-            ImageStore(self.layout, chosen, self.processes).remove_containers()
+            store = ImageStore(self.layout, chosen, self.processes)
+            store.remove_containers()
+            store.remove_replaced()
         for name in stores:
             self.processes.stop(name)
         leftovers.sweep(self.layout)

@@ -39,7 +39,7 @@ def layer_of_files(path: Path, files: Mapping[str, tuple[bytes, int]]) -> None:
     """Write the layer `path`: name in the image -> (content, mode). The same input gives the same bytes."""
     with tarfile.open(path, "w") as tar:
         for name, (content, mode) in sorted(files.items()):
-            _add(tar, name.lstrip("/"), content, mode)
+            add(tar, name, content, mode)
 
 
 def write(path: Path, reference: str, layers: Sequence[Path], config: ImageConfig) -> None:
@@ -56,8 +56,8 @@ def write(path: Path, reference: str, layers: Sequence[Path], config: ImageConfi
         kind = {"schemaVersion": 2, "mediaType": f"{_TYPE}manifest.v1+json"}
         manifest = _add_blob(tar, "manifest.v1+json", {**kind, "config": head, "layers": described})
         manifest["annotations"] = {"io.containerd.image.name": reference}
-        _add(tar, "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
-        _add(tar, "index.json", _json({"schemaVersion": 2, "manifests": [manifest]}))
+        add(tar, "oci-layout", _json({"imageLayoutVersion": "1.0.0"}))
+        add(tar, "index.json", _json({"schemaVersion": 2, "manifests": [manifest]}))
         for layer, descriptor in zip(layers, described, strict=True):
             tar.add(layer, _blob_name(descriptor))
 
@@ -83,11 +83,12 @@ def _blob_name(descriptor: Mapping[str, Any]) -> str:
 def _add_blob(tar: tarfile.TarFile, kind: str, value: object) -> dict[str, Any]:
     content = _json(value)
     descriptor = _descriptor(kind, hashlib.sha256(content).hexdigest(), len(content))
-    _add(tar, _blob_name(descriptor), content)
+    add(tar, _blob_name(descriptor), content)
     return descriptor
 
 
-def _add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
-    entry = tarfile.TarInfo(name)
+def add(tar: tarfile.TarFile, name: str, content: bytes, mode: int = 0o644) -> None:
+    """Add a file to a layer. The same input gives the same bytes."""
+    entry = tarfile.TarInfo(name.lstrip("/"))
     entry.size, entry.mode = len(content), mode
     tar.addfile(entry, io.BytesIO(content))

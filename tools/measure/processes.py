@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,57 +38,24 @@ def process_cpu(pid: int) -> float:
 
 def family_cpu(pid: int) -> float:
     """User and system time of a process and its living descendants, in seconds."""
-    return sum(process_cpu(each) for each in _family(pid))
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """Seconds of all threads of a process. Attributes: ran: on a core. waited: ready to run, for a core."""
-
-    ran: float
-    waited: float
-
-    def __add__(self, other: Scheduled) -> Scheduled:
-        return Scheduled(self.ran + other.ran, self.waited + other.waited)
-
-    def __sub__(self, before: Scheduled) -> Scheduled:
-        return Scheduled(self.ran - before.ran, self.waited - before.waited)
-
-
-def scheduled(pid: int) -> Scheduled:
-    """Reads /proc/PID/task/*/schedstat (sched-stats, in the kernel's documentation)."""
-    total = Scheduled(0.0, 0.0)
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with suppress(OSError):  # a thread that has ended
-            ran, waited, _ = (task / "schedstat").read_text().split()
-            total += Scheduled(int(ran) / 1e9, int(waited) / 1e9)
-    return total
-
-
-def family_scheduled(pid: int) -> Scheduled:
-    """Returns the use of CPU by a process and its living descendants."""
-    return sum((scheduled(each) for each in _family(pid)), Scheduled(0.0, 0.0))
-
-
-def family_resident_mib(pid: int) -> float:
-    """Resident memory of a process and its living descendants, in MiB."""
-    return sum(memory(Path(f"/proc/{each}/status").read_text()).now for each in _family(pid)) / 2**20
+    return sum(process_cpu(each) for each in family(pid))
 
 
 def family_memory_mib(pid: int) -> float:
     """Proportional set size of a process and its living descendants, in bytes."""
     total = 0
-    for each in _family(pid):
+    for each in family(pid):
         rollup = Path(f"/proc/{each}/smaps_rollup").read_text()
         total += next(int(line.split()[1]) for line in rollup.splitlines() if line.startswith("Pss:"))
     return total / 1024
 
 
-def _family(pid: int) -> Iterator[int]:
+def family(pid: int) -> Iterator[int]:
+    """Yields a process and its living descendants."""
     yield pid
     for children in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in children.read_text().split():
-            yield from _family(int(child))
+            yield from family(int(child))
 
 
 def busy_seconds(stat: str) -> float:

@@ -8,8 +8,7 @@ import time
 from collections.abc import Sequence
 
 from tools.localcluster import ClusterError
-from tools.prometheus.answers import ask, load
-from tools.prometheus.grafana import Window
+from tools.prometheus.answers import Window, ask, load
 from tools.prometheus.monitors import watching
 from tools.prometheus.prometheus import PrometheusError
 from tools.signals import exit_code
@@ -51,10 +50,11 @@ def check(options: argparse.Namespace) -> int:
         for dashboard in load().values():
             window = Window(begun, time.time(), options.interval)
             answers = ask(prometheus, dashboard, window, wanted)
-            print(f"{answers.dashboard}: {len(answers.answers)} queries, {len(answers.problems)} without data")
-            for answer in answers.problems:
+            missing = [answer for answer in answers if answer.problem]
+            print(f"{dashboard['title']}: {len(answers)} queries, {len(missing)} without data")
+            for answer in missing:
                 print(f"  {answer}")
-            problems += len(answers.problems)
+            problems += len(missing)
     return 1 if problems else 0
 
 

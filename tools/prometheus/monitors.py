@@ -5,18 +5,16 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import yaml
-
 from inflight_base.manifest import Manifest
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.monitor import pod_monitor
-from tools.localcluster import ClusterError, kubeconfig_path, kubectl, prometheus
+from tools.localcluster import ClusterError, kubeconfig_path, kubectl, kubectl_program, prometheus
 from tools.localcluster.files import write_json
 from tools.localcluster.progress import meanwhile
 from tools.prometheus.prometheus import Prometheus, started
@@ -48,41 +46,24 @@ def access(kubeconfig: Path, folder: Path) -> Access:
     Raises:
         ClusterError: the user of its current context has neither a certificate nor a token.
     """
-    config = yaml.safe_load(kubeconfig.read_text())
-    context = _named(config["contexts"], config["current-context"])["context"]
-    cluster = _named(config["clusters"], context["cluster"])["cluster"]
-    user = _named(config["users"], context["user"])["user"]
+    # With the current context alone, and the content of all files that it names.
+    shown = ("config", "view", "--raw", "--minify", "--flatten", "--output=json")
+    config = json.loads(kubectl_program.run(kubeconfig, shown))
+    cluster, user = config["clusters"][0]["cluster"], config["users"][0]["user"]
     tls = {
-        key: path
+        key: _written(folder / f"{name}.pem", base64.b64decode(data))
         for key, name, source in (
             ("ca_file", "certificate-authority", cluster),
             ("cert_file", "client-certificate", user),
             ("key_file", "client-key", user),
         )
-        if (path := _file(source, name, folder))
+        if (data := source.get(f"{name}-data"))
     }
-    token = _token_file(user, folder)
+    token = _written(folder / "token", user["token"].encode()) if "token" in user else user.get("tokenFile")
     if "key_file" not in tls and not token:
         raise ClusterError(f"the user of {kubeconfig} has neither a client certificate nor a token for Prometheus")
     server = urlsplit(cluster["server"])
     return Access(f"{server.hostname}:{server.port or 443}", tls, token)
-
-
-def _named(items: Iterable[dict[str, Any]], name: str) -> dict[str, Any]:
-    return next(item for item in items if item["name"] == name)
-
-
-def _file(source: Manifest, name: str, folder: Path) -> str | None:
-    """Path of a file that a kubeconfig names, or holds in base64."""
-    if data := source.get(f"{name}-data"):
-        return _written(folder / f"{name}.pem", base64.b64decode(data))
-    return source.get(name)
-
-
-def _token_file(user: Manifest, folder: Path) -> str | None:
-    if token := user.get("token"):
-        return _written(folder / "token", token.encode())
-    return user.get("tokenFile")
 
 
 def _written(path: Path, content: bytes) -> str:

@@ -2,8 +2,8 @@
 health and limits.
 
 Commands come as JSON lines on standard input, and the process ends with it:
-`{"pods": [[ip, uid, token], ...]}`, `{"waiting": [value, [ip, ...]]}`, `{"hung": [value, [ip, ...]]}`, `{"counts": 0}`.
-The last is answered with a line of `Counts`.
+`{"pods": [[ip, uid, token], ...]}`, `{"waiting": [value, [ip, ...]]}`, `{"hung": [value, [ip, ...]]}`, `{"pages": 0}`.
+The last is answered with a line: the number of metrics pages that were answered.
 """
 
 from __future__ import annotations
@@ -12,40 +12,19 @@ import asyncio
 import json
 import sys
 import time
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
-from inflight_engine.server.admin import signature as admin_signature
-from inflight_engine.server.admin.signature import PROOF_HEADER, SCHEME
-from inflight_engine.server.errors import ApiError
+from inflight_contract import admin_signature
+from inflight_contract.admin_signature import PROOF_HEADER, SCHEME
+from inflight_contract.errors import ApiError
 from tools.standin.connection import Connection, Request, listen
 from tools.standin.page_text import CAPACITY, EngineState, Pages
 
 PORTS = (8000, 8001)
 """Serving and admin port."""
 _COMMAND_BYTES = 2**24
-
-
-@dataclass(slots=True)
-class Counts:
-    """Counts since the start.
-
-    Attributes:
-        connections: accepted connections.
-        pages: metrics pages answered.
-        unanswered: requests to pods that hang.
-        patches: limits taken.
-        refused: calls for admins without a right token or signature.
-        others: all other requests.
-    """
-
-    connections: int = 0
-    pages: int = 0
-    unanswered: int = 0
-    patches: int = 0
-    refused: int = 0
-    others: int = 0
 
 
 @dataclass(slots=True)
@@ -60,11 +39,11 @@ class Pod:
 
 @dataclass(slots=True)
 class Engines:
-    """All fake engines, by address."""
+    """All fake engines, by address. Attributes: answered: metrics pages since the start."""
 
     pages: Pages = field(default_factory=Pages)
-    counts: Counts = field(default_factory=Counts)
     pods: dict[str, Pod] = field(default_factory=dict)
+    answered: int = 0
 
     def at(self, address: str) -> Pod:
         pod = self.pods.get(address)
@@ -97,54 +76,47 @@ class Page(Connection):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._pod_address: str = transport.get_extra_info("sockname")[0]
-        self._engines.counts.connections += 1
 
     def answer(self, request: Request) -> None:
-        pod, counts = self._engines.at(self._pod_address), self._engines.counts
+        pod = self._engines.at(self._pod_address)
         path, _, query = request.target.decode().partition("?")
         if pod.is_hung:
-            counts.unanswered += 1
-        elif path == "/metrics":
-            counts.pages += 1
+            return
+        if path == "/metrics":
+            self._engines.answered += 1
             page = self._engines.pages.page(query).render(pod.state, monotonic())
             self.whole(page, b"text/plain; version=0.0.4; charset=utf-8")
         elif request.method == b"PATCH" and path == "/v1/runtime_config":
             self._patch(pod, path, request)
+        elif path == "/v1/runtime_config":
+            self.whole(_runtime_config(pod.state))
+        elif path in ("/health", "/ready"):
+            self.whole(b'{"status": "ok"}')
         else:
-            counts.others += 1
-            if path == "/v1/runtime_config":
-                self.whole(_runtime_config(pod.state))
-            elif path in ("/health", "/ready"):
-                self.whole(b'{"status": "ok"}')
-            else:
-                self.whole(b'{"error": {"message": "there is no such path"}}', status=b"404 Not Found")
+            self.whole(b'{"error": {"message": "there is no such path"}}', status=b"404 Not Found")
 
     def _patch(self, pod: Pod, path: str, request: Request) -> None:
         try:
             proof = _proof(pod, path, request)
         except ApiError as error:
-            self._engines.counts.refused += 1
             self.whole(json.dumps({"error": {"message": error.message}}).encode(), status=b"401 Unauthorized")
             return
-        self._engines.counts.patches += 1
         change, state = json.loads(request.body), pod.state
         state.max_num_seqs = change.get("max_num_seqs", state.max_num_seqs)
         state.max_num_batched_tokens = change.get("max_num_batched_tokens", state.max_num_batched_tokens)
         state.revision = change.get("revision", state.revision)
-        self.whole(_runtime_config(state), headers=f"{PROOF_HEADER}: {proof}\r\n".encode() if proof else b"")
+        self.whole(_runtime_config(state), headers=f"{PROOF_HEADER}: {proof}\r\n".encode())
 
 
 def _proof(pod: Pod, path: str, request: Request) -> str:
-    """Returns the proof for a signed call; empty for a call with the token itself.
+    """Returns the proof for a signed call, which is the operator's only kind.
 
     Raises:
-        ApiError: the call is for another pod or has no right token or signature.
+        ApiError: the call is for another pod or has no right signature.
     """
     scheme, _, parameters = request.header(b"authorization").decode("latin-1").partition(" ")
-    if pod.token is None or (scheme != SCHEME and (scheme, parameters) != ("Bearer", pod.token)):
-        raise ApiError(401, "wrong token")
-    if scheme == "Bearer":
-        return ""
+    if pod.token is None or scheme != SCHEME:
+        raise ApiError(401, "no signature")
     call, token = admin_signature.parse(parameters), pod.token.encode()
     admin_signature.check_target(call, pod.uid, time.time())
     admin_signature.check_signature(call, token, "PATCH", path, request.body)
@@ -173,8 +145,8 @@ async def serve(host: str = "0.0.0.0", ports: tuple[int, ...] = PORTS) -> None:
     print("ready", flush=True)
     async for line in reader:
         command = json.loads(line)
-        if "counts" in command:
-            print(json.dumps(asdict(engines.counts)), flush=True)
+        if "pages" in command:
+            print(engines.answered, flush=True)
         else:
             engines.command(command)
     for server in servers:

@@ -35,25 +35,19 @@ class Fp8Weights:
         elif not scheme.rounds_activations:
             log.info("float8 weights are dequantized: the checkpoint was made for activations that are not quantized")
 
-    def get(self, name: str) -> torch.Tensor:
-        tensor = self._stored.get(name)
-        if tensor.dtype not in _FLOAT8:
-            return tensor
-        return tensor.float() * self._scale(name, tensor.shape)
+    def get(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
+        matrix = self.matrix(name, dim, part)
+        return matrix.dequantized(torch.float32) if isinstance(matrix, Fp8Matrix) else matrix
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._stored.shape(name)
 
-    def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
-        matrix = self.matrix(name, dim, range(start, end))
-        return matrix.dequantized(torch.float32) if isinstance(matrix, Fp8Matrix) else matrix
-
     def matrix(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor | Fp8Matrix:
-        shape = self.shape(name)
-        part = range(shape[dim]) if part is None else part
-        values = self._stored.part(name, dim, part.start, part.stop)
+        values = self._stored.get(name, dim, part)
         if values.dtype not in _FLOAT8:
             return values
+        shape = self.shape(name)
+        part = range(shape[dim]) if part is None else part
         scale = self._scale(name, shape)
         is_of_rows = scale.shape[1] == 1
         scale = scale.expand(shape)

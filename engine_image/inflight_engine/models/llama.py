@@ -184,10 +184,7 @@ class _Reader:
     def tensor(self, name: str, *shape: int, dim: int = 0, part: range | None = None) -> torch.Tensor:
         """Read a tensor of this shape, or a part of one dimension."""
         self._check_shape(name, shape)
-        if part is None or len(part) == shape[dim]:
-            tensor = self._weights.get(name)
-        else:
-            tensor = self._weights.part(name, dim, part.start, part.stop)
+        tensor = self._weights.get(name, dim, None if part is None or len(part) == shape[dim] else part)
         return tensor.to(device=self._device, dtype=self._dtype).contiguous()
 
     def by_columns(self, has_bias: bool, inputs: int, outputs: dict[str, tuple[int, range]]) -> Linear:

@@ -31,13 +31,11 @@ class StoredTensors(Protocol):
 
     def __contains__(self, name: str) -> bool: ...
 
-    def get(self, name: str) -> torch.Tensor:
-        """Raises ValueError where there is none."""
+    def get(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
+        """Read a tensor or a part of it, as `WeightSource.get`."""
         ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
-
-    def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +79,9 @@ def _unpack_part(
     per_word = _WORD // bits
     first, last = part.start // per_word, -(-part.stop // per_word)
     if stored.shape(name)[1 - dim] == len(others):
-        words = stored.part(name, dim, first, last)
+        words = stored.get(name, dim, range(first, last))
     else:
-        words = stored.part(name, 1 - dim, others.start, others.stop).narrow(dim, first, last - first)
+        words = stored.get(name, 1 - dim, others).narrow(dim, first, last - first)
     integers = unpack(words.t() if dim == 0 else words, bits)
     if order is not None:
         integers = integers.view(len(integers), -1, per_word)[..., list(order)].flatten(1)
@@ -101,7 +99,7 @@ def _read_awq(stored: StoredTensors, module: str, scheme: PackedScheme, rows: ra
     groups = range(stored.shape(f"{module}.qzeros")[0])
     integers = _unpack_part(stored, f"{module}.qweight", 1, rows, columns, 4, _AWQ_ORDER).t()
     zeros = _unpack_part(stored, f"{module}.qzeros", 1, rows, groups, 4, _AWQ_ORDER).t()
-    scales = stored.part(f"{module}.scales", 1, rows.start, rows.stop).t()
+    scales = stored.get(f"{module}.scales", 1, rows).t()
     return _cut_groups(integers, scales, zeros, group_of[columns.start : columns.stop], scheme)
 
 
@@ -116,7 +114,7 @@ def _read_gptq(stored: StoredTensors, module: str, scheme: PackedScheme, rows: r
     groups = range(stored.shape(f"{module}.qzeros")[0])
     integers = _unpack_part(stored, f"{module}.qweight", 0, columns, rows, scheme.bits)
     zeros = _unpack_part(stored, f"{module}.qzeros", 1, rows, groups, scheme.bits).t()
-    scales = stored.part(f"{module}.scales", 1, rows.start, rows.stop).t()
+    scales = stored.get(f"{module}.scales", 1, rows).t()
     return _cut_groups(integers, scales, zeros, group_of[columns.start : columns.stop], scheme)
 
 
@@ -131,7 +129,7 @@ def _read_pack_quantized(
     inputs = _pack_quantized_shape(stored, module, scheme)[1]
     group_of = _group_of(stored, f"{module}.weight_g_idx", f"{module}.weight_scale", 1, scheme, inputs)
     integers = _unpack_part(stored, f"{module}.weight_packed", 1, columns, rows, scheme.bits)
-    scales = stored.part(f"{module}.weight_scale", 0, rows.start, rows.stop)
+    scales = stored.get(f"{module}.weight_scale", 0, rows)
     if scheme.has_zeros:
         groups = range(scales.shape[1])
         zeros = _unpack_part(stored, f"{module}.weight_zero_point", 0, rows, groups, scheme.bits).t()

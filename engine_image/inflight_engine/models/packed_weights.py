@@ -17,8 +17,9 @@ class PackedWeights:
         self._scheme = scheme
         self._layout = LAYOUTS[scheme.layout]
 
-    def get(self, name: str) -> torch.Tensor:
-        return _dequantized(self.matrix(name))
+    def get(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
+        matrix = self.matrix(name, dim, part)
+        return matrix if isinstance(matrix, torch.Tensor) else matrix.dequantized(torch.float32)
 
     def shape(self, name: str) -> tuple[int, ...]:
         module = self._packed_module(name)
@@ -26,14 +27,10 @@ class PackedWeights:
             return self._stored.shape(name)
         return self._layout.shape(self._stored, module, self._scheme)
 
-    def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
-        return _dequantized(self.matrix(name, dim, range(start, end)))
-
     def matrix(self, name: str, dim: int = 0, part: range | None = None) -> Matrix:
         module = self._packed_module(name)
         if module is None:
-            stored = self._stored
-            return stored.get(name) if part is None else stored.part(name, dim, part.start, part.stop)
+            return self._stored.get(name, dim, part)
         rows, columns = map(range, self.shape(name))
         if part is not None:
             rows, columns = (part, columns) if dim == 0 else (rows, part)
@@ -42,7 +39,3 @@ class PackedWeights:
     def _packed_module(self, name: str) -> str | None:
         module, _, kind = name.rpartition(".")
         return module if kind == "weight" and f"{module}.{self._layout.integers_name}" in self._stored else None
-
-
-def _dequantized(matrix: Matrix) -> torch.Tensor:
-    return matrix if isinstance(matrix, torch.Tensor) else matrix.dequantized(torch.float32)

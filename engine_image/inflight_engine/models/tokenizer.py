@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
@@ -54,6 +55,10 @@ class Tokenizer:
         self._byte_level = _is_byte_level(backend.decoder)
         self._bytes_of: dict[int, bytes] = {}
         self._fallback_bytes = {} if self._byte_level else _fallback_bytes(backend)
+
+    def save(self, path: Path) -> None:
+        """Write it as a tokenizer.json."""
+        self._backend.save(str(path))
 
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt. `special_tokens`: with those that the model expects around it (bos, where it has

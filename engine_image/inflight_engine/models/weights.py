@@ -19,7 +19,7 @@ from inflight_engine.models.weight_source import WeightSource
 from inflight_engine.native.dequantize import dequantize
 
 
-class SafetensorsWeights:
+class SafetensorsWeights(WeightSource):
     """A folder's model.safetensors, or the shards that model.safetensors.index.json lists.
 
     Raises:
@@ -39,20 +39,13 @@ class SafetensorsWeights:
                 raise ValueError(f"{folder / name} cannot be read: {error}") from error
             self._shard_of.update(dict.fromkeys(shard.keys(), shard))
 
-    def get(self, name: str) -> torch.Tensor:
-        tensor: torch.Tensor = self._shard(name).get_tensor(name)
+    def get(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
+        shard = self._shard(name)
+        tensor: torch.Tensor = shard.get_tensor(name) if part is None else _cut(shard.get_slice(name), dim, part)
         return tensor
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self._shard(name).get_slice(name).get_shape())
-
-    def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
-        part = self._shard(name).get_slice(name)
-        tensor: torch.Tensor = part[start:end] if dim == 0 else part[:, start:end]
-        return tensor
-
-    def matrix(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
-        return self.get(name) if part is None else self.part(name, dim, part.start, part.stop)
 
     def __contains__(self, name: str) -> bool:
         return name in self._shard_of
@@ -64,28 +57,27 @@ class SafetensorsWeights:
         return shard
 
 
-class GGUFWeights:
+class GGUFWeights(WeightSource):
     """The built-in model's GGUF file, of llama.cpp's `llama` architecture, dequantized."""
 
     def __init__(self, gguf: GGUFFile, config: DecoderConfig) -> None:
         self._gguf = gguf
         self._heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
 
-    def get(self, name: str) -> torch.Tensor:
+    def get(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
         gguf_name = self._find(name)
         tensor = self._read(gguf_name)
         heads = self._heads.get(gguf_name.split(".")[-2])
-        return tensor if heads is None else _rotate_half_order(tensor, heads)
+        if heads is not None:
+            tensor = _rotate_half_order(tensor, heads)
+        return tensor if part is None else _cut(tensor, dim, part)
 
     def shape(self, name: str) -> tuple[int, ...]:
         return self._gguf.tensors[self._find(name)].shape
 
-    def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
-        tensor = self.get(name)
-        return tensor[start:end] if dim == 0 else tensor[:, start:end]
-
-    def matrix(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
-        return self.get(name) if part is None else self.part(name, dim, part.start, part.stop)
+    def names(self) -> list[str]:
+        """Hugging Face names of all tensors."""
+        return [_hf_name(name) for name in self._gguf.tensors]
 
     def _read(self, gguf_name: str) -> torch.Tensor:
         info, raw = self._gguf.tensors[gguf_name], self._gguf.raw(gguf_name)
@@ -98,6 +90,12 @@ class GGUFWeights:
         if gguf_name not in self._gguf.tensors:
             raise ValueError(f"{self._gguf.path} has no tensor {gguf_name} (for {name})")
         return gguf_name
+
+
+def _cut(tensor: Any, dim: int, part: range) -> torch.Tensor:
+    """Rows or columns of a tensor, or of safetensors' slice of one, which reads no others."""
+    cut: torch.Tensor = tensor[part.start : part.stop] if dim == 0 else tensor[:, part.start : part.stop]
+    return cut
 
 
 def open_weights(files: ModelFiles, config: DecoderConfig) -> WeightSource:
@@ -134,6 +132,17 @@ def _gguf_name(name: str) -> str:
         layer, _, inner = module.removeprefix("model.layers.").partition(".")
         return f"blk.{layer}.{_GGUF_NAMES[inner]}.{suffix}"
     return f"{_GGUF_NAMES[module]}.{suffix}"
+
+
+_HF_NAMES = {theirs: ours for ours, theirs in _GGUF_NAMES.items()}
+
+
+def _hf_name(gguf_name: str) -> str:
+    module, _, suffix = gguf_name.rpartition(".")
+    if module.startswith("blk."):
+        layer, _, inner = module.removeprefix("blk.").partition(".")
+        return f"model.layers.{layer}.{_HF_NAMES[inner]}.{suffix}"
+    return f"{_HF_NAMES[module]}.{suffix}"
 
 
 def _rotate_half_order(tensor: torch.Tensor, heads: int) -> torch.Tensor:

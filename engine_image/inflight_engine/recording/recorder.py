@@ -17,7 +17,6 @@ import msgspec
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.cache.swap import SwapRates
-from inflight_engine.observer import EngineObserver
 from inflight_engine.recording.content import ContentNumbers
 from inflight_engine.recording.lines import (
     FORMAT_VERSION,
@@ -55,8 +54,9 @@ FLUSH_BYTES = 64 * 1024
 _GZIP = 16 + zlib.MAX_WBITS
 
 
-class Recorder(EngineObserver):
-    """An observer that writes the inputs of the scheduler, and a digest of each plan.
+class Recorder:
+    """Hears of inputs and decisions of the scheduler right after each, in order, and writes the inputs and a digest of
+    each plan.
 
     A recording never harms the engine. When it reaches `max_bytes`, or `sink` cannot be written (a full disk), it ends
     with one warning in the log, and the file stays readable.
@@ -110,6 +110,7 @@ class Recorder(EngineObserver):
             raise OSError(f"cannot record to {path}: {error.strerror}") from error
 
     def added(self, request: Request) -> None:
+        """The scheduler took in a request."""
         if self._sink is None:
             return
         self._requests[request.request_id] = request
@@ -126,6 +127,7 @@ class Recorder(EngineObserver):
         )
 
     def cancelled(self, request_id: int, reason: FinishReason) -> None:
+        """A request that was there was ended from outside."""
         self._write(Cancelled(request_id, reason))
         self._end_request(request_id)
 
@@ -142,6 +144,7 @@ class Recorder(EngineObserver):
         self._write(PrefillCostChanged(cost))
 
     def time_passed(self, step: int, now: float) -> None:
+        """The scheduler was asked for a step, and `now` is its `last_change`."""
         self._write(TimePassed(step, now))
 
     def stepped(
@@ -154,6 +157,15 @@ class Recorder(EngineObserver):
         ahead: bool = False,
         failed_slots: Sequence[int] = (),
     ) -> None:
+        """A step was planned, computed and taken in.
+
+        Args:
+            work: what it computed.
+            ended: what `Scheduler.update` returned.
+            seconds: how long the whole step took.
+            ahead: between the step's plan and its `update` the scheduler was asked for the next one.
+            failed_slots: slots that the step had no memory for, with which `Scheduler.fail_slots` was called.
+        """
         if self._sink is None:
             return
         digest, context = self._digests.of(plan), work.decode_kv_tokens
@@ -169,6 +181,8 @@ class Recorder(EngineObserver):
             self.flush()
 
     def failed(self, plan: StepPlan, work: StepWork, seconds: float, *, ahead: bool = False) -> None:
+        """A step was planned but gave no tokens: `Scheduler.fail` was called for it or for the step before, and
+        `Scheduler.update` was not. `ahead` as in `stepped`."""
         if self._sink is not None:
             self._write_step(plan, Step(plan.step, _micros(seconds), work, self._digests.of(plan), None, ahead, []))
             self._next = None

@@ -10,8 +10,9 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
 
+from inflight_contract.errors import ApiError
 from inflight_engine.server.admin import routes as admin
-from inflight_engine.server.errors import ApiError, describe_invalid, error_response
+from inflight_engine.server.errors import describe_invalid, error_response
 from inflight_engine.server.http import generate, health, openai, tokenize
 from inflight_engine.server.http.middleware import (
     REQUEST_ID_HEADER,

@@ -8,19 +8,22 @@ import logging
 import threading
 import time
 from collections.abc import Coroutine
-from typing import Any
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
 
+from inflight_contract.errors import ApiError
+from inflight_contract.limits import initial_limits
 from inflight_engine.messages import EngineReady
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.engine.process import EngineProcess, describe_exit
-from inflight_engine.server.engine.runtime_config import initial_limits
 from inflight_engine.server.engine.session import MOST_RESTARTS, WINDOW_SECONDS
 from inflight_engine.server.engine.supervisor import Supervisor
-from inflight_engine.server.errors import ApiError
 from inflight_engine.server.http.middleware import OpenResponses
-from inflight_engine.server.requests.prepare import Tokenizer
 from inflight_engine.server.service import Service
 from inflight_engine.server.settings.config import ServerConfig
+
+if TYPE_CHECKING:
+    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
 
 log = logging.getLogger(__name__)
 
@@ -193,19 +196,17 @@ class Lifecycle:
 
 async def _in_daemon_thread(config: ServerConfig) -> Tokenizer:
     """Load the tokenizer; a download that hangs must not keep the process from ending, so no executor."""
-    loop = asyncio.get_running_loop()
-    loaded: asyncio.Future[Tokenizer] = loop.create_future()
+    loaded: Future[Tokenizer] = Future()
+    loaded.set_running_or_notify_cancel()  # who waits for it may be cancelled, it is not
 
     def load() -> None:
         try:
-            result = _load_tokenizer(config)
+            loaded.set_result(_load_tokenizer(config))
         except Exception as error:
-            loop.call_soon_threadsafe(_settle, loaded, None, error)
-        else:
-            loop.call_soon_threadsafe(_settle, loaded, result, None)
+            loaded.set_exception(error)
 
     threading.Thread(target=load, name="load-tokenizer", daemon=True).start()
-    return await loaded
+    return await asyncio.wrap_future(loaded)
 
 
 def _load_tokenizer(config: ServerConfig) -> Tokenizer:
@@ -214,13 +215,3 @@ def _load_tokenizer(config: ServerConfig) -> Tokenizer:
 
     files = resolve(config.engine.model, config.engine.revision)
     return load_tokenizer(files, config.generation_config)
-
-
-def _settle(future: asyncio.Future[Tokenizer], result: Tokenizer | None, error: Exception | None) -> None:
-    if future.cancelled():
-        return
-    if result is None:
-        assert error is not None
-        future.set_exception(error)
-    else:
-        future.set_result(result)

@@ -7,20 +7,21 @@ from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
 
+from inflight_contract.tenants import Tenants
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.answers.respond import Heartbeats
 from inflight_engine.server.engine.session import EngineSession
 from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.requests.inbox import Deliveries
-from inflight_engine.server.requests.prepare import ModelFacts, Tokenizer
+from inflight_engine.server.requests.prepare import ModelFacts
 from inflight_engine.server.requests.registry import RequestRegistry
-from inflight_engine.server.requests.tenants import Tenants
 from inflight_engine.server.settings.config import ServerConfig
 from inflight_engine.server.telemetry.page import EngineMetrics, Gauges
 from inflight_settings.limits import LimitsInForce
 
 if TYPE_CHECKING:
+    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
     from inflight_engine.server.telemetry.spans import Spans  # imports OpenTelemetry's SDK
 
 

@@ -51,6 +51,14 @@ inflight-gateway-key
 {{- include "inflight.image" (dict "image" .Values.engine.image "root" .) -}}
 {{- end -}}
 
+{{/* The image of vLLM; its tag has no default, as it is no image of this project. */}}
+{{- define "inflight.vllmImage" -}}
+{{- with .Values.vllm.image -}}
+{{- if not (or .tag .digest) }}{{ fail "vllm.image needs a tag or a digest" }}{{ end -}}
+{{- include "inflight.image" (dict "image" . "root" $) -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The image of Envoy; its tag has no default, as it is no image of this project. */}}
 {{- define "inflight.envoyImage" -}}
 {{- with .Values.gateway.envoy.image -}}

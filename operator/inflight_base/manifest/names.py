@@ -48,6 +48,9 @@ HTTP_PORT_NAME = "http"
 ADMIN_PORT_NAME = "admin"
 """Name of the port for admin calls and metrics, in pods only. Engines of earlier releases have none."""
 
+METRICS_PORT_NAME = "metrics"
+"""Name of the port of the metrics page, in pods whose engine of type custom has a port of its own for it."""
+
 ENGINE_PORT = 8000
 """Port of the OpenAI API; also the default for a container that declares none, such as a third-party engine."""
 

@@ -8,7 +8,8 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Generic, TypeVar
 from zlib import crc32
@@ -16,6 +17,7 @@ from zlib import crc32
 import aiohttp
 from yarl import URL
 
+from inflight_base.page.names import renamed
 from inflight_base.page.reader import PageError
 
 logger = logging.getLogger(__name__)
@@ -39,7 +41,8 @@ class Engine:
 
     Attributes:
         key: key from which its offset in the interval is derived.
-        url: `http://IP:PORT/metrics`, an IPv6 address in brackets.
+        url: of its metrics page, such as `http://IP:PORT/metrics`, an IPv6 address in brackets.
+        names: names of samples on its page that differ from those that are read, by those.
         failures: consecutive failures. page_bytes: bytes of the last page that were read.
         pending: the timer until the next scrape, or the scrape in flight; None while the scrape is queued.
         kept: False once it is no longer scraped.
@@ -47,6 +50,7 @@ class Engine:
 
     key: str
     url: str
+    names: Mapping[str, str] = field(default_factory=dict)
     failures: int = 0
     page_bytes: int = 0
     pending: asyncio.TimerHandle | asyncio.Task[None] | None = None
@@ -188,7 +192,7 @@ class Scraper(ABC, Generic[E]):
         began = monotonic()
         try:
             async with asyncio.timeout(self._timeout):
-                body = await self._page(engine)
+                body = renamed(await self._page(engine), engine.names)
             self.scraped(engine, body, began)
             self.counts.done += 1
             engine.failures = 0
@@ -218,7 +222,8 @@ class Scraper(ABC, Generic[E]):
             aiohttp.ClientError: no response, or none of HTTP.
         """
         async with self._http.get(
-            URL(f"{engine.url}?{self._query}", encoded=True),
+            # A server with other names would leave them out of its page.
+            URL(engine.url if engine.names else f"{engine.url}?{self._query}", encoded=True),
             headers=self._headers,
             allow_redirects=False,
             auto_decompress=False,

@@ -103,9 +103,10 @@ class Catalog:
         """Returns the number of endpoints of each service."""
         return {key: len(self.endpoints_of(key)) for key in self._services}
 
-    def addresses(self) -> frozenset[str]:
-        """Returns the addresses of the endpoints of all services."""
-        return frozenset(endpoint.address for key in self._services for endpoint in self.endpoints_of(key))
+    def by_address(self) -> dict[str, ServiceConfig]:
+        """Returns the service of each endpoint's address."""
+        services = self._services.items()
+        return {endpoint.address: config for key, config in services for endpoint in self.endpoints_of(key)}
 
     def service_of(self, address: str) -> ServiceKey | None:
         """Returns the service whose endpoint has this address; None: there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from inflight_base.manifest.engines import engine_type
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.lenient import Part
 from inflight_gateway.types import (
@@ -48,6 +49,7 @@ def read_service(manifest: dict[str, Any], *, leaving: bool = False) -> tuple[Se
         key=key,
         uid=defaults.uid,
         model=spec.part("model").text("servedName", defaults.model),
+        engine=engine_type(engine),
         ttft_s=slo.seconds("ttftP95", DEFAULT_TTFT_S) if spec.has("slo") else None,
         ttft_per_token_s=slo.seconds("ttftPerThousandTokens", 0.0) / 1000,
         tpot_s=slo.seconds("tpotP95", defaults.tpot_s),

@@ -18,7 +18,7 @@ MAX_UNSENT_BYTES = 64 * 2**20
 
 
 class RelayLinks:
-    """Streams of relays. Relays of this pod get all that the picker knows, others only answers.
+    """Streams of relays. Relays of this pod get all that the picker knows, others only answers and the ready pods.
 
     Args:
         catalog: relays mirror it.
@@ -95,11 +95,12 @@ class RelayLinks:
             self._to_own([keys])
 
     def tell_pods(self) -> None:
-        """Sends the ready gateway pods to the relays of this pod, if they or the number of relays have changed."""
+        """Sends the ready gateway pods to all relays, if they or the number of this pod's relays have changed."""
         message = self._pods.message(len(self.own))
         if message != self._gateways:
             self._gateways = message
-            self._to_own([message])
+            for stream in (*self.own, *self.remote):
+                stream.send([message])
 
     # Called by streams.
 
@@ -116,7 +117,7 @@ class RelayLinks:
         if isinstance(stream, SignedStream):
             self._unproven.pop(stream, None)
             self.remote.add(stream)
-            stream.send([])
+            stream.send([self._gateways])
             return
         self.own.add(stream)
         stream.send([self._keys])

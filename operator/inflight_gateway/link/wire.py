@@ -2,9 +2,9 @@
 
 Each relay process has one stream to the picker of each gateway pod: to that of its own pod on a UNIX socket
 (`Sockets.picker`), to the others by TCP, signed (`link.signed`). The picker that owns a service (`link.ownership`)
-answers for it; the picker of the relay's own pod also sends what it knows (`Known`, `Keys`, `Gateways`). A frame is its
-length in 4 bytes, most significant first, and a msgpack list of messages: all that one side has to say in one turn of
-its event loop. A picker that has nothing to say sends an empty frame every `BEAT_S`.
+answers for it; all say which pods are ready (`Gateways`), and the picker of the relay's own pod what it knows (`Known`,
+`Keys`). A frame is its length in 4 bytes, most significant first, and a msgpack list of messages: all that one side has
+to say in one turn of its event loop. Pickers send an empty frame every `BEAT_S`.
 
 When a service gets another owner, its relays say `Released` to the old one, and ask the new one again: `Running` for
 attempts that engines answer, then `Ask` for those that wait, in their order.
@@ -35,10 +35,10 @@ ACKNOWLEDGED_S = 0.2
 relay picks by itself, if no other picker can be asked."""
 
 BEAT_S = 0.5
-"""Most seconds between two frames of a picker."""
+"""Seconds between two beats of a picker: empty frames, to all relays at the same time."""
 
-SILENT_S = 2.0
-"""Seconds without a frame after which a picker has hung, and relays ask the next owner."""
+SILENT_S = 1.5
+"""Seconds without a beat after which a picker has hung, and relays ask the next owner."""
 
 MAX_TURNS = 2
 """Pickers that may answer `Elsewhere` for an attempt; the next one answers for it whatever it knows."""

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from inflight_gateway.link.wire import Go
+from inflight_gateway.relay.answers.frames import MAX_EVENT_BYTES, MAX_WHOLE_BYTES, Frame, FrameParser, FrameTooLong
+from inflight_gateway.relay.answers.kept import AnswerBytes
 from inflight_gateway.relay.decide import Failure
-from inflight_gateway.relay.engine_pool import EngineConnection, Loss
-from inflight_gateway.relay.frames import MAX_EVENT_BYTES, MAX_WHOLE_BYTES, Frame, FrameParser, FrameTooLong
-from inflight_gateway.relay.heads import Headers, find
-from inflight_gateway.relay.kept import AnswerBytes
+from inflight_gateway.relay.http.engine_pool import EngineConnection, Loss
+from inflight_gateway.relay.http.heads import Headers, find
 from inflight_gateway.relay.shared import Shared
 from inflight_gateway.request import headers as names
 
@@ -25,6 +25,9 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.025, 0.25
 
 _IDLE_FRAMES, _IDLE_FRAMES_PER_S = 20, 2.0
 """Most frames without data and tokens, such as heartbeats: at once, and for each second of the attempt."""
+
+_HEARTBEATS = 3
+"""Heartbeats that an engine may miss, of those whose interval it chose."""
 
 _JOINED_BYTES = 64 * 2**10
 """Longest body that is copied behind its head: two writes are two system calls."""
@@ -70,7 +73,8 @@ class Attempt:
         request: head and body.
         go: its engines, at least one.
         stream: the answer is a stream.
-        head_due: the engine knows progress frames, so that it sends its head within `Tuning.head_s`.
+        head_due: the engine sends its head before its first token, and so within `Tuning.head_s`.
+        reader: parser of a stream without progress frames; None: of another answer without them, nothing is known.
         blocked: the client does not read now.
 
     Attributes:
@@ -89,6 +93,7 @@ class Attempt:
         stream: bool,
         head_due: bool,
         blocked: bool,
+        reader: FrameParser | None = None,
     ) -> None:
         self.endpoint = ""
         self.refused: list[str] = []
@@ -101,6 +106,7 @@ class Attempt:
         self._kept = kept
         self._stream = stream
         self._head_due = head_due
+        self._reader = reader
         self._blocked = blocked
         self._loop = asyncio.get_running_loop()
         self._parser: FrameParser | None = None
@@ -135,6 +141,8 @@ class Attempt:
     def first_token(self) -> None:
         """Notes that the first token has arrived."""
         self._first_token_by = None
+        if self._reader is not None:
+            self._silent_after(min(self._silence_s, self._shared.tuning.mute_s))
 
     def cancel(self) -> None:
         """Close the connection, so that the engine stops."""
@@ -171,12 +179,18 @@ class Attempt:
         self._request = None
         if self._blocked:
             self._call.pause()
-        if find(headers, _PROGRESS) is None or status != 200:
+        events = self._reader is not None and (find(headers, b"content-type") or b"").startswith(b"text/event-stream")
+        if status != 200 or not (events or find(headers, _PROGRESS) is not None):
             self._stop_timer()
             self._owner.plain(status, headers)
             return
-        self._parser = FrameParser(MAX_EVENT_BYTES if self._stream else MAX_WHOLE_BYTES)
-        self._silence_s = self._shared.tuning.silence_s
+        tuning = self._shared.tuning
+        if self._reader is None:
+            self._parser = FrameParser(MAX_EVENT_BYTES if self._stream else MAX_WHOLE_BYTES)
+            self._silence_s = tuning.silence_s
+        else:
+            self._parser = self._reader
+            self._silence_s = max(tuning.mute_s, self._first_token_within_s)
         self._heard_at = self._begun_at = self._loop.time()
         self._first_token_by = self._heard_at + self._first_token_within_s
         self._watch(self._overdue_at())
@@ -188,7 +202,8 @@ class Attempt:
             self._owner.plain_data(data)
             size = self._owner.kept_bytes
         else:
-            self._heard_at = now = self._loop.time()
+            before, now = self._heard_at, self._loop.time()
+            self._heard_at = now
             if not parser.size and self._owner.token(data, now):
                 return
             try:
@@ -196,8 +211,14 @@ class Attempt:
             except FrameTooLong:
                 self._fail(Failure.EXCESS)
                 return
+            except ValueError:
+                self._fail(Failure.GARBLED)
+                return
             if len(frames) != 1 or not frames[0].data:
-                self._idle_frames += sum(map(_is_idle, frames))
+                idle = sum(map(_is_idle, frames))
+                if idle and self._reader is not None:  # heartbeats, as often as the engine was asked for
+                    self._silent_after(max(self._shared.tuning.silence_s, _HEARTBEATS * (now - before)))
+                self._idle_frames += idle
                 if self._idle_frames > _IDLE_FRAMES + _IDLE_FRAMES_PER_S * (now - self._begun_at):
                     self._fail(Failure.EXCESS)
                     return
@@ -240,6 +261,11 @@ class Attempt:
             self._fail(Failure.UNREACHABLE)
 
     # Timeouts.
+
+    def _silent_after(self, seconds: float) -> None:
+        if seconds < self._silence_s:
+            self._silence_s = seconds
+            self._watch(self._overdue_at())
 
     def _overdue_at(self) -> float:
         silent_at = self._heard_at + self._silence_s

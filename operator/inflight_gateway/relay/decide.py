@@ -7,7 +7,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
 
-from inflight_gateway.relay.errors import ClientError
+from inflight_gateway.relay.http.errors import ClientError
 from inflight_gateway.types import ENGINES_DIED_CODE
 
 

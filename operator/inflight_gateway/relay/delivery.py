@@ -5,14 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from inflight_gateway.relay.client import WRITE_BUFFER_BYTES, ClientConnection
-from inflight_gateway.relay.errors import ClientError
-from inflight_gateway.relay.frames import Frame
-from inflight_gateway.relay.heads import Headers, end_to_end, without, without_internal
+from inflight_gateway.relay.answers.frames import DONE, Frame
+from inflight_gateway.relay.answers.usage import without_usage
+from inflight_gateway.relay.http.client import WRITE_BUFFER_BYTES, ClientConnection
+from inflight_gateway.relay.http.errors import ClientError
+from inflight_gateway.relay.http.heads import Headers, end_to_end, without, without_internal
 from inflight_gateway.relay.record import Record
-from inflight_gateway.relay.usage import without_usage
-
-DONE = b"data: [DONE]\n\n"
 
 MAX_UNSENT_BYTES = 2**20
 """Most bytes of frames before the first token."""

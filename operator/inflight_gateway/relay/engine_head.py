@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import uuid
 
-from inflight_gateway.relay.client import Request
-from inflight_gateway.relay.heads import Headers, find, request_head, without
+from inflight_gateway.relay.http.client import Request
+from inflight_gateway.relay.http.heads import Headers, find, request_head, without
 from inflight_gateway.request import headers as names
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import ServiceConfig
@@ -35,7 +35,15 @@ def engine_headers(request: Request, config: ServiceConfig, tenant: str, signing
     return [*headers, *((name.encode(), value.encode("latin-1")) for name, value in signed)]
 
 
-def generation_head(request: Request, config: ServiceConfig, tenant: str, signing: EngineHeaders, length: int) -> bytes:
-    """Returns the head of a generation request, which asks for progress frames. Args: length: bytes of the body."""
+def generation_head(
+    request: Request, config: ServiceConfig, tenant: str, signing: EngineHeaders, length: int, target: bytes = b""
+) -> bytes:
+    """Returns the head of a generation request, which asks for progress frames.
+
+    Args:
+        length: bytes of the body. target: in place of the client's.
+    """
     headers = engine_headers(request, config, tenant, signing)
-    return request_head(request.method, request.target, [*headers, (b"content-length", b"%d" % length), _PROGRESS])
+    return request_head(
+        request.method, target or request.target, [*headers, (b"content-length", b"%d" % length), _PROGRESS]
+    )

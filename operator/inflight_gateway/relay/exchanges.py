@@ -7,13 +7,13 @@ import time
 from dataclasses import replace
 
 from inflight_gateway.relay import gateway_paths
-from inflight_gateway.relay.admission import Admitted, Refused, too_large
-from inflight_gateway.relay.alone import none_ready
-from inflight_gateway.relay.bodies import Received
-from inflight_gateway.relay.client import ClientConnection, Exchange, Request
 from inflight_gateway.relay.engine_head import engine_headers
-from inflight_gateway.relay.errors import FULL, ClientError, refused
 from inflight_gateway.relay.generation import Generation
+from inflight_gateway.relay.http.client import ClientConnection, Exchange, Request
+from inflight_gateway.relay.http.errors import FULL, ClientError, refused
+from inflight_gateway.relay.intake.admission import Admitted, Refused, too_large
+from inflight_gateway.relay.intake.bodies import Received
+from inflight_gateway.relay.pickers.alone import none_ready
 from inflight_gateway.relay.proxying import PassThrough
 from inflight_gateway.relay.record import short_report
 from inflight_gateway.relay.shared import Shared

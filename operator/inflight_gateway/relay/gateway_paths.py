@@ -6,8 +6,8 @@ from urllib.parse import unquote
 
 import msgspec
 
-from inflight_gateway.relay.admission import Admitted
-from inflight_gateway.relay.errors import ClientError
+from inflight_gateway.relay.http.errors import ClientError
+from inflight_gateway.relay.intake.admission import Admitted
 from inflight_gateway.request.paths import MODELS
 from inflight_gateway.types import ServiceConfig
 

@@ -11,24 +11,27 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 
+from inflight_base.manifest.engines import INFLIGHT, VLLM
 from inflight_gateway.link.wire import Ask, Go, Refuse
 from inflight_gateway.relay import decide
-from inflight_gateway.relay.admission import Admitted, Refused, too_large
-from inflight_gateway.relay.answer import Answer, Ended, Ending
+from inflight_gateway.relay.answers.answer import Answer, Ended, Ending
+from inflight_gateway.relay.answers.frames import DONE, Frame, FrameParser
+from inflight_gateway.relay.answers.kept import AnswerBytes
+from inflight_gateway.relay.answers.usage import PlainUsage, with_usage
+from inflight_gateway.relay.answers.vllm import TEXT, VllmStream, ends_within_character, stream_of
 from inflight_gateway.relay.attempt import Attempt
-from inflight_gateway.relay.bodies import Received
-from inflight_gateway.relay.client import ClientConnection, Request
 from inflight_gateway.relay.decide import Again, Failure, History, next_step
-from inflight_gateway.relay.delivery import DONE, Delivery, TooMuchUnsent, json_of
+from inflight_gateway.relay.delivery import Delivery, TooMuchUnsent, json_of
 from inflight_gateway.relay.engine_head import generation_head
-from inflight_gateway.relay.errors import FULL, ClientError, engine_died, engine_error, refused
-from inflight_gateway.relay.frames import Frame
-from inflight_gateway.relay.heads import Headers, retry_after_seconds
-from inflight_gateway.relay.kept import AnswerBytes
+from inflight_gateway.relay.http.client import ClientConnection, Request
+from inflight_gateway.relay.http.errors import FULL, ClientError, engine_died, engine_error, refused
+from inflight_gateway.relay.http.heads import Headers, retry_after_seconds
+from inflight_gateway.relay.intake.admission import Admitted, Refused, too_large
+from inflight_gateway.relay.intake.bodies import Received
+from inflight_gateway.relay.probe import Probe
 from inflight_gateway.relay.proxying import start_proxied
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import Shared
-from inflight_gateway.relay.usage import PlainUsage, with_usage
 from inflight_gateway.request.body import NO_FIELDS, Body, parse
 from inflight_gateway.types import ServiceConfig
 
@@ -37,6 +40,9 @@ _FORGED = ClientError(400, "inflight_continuation is a field of the gateway", "u
 
 _NO_USAGE = b',"usage":null'
 """Written in each event of a stream with token counts, but the last."""
+
+_FAILED = (500, 502, 504)
+"""Statuses with which an engine of another make says that it failed; ours says so in a frame."""
 
 _MAX_EVENT_BYTES = 64 * 2**10
 """Most bytes of an engine's error object that are sent as an event."""
@@ -70,6 +76,10 @@ class Generation:
         self._answer = Answer()
         self._kept: AnswerBytes | None = None
         self._plain: PlainUsage | None = None
+        self._plain_head: tuple[int, Headers] | None = None
+        """Sent with the first byte of the body: until then, another engine may answer."""
+        self._vllm: VllmStream | None = None
+        self._probe: Probe | None = None
         self._event: bytearray | None = None
         """Error of an engine that becomes an event, because the client has a head already."""
         self._blocked = self._over = False
@@ -165,30 +175,83 @@ class Generation:
             self._refuse(refused(unsigned))
             return
         self._limit_headers = [(name.encode(), value.encode("latin-1")) for name, value in go.headers]
-        # Not in the turn that parses the body: each takes up to 40 ms of 32 MiB. Of later attempts, nothing changes.
-        counted = with_usage(self._body, self._request.path) if self._record.stream else None
-        if counted is not None:
-            self._body, self._delivery.strip = counted, True
+        if self._record.stream:
+            self._ask_for_counts()
+        continues = self._answer.has_tokens
+        self._answer.begin_attempt()
+        if self._vllm is not None:
+            if continues:
+                self._find_end(self._vllm, go)
+            else:
+                self._begin(go, self._body, reader=self._vllm.reader(self._answer))
+            return
         body = self._body
-        if self._answer.has_tokens:
+        if continues:
             try:
                 body = self._answer.continued(body, self._delivery.created or self._record.arrived_unix)
             except ValueError:
                 self._refuse(decide.NOT_CONTINUED)
                 return
-        self._answer.begin_attempt()
-        head = generation_head(self._request, config, self._admitted.tenant, signing, len(body))
+        self._begin(go, body)
+
+    def _ask_for_counts(self) -> None:
+        """Asks for what the gateway reads of a stream. Not in the turn that parses the body: each part takes up to
+        40 ms of 32 MiB. Of later attempts, nothing changes."""
+        counted = with_usage(self._body, self._request.path)
+        if counted is not None:
+            self._body, self._delivery.strip = counted, True
+        if self._config.engine.name == VLLM and self._history.number == 1 and self._fields.choices == 1:
+            self._vllm = stream_of(self._body, self._request.path)
+            self._body = self._body if self._vllm is None else self._vllm.body
+
+    def _begin(
+        self, go: Go, body: bytes, target: bytes = b"", *, reader: FrameParser | None = None, probe: Probe | None = None
+    ) -> None:
+        config, admission = self._config, self._shared.admission
+        head = generation_head(
+            self._request, config, self._admitted.tenant, admission.engine_headers, len(body), target
+        )
+        # A stream of vLLM begins when the request is queued, as ours do; any other answer may begin when it is whole.
+        early = config.engine.name == INFLIGHT or (config.engine.name == VLLM and self._record.stream)
         assert self._kept is not None
+        self._probe = probe
         self._attempt = Attempt(
             self._shared,
-            self,
+            probe or self,
             (head, body),
             go,
             self._kept,
             stream=self._record.stream,
-            head_due=config.continuation,
-            blocked=self._blocked,
+            head_due=config.continuation and early,
+            blocked=self._blocked and probe is None,
+            reader=reader,
         )
+        if probe is not None:
+            probe.attempt = self._attempt
+
+    def _find_end(self, stream: VllmStream, go: Go) -> None:
+        """Continues the answer at its last whole character."""
+        answer = self._answer
+
+        def answered(status: int, body: bytes) -> None:
+            try:
+                within = status == 200 and ends_within_character(body)
+                if within and answer.num_tokens:
+                    answer.drop_last()
+                    self._find_end(stream, go)
+                elif status == 200:
+                    self._begin(go, stream.continued(answer), TEXT, reader=stream.reader(answer))
+                elif status == 503:
+                    self._failed(Failure.BUSY)
+                else:
+                    self._refuse(decide.NOT_CONTINUED)
+            except ValueError:
+                self._refuse(decide.NOT_CONTINUED)
+
+        if answer.token_ids:
+            self._begin(go, stream.tail(answer), b"/detokenize", probe=Probe(answered, self.failed))
+        else:
+            answered(200, b'{"prompt":""}')
 
     def refused(self, refuse: Refuse) -> None:
         """No engine takes the attempt."""
@@ -213,7 +276,8 @@ class Generation:
     @property
     def kept_bytes(self) -> int:
         plain = 0 if self._plain is None else self._plain.kept_bytes
-        return self._delivery.kept_bytes + self._answer.size + plain
+        prompt = 0 if self._vllm is None else self._vllm.kept_bytes
+        return self._delivery.kept_bytes + self._answer.size + plain + prompt
 
     def accepted(self, headers: Headers) -> None:
         self._answering(continued=self._answer.has_tokens)
@@ -325,13 +389,17 @@ class Generation:
             else:
                 self._refuse(decide.NOT_CONTINUED)
             return
+        other, attempts_left = self._config.engine.name != INFLIGHT, self._config.max_attempts - self._history.number
+        if other and status in _FAILED and attempts_left > 0:
+            self._attempt.cancel()
+            self._failed(Failure.ENGINE)
+            return
         self._plain = PlainUsage(strip=self._delivery.strip and status == 200)
         if not self._delivery.started:
-            self._record.status = status
             if self._delivery.strip:
                 # Its length changes.
                 headers = [each for each in headers if each[0] != b"content-length"] if status == 200 else headers
-            start_proxied(self._client, status, [*headers, *self._limit_headers])
+            self._plain_head = (status, [*headers, *self._limit_headers])
         elif status != 200:
             self._event = bytearray()
 
@@ -340,7 +408,7 @@ class Generation:
         if self._event is not None:
             self._event += data[: _MAX_EVENT_BYTES - len(self._event)]
             return
-        self._answer.advanced = True
+        self._start_plain()
         self._client.write(self._plain.take(data))
         self._record.wrote(self._loop.time())
 
@@ -349,9 +417,17 @@ class Generation:
         if self._event is not None:
             self._refuse(engine_error(502, bytes(self._event).replace(b"\n", b" ")))
             return
+        self._start_plain()
         self._client.write(self._plain.end())
         self._end()
         self._client.finish()
+
+    def _start_plain(self) -> None:
+        self._answer.advanced = True
+        if self._plain_head is not None:
+            self._record.status = self._plain_head[0]
+            start_proxied(self._client, *self._plain_head)
+            self._plain_head = None
 
     # Failures.
 
@@ -360,12 +436,15 @@ class Generation:
 
     def _failed(self, failure: Failure, *, retry_after_s: float | None = None, said: ClientError | None = None) -> None:
         now = self._loop.time()
-        if self._plain is not None:
+        if self._plain is not None and self._answer.advanced:
             self._end(error="engine_lost")
             self._client.abort()
             return
-        if self._delivery.counts_sent and self._answer.all_finished:
-            # A continuation would repeat the token counts.
+        self._plain = self._plain_head = self._event = None
+        if self._answer.all_finished and (self._vllm is not None or self._delivery.counts_sent):
+            # A continuation would repeat the token counts, or have nothing to generate.
+            if self._vllm is not None and not self._delivery.counts_sent:
+                self.frames([self._vllm.counts(self._answer)], now)
             self._client.write(DONE)
             self._end()
             self._client.finish()
@@ -382,7 +461,7 @@ class Generation:
             failure,
             tried,
             replace(self._shared.tuning.limits, max_attempts=self._config.max_attempts),
-            continues=self._config.continuation or not answer.has_tokens,
+            continues=(self._config.continuation and answer.continues) or not answer.has_tokens,
             retry_after_s=retry_after_s,
             said=said,
         )
@@ -412,6 +491,8 @@ class Generation:
             if timer is not None:
                 timer.cancel()
         self._timer = self._waiting = self._attempt = None
+        if self._probe is not None:
+            self._probe.stop()
         self._body = b""
         self._received.release()
         if self._kept is not None:

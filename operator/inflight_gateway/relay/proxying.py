@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from inflight_gateway.relay.client import ClientConnection, Request
-from inflight_gateway.relay.engine_pool import EngineConnection, EnginePool, Loss
-from inflight_gateway.relay.errors import ClientError
-from inflight_gateway.relay.heads import (
+from inflight_gateway.relay.http.client import ClientConnection, Request
+from inflight_gateway.relay.http.engine_pool import EngineConnection, EnginePool, Loss
+from inflight_gateway.relay.http.errors import ClientError
+from inflight_gateway.relay.http.heads import (
     LAST_CHUNK,
     Headers,
     chunk,

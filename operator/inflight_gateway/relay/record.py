@@ -6,9 +6,9 @@ import time
 import uuid
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_gateway.relay.answer import Answer, Usage
-from inflight_gateway.relay.client import Request
+from inflight_gateway.relay.answers.answer import Answer, Usage
 from inflight_gateway.relay.engine_head import external_id
+from inflight_gateway.relay.http.client import Request
 from inflight_gateway.types import Finished, ServiceConfig
 
 _NO_SERVICE = ServiceKey("", "")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import uvloop
 
-from inflight_gateway.relay.bodies import bodies_bytes_of_one
+from inflight_gateway.relay.intake.bodies import bodies_bytes_of_one
 from inflight_gateway.relay.shared import Tuning
 from inflight_gateway.relay.worker import BACKLOG, Worker
 from inflight_gateway.settings import Sockets

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from inflight_gateway.discovery.catalog import Catalog
-from inflight_gateway.relay.admission import Admission
-from inflight_gateway.relay.alone import Alone
-from inflight_gateway.relay.asks import Asks
-from inflight_gateway.relay.bodies import MAX_BODIES_BYTES, Bodies
+from inflight_gateway.relay.answers.kept import Kept
 from inflight_gateway.relay.budget import BudgetLimits, RetryBudget
 from inflight_gateway.relay.decide import Limits
-from inflight_gateway.relay.engine_pool import EnginePool
-from inflight_gateway.relay.kept import Kept
+from inflight_gateway.relay.http.engine_pool import EnginePool
+from inflight_gateway.relay.intake.admission import Admission
+from inflight_gateway.relay.intake.bodies import MAX_BODIES_BYTES, Bodies
+from inflight_gateway.relay.pickers.alone import Alone
+from inflight_gateway.relay.pickers.asks import Asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +21,14 @@ class Tuning:
 
     Attributes:
         silence_s: an attempt fails after this time without a byte; engines send a heartbeat each second.
+        mute_s: the same after the first token, for engines without heartbeats.
         head_s: an attempt fails after this time without a head: engines send it once a request is tokenized and queued.
         waiting_s: seconds of waiting for a replica after which a stream is begun, and between its comments.
         max_bodies_bytes: most bytes of the bodies of requests in flight in this process.
     """
 
     silence_s: float = 5.0
+    mute_s: float = 30.0
     head_s: float = 10.0
     waiting_s: float = 15.0
     max_bodies_bytes: int = MAX_BODIES_BYTES

@@ -12,15 +12,15 @@ from pathlib import Path
 
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.link.wire import Keys
-from inflight_gateway.relay.admission import Admission
-from inflight_gateway.relay.alone import Alone
-from inflight_gateway.relay.bodies import Bodies
+from inflight_gateway.relay.answers.kept import Kept
 from inflight_gateway.relay.budget import RetryBudget
-from inflight_gateway.relay.client import ClientConnection
-from inflight_gateway.relay.engine_pool import EnginePool
 from inflight_gateway.relay.exchanges import exchange
-from inflight_gateway.relay.kept import Kept
-from inflight_gateway.relay.pickers import Pickers
+from inflight_gateway.relay.http.client import ClientConnection
+from inflight_gateway.relay.http.engine_pool import EnginePool
+from inflight_gateway.relay.intake.admission import Admission
+from inflight_gateway.relay.intake.bodies import Bodies
+from inflight_gateway.relay.pickers.alone import Alone
+from inflight_gateway.relay.pickers.pickers import Pickers
 from inflight_gateway.relay.shared import Shared, Tuning
 from inflight_gateway.tenants.signature import EngineHeaders
 

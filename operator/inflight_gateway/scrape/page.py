@@ -33,8 +33,11 @@ MAX_SERIES = 64
 READER = PageReader(_NAMES, largest=MAX_COUNT, strict=False)
 
 
-def read_page(body: bytes, at: float) -> EngineSample:
-    """Returns the sample on a page. `at`: when its scrape began, in seconds.
+def read_page(body: bytes, at: float, max_num_seqs: int = DEFAULT_LIMITS.max_num_seqs) -> EngineSample:
+    """Returns the sample on a page.
+
+    Args:
+        at: when its scrape began, in seconds. max_num_seqs: slots of an engine whose page lacks them.
 
     Values of several series of one name (engines of one vLLM server) are summed; shares and limits take the largest.
 
@@ -57,7 +60,7 @@ def read_page(body: bytes, at: float) -> EngineSample:
         kv_utilization=min(1.0, most(reader.KV_USAGE)),
         kv_cache_tokens=int(most(reader.KV_CACHE_TOKENS)) or page.kv_cache_tokens(),
         limits=Limits(
-            int(most(reader.MAX_NUM_SEQS)) or DEFAULT_LIMITS.max_num_seqs,
+            int(most(reader.MAX_NUM_SEQS)) or max_num_seqs,
             int(most(reader.MAX_NUM_BATCHED_TOKENS)) or DEFAULT_LIMITS.max_num_batched_tokens,
         ),
         draining=most(_DRAINING) > 0,

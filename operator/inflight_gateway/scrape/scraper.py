@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from time import monotonic
 
 import aiohttp
 
+from inflight_base.manifest.engines import EngineType
 from inflight_base.page.scraper import Engine, Scraper
 from inflight_gateway.scrape.page import READER, read_page
 from inflight_gateway.scrape.samples import Samples
+from inflight_gateway.types import ServiceConfig
+from inflight_settings.limits import DEFAULT_LIMITS
 
 INTERVAL_SECONDS = 1.0
 
@@ -36,7 +40,14 @@ CONNECT_SECONDS = 0.5
 """Longest time for a TCP connection to an engine that does not answer the scrape."""
 
 
-class EndpointScraper(Scraper[Engine]):
+@dataclass(slots=True, eq=False)
+class _Scraped(Engine):
+    """An endpoint. Attributes: max_num_seqs: its slots where its page does not have them."""
+
+    max_num_seqs: int = DEFAULT_LIMITS.max_num_seqs
+
+
+class EndpointScraper(Scraper[_Scraped]):
     """Keeps `samples` fresh for the current endpoints. Runs in the event loop.
 
     Args:
@@ -57,17 +68,26 @@ class EndpointScraper(Scraper[Engine]):
             retry=RETRY_SECONDS * interval / INTERVAL_SECONDS,
         )
         self._samples = samples
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, _Scraped] = {}
 
-    def keep(self, addresses: Collection[str]) -> None:
-        """Sets the endpoints to scrape; new ones are scraped at once, many of them one after another."""
-        self._samples.keep(addresses)
-        for gone in self._engines.keys() - set(addresses):
+    def keep(self, services: Mapping[str, ServiceConfig]) -> None:
+        """Sets the endpoints to scrape; new ones are scraped at once, many of them one after another.
+
+        Args:
+            services: configuration of the service of each address.
+        """
+        self._samples.keep(services.keys())
+        for gone in self._engines.keys() - services.keys():
             self.drop(self._engines.pop(gone))
-        new = [address for address in addresses if address not in self._engines]
-        for number, address in enumerate(new):
-            self._engines[address] = engine = Engine(address, f"http://{address}/metrics")
-            self.add(engine, delay=number / MAX_PER_SECOND)
+        new = 0
+        for address, config in services.items():
+            url, names = _page_url(address, config.engine), config.engine.metrics
+            engine = self._engines.get(address)
+            if engine is None:
+                self._engines[address] = engine = _Scraped(address, url)
+                self.add(engine, delay=new / MAX_PER_SECOND)
+                new += 1
+            engine.url, engine.names, engine.max_num_seqs = url, names, config.max_num_seqs
 
     def close(self) -> None:
         """Stops scraping; samples stay."""
@@ -75,14 +95,20 @@ class EndpointScraper(Scraper[Engine]):
             self.drop(engine)
         self._engines.clear()
 
-    def scraped(self, engine: Engine, body: bytes, began: float) -> None:
-        self._samples.scraped(engine.key, read_page(body, began), monotonic())
+    def scraped(self, engine: _Scraped, body: bytes, began: float) -> None:
+        self._samples.scraped(engine.key, read_page(body, began, engine.max_num_seqs), monotonic())
 
-    async def failed(self, engine: Engine, error: Exception, reason: str) -> None:
+    async def failed(self, engine: _Scraped, error: Exception, reason: str) -> None:
         connected = not isinstance(error, aiohttp.ClientConnectorError)
-        if isinstance(error, TimeoutError):
+        if isinstance(error, TimeoutError) or not engine.url.startswith(f"http://{engine.key}/"):
             connected = await _takes_connections(engine.key)
         self._samples.failed(engine.key, reason, connected=connected, now=monotonic())
+
+
+def _page_url(address: str, engine: EngineType) -> str:
+    if engine.metrics_port is not None:
+        address = f"{address.rpartition(':')[0]}:{engine.metrics_port}"
+    return f"http://{address}{engine.metrics_path}"
 
 
 async def _takes_connections(address: str) -> bool:

@@ -18,8 +18,6 @@ from inflight_kubectl.flag_types import api_key_option
 from inflight_kubectl.output import Problem, json_option, latency, print_json
 
 if TYPE_CHECKING:
-    import httpx
-
     from inflight_kubectl.engine_access import PortForward
 
 _COMMANDS = """\
@@ -89,32 +87,22 @@ def chat(
         "temperature": temperature,
         "class": service_class,
     }
-    conversation = Conversation({name: value for name, value in options.items() if value is not None}, system)
-    headers = authorization(found, api_key)
+    given = {name: value for name, value in options.items() if value is not None}
+    conversation = Conversation(given, authorization(found, api_key), system)
     if found.state in ("Idle", "Waking"):
         click.echo(f"{service} is at zero: the first answer comes when a replica is ready.", err=True)
-    with forward_to_service(cluster, found) as forward, forward.client(timeout=_timeout(), headers=headers) as http:
+    with forward_to_service(cluster, found) as forward:
         if question is None:
-            _Session(conversation, http, forward, service, stats).run()
+            _Session(conversation, forward, service, stats).run()
         else:
-            _one(conversation, http, forward, question, stats, as_json)
+            _one(conversation, forward, question, stats, as_json)
 
 
 COMMAND = chat
 
 
-def _timeout() -> httpx.Timeout:
-    """Returns the timeouts: a question may wait in the queue of a busy engine; the port-forward itself is on this
-    machine."""
-    import httpx
-
-    return httpx.Timeout(600.0, connect=10.0)
-
-
-def _one(
-    conversation: Conversation, http: httpx.Client, forward: PortForward, question: str, stats: bool, as_json: bool
-) -> None:
-    answer, whole = conversation.ask(http, forward, question, (lambda _: None) if as_json else _show)
+def _one(conversation: Conversation, forward: PortForward, question: str, stats: bool, as_json: bool) -> None:
+    answer, whole = conversation.ask(forward, question, (lambda _: None) if as_json else _show)
     if not whole:
         raise click.Abort
     if as_json:
@@ -130,7 +118,6 @@ class _Session:
     """An interactive conversation."""
 
     conversation: Conversation
-    http: httpx.Client
     forward: PortForward
     service: str
     stats: bool
@@ -174,7 +161,7 @@ class _Session:
 
     def _answer(self, question: str) -> None:
         try:
-            answer, whole = self.conversation.ask(self.http, self.forward, question, _show)
+            answer, whole = self.conversation.ask(self.forward, question, _show)
         except Problem as problem:
             click.echo()
             problem.show()

@@ -54,6 +54,9 @@ _COLUMNS: tuple[tuple[str, str, str, str], ...] = (
     ("Age", "date", ".metadata.creationTimestamp", "When it was made."),
 )
 
+_WIDE_COLUMNS = (("Engine", "string", ".spec.engine.type", "Type of the engines."),)
+"""Columns of `kubectl get -o wide`."""
+
 
 def crd() -> dict[str, Any]:
     """The CustomResourceDefinition (apiextensions.k8s.io/v1)."""
@@ -89,6 +92,10 @@ def crd() -> dict[str, Any]:
                     "additionalPrinterColumns": [
                         {"name": name, "type": type_, "jsonPath": path, "description": description}
                         for name, type_, path, description in _COLUMNS
+                    ]
+                    + [
+                        {"name": name, "type": type_, "jsonPath": path, "description": description, "priority": 1}
+                        for name, type_, path, description in _WIDE_COLUMNS
                     ],
                 }
             ],

@@ -6,7 +6,9 @@ from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field
 
+from inflight_base.manifest.engines import EngineTypeName
 from inflight_operator.api.base import SpecModel, rule, validation, validations
+from inflight_operator.api.custom_engine import CustomEngine
 from inflight_operator.api.duration import Duration
 from inflight_operator.api.observability import Logs, Tracing
 from inflight_operator.api.scheduling import BOUNDS, MOST_QUEUED, Scheduling
@@ -201,7 +203,7 @@ OWN_FLAGS = (
 
 
 class Engine(StartOptions):
-    """Start options of each engine. A change here rolls out new pods."""
+    """Engine of each pod, and its start options. A change here rolls out new pods."""
 
     model_config = ConfigDict(
         json_schema_extra=validation(
@@ -211,21 +213,30 @@ class Engine(StartOptions):
         )
     )
 
+    type: EngineTypeName = Field(
+        default="inflight",
+        description="Type of the engine. inflight: Inflight's own. vllm: vLLM, started by the operator with the same"
+        " fields, as far as vLLM has them. custom: any server of the OpenAI API, see custom. Fields that a type lacks"
+        " are refused.",
+    )
+    plugin: bool = Field(
+        default=True,
+        description="With type vllm, add Inflight's plugin: limits that change while vLLM runs, drain, and metrics of"
+        " the cost of steps. With false, tuning only recommends.",
+    )
+    custom: CustomEngine | None = Field(default=None, description="Container, paths and metrics of type custom.")
     image: str | None = Field(
         default=None,
         min_length=1,
         max_length=512,
-        description="Engine image. Default: the image that the operator was installed with.",
+        description="Engine image. Default: the image of this type that the operator was installed with; type custom"
+        " has none.",
     )
     extra_args: list[Annotated[str, Field(min_length=1, max_length=1024)]] = Field(
         default_factory=list,
         max_length=64,
-        description="Further flags for `inflight-engine serve`, one argument per entry, such as --block-size=32.",
-        json_schema_extra=validation(
-            f"!self.exists(a, a.matches('^--({'|'.join(OWN_FLAGS)})(=.*)?$'))",
-            "engine.extraArgs cannot repeat a flag that the operator sets"
-            " (" + ", ".join(f"--{flag}" for flag in OWN_FLAGS) + "): use the spec's own field",
-        ),
+        description="Further flags for `inflight-engine serve` or `vllm serve`, one argument per entry, such as"
+        " --block-size=32.",
     )
 
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+from inflight_base.manifest import engines
+from inflight_base.manifest.engines import EngineType
+from inflight_base.manifest.lenient import Part
+from inflight_base.manifest.units import parse_duration
 from inflight_settings.limits import Limits, LimitsBounds
 
 if TYPE_CHECKING:
@@ -32,6 +37,17 @@ def tuning_bounds(spec: InferenceServiceSpec) -> LimitsBounds:
 def served_name(service: InferenceService) -> str:
     """The name clients put in `model`."""
     return service.spec.model.served_name or service.metadata.name
+
+
+def engine_type(spec: InferenceServiceSpec) -> EngineType:
+    """The facts about the type of the service's engines."""
+    engine = spec.engine.model_dump(mode="json", by_alias=True, include={"type", "plugin", "custom"})
+    return engines.engine_type(Part(engine, "spec.engine", []))
+
+
+def startup_limit_seconds(spec: InferenceServiceSpec) -> int:
+    """Seconds for an engine to download and load its model before it is restarted."""
+    return math.ceil(parse_duration(spec.rollout.startup_timeout))
 
 
 def service_url(service: InferenceService) -> str:

@@ -10,7 +10,8 @@ from inflight_base.manifest import defaults
 from inflight_operator.api.base import SpecModel, Timestamp, rule, validation, validations
 from inflight_operator.api.cost import Cost
 from inflight_operator.api.duration import Duration, duration_field
-from inflight_operator.api.engine import Accelerator, Engine, Model
+from inflight_operator.api.engine import OWN_FLAGS, Accelerator, Engine, Model
+from inflight_operator.api.engine_rules import engine_rules
 from inflight_operator.api.gateway import Gateway
 from inflight_operator.api.scaling import Scaling
 from inflight_operator.api.scheduling import BOUNDS
@@ -109,7 +110,8 @@ class Tuning(SpecModel):
 
     mode: Literal["Auto", "Recommend", "Off"] = Field(
         default="Auto",
-        description="Auto: the operator changes the limits of running engines. Recommend: the status shows the changes"
+        description="Auto: the operator changes the limits of running engines; engines of type vllm without the plugin"
+        " get recommendations, and engines of type custom have no such limits. Recommend: the status shows the changes"
         " that it would make. Off (in quotes, or YAML reads it as false): engines run at their capacities.",
     )
     max_num_seqs: SeqsBounds = Field(default_factory=SeqsBounds, description="Bounds of max_num_seqs.")
@@ -255,6 +257,7 @@ class InferenceServiceSpec(SpecModel):
             ),
             *_tuning_rules("maxNumSeqs"),
             *_tuning_rules("maxNumBatchedTokens"),
+            *engine_rules({"model": Model, "engine": Engine}, OWN_FLAGS),
         )
     )
 

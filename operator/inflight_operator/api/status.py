@@ -197,7 +197,9 @@ class InferenceServiceStatus(StatusModel):
     )
     selector: str | None = Field(default=None, description="Label selector of the pods, for the scale subresource.")
     engine: EngineStatus | None = Field(default=None, description="Engine release of the pods.")
-    limits: LimitsStatus | None = Field(default=None, description="Limits that engines run with now.")
+    limits: LimitsStatus | None = Field(
+        default=None, description="Limits that engines run with now. Absent with engine.type custom."
+    )
     queue: QueueStatus | None = Field(
         default=None, description="Requests that wait. Absent while neither engines nor the gateway report."
     )

@@ -282,10 +282,10 @@ def _fits(observation: ScalingObservation) -> int:
 
 
 def _slots(observation: ScalingObservation) -> int | None:
-    """Requests that one replica runs at once, the mean over engines that report it; None if none does. A mean, so that
-    one pod with few slots does not limit the estimate for the fleet."""
+    """Requests that one replica runs at once: the mean over engines that report it, so that one pod with few slots does
+    not limit the estimate for the fleet; if none does, as many as it was started with. None if that is unknown."""
     reported = [load.max_num_seqs for load in observation.loads if load.max_num_seqs]
-    return max(1, sum(reported) // len(reported)) if reported else None
+    return max(1, sum(reported) // len(reported)) if reported else observation.slots or None
 
 
 def _by_kv(observation: ScalingObservation, target: float) -> Recommendation:

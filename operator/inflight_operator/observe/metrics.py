@@ -9,6 +9,7 @@ A page comes from a pod that runs a tenant's model and is not trusted: an imposs
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, get_origin, get_type_hints
@@ -113,6 +114,7 @@ class Sample(Counters):
         cost: cost model of a step, as fitted by the engine.
         cost_error: median relative error of `cost`.
         cost_steps: steps that `cost` was fitted to.
+        plugin_problem: why the plugin does not change the vLLM server that it runs in; empty if it does.
     """
 
     time: float
@@ -130,6 +132,8 @@ class Sample(Counters):
     cost: Annotated[CostModel | None, Page.cost, reader.STEP_COST, reader.STEP_COST_CURVE] = None
     cost_error: Annotated[float | None, Page.largest, "inflight_step_cost_error_ratio"] = None
     cost_steps: Annotated[float, Page.total, "inflight_step_cost_steps"] = 0.0
+
+    plugin_problem: str = ""
 
     @property
     def max_num_seqs(self) -> int | None:
@@ -156,9 +160,17 @@ _READINGS = [
 ]
 """Fields, the function that reads each of a page, and the names of its samples."""
 
+PLUGIN_INFO = "inflight_plugin_info"
+"""Metric whose labels say whether the plugin knows the vLLM server that it runs in."""
+
 READER = PageReader(
-    [name for _, how, names in _READINGS if how is not Page.histogram for name in names],
+    [PLUGIN_INFO, *(name for _, how, names in _READINGS if how is not Page.histogram for name in names)],
     [name for _, how, names in _READINGS if how is Page.histogram for name in names],
+)
+
+
+_PLUGIN = re.compile(
+    rf'^{PLUGIN_INFO}\{{[^\n]{{0,400}}?\breason="((?:[^"\n\\]|\\.){{0,300}})"[^\n]{{0,400}}', re.MULTILINE
 )
 
 
@@ -174,4 +186,10 @@ def parse_metrics(text: str, time: float) -> Sample:
         PageError: `PageReader.read` raises it; a histogram is impossible (`Page.histogram`); a utilization is above 1.
     """
     page = READER.read(text)
-    return Sample(time=time, **{field: how(page, *names) for field, how, names in _READINGS})
+    values = {field: how(page, *names) for field, how, names in _READINGS}
+    return Sample(time=time, plugin_problem=_plugin_problem(text), **values)
+
+
+def _plugin_problem(text: str) -> str:
+    found = _PLUGIN.search(text)
+    return found[1].replace('\\"', '"') if found is not None and 'state="active"' not in found[0] else ""

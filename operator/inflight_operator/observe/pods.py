@@ -7,7 +7,13 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from inflight_base.manifest.names import ADMIN_PORT_NAME, DELETION_COST, ENGINE_PORT, HTTP_PORT_NAME
+from inflight_base.manifest.names import (
+    ADMIN_PORT_NAME,
+    DELETION_COST,
+    ENGINE_PORT,
+    HTTP_PORT_NAME,
+    METRICS_PORT_NAME,
+)
 from inflight_base.manifest.pods import condition, engine_container
 from inflight_base.manifest.slices import address_of
 from inflight_settings.limits import LimitsInForce
@@ -40,7 +46,8 @@ class PodView:
         phase: Pending, Running, Succeeded, Failed or Unknown.
         deleting: a deletion is under way; it is no longer capacity.
         restarts: restarts of the engine container.
-        image: image of the engine container.
+        image: image of the engine container, or of an init container that fails: the fields on its container are those
+            of that one then.
         waiting_reason, waiting_message: why its container is not running (`ImagePullBackOff`, `CrashLoopBackOff`).
         last_reason, last_message, exit_code: details of the container's last termination, if any.
         unschedulable: the scheduler's message while no node fits, else empty.
@@ -93,7 +100,8 @@ class PodView:
 def pod_view(pod: Mapping[str, Any]) -> PodView:
     """Returns the view of `pod`, a v1 Pod as the API returns it in JSON."""
     metadata, spec, status = pod.get("metadata", {}), pod.get("spec", {}), pod.get("status", {})
-    container = engine_container(status.get("containerStatuses", []))
+    failed = _failed_before(status)
+    container = failed or engine_container(status.get("containerStatuses", []))
     declared = engine_container(spec.get("containers", []))
     ports = {one.get("name"): one.get("containerPort") for one in declared.get("ports", [])}
     ready = condition(status, "Ready")
@@ -108,7 +116,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         ready=ready.get("status") == "True",
         deleting="deletionTimestamp" in metadata,
         restarts=container.get("restartCount", 0),
-        image=declared.get("image", ""),
+        image=(failed or declared).get("image", ""),
         waiting_reason=waiting.get("reason", ""),
         waiting_message=waiting.get("message", ""),
         last_reason=ended.get("reason", ""),
@@ -120,11 +128,24 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         last_run=_duration(ended),
         ready_since=_moment(ready.get("lastTransitionTime")) if ready.get("status") == "True" else None,
         unready_since=_moment(ready.get("lastTransitionTime")) if ready.get("status") != "True" else None,
-        metrics_port=ports.get(ADMIN_PORT_NAME) or ports.get(HTTP_PORT_NAME) or ENGINE_PORT,
+        metrics_port=ports.get(METRICS_PORT_NAME)
+        or ports.get(ADMIN_PORT_NAME)
+        or ports.get(HTTP_PORT_NAME)
+        or ENGINE_PORT,
         admin_port=ports.get(ADMIN_PORT_NAME),
         deletion_cost=_number(metadata.get("annotations", {}).get(DELETION_COST, "0")),
         created=_moment(metadata.get("creationTimestamp")) or 0.0,
     )
+
+
+def _failed_before(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the status of the init container that keeps the engine's from starting; empty if none does."""
+    for one in status.get("initContainerStatuses", []):
+        state = one.get("state", {})
+        reason = state.get("waiting", {}).get("reason", "")
+        if reason not in ("", "PodInitializing", "ContainerCreating") or state.get("terminated", {}).get("exitCode"):
+            return dict(one)
+    return {}
 
 
 def _unschedulable(status: Mapping[str, Any]) -> str:

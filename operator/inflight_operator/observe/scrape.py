@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 
 import aiohttp
@@ -23,12 +23,14 @@ class Target:
     """A pod to scrape.
 
     Attributes:
-        url: `http://IP:PORT/metrics`, an IPv6 address in brackets.
+        url: of its metrics page, such as `http://IP:PORT/metrics`, an IPv6 address in brackets.
+        names: names of samples on its page that differ from those that are read, by those.
     """
 
     uid: str
     name: str
     url: str
+    names: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True, eq=False, kw_only=True)
@@ -42,6 +44,11 @@ class _Pod(Engine):
     name: str
     history: History | None = None
     error: str = ""
+
+    @property
+    def path(self) -> str:
+        """The path of its page, for sentences."""
+        return "/" + self.url.split("/", 3)[3]
 
 
 class ScrapePool(Scraper[_Pod]):
@@ -81,10 +88,10 @@ class ScrapePool(Scraper[_Pod]):
         for target in targets:
             pod = pods.get(target.uid)
             if pod is None:
-                pods[target.uid] = pod = _Pod(target.uid, target.url, name=target.name)
+                pods[target.uid] = pod = _Pod(target.uid, target.url, target.names, name=target.name)
                 self.add(pod)
             else:
-                pod.name, pod.url = target.name, target.url
+                pod.name, pod.url, pod.names = target.name, target.url, target.names
         for uid in pods.keys() - {target.uid for target in targets}:
             self.drop(pods.pop(uid))
 
@@ -115,6 +122,8 @@ class ScrapePool(Scraper[_Pod]):
 
     async def failed(self, engine: _Pod, error: Exception, reason: str) -> None:
         if isinstance(error, TimeoutError):
-            engine.error = f"{engine.name} did not answer /metrics within {self._timeout:g} s"
+            engine.error = f"{engine.name} did not answer {engine.path} within {self._timeout:g} s"
         else:
-            engine.error = f"{engine.name}: /metrics: {reason}"
+            for ours, theirs in engine.names.items():
+                reason = reason.replace(ours, theirs)
+            engine.error = f"{engine.name}: {engine.path}: {reason}"

@@ -36,6 +36,7 @@ from inflight_operator.reconcile.upgrades import Template, decide_template
 from inflight_operator.reconcile.views import measured
 from inflight_operator.render import ChildPlan, render
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API
+from inflight_settings.limits import LimitsInForce
 
 ROUTING_SECONDS = 1.0
 """Seconds from an address in an EndpointSlice to rules on every node: kube-proxy writes them at most once a second."""
@@ -96,6 +97,11 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
         state = TuningState(window_start=snapshot.now)
         demand = replace(memory.demand, replica=None, fit=ForeignFit())
         memory = replace(memory, engine=engine, tuning=state, tuning_reason=None, demand=demand, needed=DemandMemory())
+    capacity = snapshot.policy.capacity
+    if not snapshot.policy.engine_type.live_limits and memory.limits.limits != capacity:
+        # Engines of the service's earlier type may have had others.
+        limits = LimitsInForce(capacity, memory.revision + 1)
+        memory = replace(memory, limits=limits, canary=None, before_override=None)
     newest = max((sample.revision or 0 for sample in snapshot.fresh.values()), default=0)
     if newest > memory.revision < memory.first_revision:
         # The status is older than its engines: they would reject the next revision. Claims of a pod are not trusted.
@@ -232,6 +238,10 @@ def _scaling_finding(snapshot: Snapshot, decision: ScalingDecision) -> Finding:
 def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[str]) -> Finding:
     """Returns the condition TuningActive. Errors of pods that do not run with their limits take precedence over every
     other reason."""
+    facts = snapshot.policy.engine_type
+    if not facts.limits:
+        reason = Reason("NoLiveLimits", {"type": facts.name})
+        return Finding("TuningActive", "False", reason.code, sentence(reason))
     error = next((one.error for uid, one in snapshot.pushes.items() if one.error and uid in behind), "")
     status: Status = "False"
     override, held = snapshot.policy.override, memory.before_override is not None
@@ -249,6 +259,10 @@ def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[
         reason = Reason("Overridden", numbers)
     elif not pods.ready:
         status, reason = "Unknown", Reason("NoReadyEngines")
+    elif not facts.live_limits:
+        reason = Reason("NoPlugin", held=memory.tuning_reason)
+    elif problem := next((sample.plugin_problem for sample in snapshot.fresh.values() if sample.plugin_problem), ""):
+        reason = Reason("PluginUnsupported", {"said": problem})
     elif not any(sample.limits is not None for sample in snapshot.fresh.values()):
         reason = Reason("NoLimits")
     elif not tunable_pods(snapshot):

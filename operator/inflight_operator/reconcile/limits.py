@@ -59,7 +59,7 @@ def tuned_limits(snapshot: Snapshot, memory: Memory) -> Tuned:
     except that a canary ends then."""
     if memory.before_override is not None:
         return Tuned(memory)
-    tunable = {pod.uid: pod.name for pod in tunable_pods(snapshot)}
+    tunable = {pod.uid: pod.name for pod in _measured_pods(snapshot)}
     state = memory.tuning
     if not tunable:
         if memory.canary is None:
@@ -97,6 +97,14 @@ def _with_revisions(memory: Memory, wanted: Limits, state: TuningState) -> Memor
     if now is not None and begun:
         canary = CanaryInForce(now.uid, now.name, LimitsInForce(now.limits, revision + 1))
     return replace(memory, limits=limits, canary=canary, tuning=state)
+
+
+def _measured_pods(snapshot: Snapshot) -> list[PodView]:
+    """Returns the pods whose measurements are those of the limits in force: tunable ones, or all where limits never
+    change."""
+    if snapshot.policy.engine_type.live_limits:
+        return tunable_pods(snapshot)
+    return [pod for pod in snapshot.pods if pod.uid in snapshot.fresh]
 
 
 def tunable_pods(snapshot: Snapshot) -> list[PodView]:

@@ -6,8 +6,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from inflight_base.manifest import defaults
+from inflight_base.manifest.engines import INFLIGHT, EngineType
 from inflight_base.manifest.units import parse_duration, parse_quantity
-from inflight_operator.api.resolve import capacity, tuning_bounds
+from inflight_operator.api.resolve import capacity, engine_type, tuning_bounds
 from inflight_operator.api.types import (
     SLO,
     InferenceService,
@@ -47,7 +48,9 @@ class Policy:
         currency: currency of the price; empty if unknown.
         slo: latency targets in seconds.
         ordered: engines serve first what can still keep its TTFT target.
-        tuning: mode of tuning.
+        engine_type: facts about the type of the engines.
+        tuning: mode of tuning: at most Recommend where limits of running engines cannot change, Off where the operator
+            does not know them.
         override: limits set by hand; None without any. May have expired.
         tuning_bounds: bounds of the limits.
         capacity: limits that engines are started with.
@@ -70,6 +73,7 @@ class Policy:
     currency: str
     slo: Slo
     ordered: bool
+    engine_type: EngineType
     tuning: TuningMode
     override: Override | None
     tuning_bounds: LimitsBounds
@@ -83,6 +87,7 @@ class Policy:
 def policy_of(service: InferenceService, settings: Settings) -> Policy:
     """Returns the policy of a service's spec."""
     spec = service.spec
+    facts = engine_type(spec)
     external, gateway = spec.scaling.mode == "External", behind_gateway(service, settings)
     sleeps = gateway and not external and spec.scaling.min_replicas == 0
     wanted, slo = spec.scaling.targets, spec.slo or SLO()
@@ -108,7 +113,8 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
         currency="" if spec.cost is None else spec.cost.currency or "",
         slo=Slo(ttft, tpot, parse_duration(slo.ttft_per_thousand_tokens) / 1000),
         ordered=ttft_target(spec) is not None,
-        tuning=TuningMode(spec.tuning.mode),
+        engine_type=facts,
+        tuning=_mode(spec, facts),
         override=_override(spec.tuning),
         tuning_bounds=tuning_bounds(spec),
         capacity=capacity(spec),
@@ -117,6 +123,13 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
         engine=digest(_engine(spec)),
         template_inputs=template_inputs(spec),
     )
+
+
+def _mode(spec: InferenceServiceSpec, facts: EngineType) -> TuningMode:
+    mode = TuningMode(spec.tuning.mode)
+    if not facts.limits:
+        return TuningMode.OFF
+    return TuningMode.RECOMMEND if mode is TuningMode.AUTO and not facts.live_limits else mode
 
 
 def _override(tuning: Tuning) -> Override | None:
@@ -137,6 +150,8 @@ def _engine(spec: InferenceServiceSpec) -> list[Any]:
         engine.quantization,
         engine.kv_cache.dtype,
         engine.extra_args,
+        *([] if engine.type == INFLIGHT else [engine.type, engine.plugin]),
+        *([] if engine.custom is None else [engine.custom.command, engine.custom.args]),
     ]
 
 

@@ -195,7 +195,12 @@ class Reconciler:
     def _snapshot(self, key: ServiceKey, known: _ServiceState) -> Snapshot:
         reading, now = known.reading, self._clock.steady()
         pods = tuple(self._cache.pods(key))
-        targets = [Target(pod.uid, pod.name, f"{pod.url(pod.metrics_port)}/metrics") for pod in pods if pod.serves]
+        facts = reading.policy.engine_type
+        targets = [
+            Target(pod.uid, pod.name, pod.url(pod.metrics_port) + facts.metrics_path, facts.metrics)
+            for pod in pods
+            if pod.serves
+        ]
         self._pool.keep(key, targets)
         window, uid = self._pool.window(key), reading.service.metadata.uid
         gateway = self._gateway if reading.policy.gateway else None

@@ -256,7 +256,10 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
     )
 
 
-def _limits(snapshot: Snapshot, plan: Plan) -> LimitsStatus:
+def _limits(snapshot: Snapshot, plan: Plan) -> LimitsStatus | None:
+    """Returns the limits in force; None for engines whose limits the operator does not know."""
+    if not snapshot.policy.engine_type.limits:
+        return None
     limits, before, wanted = plan.limits.limits, plan.memory.before_override, snapshot.policy.override
     override, canary = None, plan.canary
     if before is not None and wanted is not None:

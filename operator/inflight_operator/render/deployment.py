@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import pod_labels
+from inflight_operator.api.resolve import startup_limit_seconds
 from inflight_operator.render.engine_flags import ttft_flags
 from inflight_operator.render.metadata import child
 from inflight_operator.render.plan import Settings
-from inflight_operator.render.pod import pod_template, startup_limit_seconds
+from inflight_operator.render.pod import pod_template
 
 if TYPE_CHECKING:
     from inflight_operator.api.types import InferenceService, InferenceServiceSpec
@@ -46,7 +47,7 @@ def deployment(service: InferenceService, replicas: int, settings: Settings) -> 
             "strategy": {"type": "RollingUpdate", "rollingUpdate": dict(_ROLLING_UPDATE[rollout.strategy])},
             "revisionHistoryLimit": 3,
             # Longer than a pod may take to start, or a slow download would count as a failed rollout.
-            "progressDeadlineSeconds": startup_limit_seconds(service) + 60,
+            "progressDeadlineSeconds": startup_limit_seconds(service.spec) + 60,
             "template": template,
         },
     }

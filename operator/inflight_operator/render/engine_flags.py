@@ -65,7 +65,7 @@ def engine_flags(spec: InferenceServiceSpec) -> list[str]:
     ordered = sorted(arguments, key=lambda flag: _FIRST.index(flag) if flag in _FIRST else len(_FIRST))
     return [
         *(argument for flag in ordered for argument in arguments[flag]),
-        *(f"--service-class={_class(each)}" for each in engine.scheduling.classes),
+        *(f"--service-class={class_text(each)}" for each in engine.scheduling.classes),
     ]
 
 
@@ -90,7 +90,7 @@ def _has_target(engine: Engine) -> bool:
     return any(each.slo.ttft_p95 is not None for each in engine.scheduling.classes)
 
 
-def _class(service_class: ServiceClass) -> str:
+def class_text(service_class: ServiceClass) -> str:
     """`NAME:weight=4,priority=1,ttft=0.5`, or `NAME` alone."""
     default = ServiceClass(name=service_class.name)
     given, defaults = (_values(each, each.slo) for each in (service_class, default))

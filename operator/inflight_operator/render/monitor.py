@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import ADMIN_PORT_NAME, HTTP_PORT_NAME, pod_labels
+from inflight_base.manifest.names import ADMIN_PORT_NAME, HTTP_PORT_NAME, METRICS_PORT_NAME, pod_labels
+from inflight_operator.api.resolve import engine_type
 from inflight_operator.render.metadata import child
 
 if TYPE_CHECKING:
@@ -18,7 +19,10 @@ SCRAPE_INTERVAL = "15s"
 def pod_monitor(service: InferenceService) -> Manifest:
     """A PodMonitor, not a ServiceMonitor: queue and cache gauges belong to a pod, also while it is not Ready."""
     name = service.metadata.name
+    facts = engine_type(service.spec)
     port = HTTP_PORT_NAME if service.spec.engine.serving_metrics else ADMIN_PORT_NAME
+    if facts.metrics_port is not None:
+        port = METRICS_PORT_NAME
     return {
         **child("monitoring.coreos.com/v1", "PodMonitor", service),
         "spec": {
@@ -26,7 +30,7 @@ def pod_monitor(service: InferenceService) -> Manifest:
             "podMetricsEndpoints": [
                 {
                     "port": port,
-                    "path": "/metrics",
+                    "path": facts.metrics_path,
                     "interval": SCRAPE_INTERVAL,
                     # With `namespace`, which Prometheus adds, the labels of the operator's own series of a service.
                     "relabelings": [{"targetLabel": "name", "replacement": name}],

@@ -16,7 +16,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import ADMIN_PORT_NAME, HTTP_PORT_NAME, OPERATOR_LABELS, pod_labels
+from inflight_base.manifest.names import (
+    ADMIN_PORT_NAME,
+    HTTP_PORT_NAME,
+    METRICS_PORT_NAME,
+    OPERATOR_LABELS,
+    pod_labels,
+)
+from inflight_operator.api.resolve import engine_type
 from inflight_operator.render.metadata import child
 from inflight_operator.render.observability import collector_egress, observability_of
 from inflight_operator.render.plan import Settings
@@ -51,9 +58,20 @@ def network_policy(service: InferenceService, settings: Settings) -> Manifest:
             "podSelector": {"matchLabels": pod_labels(name)},
             "policyTypes": ["Ingress"] if downloads_model(service) else ["Ingress", "Egress"],
             **({"egress": egress} if egress and not downloads_model(service) else {}),
-            "ingress": [*_serving(service, settings), admin],
+            "ingress": [*_serving(service, settings), admin, *_metrics(service, settings, admin.get("from"))],
         },
     }
+
+
+def _metrics(service: InferenceService, settings: Settings, admin_peers: list[Manifest] | None) -> list[Manifest]:
+    """The rule for a port of metrics alone, which the gateway reads too; none if the engine has none."""
+    if engine_type(service.spec).metrics_port is None:
+        return []
+    rule: Manifest = {"ports": [{"port": METRICS_PORT_NAME, "protocol": "TCP"}]}
+    if admin_peers is None:
+        return [rule]
+    gateway = [gateway_peer(settings)] if behind_gateway(service, settings) else []
+    return [{**rule, "from": [*admin_peers, *gateway]}]
 
 
 def _serving(service: InferenceService, settings: Settings) -> list[Manifest]:

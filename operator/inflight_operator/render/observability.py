@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.engines import INFLIGHT
 from inflight_base.manifest.names import ENGINE_CONTAINER
 from inflight_operator.render.engine_flags import number
 from inflight_operator.render.plan import EngineObservability, Settings
@@ -26,7 +27,10 @@ _PORTS = {"http": 80, "https": 443}
 
 
 def observability_of(service: InferenceService, settings: Settings) -> EngineObservability:
-    """The effective settings of a service: its own fields, else those of the installation."""
+    """The effective settings of a service: its own fields, else those of the installation. Only Inflight's engine takes
+    them."""
+    if service.spec.engine.type != INFLIGHT:
+        return EngineObservability()
     tracing, logs, default = service.spec.engine.tracing, service.spec.engine.logs, settings.observability
     ratio = default.sampling_ratio if tracing.sampling_ratio is None else tracing.sampling_ratio
     return EngineObservability(

@@ -8,6 +8,9 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_settings.limits import LimitsInForce
 
+VLLM_IMAGE = "vllm/vllm-openai:v0.32.0"
+"""vLLM's official image, of a version that the plugin knows."""
+
 
 @dataclass(frozen=True, slots=True)
 class ChildPlan:
@@ -55,7 +58,10 @@ class Settings:
     """Settings of the installation.
 
     Attributes:
-        engine_image: default image of engines.
+        engine_image: default image of Inflight's engine; built-in models are in it.
+        vllm_image: default image of engines of type vllm.
+        plugin_image: image with the command `inflight-operator`, which brings the plugin into pods of type vllm; empty:
+            such pods cannot be made.
         engine_pull_policy: when the kubelet pulls the engines' images; empty takes the default of Kubernetes.
         available_apis: optional APIs the cluster has, as `GROUP/VERSION/KIND`.
         operator_namespace: namespace of the operator's pods, which may reach the engines' admin port; None when the
@@ -74,6 +80,8 @@ class Settings:
     observability: EngineObservability = field(default_factory=EngineObservability)
     gateway_service: str = ""
     endpoint_picker: bool = False
+    vllm_image: str = VLLM_IMAGE
+    plugin_image: str = ""
 
     @property
     def gateway_namespace(self) -> str:

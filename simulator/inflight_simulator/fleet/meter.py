@@ -11,8 +11,8 @@ import numpy as np
 from inflight_base.page.histogram import Histogram
 from inflight_cost.model import StepWork
 from inflight_engine import buckets
-from inflight_engine.cost_fit.online import MeasuredCost, OnlineFit
-from inflight_engine.output_lengths import OutputLength, OutputLengths
+from inflight_fit.online import MeasuredCost, OnlineFit
+from inflight_fit.output_lengths import OutputLength, OutputLengths
 from inflight_simulator.fleet.requests import Floats
 
 _FIT_INTERVAL_S = 60.0

@@ -12,8 +12,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from deploy.dashboards import queries as made
 from deploy.dashboards.engine import TERMS
 from inflight_base.manifest.keys import ServiceKey
+from inflight_cost.model import TERMS as COUNTED_TERMS
 from inflight_engine.server.requests.counts import CURVE
-from inflight_engine.server.requests.counts import TERMS as COUNTED_TERMS
 from inflight_gateway.state.load import ServiceLoad
 from inflight_gateway.telemetry.metrics import Metrics
 from inflight_gateway.tenants.usage import Usage

@@ -43,14 +43,14 @@ def test_a_part_is_cut_from_the_whole(checkpoint, dim, quarter):
     weights, meant = checkpoint
     size = meant[PROJECTION].shape[dim] // 4
     expected = meant[PROJECTION].narrow(dim, quarter * size, size)
-    assert torch.equal(weights.part(PROJECTION, dim, quarter * size, (quarter + 1) * size), expected)
+    assert torch.equal(weights.get(PROJECTION, dim, range(quarter * size, (quarter + 1) * size)), expected)
 
 
 @pytest.mark.parametrize("dim", [0, 1])
 def test_a_part_may_begin_and_end_inside_a_word_and_a_group(checkpoint, dim):
     weights, meant = checkpoint
     end = meant[PROJECTION].shape[dim] - 11
-    assert torch.equal(weights.part(PROJECTION, dim, 13, end), meant[PROJECTION].narrow(dim, 13, end - 13))
+    assert torch.equal(weights.get(PROJECTION, dim, range(13, end)), meant[PROJECTION].narrow(dim, 13, end - 13))
 
 
 def test_awqs_first_word_holds_the_outputs_in_its_own_order(tmp_path):

@@ -5,10 +5,10 @@ import os
 
 import pytest
 
+from inflight_contract.limits import initial_limits
 from inflight_engine.messages import Configured
 from inflight_engine.server.engine import calls as engine_calls
 from inflight_engine.server.engine.phase import Phase
-from inflight_engine.server.engine.runtime_config import initial_limits
 from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import Limits, LimitsInForce
 from inflight_settings.scheduling import ServiceClass

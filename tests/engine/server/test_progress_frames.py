@@ -7,13 +7,13 @@ import re
 import httpx
 import pytest
 
+from inflight_contract.errors import ApiError
 from inflight_engine.messages import Starting
 from inflight_engine.request import FinishReason
 from inflight_engine.server.answers import writer
 from inflight_engine.server.answers.respond import _ROUNDS as ROUNDS
 from inflight_engine.server.answers.respond import Heartbeats
 from inflight_engine.server.engine.session import Progress
-from inflight_engine.server.errors import ApiError
 from inflight_settings.engine import EngineConfig
 from tests.engine.server.fake_engine import until
 from tests.engine.server.relay_model import Choice, Kept, frames

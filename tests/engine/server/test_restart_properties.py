@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight_contract.errors import ApiError
 from inflight_engine.messages import AddRequest, Admission, CancelRequest, Configure, Finished, Starting, StepReport
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.engine.session import NO_STATS, Restarts
-from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.phases import RequestPhase

@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from inflight_engine.server.admin import signature as admin_signature
+from inflight_contract import admin_signature
 
 TOKEN = b"secret"
 POD = "11111111-2222-3333-4444-555555555555"

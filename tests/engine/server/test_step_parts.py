@@ -2,8 +2,8 @@
 
 import pytest
 
-from inflight_cost.model import CostModel, StepWork
-from inflight_engine.server.requests.counts import CURVE, TERMS, StepParts
+from inflight_cost.model import TERMS, CostModel, StepWork
+from inflight_engine.server.requests.counts import CURVE, StepParts
 
 WORK = StepWork(4, 60, 2000, 1500, 32)
 COST = CostModel(0.01, 0.001, 0.002, 1e-6, 1e-7, 1e-5, curve=((1.0, 0.02), (64.0, 0.25)))

@@ -22,7 +22,7 @@ from tests.gateway.gateway_stack import GatewayStack
 from tests.gateway.hostile.attacks import ATTACKS, SERVICES, UNDER_WAY
 from tests.gateway.hostile.case import RIGHT_KEY, chat_body, post
 from tests.gateway.hostile.engine import CheckingEngine
-from tools.measure.processes import Scheduled, family_resident_mib, family_scheduled, scheduled
+from tests.gateway.hostile.processes import Scheduled, family_resident_mib, family_scheduled, scheduled
 from tools.measure.report import percentile
 
 KEYLESS, KEYED, EVIL = "keyless.default", "keyed.default", "evil.default"

@@ -8,7 +8,7 @@ from urllib.parse import unquote
 
 from pydantic import BaseModel, ValidationError
 
-from inflight_engine.server.errors import ApiError
+from inflight_contract.errors import ApiError
 from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
 from inflight_engine.server.requests.schema import CompletionRequest, GenerateRequest
 from tests.gateway.fake_engine import FakeEngine

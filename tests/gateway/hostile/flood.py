@@ -18,7 +18,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from tests.gateway.hostile.attacks import ATTACKS, HOLD_S, UNDER_WAY, Attack, Target
-from tools.standin.connection import PROGRESS, Request, TaskConnection, listen
+from tests.standin import TaskConnection
+from tools.standin.connection import PROGRESS, Request, listen
 from tools.standin.connection import Connection as EngineConnection
 
 _ABSURD = b"inflight_kv_cache_tokens 1e12\ninflight_max_num_seqs 100000\ninflight_max_num_batched_tokens 100000\n"

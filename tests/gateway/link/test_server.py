@@ -406,16 +406,16 @@ async def test_a_pod_that_drains_or_starts_leaves_services_to_the_others_and_kee
 # Relays of other pods.
 
 
-async def test_a_relay_of_another_pod_gets_answers_and_neither_keys_nor_the_catalog(world):
+async def test_a_relay_of_another_pod_gets_answers_and_the_ready_pods_and_neither_keys_nor_the_catalog(world):
     add(world.catalog, 10)
     relay = await world.remote()
     relay.say(Hello("r1"), Ask("a", 1, KEY))
-    await until(lambda: len(relay.heard()) == 2, "answers")
+    await until(lambda: len(relay.heard()) == 3, "answers")
     world.catalog.update(services={ServiceKey("ns", "s1"): None})
     world.links.set_keys(Keys(b"new"))
     world.set_pods("gw-0", "gw-1")
     await asyncio.sleep(0.05)
-    assert [type(one) for one in relay.heard()] == [Held, Go]
+    assert [type(one) for one in relay.heard()] == [Gateways, Held, Go, Gateways]
     assert (len(world.links.own), len(world.links.remote)) == (0, 1)
     assert not world.links.ready
     relay.close()

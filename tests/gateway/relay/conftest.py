@@ -35,8 +35,8 @@ async def eventually(condition: Callable[[], bool], seconds: float = 5.0) -> Non
 class Setup:
     """A relay between fake engines and a fake picker."""
 
-    def __init__(self, directory: Path) -> None:
-        self.engine = FakeEngine()
+    def __init__(self, directory: Path, engine: FakeEngine | None = None) -> None:
+        self.engine = engine or FakeEngine()
         self.picker = FakePicker(self.engine)
         self.socket = directory / "relay-0.sock"
         self.worker: Worker
@@ -96,9 +96,12 @@ def pytest_asyncio_loop_factories() -> dict[str, Callable[[], asyncio.AbstractEv
 async def make(tmp_path: Path) -> AsyncIterator[Callable[..., object]]:
     made: list[Setup] = []
 
-    async def begin(tuning: Tuning = QUICK, engines: int = 4, **changes) -> Setup:
-        made.append(Setup(tmp_path))
+    async def begin(
+        tuning: Tuning = QUICK, engines: int = 4, *, engine: FakeEngine | None = None, of_engines=None, **changes
+    ) -> Setup:
+        made.append(Setup(tmp_path, engine))
         setup = await made[-1].start(tuning, engines)
+        changes |= {"engine": of_engines} if of_engines else {}
         if changes:
             await setup.configure(**changes)
         return setup

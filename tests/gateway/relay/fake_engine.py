@@ -230,6 +230,10 @@ class FakeEngine:
         head = ["HTTP/1.1 200 OK", "content-type: text/event-stream", "transfer-encoding: chunked", *own, "", ""]
         writer.write("\r\n".join(head).encode())
         frames = frames_for(seen.json, number) if do.frames is None else do.frames
+        return await self._write(frames, do, seen, reader, writer)
+
+    async def _write(self, frames: bytes, do: Do, seen: Seen, reader, writer) -> bool:
+        """Sends the frames as the script says; returns whether the connection stays."""
         end = next((each for each in (do.cut, do.hang) if each is not None), len(frames))
         if do.error:
             end = frames.rfind(b"\n\n", 0, end) + 2 if b"\n\n" in frames[:end] else 0

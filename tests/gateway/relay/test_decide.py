@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from inflight_gateway.relay.budget import BudgetLimits, RetryBudget
 from inflight_gateway.relay.decide import ENGINES_DIED, Again, Failure, Limits, Tried, next_step
-from inflight_gateway.relay.errors import ClientError
+from inflight_gateway.relay.http.errors import ClientError
 
 LIMITS = Limits()
 WAITED_FOR = (Failure.BUSY, Failure.UNREACHABLE)

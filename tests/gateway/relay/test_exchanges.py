@@ -12,7 +12,7 @@ import pytest
 from inflight_base.manifest.keys import ObjectKey
 from inflight_base.signing import tenant_key
 from inflight_gateway.link.wire import Ask, Keys, Known, frame
-from inflight_gateway.relay.bodies import MAX_OTHER_BYTES
+from inflight_gateway.relay.intake.bodies import MAX_OTHER_BYTES
 from tests.gateway.relay.conftest import QUICK, eventually
 from tests.gateway.relay.fake_engine import Do
 from tests.gateway.relay.fake_picker import KEY

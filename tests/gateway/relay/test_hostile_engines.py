@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from inflight_gateway.relay.kept import Kept
+from inflight_gateway.relay.answers.kept import Kept
 from tests.gateway.relay.conftest import eventually
 from tests.gateway.relay.fake_engine import Do
-from tests.gateway.relay.test_client import raw
+from tests.gateway.relay.http.test_client import raw
 from tests.gateway.relay.test_continue import STREAM, WHOLE, same
 
 KIB, MIB = 2**10, 2**20

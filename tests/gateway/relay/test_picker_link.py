@@ -13,9 +13,9 @@ from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.link import signed
 from inflight_gateway.link.signed import Accepting, Proving, Sealed
 from inflight_gateway.link.wire import Ended, Frames, FromPicker, FromRelay, Held, Hello, from_relay
-from inflight_gateway.relay import picker_link
-from inflight_gateway.relay.health import Trust
-from inflight_gateway.relay.picker_link import PickerLink
+from inflight_gateway.relay.pickers import picker_link
+from inflight_gateway.relay.pickers.health import Trust
+from inflight_gateway.relay.pickers.picker_link import PickerLink
 from inflight_gateway.types import Finished
 from tests.gateway.relay.conftest import eventually
 

@@ -9,10 +9,10 @@ from dataclasses import replace
 import aiohttp
 import pytest
 
+from tests.gateway.relay.answers.test_usage import DONE, LAST, content
 from tests.gateway.relay.conftest import QUICK, eventually
 from tests.gateway.relay.fake_engine import Do, frames_for
 from tests.gateway.relay.test_continue import STREAM, WHOLE, same
-from tests.gateway.relay.test_usage import DONE, LAST, content
 
 COUNTED = {**STREAM, "stream_options": {"include_usage": True}}
 EVENTS = (("content-type", "text/event-stream"),)

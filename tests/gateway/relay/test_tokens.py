@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.relay.answer import _LOOK_EVERY, Answer
+from inflight_gateway.relay.answers.answer import _LOOK_EVERY, Answer
 from inflight_gateway.relay.delivery import Delivery
 from tests.gateway.relay.fake_engine import Do
 from tests.gateway.relay.test_continue import STREAM

@@ -4,11 +4,14 @@ import asyncio
 import time
 from collections import Counter
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from unittest import mock
 
 import aiohttp
 import pytest
 
+from inflight_base.manifest.engines import EngineType
+from inflight_base.manifest.keys import ServiceKey
 from inflight_base.page.scraper import MAX_BODY, metrics_session
 from inflight_gateway.pick import load as load_module
 from inflight_gateway.pick.load import EndpointLoad, is_fresh
@@ -16,9 +19,15 @@ from inflight_gateway.scrape import samples as samples_module
 from inflight_gateway.scrape import scraper as scraper_module
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import EndpointScraper
+from inflight_gateway.types import ServiceConfig
 from tests.gateway.waiting import until
 
 PAGE = b"vllm:num_requests_running 3\n"
+CONFIG = ServiceConfig(ServiceKey("ns", "svc"), "uid", "m")
+
+
+def of_one_service(addresses, config=CONFIG):
+    return dict.fromkeys(addresses, config)
 
 
 def answer(body=PAGE, status="200 OK", **headers):
@@ -99,7 +108,7 @@ async def scraping(*behaviours, interval=0.05):
     async with metrics_session(interval) as http:
         samples = Samples()
         scraper = EndpointScraper(samples, http, interval)
-        scraper.keep([engine.address for engine in engines])
+        scraper.keep(of_one_service(engine.address for engine in engines))
         yield samples, scraper, engines
         scraper.close()
     for engine in engines:
@@ -150,12 +159,40 @@ async def test_an_engine_that_is_gone_becomes_unreachable_keeps_its_sample_and_c
 async def test_engines_that_left_the_list_are_scraped_no_more():
     async with scraping(well, well) as (samples, scraper, [stays, leaves]):
         await until(lambda: samples.get(leaves.address) is not None)
-        scraper.keep([stays.address])
+        scraper.keep(of_one_service([stays.address]))
         await asyncio.sleep(0.05)
         before = len(leaves.heads), len(stays.heads)
         await until(lambda: len(stays.heads) >= before[1] + 3)
         assert len(leaves.heads) == before[0]
         assert samples.get(leaves.address) is None
+
+
+LLAMA_CPP = {"vllm:num_requests_running": "llamacpp:requests_processing", "vllm:kv_cache_usage_perc": "kv"}
+
+
+async def test_an_engine_with_other_names_is_read_by_those_of_its_service():
+    async def other(writer):
+        writer.write(answer(b'# HELP llamacpp:requests_processing x\nllamacpp:requests_processing 2\nkv{a="b"} 0.5\n'))
+
+    engine = await FakeEngine(other).start()
+    config = replace(CONFIG, engine=EngineType("custom", metrics_path="/stats", metrics=LLAMA_CPP), max_num_seqs=4)
+    async with scraping() as (samples, scraper, _):
+        scraper.keep({engine.address: config})
+        await until(lambda: samples.get(engine.address) is not None)
+    sample = samples.get(engine.address)
+    assert (sample.running, sample.kv_utilization, sample.limits.max_num_seqs) == (2, 0.5, 4)
+    assert engine.heads[0].startswith("GET /stats HTTP")
+    await engine.stop()
+
+
+async def test_an_engine_whose_metrics_port_is_closed_stays_reachable():
+    engine = await FakeEngine(well).start()
+    async with scraping() as (samples, scraper, _):
+        scraper.keep({engine.address: replace(CONFIG, engine=EngineType("custom", metrics_port=1))})
+        await until(lambda: samples.error(engine.address))
+        await asyncio.sleep(0.5)
+        assert samples.reachable(engine.address)
+    await engine.stop()
 
 
 async def test_many_engines_are_scraped_less_often_each(monkeypatch):
@@ -194,7 +231,7 @@ async def test_with_3000_engines_samples_stay_fresh_and_one_lost_scrape_leaves_a
     scraper = Pages(samples, 1.0 / faster)
     unreachable = []
     samples.subscribe(lambda address, moved: unreachable.append(address) if moved else None)
-    scraper.keep(addresses)
+    scraper.keep(of_one_service(addresses))
     await until(lambda: len(scraper.read) == len(addresses))
     for number in range(30):
         if number == 5:
@@ -210,7 +247,7 @@ async def test_engines_with_large_pages_are_scraped_less_often_by_as_much(monkey
     samples = Samples()
     scraper = Pages(samples, 0.02)
     scraper.page = PAGE + b"x" * 10_000
-    scraper.keep([A := "10.0.0.1:8000"])
+    scraper.keep(of_one_service([A := "10.0.0.1:8000"]))
     await asyncio.sleep(1.0)
     assert 2 <= scraper.read[A] <= 8, "a small one would be scraped 50 times"
     scraper.close()
@@ -219,7 +256,7 @@ async def test_engines_with_large_pages_are_scraped_less_often_by_as_much(monkey
 async def test_engines_that_come_at_once_are_scraped_one_after_another(monkeypatch):
     monkeypatch.setattr(scraper_module, "MAX_PER_SECOND", 200)
     scraper = Pages(Samples(), 1.0)
-    scraper.keep([f"10.0.0.{number}:8000" for number in range(100)])
+    scraper.keep(of_one_service(f"10.0.0.{number}:8000" for number in range(100)))
     await asyncio.sleep(0.1)
     assert 5 <= len(scraper.read) <= 50
     await until(lambda: len(scraper.read) == 100)

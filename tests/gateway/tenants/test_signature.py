@@ -9,8 +9,8 @@ from starlette.datastructures import Headers
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.signing import is_signed, signed, tenant_key
-from inflight_engine.server.errors import ApiError
-from inflight_engine.server.requests.tenants import MAX_AGE_S, Tenants
+from inflight_contract.errors import ApiError
+from inflight_contract.tenants import MAX_AGE_S, Tenants
 from inflight_gateway.request.headers import SIGNATURE, TENANT, TENANT_SIGNATURE_V1
 from inflight_gateway.tenants.signature import EngineHeaders
 from inflight_gateway.types import ServiceConfig

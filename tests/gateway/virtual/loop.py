@@ -15,6 +15,13 @@ HOST: contextvars.ContextVar[str] = contextvars.ContextVar("HOST", default="")
 """Pod and program that a task belongs to, and the connections that it opens and takes."""
 
 
+def at(host: str, call: Callable[[Any], object], argument: object) -> None:
+    """Calls a function of a host: the tasks that it begins are there."""
+    token = HOST.set(host)
+    call(argument)
+    HOST.reset(token)
+
+
 class VirtualLoop(asyncio.SelectorEventLoop):
     """Its connections are pipes in memory, on UNIX sockets and on TCP ports alike. A host is a program of a pod, `POD
     PROGRAM`. Bytes take `between_s` from one pod to another, and no time within one.
@@ -104,7 +111,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         if self.hangs(pipe.host):
             self._backlog.append(pipe)
         else:
-            pipe.protocol.connection_made(pipe)
+            at(pipe.host, pipe.protocol.connection_made, pipe)
 
     def delay(self, host: str, other: str) -> float:
         """Returns the seconds from one host to another."""
@@ -209,11 +216,11 @@ class _Pipe(asyncio.Transport):
         if self.peer.is_closing():
             return
         if data:
-            self.peer.protocol.data_received(data)
+            at(self.peer.host, self.peer.protocol.data_received, data)
         if sent[-1] is None:
             self.peer.close()
 
     def _lost(self) -> None:
         if not self._sent:
             self._loop.forget(self)
-        self.protocol.connection_lost(None)
+        at(self.host, self.protocol.connection_lost, None)

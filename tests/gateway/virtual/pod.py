@@ -17,8 +17,8 @@ from inflight_gateway.link.ready_pods import ReadyPods
 from inflight_gateway.link.server import RelayLinks
 from inflight_gateway.link.wire import Ask, Go, Keys, Refuse
 from inflight_gateway.pick.picker import Picker
-from inflight_gateway.relay.alone import Alone
-from inflight_gateway.relay.pickers import Pickers
+from inflight_gateway.relay.pickers.alone import Alone
+from inflight_gateway.relay.pickers.pickers import Pickers
 from inflight_gateway.requests.registry import Requests
 from inflight_gateway.state.demand import DemandCounters
 from inflight_gateway.state.picks import PicksLog
@@ -101,6 +101,10 @@ class PickerProgram(Program):
         self._links = RelayLinks(self.requests, self._catalog, self.pods)
         self._links.set_keys(KEYS)
 
+    def set_pods(self, ready: Collection[GatewayPod]) -> None:
+        self.pods.set(ready)
+        self._links.tell_pods()
+
     def start(self) -> None:
         self.run(self._serve(), self._tick(), self._refresh(), self._scrape())
 
@@ -159,7 +163,7 @@ class Pod:
     def set_ready(self, pods: Collection[Pod]) -> None:
         """Makes these pods the ready ones."""
         self._ready = [pod.peer for pod in pods]
-        self.picker.pods.set(self._ready)
+        self.picker.set_pods(self._ready)
 
     def start(self) -> None:
         self.start_picker()
@@ -168,7 +172,7 @@ class Pod:
     def start_picker(self) -> None:
         """Starts a picker that knows nothing, in place of one that was killed."""
         self.picker = self._make()
-        self.picker.pods.set(self._ready)
+        self.picker.set_pods(self._ready)
         self.picker.start()
 
     def kill(self) -> None:

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from inflight_base.page.histogram import Histogram
 from inflight_base.page.reader import MAX_BUCKETS, MAX_CURVE, MAX_LINES, PageError
 from inflight_cost.model import CostModel
-from inflight_operator.observe.metrics import READER, parse_metrics
+from inflight_operator.observe.metrics import PLUGIN_INFO, READER, parse_metrics
 from inflight_settings.limits import Limits
 from tests.base.page.pages import engine_page
 
@@ -54,7 +54,7 @@ def test_the_engine_s_own_page_is_read_whole(names):
         assert histogram.count == 1
         assert histogram.total > 0
     names = {line.partition("{")[0] for line in engine_page(READER.names).splitlines() if line[0] != "#"}
-    assert set(READER.names) == names
+    assert set(READER.names) - {PLUGIN_INFO} == names
 
 
 def test_a_vllm_page_is_read_without_what_only_we_export():
@@ -64,6 +64,18 @@ def test_a_vllm_page_is_read_without_what_only_we_export():
     assert sample.ttft == Histogram((0.1, float("inf")), (5.0, 10.0), 1.5)
     assert sample.itl == Histogram()
     assert (sample.limits, sample.capacity, sample.revision, sample.waiting_prompt_tokens) == (None, None, None, None)
+
+
+INFO = 'inflight_plugin_info{version="0.2.0",vllm_version="0.40.0",state="STATE",reason="REASON"} 1.0\n'
+
+
+def test_the_plugin_says_why_it_does_not_change_a_server():
+    unknown = INFO.replace("STATE", "unsupported").replace("REASON", 'no \\"max_num_active_reqs\\" in vLLM')
+    known = INFO.replace("STATE", "active").replace("REASON", "")
+    assert parse_metrics(VLLM_PAGE + unknown, 0.0).plugin_problem == 'no "max_num_active_reqs" in vLLM'
+    assert parse_metrics(VLLM_PAGE + known, 0.0).plugin_problem == ""
+    assert parse_metrics(VLLM_PAGE, 0.0).plugin_problem == ""
+    assert len(parse_metrics(VLLM_PAGE + unknown.replace("no ", "n" * 5000), 0.0).plugin_problem) <= 300
 
 
 COST = CostModel(5.5e-3, 15e-6, 30e-6, 0.045e-6, 1.05e-9, 2e-9)

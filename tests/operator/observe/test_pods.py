@@ -47,6 +47,19 @@ def test_how_the_engine_container_ended_and_why_it_waits():
     assert (view.last_reason, view.last_message) == ("Error", "error: no such model")
 
 
+def test_an_init_container_that_fails_is_why_the_pod_waits():
+    engine = {"name": "engine", "restartCount": 0, "state": {"waiting": {"reason": "PodInitializing"}}}
+    model = {"name": "inflight-model", "image": "engine:1", "restartCount": 0, "state": {"terminated": {"exitCode": 0}}}
+    pull = {"reason": "ImagePullBackOff", "message": "not found"}
+    plugin = {"name": "inflight-plugin", "image": "operator:1", "restartCount": 2, "state": {"waiting": pull}}
+    status = {"initContainerStatuses": [model, plugin], "containerStatuses": [engine]}
+    view = pod_view(pod_body("chat-1", ready=False, status=status))
+    assert (view.image, view.waiting_reason, view.restarts) == ("operator:1", "ImagePullBackOff", 2)
+    plugin["state"] = {"running": {}}
+    view = pod_view(pod_body("chat-1", ready=False, status=status))
+    assert (view.image, view.waiting_reason) == ("engine:dev", "PodInitializing")
+
+
 def test_a_deletion_cost_that_is_no_number_counts_as_unset():
     body = pod_body("chat-1")
     body["metadata"]["annotations"] = {"controller.kubernetes.io/pod-deletion-cost": "7"}

@@ -138,7 +138,7 @@ async def test_a_pod_that_hangs_delays_nobody_and_is_named():
     async with world(interval=0.05, timeout=0.3) as (pods, pool):
         pool.keep(KEY, [pods.target("a"), pods.target("stuck", hang), pods.target("b")])
         await until(lambda: pods.seen["a"] >= 40 and pods.seen["b"] >= 40)
-        assert pool.errors(KEY)["uid-stuck"] == "stuck did not answer /metrics within 0.3 s"
+        assert pool.errors(KEY)["uid-stuck"] == "stuck did not answer /stuck/metrics within 0.3 s"
         assert pods.seen["stuck"] < 20
         assert "uid-stuck" not in pool.window(KEY).pods
 
@@ -170,7 +170,7 @@ async def test_a_body_without_end_is_cut_at_the_limit():
     async with world(timeout=20.0, interval=60.0) as (pods, pool):
         pool.keep(KEY, [pods.target("large", pods.endless)])
         await until(lambda: pool.errors(KEY))
-        assert pool.errors(KEY)["uid-large"] == f"large: /metrics: more than {MAX_BODY} bytes"
+        assert pool.errors(KEY)["uid-large"] == f"large: /large/metrics: more than {MAX_BODY} bytes"
         await until(lambda: pods.at_once == 0)  # the connection is gone, not drained
         assert pods.sent < 32 * MAX_BODY
 
@@ -184,7 +184,7 @@ async def test_a_bomb_is_refused_and_not_inflated():
     async with world(interval=60.0) as (pods, pool):
         pool.keep(KEY, [pods.target("a", answer)])
         await until(lambda: pool.errors(KEY))
-        assert pool.errors(KEY)["uid-a"] == "a: /metrics: Content-Encoding 'gzip' was not asked for"
+        assert pool.errors(KEY)["uid-a"] == "a: /a/metrics: Content-Encoding 'gzip' was not asked for"
 
 
 async def test_the_time_of_a_scrape_is_bounded_as_a_whole():
@@ -200,7 +200,7 @@ async def test_the_time_of_a_scrape_is_bounded_as_a_whole():
     async with world(interval=60.0, timeout=0.3) as (pods, pool):
         pool.keep(KEY, [pods.target("a", trickle)])
         await until(lambda: pool.errors(KEY))
-        assert pool.errors(KEY)["uid-a"] == "a did not answer /metrics within 0.3 s"
+        assert pool.errors(KEY)["uid-a"] == "a did not answer /a/metrics within 0.3 s"
         await until(lambda: pods.at_once == 0)
 
 
@@ -213,7 +213,7 @@ async def test_redirects_are_not_followed():
 
         pool.keep(KEY, [pods.target("a", redirect)])
         await until(lambda: pool.errors(KEY))
-        assert pool.errors(KEY)["uid-a"] == "a: /metrics: HTTP 302"
+        assert pool.errors(KEY)["uid-a"] == "a: /a/metrics: HTTP 302"
         assert pods.seen["b"] == 0
 
 
@@ -239,7 +239,7 @@ async def test_errors_are_reported_and_not_raised():
         await until(lambda: len(pool.errors(KEY)) == len(targets))
         errors = pool.errors(KEY)
         assert "vllm:num_requests_running is missing" in errors["uid-other"]
-        assert errors["uid-failing"] == "failing: /metrics: HTTP 500"
+        assert errors["uid-failing"] == "failing: /failing/metrics: HTTP 500"
         assert "utf-8" in errors["uid-latin"]
         assert "onnect" in errors["uid-refused"]
         assert all(len(error) < 300 for error in errors.values())

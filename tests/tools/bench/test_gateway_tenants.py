@@ -1,13 +1,6 @@
-"""Figures of `python -m tools.bench.gateway limits isolation`."""
+"""Figures of `python -m tools.bench.gateway isolation`."""
 
 from tools.bench.gateway.isolation import Isolated, table
-from tools.bench.gateway.limits import most_in
-
-
-def test_most_in_any_interval_excludes_its_end():
-    assert most_in([], 60.0) == 0
-    assert most_in([0.0, 1.0, 60.0, 60.5, 61.0], 60.0) == 3
-    assert most_in([0.0, 59.9], 60.0) == 2
 
 
 def test_latencies_beside_a_flood_are_compared_with_the_same_arm_alone():

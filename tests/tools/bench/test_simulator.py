@@ -17,9 +17,9 @@ from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_work import work_of
 from inflight_settings.limits import Limits
 from inflight_simulator.cost import LLAMA_8B_H100
+from tests.standin import served
 from tools.bench import simulator
 from tools.load.trace_load import Job, Measured, run_load
-from tools.standin.connection import served
 
 COST = replace(LLAMA_8B_H100, base_s=0.02, decode_seq_s=0.004, prefill_token_s=0.001, decode_kv_token_s=1e-6)
 CONFIG = SchedulerConfig(Limits(16, 128), num_blocks=400, block_size=16, max_model_len=1024)
@@ -27,10 +27,10 @@ FIRST_TOKEN_SECONDS = 0.05
 
 
 class Server:
-    """A stand-in for the engine: streams one chunk for each token, then what `end` says."""
+    """A stand-in for the engine: streams one chunk for each token, then their number, and what `end` says."""
 
-    def __init__(self, status=200, end=b"data: [DONE]\n\n"):
-        self.status, self.end, self.bodies = status, end, []
+    def __init__(self, status=200, end=b"data: [DONE]\n\n", lacks=0):
+        self.status, self.end, self.lacks, self.bodies = status, end, lacks, []
 
     async def respond(self, request, to):
         body = json.loads(request.body)
@@ -43,7 +43,8 @@ class Server:
         for number in range(body["max_tokens"]):
             end = b'"length"' if number + 1 == body["max_tokens"] else b"null"
             to.send(b'data: {"choices": [{"text": "a", "finish_reason": %s}]}\n\n' % end)
-        to.send(self.end)
+        tokens = body["max_tokens"] - self.lacks
+        to.send(b'data: {"choices": [], "usage": {"completion_tokens": %d}}\n\n' % tokens + self.end)
         to.end()
 
 
@@ -65,7 +66,10 @@ async def test_each_request_is_sent_at_its_time_with_exact_lengths_and_measured_
     assert measured[1].tpot is None
 
 
-@pytest.mark.parametrize(("server", "says"), [(Server(503), "answers 503"), (Server(end=b""), "in the middle")])
+@pytest.mark.parametrize(
+    ("server", "says"),
+    [(Server(503), "answers 503"), (Server(end=b""), "in the middle"), (Server(lacks=1), "has 2 tokens, not 3")],
+)
 async def test_an_answer_that_is_not_whole_fails_the_load(server, says):
     async with served(server.respond) as url:
         with pytest.raises(ExceptionGroup) as error:

@@ -133,3 +133,13 @@ def test_the_size_of_an_image_is_read_from_the_table():
     assert image_store.parse_image_size(table, "localhost/a:1") == int(3.5 * 2**30)
     with pytest.raises(ClusterError, match="build it first"):
         image_store.parse_image_size(table, "localhost/b:1")
+
+
+def test_an_image_without_a_name_was_replaced():
+    listing = (
+        "REF TYPE DIGEST SIZE PLATFORMS LABELS\n"
+        "localhost/a:1 application/vnd.oci.image.manifest.v1+json sha256:m1 3.5 GiB linux/amd64 -\n"
+        "sha256:c0 application/vnd.oci.image.manifest.v1+json sha256:m0 3.5 GiB linux/amd64 -\n"
+        "sha256:c1 application/vnd.oci.image.manifest.v1+json sha256:m1 3.5 GiB linux/amd64 -\n"
+    )
+    assert image_store.replaced_images(listing) == {"sha256:c0"}

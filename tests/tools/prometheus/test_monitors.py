@@ -37,11 +37,12 @@ def test_certificates_inside_a_kubeconfig_become_files_that_only_the_user_reads(
     assert (tmp_path / "client-key.pem").stat().st_mode & 0o077 == 0
 
 
-def test_files_and_tokens_of_a_kubeconfig_are_used_as_they_are(tmp_path):
-    config = kubeconfig(tmp_path, {"token": "secret"}, **{"certificate-authority": "/ca.pem", "server": "https://k8s"})
+def test_files_and_tokens_of_a_kubeconfig_are_used(tmp_path):
+    (tmp_path / "ca.crt").write_text("ca")
+    config = kubeconfig(tmp_path, {"token": "secret"}, **{"certificate-authority": "ca.crt", "server": "https://k8s"})
     found = access(config, tmp_path)
     assert found.address == "k8s:443"
-    assert found.tls == {"ca_file": "/ca.pem"}
+    assert {name: Path(path).read_text() for name, path in found.tls.items()} == {"ca_file": "ca"}
     assert Path(found.token_file).read_text() == "secret"
 
 

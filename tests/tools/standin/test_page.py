@@ -56,7 +56,7 @@ def test_a_jump_shows_at_the_named_address_alone(engines):
     request = b"GET /metrics HTTP/1.1\r\n\r\n"
     assert b'vllm:num_requests_waiting{model_name="fake"} 40\n' in ask(engines, "10.128.0.1", request)
     assert b'vllm:num_requests_waiting{model_name="fake"} 0\n' in ask(engines, "10.128.0.2", request)
-    assert engines.counts.pages == 2
+    assert engines.answered == 2
 
 
 def test_requests_in_pieces_and_several_at_once_are_all_answered(engines):
@@ -69,7 +69,6 @@ def test_a_pod_that_hangs_takes_the_connection_and_answers_nothing(engines):
     assert ask(engines, "10.128.0.1", b"GET /metrics HTTP/1.1\r\n\r\n") == b""
     engines.command({"hung": [False, ["10.128.0.1"]]})
     assert ask(engines, "10.128.0.1", b"GET /metrics HTTP/1.1\r\n\r\n")
-    assert engines.counts.unanswered == 1
 
 
 def test_a_signed_change_is_taken_and_answered_with_the_proof(engines):
@@ -84,14 +83,10 @@ def test_a_signed_change_is_taken_and_answered_with_the_proof(engines):
     assert b'inflight_runtime_config_revision{model_name="fake"} 3\n' in page
 
 
-def test_the_token_itself_is_taken_as_well(engines):
-    assert b"200 OK" in ask(engines, "10.128.0.1", patch("Bearer secret"))
-
-
 @pytest.mark.parametrize(
     "request_",
     [
-        patch("Bearer wrong"),
+        patch("Bearer secret"),
         patch(""),
         signed(pod="uid-2")[0],
         signed(token="wrong")[0],
@@ -101,7 +96,6 @@ def test_the_token_itself_is_taken_as_well(engines):
 )
 def test_a_call_for_another_pod_with_another_token_an_old_one_or_a_changed_one_is_refused(engines, request_):
     assert b"401" in ask(engines, "10.128.0.1", request_)
-    assert engines.counts.refused == 1
     assert engines.pods["10.128.0.1"].state.revision == 0
 
 

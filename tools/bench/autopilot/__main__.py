@@ -12,6 +12,7 @@ from pathlib import Path
 from inflight_operator.apply.engines import EngineError
 from tools.bench.autopilot import options, report
 from tools.bench.autopilot.measure import Bench, measure
+from tools.bench.engine.peers import InstallError
 from tools.measure.report import cpu_model, say, write_json
 from tools.signals import exit_on_signals
 
@@ -30,7 +31,7 @@ def main() -> int:
     say(machine)
     try:
         found = asyncio.run(measure(Bench(flags, say, logs)))
-    except (RuntimeError, EngineError) as error:
+    except (RuntimeError, ValueError, EngineError, InstallError) as error:
         print(f"error: {error}; the engines' logs are in {logs}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from inflight_operator.apply.engines import EngineClient
 from inflight_operator.observe.metrics import Sample, parse_metrics
 from inflight_operator.observe.pods import PodView
 from inflight_settings.limits import Limits, LimitsInForce
+from tools.bench.vllm_server import served_vllm
 from tools.measure.served import served_engine
 
 UID = "bench-autopilot"
@@ -33,20 +35,35 @@ class Engine:
 
 
 @contextmanager
-def started(log: Path, capacity: Limits, ttft: float, threads: int | None) -> Iterator[Engine]:
-    """The built-in model with 8-bit weights while the block runs, started as the operator would for a service with a
-    TTFT target.
+def started(
+    kind: str, log: Path, capacity: Limits, ttft: float, threads: int | None, say: Callable[[str], None]
+) -> Iterator[Engine]:
+    """The built-in model while the block runs, started as the operator would for a service with a TTFT target: with
+    8-bit weights by our engine, in bfloat16 by vLLM with the plugin.
+
+    Args:
+        kind: `inflight` or `vllm`.
 
     Raises:
         RuntimeError: it did not become ready.
     """
     flags = [
-        "--quantization=int8",
         f"--max-num-seqs={capacity.max_num_seqs}",
         f"--max-num-batched-tokens={capacity.max_num_batched_tokens}",
-        f"--ttft-target={ttft}",
-        "--max-queued-requests=100000",
     ]
+    if kind == "vllm":
+        with tempfile.NamedTemporaryFile("w") as token:
+            token.write(TOKEN)
+            token.flush()
+            environment = {
+                "INFLIGHT_ADMIN_TOKEN_FILE": token.name,
+                "INFLIGHT_POD_UID": UID,
+                "INFLIGHT_TTFT_TARGET": str(ttft),
+            }
+            with served_vllm(log, *flags, say=say, environment=environment, threads=threads) as server:
+                yield Engine(server.url, _pod(server.admin_port))
+        return
+    flags += ["--quantization=int8", f"--ttft-target={ttft}", "--max-queued-requests=100000"]
     if threads is not None:
         flags.append(f"--num-threads={threads}")
     environment = {"INFLIGHT_ADMIN_TOKEN": TOKEN, "INFLIGHT_POD_UID": UID}

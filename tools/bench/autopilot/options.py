@@ -18,13 +18,18 @@ _above_zero = number(float, 0.001)
 
 _EPILOG = """\
 parts:
-  sweep  each fixed setting serves the same slice of a trace, at a share of what the engine was found to do at most
+  load   probes until the best of some fixed settings keeps 80% to 95% of the requests
+  fixed  each of 12 fixed settings serves the same slice of a trace at that load; the best one is measured longer
   starts a fresh engine for each bad start; the operator's own code scrapes it, decides every 3 s and sets its limits
   shift  behind the last start the traffic changes from short prompts to long ones
+Starts and shift are run several times, and the tables have medians, too.
 
 Goodput is the rate of requests that keep both targets, as their client sees it.
 
-example: python -m tools.bench.autopilot --quick --tpot 0.08 --json figures.json
+examples:
+  python -m tools.bench.autopilot --quick --tpot 0.08 --json figures.json
+  python -m tools.bench.autopilot --keep runs.json --only fixed; then --keep runs.json --only autopilot --repeats 1,
+  again with 2 and with 3: each adds what is not yet in the file, also after it was stopped
 """
 
 
@@ -34,21 +39,27 @@ class Options:
 
     Attributes:
         targets: of TTFT and TPOT.
-        load: share of what the engine does at most that requests come at.
+        engine: `inflight`, or `vllm` with the plugin.
+        only: the one part to run, `fixed` or `autopilot`; None: both.
+        repeats: how often each start is run.
+        keep: file of results.
         window: seconds of the slice, over which goodput is measured.
         lead_time: seconds of traffic before a fixed setting is measured.
         turns: how often the slice comes in a run of the autopilot, for each kind of traffic.
-        finalists: best settings that are measured twice.
+        again: slices that the best settings are measured over once more.
         settings: limits that are measured without change.
         threads: of the engine; None: all cores.
     """
 
     targets: Targets
-    load: float
+    engine: str
+    only: str | None
+    repeats: int
+    keep: Path | None
     window: float
     lead_time: float
     turns: int
-    finalists: int
+    again: int
     settings: tuple[Limits, ...]
     threads: int | None
     seed: int
@@ -67,10 +78,10 @@ def parse(argv: Sequence[str] | None) -> Options:
     )
     parser.add_argument("--ttft", type=_above_zero, default=1.0, metavar="SECONDS", help="target (default: 1)")
     parser.add_argument("--tpot", type=_above_zero, default=0.06, metavar="SECONDS", help="target (default: 0.06)")
-    parser.add_argument(
-        "--load", type=_above_zero, default=0.75, metavar="SHARE",
-        help="requests a second, of what the engine does when all come at once (default: 0.75)",
-    )  # fmt: skip
+    parser.add_argument("--engine", choices=("inflight", "vllm"), default="inflight", help="(default: inflight)")
+    parser.add_argument("--only", choices=("fixed", "autopilot"), help="run one part; the other one's results are kept")
+    parser.add_argument("--repeats", type=int, metavar="N", help="of each start (default: 3; with --quick 1)")
+    parser.add_argument("--keep", type=Path, metavar="FILE", help="keep results there, and measure what it has not")
     parser.add_argument("--threads", type=int, metavar="N", help="of the engine (default: all cores)")
     parser.add_argument("--seed", type=int, default=1, help="of the prompts' tokens (default: 1)")
     parser.add_argument(
@@ -80,13 +91,18 @@ def parse(argv: Sequence[str] | None) -> Options:
     parser.add_argument("--logs", type=Path, metavar="FOLDER", help="keep the engines' logs there")
     flags = parser.parse_args(argv)
     seqs, tokens = (QUICK_SEQS, QUICK_TOKENS) if flags.quick else (SEQS, TOKENS)
+    if flags.only == "autopilot" and flags.keep is None:
+        parser.error("--only autopilot needs --keep, with the results of --only fixed")
     return Options(
         targets=Targets(flags.ttft, flags.tpot),
-        load=flags.load,
+        engine=flags.engine,
+        only=flags.only,
+        repeats=flags.repeats or (1 if flags.quick else 3),
+        keep=flags.keep,
         window=8.0 if flags.quick else 10.0,
         lead_time=3.0 if flags.quick else 4.0,
         turns=7 if flags.quick else 8,
-        finalists=1 if flags.quick else 2,
+        again=2 if flags.quick else 3,
         settings=tuple(Limits(one, other) for one in seqs for other in tokens),
         threads=flags.threads,
         seed=flags.seed,

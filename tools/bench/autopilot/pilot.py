@@ -27,8 +27,9 @@ _STALE_AFTER = 2 * INTERVAL + 4
 _SPAN = 30.0
 
 
-def service_of(targets: Targets, capacity: Limits) -> InferenceService:
-    """The service as its user would have written it, with exactly one replica."""
+def service_of(engine: str, targets: Targets, capacity: Limits) -> InferenceService:
+    """The service as its user would have written it, with exactly one replica of an engine of this type."""
+    own = {"quantization": "int8"} if engine == "inflight" else {"type": engine}
     return InferenceService.from_dict(
         {
             "apiVersion": "inflight.dev/v1alpha1",
@@ -38,7 +39,7 @@ def service_of(targets: Targets, capacity: Limits) -> InferenceService:
                 "model": {"source": "builtin://smollm2"},
                 "accelerator": {"count": 0},
                 "engine": {
-                    "quantization": "int8",
+                    **own,
                     "maxNumSeqs": capacity.max_num_seqs,
                     "maxNumBatchedTokens": capacity.max_num_batched_tokens,
                 },
@@ -60,7 +61,7 @@ class Change:
 
 
 class Pilot:
-    """Reconciles one engine, whose first limits are `start`, as the operator does.
+    """Reconciles one engine of the type `kind`, whose first limits are `start`, as the operator does.
 
     Attributes:
         limits: limits in force.
@@ -69,6 +70,7 @@ class Pilot:
 
     def __init__(
         self,
+        kind: str,
         admin: Admin,
         engine: Engine,
         targets: Targets,
@@ -81,7 +83,7 @@ class Pilot:
         self._admin = admin
         self._engine = engine
         self._say = say
-        self._service = service_of(targets, capacity)
+        self._service = service_of(kind, targets, capacity)
         self._settings = Settings(engine_image=IMAGE)
         self._policy = policy_of(self._service, self._settings)
         self._window = Window(_SPAN)

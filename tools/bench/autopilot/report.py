@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from inflight_settings.limits import Limits
 from tools.bench.autopilot.figures import NEAR, Targets, goodput, latencies, seconds_until_near
+from tools.bench.autopilot.load import HIGH, LOW, Load
 from tools.bench.autopilot.pilot import Change
 from tools.bench.autopilot.traffic import Answer, Slice
 from tools.measure.report import table
+
+GOAL = 0.95
+"""Least share of the best fixed setting's goodput, over a whole run and in its last window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +37,15 @@ class PilotRun:
     """The autopilot over one time with one kind of traffic.
 
     Attributes:
+        repeat: counts the runs from the same start, from 0.
         traffic: 0 for short prompts, 1 for long ones.
         start, at_end: limits.
-        answers: of the engine, also before `begin` and after `end`.
+        answers: to the requests that were due in this time.
         begin, end: seconds on the answers' clock.
     """
 
     name: str
+    repeat: int
     traffic: int
     start: Limits
     at_end: Limits
@@ -53,11 +61,13 @@ class Report:
 
     Attributes:
         slices: of short and of long prompts.
+        loads: of each slice, as it was found.
         window: seconds that goodput is measured over.
     """
 
     targets: Targets
     slices: tuple[Slice, ...]
+    loads: tuple[Load, ...]
     fixed: tuple[Fixed, ...]
     runs: tuple[PilotRun, ...]
     window: float
@@ -69,6 +79,23 @@ class Report:
     def whole(self, run: PilotRun) -> float:
         """Goodput of a run from its begin to its end."""
         return goodput(run.answers, self.targets, run.begin, run.end)
+
+    def last(self, run: PilotRun) -> float:
+        """Goodput of a run in its last window."""
+        return goodput(run.answers, self.targets, run.end - self.window, run.end)
+
+    def of_best(self, run: PilotRun, figure: Callable[[PilotRun], float]) -> float:
+        """Returns a goodput of a run as a share of that of the best fixed setting."""
+        best = self.best(run.traffic)
+        return figure(run) / best if best else math.nan
+
+    def names(self) -> list[str]:
+        """Returns the starts, and what is between two kinds of traffic, in the order of the runs."""
+        return list(dict.fromkeys(run.name for run in self.runs))
+
+    def named(self, name: str) -> list[PilotRun]:
+        """Returns all runs from one start."""
+        return [run for run in self.runs if run.name == name]
 
     def until_near(self, run: PilotRun) -> float | None:
         """Seconds until the run comes near to the best fixed setting."""
@@ -82,21 +109,33 @@ def text(report: Report) -> str:
         f"Targets: TTFT {_seconds(report.targets.ttft)}, TPOT {_seconds(report.targets.tpot)}. Goodput: requests/s that"
         " keep both."
     ]
-    for name, each in zip(("Short", "Long"), report.slices, strict=True):
+    for traffic, (name, each) in enumerate(zip(("Short", "Long"), report.slices, strict=True)):
         prompt, output = each.mean_tokens
-        lines.append(f"{name} prompts: {each.rate:.1f} requests/s of {prompt:.0f} + {output:.0f} tokens.")
+        share = report.best(traffic) / each.rate
+        wanted = "" if LOW <= share <= HIGH else f", not the wanted {LOW:.0%} to {HIGH:.0%}"
+        lines.append(
+            f"{name} prompts: {each.rate:.1f} requests/s of {prompt:.0f} + {output:.0f} tokens; the best fixed setting"
+            f" keeps {share:.0%}{wanted}."
+        )
     lines += ["", "Fixed limits, and what the autopilot's goodput over a whole run is of theirs:", *_fixed(report)]
-    lines += ["", f"The autopilot, and how long until within {NEAR:.0%} of the best fixed goodput:", *_runs(report)]
+    if report.runs:
+        lines += ["", f"The autopilot, and how long until within {NEAR:.0%} of the best fixed goodput:", *_runs(report)]
+        lines += [
+            "",
+            f"Medians, and whether they are at least {GOAL:.0%} of the best fixed goodput:",
+            *_medians(report),
+        ]
     return "\n".join(lines)
 
 
 def _fixed(report: Report) -> list[str]:
-    header = ["sequences", "tokens", "short", "long", *(run.name for run in report.runs)]
+    header = ["sequences", "tokens", "short", "long", *report.names()]
     rows = []
     for one in report.fixed:
         row = [str(one.limits.max_num_seqs), str(one.limits.max_num_batched_tokens)]
         row += [f"{figure:.2f}" + ("*" if figure == report.best(n) else " ") for n, figure in enumerate(one.goodputs)]
-        row += [_share(report.whole(run), one.goodputs[run.traffic]) for run in report.runs]
+        for runs in map(report.named, report.names()):
+            row.append(_share(median(map(report.whole, runs)), one.goodputs[runs[0].traffic]))
         rows.append(row)
     return [*table([header, *rows], ">"), "* the best"]
 
@@ -116,24 +155,42 @@ def _runs(report: Report) -> list[str]:
     ]
     rows = []
     for run in report.runs:
-        best, near = report.best(run.traffic), report.until_near(run)
-        last = run.end - report.window
-        ttft, tpot = latencies(run.answers, last, run.end)
+        near = report.until_near(run)
+        ttft, tpot = latencies(run.answers, run.end - report.window, run.end)
         rows.append(
             [
                 run.name,
                 pair(run.start),
                 pair(run.at_end),
                 str(len(run.changes)),
-                "never" if near is None else f"{near:.0f} s",
+                _until(near),
                 f"{report.whole(run):.2f}",
-                _share(report.whole(run), best),
-                _share(goodput(run.answers, report.targets, last, run.end), best),
+                f"{report.of_best(run, report.whole):.0%}",
+                f"{report.of_best(run, report.last):.0%}",
                 _seconds(ttft),
                 _seconds(tpot),
             ]
         )
     return table([header, *rows], ">")
+
+
+def _medians(report: Report) -> list[str]:
+    rows = [["start", "runs", "until near", "of the best", "last window", "both held"]]
+    for name in report.names():
+        runs = report.named(name)
+        until = median(math.inf if (near := report.until_near(run)) is None else near for run in runs)
+        shares = [median(report.of_best(run, figure) for run in runs) for figure in (report.whole, report.last)]
+        held = "yes" if min(shares) >= GOAL else "no"
+        rows.append(
+            [
+                name,
+                str(len(runs)),
+                _until(None if math.isinf(until) else until),
+                *(f"{one:.0%}" for one in shares),
+                held,
+            ]
+        )
+    return table(rows, "<>")
 
 
 def as_json(report: Report) -> dict[str, Any]:
@@ -142,17 +199,20 @@ def as_json(report: Report) -> dict[str, Any]:
         "targets": {"ttft": report.targets.ttft, "tpot": report.targets.tpot},
         "window": report.window,
         "rates": [each.rate for each in report.slices],
+        "kept_by_best": [report.best(number) / each.rate for number, each in enumerate(report.slices)],
         "fixed": [
             {"limits": pair(one.limits), "short": one.short, "long": one.long} for one in report.fixed
         ],
         "runs": [
             {
                 "start": run.name,
+                "repeat": run.repeat,
                 "from": pair(run.start),
                 "to": pair(run.at_end),
                 "seconds": run.end - run.begin,
                 "seconds_until_near": report.until_near(run),
                 "goodput": report.whole(run),
+                "last_window": report.last(run),
                 "best_fixed": report.best(run.traffic),
                 "changes": [
                     {"at": round(one.at - run.begin, 1), "to": pair(one.limits), "why": one.text}
@@ -162,6 +222,10 @@ def as_json(report: Report) -> dict[str, Any]:
             for run in report.runs
         ],
     }  # fmt: skip
+
+
+def _until(near: float | None) -> str:
+    return "never" if near is None else f"{near:.0f} s"
 
 
 def _share(figure: float, of: float) -> str:

@@ -26,10 +26,10 @@ from tools.bench.engine import rows
 from tools.bench.engine.compare import Contender, run_rows
 from tools.bench.engine.peers import InstallError, Model, Peer, driver_environment, exported, installed
 from tools.bench.engine.process import EngineError, EngineProcess, started
-from tools.bench.engine.report import Failure, Report, Result, markdown, text
+from tools.bench.engine.report import Failure, Report, Result, text
 from tools.bench.engine.roofline import Ceilings, Costs, limit
 from tools.bench.engine.rows import Row
-from tools.bench.engine.servers import OURS, http, loop, ready
+from tools.bench.engine.servers import OURS, http, ready
 from tools.localcluster.layout import REPOSITORY, current
 from tools.measure.report import cpu_model, say, write_json
 from tools.signals import exit_on_signals
@@ -45,7 +45,6 @@ _READY_RUNS = 5
 _HTTP_RUNS = 3
 _ONE_CORE_RUNS = 2
 """Runs of each row on one core, where it takes twice the time."""
-_LOOP_STEPS, _QUICK_LOOP_STEPS = 1000, 100
 
 
 def machine_lines(cpus: int, ceilings: Ceilings) -> tuple[str, ...]:
@@ -120,9 +119,6 @@ class Bench:
             results += http(
                 our_settings(model, "none"), rows.ROWS[0].job, self._logs, min(_HTTP_RUNS, self._runs_at_most)
             )
-        if rows.LOOP in only:
-            say("the engine's loop")
-            results += loop(_QUICK_LOOP_STEPS if self._flags.quick else _LOOP_STEPS)
         return Report(machine, tuple(self._engines), tuple(peer.title for peer in self._wanted), tuple(results))
 
     def _throughput(self, chosen: list[Row], model: Model, ceilings: Ceilings) -> list[Result]:
@@ -159,7 +155,7 @@ class Bench:
         if peer in self._failed_installs:
             return Contender(peer.title, None, failure=self._failed_installs[peer])
         venv = self._venvs[peer]
-        contender = self._start(
+        return self._start(
             stack,
             peer.title,
             venv / "bin" / "python",
@@ -167,8 +163,6 @@ class Bench:
             peer.settings(model, len(self._cpus)),
             dict(driver_environment(peer, venv, self._cpus)),
         )
-        contender.runs_at_most = peer.runs_at_most
-        return contender
 
     def _start(
         self,
@@ -223,7 +217,7 @@ def parse() -> tuple[argparse.Namespace, tuple[Peer, ...]]:
         description=__doc__,
         epilog="rows: " + "; ".join(
             [*(f"{row.name} ({row.title})" for row in rows.ROWS), "ready (start to ready)",
-             "http (short over HTTP against offline, one engine thread)", "loop (between two forward passes)"]
+             "http (short over HTTP against offline, one engine thread)"]
         ) + ". Example: python -m tools.bench.engine --only decode-1 prefill --peers vllm --json figures.json",
     )  # fmt: skip
     parser.add_argument(
@@ -241,7 +235,6 @@ def parse() -> tuple[argparse.Namespace, tuple[Peer, ...]]:
         "--quick", action="store_true", help="one run of everything: to see that it works, not to quote"
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write all figures there")
-    parser.add_argument("--markdown", action="store_true", help="print Markdown instead of a table for a terminal")
     flags = parser.parse_args()
     try:
         return flags, known_peers.named(flags.peers)
@@ -256,7 +249,7 @@ def main() -> int:
     began = time.monotonic()
     logs = Path(tempfile.mkdtemp(prefix="inflight-bench-"))
     report = Bench(flags, wanted, logs).run()
-    print(markdown(report) if flags.markdown else text(report))
+    print(text(report))
     write_json(flags.json, asdict(report))
     say(f"{time.monotonic() - began:.0f} s; the engines' logs are in {logs}")
     figures = [figure for result in report.results for figure in (result.ours, result.one_core)]

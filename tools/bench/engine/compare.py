@@ -5,23 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from tools.bench.engine.jobs import Job
-from tools.bench.engine.process import EngineError
+from tools.bench.engine.process import EngineError, EngineProcess
 from tools.bench.engine.report import Cell, Failure, Figure
 from tools.bench.engine.rows import WARM_UPS, Row
-
-
-class Engine(Protocol):
-    """A started engine, such as `process.EngineProcess`."""
-
-    @property
-    def is_alive(self) -> bool: ...
-
-    def measure(self, job: Job) -> float:
-        """Returns the seconds of a job. Raises EngineError."""
-        ...
 
 
 @dataclass(slots=True)
@@ -35,7 +23,7 @@ class Contender:
     """
 
     name: str
-    engine: Engine | None
+    engine: EngineProcess | None
     failure: Failure | None = None
     runs_at_most: int = 100
     seconds: dict[str, list[float]] = field(default_factory=dict)

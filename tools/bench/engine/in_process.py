@@ -8,11 +8,10 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from inflight_engine.engine_process import load
-from inflight_engine.messages import AddRequest, Configure, StepReport
+from inflight_engine.messages import AddRequest, StepReport
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import SamplingParams
 from inflight_settings.engine import EngineConfig
-from inflight_settings.limits import LimitsInForce
 
 
 @dataclass(slots=True)
@@ -44,10 +43,6 @@ class InProcessEngine:
     def __init__(self, config: EngineConfig) -> None:
         self._engine, self.ready = load(config)
         self._next_id = 0
-
-    def limit(self, max_num_seqs: int) -> None:
-        """Run at most so many requests at once from now on."""
-        self._engine.handle(Configure(0, LimitsInForce(self.ready.capacity.with_("max_num_seqs", max_num_seqs))))
 
     def add(self, prompts: Sequence[Sequence[int]], output_tokens: Sequence[int], temperature: float = 0.0) -> None:
         for prompt, length in zip(prompts, output_tokens, strict=True):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from inflight_engine.models.export import export
 from inflight_engine.models.source import resolve
 from tools.measure.served import log_end
 
@@ -43,21 +44,9 @@ def exported(cache: Path, say: Callable[[str], None]) -> Model:
         say(f"writing {SOURCE} as safetensors to {folder}")
         new = folder.with_suffix(".new")
         shutil.rmtree(new, ignore_errors=True)
-        new.mkdir(parents=True)
-        _export(files.gguf, new)
+        export(SOURCE, new)
         new.rename(folder)  # whole, or not there
     return Model(folder, files.gguf)
-
-
-def _export(gguf: Path, folder: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
-
-    model = AutoModelForCausalLM.from_pretrained(
-        gguf.parent, gguf_file=gguf.name, quantization_config=GgufConfig(dequantize=True), dtype=torch.bfloat16
-    )
-    model.save_pretrained(folder)
-    AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name).save_pretrained(folder)
 
 
 class InstallError(Exception):
@@ -77,7 +66,6 @@ class Peer:
         module: its driver.
         settings: for the driver, from the model and the number of threads.
         environment: of the driver and the server, from the environment's folder and the CPUs.
-        runs_at_most: of each row: fewer of a slow engine.
         server: arguments of a server of a model on a port, after the environment's Python; None: not measured.
     """
 
@@ -89,7 +77,6 @@ class Peer:
     environment: Callable[[Path, list[int]], dict[str, str]] = field(default=lambda _venv, _cpus: {})
     overrides: tuple[str, ...] = ()
     alias: tuple[str, str, str] | None = None
-    runs_at_most: int = 100
     server: Callable[[Model, int], list[str]] | None = None
 
 
@@ -128,21 +115,6 @@ PEERS = (
             *("-m", "vllm.entrypoints.openai.api_server", "--model", str(model.folder), "--dtype", "bfloat16"),
             *("--enforce-eager", "--max-model-len", "2048", "--host", "127.0.0.1", "--port", str(port)),
         ],
-    ),
-    Peer(
-        name="transformers",
-        title="transformers CB",
-        requirements=("torch==2.15.0", "transformers==5.23.0", "accelerate==1.15.0"),
-        module="tools.bench.engine.drivers.transformers_cb",
-        runs_at_most=1,
-        settings=lambda model, threads: {
-            "model": str(model.folder),
-            "dtype": "bfloat16",
-            "device": "cpu",
-            "threads": threads,
-            # Room for all requests at once. It would derive this from a GPU's memory.
-            "cache": {"page_size": 256, "num_blocks": 192, "max_batch_tokens": 2048, "max_requests_per_batch": 64},
-        },
     ),
     Peer(
         name="llama.cpp",

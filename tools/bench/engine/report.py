@@ -1,4 +1,4 @@
-"""Measured figures with their spread, and results as a table for a person, as Markdown and as JSON."""
+"""Measured figures with their spread, and results as a table for a person and as JSON."""
 
 from __future__ import annotations
 
@@ -153,12 +153,3 @@ def text(report: Report) -> str:
     for line in (*(f"[{index}] {note}" for index, note in enumerate(notes, 1)), *_EXPLANATIONS):
         lines += textwrap.wrap(line, _WIDTH)
     return "\n".join(lines)
-
-
-def markdown(report: Report) -> str:
-    """A section to paste into a document."""
-    header, rows, notes = cells(report)
-    lines = [*(f"- {line}" for line in (*report.machine, *report.engines)), ""]
-    lines += [*measure.markdown([header, *rows]), ""]
-    lines += [f"{index}. {note}" for index, note in enumerate(notes, 1)]
-    return "\n".join([*lines, *([""] if notes else []), *_EXPLANATIONS])

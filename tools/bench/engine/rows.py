@@ -20,7 +20,7 @@ class Row:
     Attributes:
         name: for `--only`.
         counted: which tokens.
-        num_runs: of each engine; of slow ones fewer, see `Peer.runs_at_most`.
+        num_runs: of each engine.
         peers: that are asked for it.
     """
 
@@ -43,8 +43,8 @@ def _decode(batch: int, peers: tuple[str, ...]) -> Row:
 
 
 ROWS = (
-    Row("short", "32 x (128 in, 64 out)", Job("generate", (128,) * 32, 64), "output", 3, ("vllm", "transformers")),
-    Row("long", "16 x (1024 in, 128 out)", Job("generate", (1024,) * 16, 128), "output", 2, ("vllm", "transformers")),
+    Row("short", "32 x (128 in, 64 out)", Job("generate", (128,) * 32, 64), "output", 3, ("vllm",)),
+    Row("long", "16 x (1024 in, 128 out)", Job("generate", (1024,) * 16, 128), "output", 2, ("vllm",)),
     _decode(1, ("vllm", "llama.cpp")),
     _decode(8, ("vllm",)),
     _decode(32, ("vllm",)),
@@ -56,9 +56,7 @@ READY = "ready"
 """Seconds from starting a server until it takes requests."""
 HTTP = "http"
 """The job of `short` over HTTP, and offline with as many engine threads: one."""
-LOOP = "loop"
-"""Microseconds between two forward passes: `tools.bench.engine_loop`."""
-NAMES = (*(row.name for row in ROWS), READY, HTTP, LOOP)
+NAMES = (*(row.name for row in ROWS), READY, HTTP)
 
 WARM_UPS = (Job("generate", (128, 96, 64), 4), Job("generate", (1024,), 2))
 """Jobs that run before anything is timed."""

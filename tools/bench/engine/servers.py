@@ -1,13 +1,12 @@
-"""Rows beside throughput: start to ready, the overhead of HTTP over the engine alone, and the engine's loop."""
+"""Rows beside throughput: start to ready, and the overhead of HTTP over the engine alone."""
 
 from __future__ import annotations
 
-import json
-import subprocess
+import asyncio
+import os
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,11 @@ from tools.bench.engine.jobs import Job
 from tools.bench.engine.peers import Model, Peer, driver_environment
 from tools.bench.engine.process import EngineError, started
 from tools.bench.engine.report import Cell, Failure, Figure, Result
-from tools.localcluster.layout import REPOSITORY
+from tools.load import trace_load
 from tools.measure.served import ENGINE, FIRST_PORT, free_port, seconds_to_ready, served_engine
 
 OURS = "tools.bench.engine.drivers.ours"
-_HTTP_SECONDS = 120
-_LOOP_SECONDS = 120
-_LOOP_SIZES = (32, 256)
-_LOOP_UNIT = "us between forwards"
+_VOCAB_SIZE = 49152
 _PEER_RUNS = 2
 
 
@@ -73,33 +69,24 @@ def _offline(settings: Mapping[str, Any], job: Job, logs: Path, num_runs: int) -
 
 def _served(job: Job, logs: Path, num_runs: int) -> Cell:
     flags = ("--dtype=bfloat16", "--num-threads=1", "--no-prefix-caching")
+    requests = [trace_load.Job(0.0, length, job.output_tokens) for length in job.prompt_tokens]
     with ExitStack() as stack:
         try:
             url = stack.enter_context(served_engine(logs / "http.log", *flags))
-            port = int(url.rsplit(":", 1)[1])
-            _client(port, job)
-            return Figure.of([job.num_output_tokens / _client(port, job) for _ in range(num_runs)])
+
+            def seconds() -> float:
+                answered = asyncio.run(trace_load.run_load(url, requests, vocab_size=_VOCAB_SIZE))
+                return max(each.last_token_at for each in answered)
+
+            # On one CPU, so that what is measured is the server.
+            stack.callback(os.sched_setaffinity, 0, cpus := os.sched_getaffinity(0))
+            os.sched_setaffinity(0, {max(cpus)})
+            seconds()
+            return Figure.of([job.num_output_tokens / seconds() for _ in range(num_runs)])
         except RuntimeError as error:
             return Failure(f"over HTTP: {error}")
-
-
-def _client(port: int, job: Job) -> float:
-    """Seconds that the client measured.
-
-    Raises:
-        RuntimeError: it failed.
-    """
-    fields = json.dumps({**asdict(job), "vocab_size": 49152})
-    command = [sys.executable, "-m", "tools.bench.engine.http_client", str(port), fields]
-    try:
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, cwd=REPOSITORY, timeout=_HTTP_SECONDS
-        )
-    except subprocess.TimeoutExpired:
-        raise RuntimeError(f"not answered within {_HTTP_SECONDS} s") from None
-    if done.returncode:
-        raise RuntimeError(f"the client failed: {done.stderr.strip().splitlines()[-1][:200]}")
-    return float(done.stdout)
+        except ExceptionGroup as group:
+            return Failure(f"over HTTP: {group.exceptions[0]}")
 
 
 def _figure(num_runs: int, measure: Callable[[], float]) -> Cell:
@@ -107,38 +94,3 @@ def _figure(num_runs: int, measure: Callable[[], float]) -> Cell:
         return Figure.of([measure() for _ in range(num_runs)])
     except RuntimeError as error:
         return Failure(str(error))
-
-
-def loop(num_steps: int) -> list[Result]:
-    """Returns a row for each number of running requests, with medians over `num_steps`."""
-    command = [sys.executable, "-m", "tools.bench.engine_loop", "--json", "--steps", str(num_steps), "--sizes"]
-    command += map(str, _LOOP_SIZES)
-    try:
-        done = subprocess.run(
-            command, check=True, capture_output=True, text=True, cwd=REPOSITORY, timeout=_LOOP_SECONDS
-        )
-    except subprocess.CalledProcessError as error:
-        reason = (error.stderr.strip().splitlines() or ["nothing printed"])[-1]
-        return [_failed_loop(f"tools.bench.engine_loop: {reason[:200]}")]
-    except subprocess.TimeoutExpired:
-        return [_failed_loop(f"tools.bench.engine_loop took more than {_LOOP_SECONDS} s")]
-    return loop_results(done.stdout)
-
-
-def loop_results(document: str) -> list[Result]:
-    """Reads the output of `tools.bench.engine_loop --json`."""
-    report = json.loads(document)
-    return [
-        Result(
-            f"engine loop, {size['num_running']} running",
-            _LOOP_UNIT,
-            False,
-            Figure.of([size["gap"]["median"]]),
-            note=f"the median of {size['num_steps']} decode steps; 95% of them within {size['gap']['p95']:.0f} us",
-        )
-        for size in report["sizes"]
-    ]
-
-
-def _failed_loop(reason: str) -> Result:
-    return Result("engine loop", _LOOP_UNIT, False, Failure(reason))

@@ -10,12 +10,11 @@ from dataclasses import asdict
 from itertools import combinations
 from pathlib import Path
 
-from tools.bench.gateway import isolation, limits, overhead, routing, simulated
+from tools.bench.gateway import isolation, overhead, routing
 from tools.bench.gateway.conversations import turns
 from tools.bench.gateway.overhead import Overhead
 from tools.bench.gateway.routing import POLICIES, Routed
-from tools.bench.gateway.simulated import Simulated
-from tools.measure.report import cpu_model, say, write_json
+from tools.measure.report import cpu_model, say, table, write_json
 from tools.standin.stream import EVENT_SECONDS
 
 DESCRIPTION = """overhead: the gateway (Envoy, relay, picker) beside a direct connection. The engine is a stand-in that
@@ -26,16 +25,12 @@ their service, and then at another one (`other pod`). Two minutes for each.
 
 routing: conversations of a Mooncake trace, scaled, on real replicas of the built-in model: time to first token and
 prefix hits of the gateway with one pod, of all its pods with a new connection for each request, of least requests, of
-round robin and of a plain Service, in one run; then the same in the fleet simulator, with the cost model that the
-replicas fitted. About three minutes for each; on a quiet machine.
-
-limits: limits of requests, tokens and concurrent requests over all pods, against tenants that send three times as much,
-and API keys rotated under load.
+round robin and of a plain Service, in one run. About three minutes for each; on a quiet machine.
 
 isolation: the latency of a tenant with a modest load on a real engine, alone and beside one that floods another pod of
 the gateway, by set-up. About 30 minutes; on a quiet machine."""
 
-PARTS = ("overhead", "routing", "limits", "isolation")
+PARTS = ("overhead", "routing", "isolation")
 
 VOCAB_SIZE = 49_152
 """Size of the built-in model's vocabulary."""
@@ -69,7 +64,6 @@ def main() -> int:
         " (default 0.4)",
     )
     parser.add_argument("--policies", default=",".join(POLICIES), metavar="A,B", help="of routing (default all)")
-    parser.add_argument("--minutes", type=int, default=2, help="of limits (default 2)")
     parser.add_argument("--isolation-seconds", type=float, default=120, help="of each run of isolation (default 120)")
     parser.add_argument(
         "--arms", default=",".join(isolation.ARMS), metavar="A,B", help="set-ups of isolation (default all)"
@@ -104,17 +98,8 @@ def main() -> int:
                     pods=arguments.pods,
                     cores=arguments.replica_cores,
                 )
-                found["routing"] = [asdict(row) for row in routed.rows]
-                print("\n".join(routing_table(routed.rows)), flush=True)
-                replica = simulated.replica_model(routed.samples)
-                again = simulated.simulate(load, replica, arguments.replicas, routing.LIMITS, routing.TTFT_S)
-                found["simulated"] = {"replica": asdict(replica), "rows": [asdict(row) for row in again]}
-                print("\n".join(agreement_table(routed.rows, again)), flush=True)
-            if "limits" in parts:
-                say(f"limits and keys: {arguments.minutes} minutes")
-                limited = limits.measure(folder / "limits", arguments.minutes, arguments.pods)
-                found["limits"] = asdict(limited)
-                print("\n".join(limits.table(limited)), flush=True)
+                found["routing"] = [asdict(row) for row in routed]
+                print("\n".join(routing_table(routed)), flush=True)
             if "isolation" in parts:
                 isolated = isolation.measure(
                     folder / "isolation", arguments.isolation_seconds, arms, say, arguments.pods
@@ -139,9 +124,10 @@ def overhead_tables(found: Mapping[str, Overhead]) -> list[str]:
 
 
 def overhead_table(found: Overhead) -> list[str]:
-    lines = [f"{'path':<10} {'connections':>11} {'p50 ms':>8} {'p99 ms':>8} {'requests/s':>11}"]
+    rows = [["path", "connections", "p50 ms", "p99 ms", "requests/s"]]
     for row in found.latencies:
-        lines.append(f"{row.path:<10} {row.connections:>11} {row.p50_ms:>8.2f} {row.p99_ms:>8.2f} {row.rps:>11.0f}")
+        rows.append([row.path, str(row.connections), f"{row.p50_ms:.2f}", f"{row.p99_ms:.2f}", f"{row.rps:.0f}"])
+    lines = table(rows, "<>")
     total, of_token, sent = sum(found.cpu_ms.values()), sum(found.tokens.cpu_us.values()), found.tokens.sent
     lines += [
         f"CPU for a streamed token: {of_token:.1f} us ({_parts(found.tokens.cpu_us, 1)}):"
@@ -186,40 +172,25 @@ def ratio_table(ours: tuple[str, Overhead], other: tuple[str, Overhead]) -> list
         ("memory, MiB", _sum(one.memory_mib), _sum(two.memory_mib), False),
         (f"memory of {one.streams} streams, MiB", _sum(one.stream_memory_mib), _sum(two.stream_memory_mib), False),
     ]
-    lines = ["", f"{'':<36} {ours[0]:>12} {other[0]:>12} {'ratio':>7}"]
+    shown = [["", ours[0], other[0], "ratio"]]
     for name, first, second, more_is_better in rows:
         ratio = first / second if more_is_better else second / first
-        lines.append(f"{name:<36} {first:>12,.0f} {second:>12,.0f} {ratio:>6.2f}x")
-    return lines
+        shown.append([name, f"{first:,.0f}", f"{second:,.0f}", f"{ratio:.2f}x"])
+    return ["", *table(shown, "<>")]
 
 
 def routing_table(found: Sequence[Routed]) -> list[str]:
     """Lines for a terminal. The last columns are p95 over the gateway's, above 1 where the gateway is faster, and
     prefix hits over the gateway's."""
     ours = next((row for row in found if row.policy == routing.OURS), None)
-    lines = ["", f"{'policy':<15} {'requests':>8} {'TTFT p50 s':>11} {'p95 s':>7} {'prefix hits':>12} {'busiest':>8}"]
-    if ours is not None:
-        lines[1] += f" {'p95 / gateway':>14} {'hits / gateway':>15}"
+    rows = [["policy", "requests", "TTFT p50 s", "p95 s", "prefix hits", "busiest"]]
+    rows[0] += ["p95 / gateway", "hits / gateway"] if ours else []
     for row in found:
-        line = f"{row.policy:<15} {row.requests:>8} {row.ttft_p50:>11.2f} {row.ttft_p95:>7.2f}"
-        line += f" {row.hit_rate:>12.1%} {row.busiest:>8.1%}"
+        figures = [f"{row.ttft_p50:.2f}", f"{row.ttft_p95:.2f}", f"{row.hit_rate:.1%}", f"{row.busiest:.1%}"]
         if ours is not None:
-            line += f" {row.ttft_p95 / ours.ttft_p95:>13.2f}x {row.hit_rate / ours.hit_rate:>14.3f}x"
-        lines.append(line)
-    return lines
-
-
-def agreement_table(found: Sequence[Routed], again: Sequence[Simulated]) -> list[str]:
-    """Lines for a terminal: what was measured beside what the simulator says."""
-    rows = {row.policy: row for row in found}
-    lines = ["", f"{'policy':<15} {'p95 s':>7} {'simulated (10 to 90% of seeds)':>31} {'hits':>7} {'simulated':>10}"]
-    for row in again:
-        if (real := rows.get(row.policy)) is not None:
-            spread = f"{row.ttft_p95:.2f} ({row.ttft_p95_low:.2f} to {row.ttft_p95_high:.2f})"
-            lines.append(
-                f"{row.policy:<15} {real.ttft_p95:>7.2f} {spread:>31} {real.hit_rate:>7.1%} {row.hit_rate:>10.1%}"
-            )
-    return lines
+            figures += [f"{row.ttft_p95 / ours.ttft_p95:.2f}x", f"{row.hit_rate / ours.hit_rate:.3f}x"]
+        rows.append([row.policy, str(row.requests), *figures])
+    return ["", *table(rows, "<>")]
 
 
 if __name__ == "__main__":

@@ -18,17 +18,11 @@ _FIRST_TOKEN_ID = 1000
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """A request.
-
-    Attributes:
-        at_s: seconds after the load's begin.
-        hash_ids: an id for each `BLOCK_TOKENS` tokens of the prompt, as in the trace.
-    """
+    """A request. Attributes: at_s: seconds after the load's begin."""
 
     at_s: float
     prompt: list[int]
     output_tokens: int
-    hash_ids: tuple[int, ...]
 
 
 def turns(seconds: float, vocab_size: int) -> list[Turn]:
@@ -51,7 +45,6 @@ def turns(seconds: float, vocab_size: int) -> list[Turn]:
             at_s=(row["timestamp"] - first) / max(1, last - first) * seconds,
             prompt=prompt(row, row["input_length"] * BLOCK_TOKENS // _TRACE_BLOCK_TOKENS),
             output_tokens=max(2, row["output_length"] // _OUTPUT_SCALE),
-            hash_ids=tuple(row["hash_ids"]),
         )
         for row in rows
     ]

@@ -38,6 +38,7 @@ from inflight_gateway.request.headers import TENANT
 from inflight_kubectl.answers import Answer, AnswerError
 from inflight_kubectl.load.client import Client, DisconnectedError
 from tools.bench.gateway.stack import GATEWAY_KEY, SECRET, bearer, gateways, new_key, secret
+from tools.measure import report
 from tools.measure.report import percentile
 from tools.measure.served import free_port, process, served_engine, wait_ready
 
@@ -302,16 +303,14 @@ class _Flood:
 
 def table(found: Sequence[Isolated]) -> list[str]:
     """Lines for a terminal. The columns `x` are the quotient to the same arm alone."""
-    head = f"{'arm':<12} {'flood':>5} {'requests':>8} {'failed':>6}"
     names = ("ttft_p50", "ttft_p95", "latency_p50", "latency_p95")
-    head += "".join(f" {name.replace('_', ' ').replace('ttft', 'TTFT') + ' s':>15} {'x':>5}" for name in names)
-    lines, alone = ["", f"{head} {'others/s':>9}"], dict[str, Isolated]()
+    heads = [head for name in names for head in (f"{name.replace('_', ' ').replace('ttft', 'TTFT')} s", "x")]
+    rows, alone = [["arm", "flood", "requests", "failed", *heads, "others/s"]], dict[str, Isolated]()
     for row in found:
-        line = f"{row.arm:<12} {'yes' if row.flooded else 'no':>5} {row.requests:>8} {row.failed:>6}"
-        for name in names:
-            value, base = getattr(row, name), getattr(alone.get(row.arm, row), name)
-            line += f" {value:>15.3f} {value / base:>5.2f}"
         if not row.flooded:
             alone[row.arm] = row
-        lines.append(f"{line} {row.others_per_s:>9.2f}")
-    return lines
+        values = [(getattr(row, name), getattr(alone.get(row.arm, row), name)) for name in names]
+        figures = [cell for value, base in values for cell in (f"{value:.3f}", f"{value / base:.2f}")]
+        flood = "yes" if row.flooded else "no"
+        rows.append([row.arm, flood, str(row.requests), str(row.failed), *figures, f"{row.others_per_s:.2f}"])
+    return ["", *report.table(rows, "<>")]

@@ -60,15 +60,6 @@ class Routed:
     busiest: float
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Results of the measurement. Attributes: rows: by policy. samples: metrics of each replica at the end, with the
-    cost model it fitted."""
-
-    rows: list[Routed]
-    samples: list[Sample]
-
-
 Choice = Callable[[int, int, Sequence[int]], int]
 """(client, number of the request, requests in flight by replica) -> replica."""
 
@@ -100,7 +91,7 @@ def measure(
     *,
     pods: int,
     cores: float = 0.0,
-) -> Measured:
+) -> list[Routed]:
     """Start the replicas and send the same load by each policy, one after the other. Prefix caches begin without the
     content of earlier policies: each has its own cache salt.
 
@@ -135,7 +126,7 @@ def measure(
             say(f"{policy}: {len(turns)} requests in {turns[-1].at_s:.0f} s")
             through = {OURS: running[:1], PODS: running}.get(policy, [])
             found.append(asyncio.run(_run(policy, turns, urls, through)))
-        return Measured(found, [_sample(url) for url in urls])
+        return found
 
 
 def _sample(url: str) -> Sample:

@@ -4,7 +4,7 @@ first        in eight minutes, item by item, simplest first, each in a process o
              tokens by eager steps, graphs and look-ahead, a memory checker, profiles, a killed engine process, a
              prefill without memory; first.jsonl has each result as soon as it is known
 correctness  small random models against transformers, by every way to compute them
-qwen, llama  speed with the shapes of Qwen3-0.6B and Llama-3-8B and random weights, beside other engines
+qwen, llama  speed with the shapes of Qwen3-0.6B and Llama-3-8B and random weights, beside vLLM
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from tools.bench.gpu.reference import SCALES
 from tools.bench.gpu.speed import SIZES
 from tools.measure.report import markdown, table, write_json
 
-ENGINES = {"inflight": "speed.measure", "vllm": "peers.vllm", "transformers": "peers.transformers"}
+ENGINES = {"inflight": "speed.measure", "vllm": "peers.vllm"}
 _STAGES = ("first", "correctness", "qwen", "llama")
 STAGE_SECONDS = 580
 """For all engines of a stage: it is within ten minutes."""
-SECONDS = {"inflight": 240, "vllm": 170}
-"""Largest share of these for one engine; transformers, the slowest, comes last and has the rest."""
+OUR_SECONDS = 240
+"""Largest share of these for this engine; vLLM has the rest."""
 
 
 def machine(device: str) -> str:
@@ -61,7 +61,7 @@ def speed(shape: str, device: str, size: str, folder: Path) -> tuple[list[list[s
     until = time.monotonic() + STAGE_SECONDS
     for engine in ENGINES:
         print(f"{shape}: {engine}", flush=True)
-        seconds = min(SECONDS.get(engine, STAGE_SECONDS), until - time.monotonic())
+        seconds = OUR_SECONDS if engine == "inflight" else until - time.monotonic()
         results[engine] = isolated((ENGINES[engine], shape, device, size), folder / engine, seconds)
     return report.speed_rows(shape, results), results, "continuous" in results["inflight"]
 

@@ -51,12 +51,6 @@ def _our_rows(ours: Mapping[str, Any]) -> Iterator[list[str]]:
     ]
     yield ["load", f"{number(ours['load_seconds'])} s", f"attention {ours['attention']}"]
     yield ["nano-vllm's requests", f"{number(ours['continuous'])} output tokens/s", "continuous batching"]
-    gain = ours["continuous_slots"] / ours["static_slots"]
-    yield [
-        "continuous against static, same slots",
-        f"{number(ours['continuous_slots'])} and {number(ours['static_slots'])} output tokens/s",
-        f"{gain:.2f} times",
-    ]
     for name in ours:
         if name.startswith("decode_") and name.removeprefix("decode_").isdecimal():
             shares = f"{ours[f'{name}_bandwidth']:.0%} of bandwidth, {ours[f'{name}_limit']:.0%} of the roofline"

@@ -12,6 +12,8 @@ from unittest import mock
 
 import torch
 
+from inflight_engine.models.weight_source import WeightSource
+
 QWEN = {
     "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "vocab_size": 151936, "hidden_size": 1024,
     "intermediate_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
@@ -62,30 +64,25 @@ def parameter_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-class RandomWeights:
-    """A `models.weight_source.WeightSource`: normal with the deviation that models start from, norms at one."""
+class RandomWeights(WeightSource):
+    """Normal with the deviation that models start from, norms at one."""
 
     def __init__(self, config: dict[str, Any], device: str) -> None:
         self._shapes = parameter_shapes(config)
         self._device = device
 
-    def get(self, name: str) -> torch.Tensor:
+    def get(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
         shape = self.shape(name)
         if len(shape) == 1:
             return torch.ones(shape, dtype=torch.bfloat16)
         # On a GPU it takes seconds, on a CPU minutes.
-        return torch.empty(shape, dtype=torch.bfloat16, device=self._device).normal_(std=0.02).cpu()
+        tensor = torch.empty(shape, dtype=torch.bfloat16, device=self._device).normal_(std=0.02).cpu()
+        return tensor if part is None else tensor.narrow(dim, part.start, len(part))
 
     def shape(self, name: str) -> tuple[int, ...]:
         if name not in self._shapes:
             raise ValueError(f"this shape of model has no tensor {name}")
         return self._shapes[name]
-
-    def part(self, name: str, dim: int, start: int, end: int) -> torch.Tensor:
-        return self.get(name).narrow(dim, start, end - start)
-
-    def matrix(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
-        return self.get(name) if part is None else self.part(name, dim, part.start, part.stop)
 
 
 def write_config(folder: Path, config: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from inflight_settings.engine import Device, EngineConfig
+from tools.bench.engine.drivers.ceilings import measure as measure_ceilings
 from tools.bench.engine.drivers.ours import decode_seconds
 from tools.bench.engine.in_process import InProcessEngine
 from tools.bench.engine.jobs import Job
@@ -22,6 +23,8 @@ from tools.bench.gpu.workload import TEMPERATURE, Workload, nano
 
 CEILING_SIZES = {"cuda": (4 << 30, 8192), "cpu": (16 << 20, 256)}
 """Bytes that are read, and the side of the matrices, to find what a device can do."""
+_CEILING_SECONDS = 0.2
+"""Seconds of each of four measurements, which a product of float32 on a GPU takes a part of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,12 +33,10 @@ class Size:
 
     Attributes:
         workload: of nano-vllm's benchmark.
-        slots: requests at once, where continuous batching is compared with static.
         batches: sizes at which decoding is timed.
     """
 
     workload: Workload
-    slots: int
     batches: tuple[int, ...]
     decode_steps: int
     prompt_tokens: int
@@ -43,8 +44,8 @@ class Size:
     max_model_len: int
 
 
-FULL = Size(nano(), 64, (1, 32, 256), 64, 1024, 8, 4096)
-SMALL = Size(nano(6, 4, 24, 500), 3, (1, 3), 4, 48, 2, 128)
+FULL = Size(nano(), (1, 32, 256), 64, 1024, 8, 4096)
+SMALL = Size(nano(6, 4, 24, 500), (1, 3), 4, 48, 2, 128)
 """So that the same code runs on a CPU in a test."""
 SIZES = {"full": FULL, "small": SMALL}
 _LEFT = 96 << 20
@@ -52,12 +53,9 @@ _LEFT = 96 << 20
 
 
 def ceilings(device: str) -> Ceilings:
-    """Bytes read and bfloat16 operations a second that torch reaches on a device."""
+    """Bytes read and operations a second that torch reaches on a device."""
     num_bytes, side = CEILING_SIZES[device]
-    data = torch.zeros(num_bytes // 4, device=device)
-    square = torch.randn(side, side, device=device).to(torch.bfloat16)
-    read, product = _best(data.sum, device), _best(lambda: square @ square, device)
-    return Ceilings(num_bytes / read, 2 * side**3 / product)
+    return Ceilings(**measure_ceilings(device, stream_bytes=num_bytes, matrix=side, seconds_each=_CEILING_SECONDS))
 
 
 def measure(shape: str, device: str, size_name: str, folder: Path) -> dict[str, Any]:
@@ -71,11 +69,7 @@ def measure(shape: str, device: str, size_name: str, folder: Path) -> dict[str, 
         "flops_per_second": found.flops_per_second,
     }
     engine.generate(*_uniform(2, size.prompt_tokens, 4))  # what is compiled at first use is compiled now
-    figures["continuous"] = _tokens_per_second(engine, [size.workload])
-    engine.limit(size.slots)
-    figures["continuous_slots"] = _tokens_per_second(engine, [size.workload])
-    figures["static_slots"] = _tokens_per_second(engine, batches(size.workload, size.slots))
-    engine.limit(max(size.batches))
+    figures["continuous"] = _tokens_per_second(engine, size.workload)
     costs = Costs.of_folder(folder)
     for batch in size.batches:
         job = Job("decode", (size.prompt_tokens // 8,) * batch, size.decode_steps)
@@ -153,25 +147,17 @@ def out_of_memory(shape: str, device: str, size_name: str, folder: Path) -> dict
     return {"ok": num_tokens == sum(lengths) and times > 0, "times": times, "tokens": num_tokens, "hog": len(hog)}
 
 
-def batches(workload: Workload, size: int) -> list[Workload]:
-    """Static batching: so many requests at a time, each batch run to the end of its longest."""
-    starts = range(0, len(workload.prompts), size)
-    return [Workload(workload.prompts[at : at + size], workload.output_tokens[at : at + size]) for at in starts]
-
-
-def _tokens_per_second(engine: InProcessEngine, workloads: list[Workload]) -> float:
-    """Output tokens; one workload after the other.
+def _tokens_per_second(engine: InProcessEngine, workload: Workload) -> float:
+    """Output tokens.
 
     Raises:
         RuntimeError: not all came.
     """
-    started, num_tokens = time.perf_counter(), 0
-    for workload in workloads:
-        num_tokens += engine.generate(workload.prompts, workload.output_tokens, TEMPERATURE).num_tokens
+    started = time.perf_counter()
+    num_tokens = engine.generate(workload.prompts, workload.output_tokens, TEMPERATURE).num_tokens
     seconds = time.perf_counter() - started
-    wanted = sum(workload.num_output_tokens for workload in workloads)
-    if num_tokens != wanted:
-        raise RuntimeError(f"{num_tokens} output tokens came, not {wanted}")
+    if num_tokens != workload.num_output_tokens:
+        raise RuntimeError(f"{num_tokens} output tokens came, not {workload.num_output_tokens}")
     return num_tokens / seconds
 
 
@@ -180,23 +166,7 @@ def _uniform(num_prompts: int, prompt_tokens: int, output_tokens: int) -> tuple[
     return prompts, [output_tokens] * num_prompts
 
 
-def _best(work: Callable[[], object], device: str) -> float:
-    """Least seconds of ten runs."""
-    synchronize = torch.cuda.synchronize if device == "cuda" else _nothing
-    seconds = []
-    for _ in range(10):
-        synchronize()
-        started = time.perf_counter()
-        work()
-        synchronize()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)
-
-
 def _seconds(work: Callable[[], object]) -> float:
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
-
-
-def _nothing() -> None: ...

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from tools.localcluster.process import tail
-from tools.standin.page import Counts
 
 
 class EngineProcess:
@@ -37,11 +36,12 @@ class EngineProcess:
         """Makes these engines accept connections and never answer, or answer again."""
         await self._send({"hung": [value, list(addresses)]})
 
-    async def counts(self) -> Counts:
+    async def pages(self) -> int:
+        """Returns the number of metrics pages that were answered."""
         async with self._requests:
-            await self._send({"counts": 0})
+            await self._send({"pages": 0})
             assert self._process.stdout is not None
-            return Counts(**json.loads(await self._process.stdout.readline()))
+            return int(await self._process.stdout.readline())
 
     async def _send(self, command: dict[str, Any]) -> None:
         await self._write(command).drain()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tools.bench.operator.readings import Reading, Values
 from tools.measure.processes import Memory
-from tools.measure.report import percentile
+from tools.measure.report import percentile, table
 
 GOAL_CORES = 1.0
 GOAL_MEMORY = 300e6
@@ -154,17 +154,10 @@ class SetUp:
 
 
 @dataclass(frozen=True, slots=True)
-class Machine:
-    cpu: str
-    cores: int
-    python: str
-
-
-@dataclass(frozen=True, slots=True)
 class Report:
     """All figures of one run; `failure` says why some are missing, and is empty where none is."""
 
-    machine: Machine
+    machine: str
     services: int
     pods: int
     interval: float
@@ -176,8 +169,8 @@ class Report:
 
 def lines(report: Report) -> Iterator[str]:
     """The report for a person."""
-    machine, set_up = report.machine, report.set_up
-    yield f"{machine.cpu}, {machine.cores} cores for everything, Python {machine.python}"
+    set_up = report.set_up
+    yield report.machine
     yield f"{report.services} services, {report.pods} pods, a scrape of each every {report.interval:g} s"
     settled = "never" if set_up.settled is None else f"after {set_up.settled:.0f} s"
     yield (
@@ -192,43 +185,30 @@ def lines(report: Report) -> Iterator[str]:
         yield from _failover_lines(report.failover)
 
 
-def _phase_table(report: Report) -> Iterator[str]:
-    rows: list[tuple[str, str, list[str]]] = [
-        ("operator, CPU cores", f"{GOAL_CORES:g}", [f"{one.cores['operator']:.2f}" for one in report.phases]),
-        ("operator, memory now / peak, MB", f"{GOAL_MEMORY / 1e6:.0f}", [_memory(one) for one in report.phases]),
-        ("rounds / s", "", [f"{one.rounds:.1f}" for one in report.phases]),
-        ("failed rounds / s", "0", [f"{one.failed_rounds:.1f}" for one in report.phases]),
-        ("a round, ms", "", [_number(one.mean_round, 1000) for one in report.phases]),
-        (
-            "metrics pages answered / s",
-            f"{report.pods / report.interval:.0f}",
-            [f"{one.pages:.0f}" for one in report.phases],
-        ),
-        ("jump to replicas, p50, s", "", [_delay(one, "p50") for one in report.phases]),
-        (
-            "jump to replicas, p99, s",
-            f"{GOAL_INTERVALS * report.interval:g}",
-            [_delay(one, "p99") for one in report.phases],
-        ),
-        ("jump to replicas, longest, s", "", [_delay(one, "longest") for one in report.phases]),
-        ("jumps / without a write", "", [_jumps(one) for one in report.phases]),
-        ("API writes / s, Leases left out", "0 at rest", [f"{one.writes_but_leases:.2f}" for one in report.phases]),
+def _phase_table(report: Report) -> list[str]:
+    phases = report.phases
+    rows: list[tuple[str, str, Callable[[PhaseFigures], str]]] = [
+        ("", "goal", lambda one: one.name),
+        ("operator, CPU cores", f"{GOAL_CORES:g}", lambda one: f"{one.cores['operator']:.2f}"),
+        ("operator, memory now / peak, MB", f"{GOAL_MEMORY / 1e6:.0f}", _memory),
+        ("rounds / s", "", lambda one: f"{one.rounds:.1f}"),
+        ("failed rounds / s", "0", lambda one: f"{one.failed_rounds:.1f}"),
+        ("a round, ms", "", lambda one: _number(one.mean_round, 1000)),
+        ("metrics pages answered / s", f"{report.pods / report.interval:.0f}", lambda one: f"{one.pages:.0f}"),
+        ("jump to replicas, p50, s", "", lambda one: _delay(one, "p50")),
+        ("jump to replicas, p99, s", f"{GOAL_INTERVALS * report.interval:g}", lambda one: _delay(one, "p99")),
+        ("jump to replicas, longest, s", "", lambda one: _delay(one, "longest")),
+        ("jumps / without a write", "", _jumps),
+        ("API writes / s, Leases left out", "0 at rest", lambda one: f"{one.writes_but_leases:.2f}"),
     ]
-    for result in sorted({result for one in report.phases for result in one.scrapes}):
-        rows.append((f"scrapes / s: {result}", "", [f"{one.scrapes.get(result, 0):.1f}" for one in report.phases]))
-    for call in sorted({call for one in report.phases for call in one.writes}):
-        rows.append((f"  {call} / s", "", [f"{one.writes.get(call, 0):.2f}" for one in report.phases]))
-    for process in report.phases[0].cores:
-        if process != "operator":
-            rows.append((f"{process}, CPU cores", "", [f"{one.cores[process]:.2f}" for one in report.phases]))
-    rows.append(("whole machine, CPU cores", "", [f"{one.machine_cores:.2f}" for one in report.phases]))
-    yield _row("", "goal", [one.name for one in report.phases])
-    for title, goal, values in rows:
-        yield _row(title, goal, values)
-
-
-def _row(title: str, goal: str, values: Sequence[str]) -> str:
-    return f"{title:40s} {goal:>9s}" + "".join(f" {value:>12s}" for value in values)
+    for result in sorted({result for one in phases for result in one.scrapes}):
+        rows.append((f"scrapes / s: {result}", "", lambda one, r=result: f"{one.scrapes.get(r, 0):.1f}"))  # type: ignore[misc]
+    for call in sorted({call for one in phases for call in one.writes}):
+        rows.append((f"  {call} / s", "", lambda one, c=call: f"{one.writes.get(c, 0):.2f}"))  # type: ignore[misc]
+    for process in [name for name in phases[0].cores if name != "operator"]:
+        rows.append((f"{process}, CPU cores", "", lambda one, p=process: f"{one.cores[p]:.2f}"))  # type: ignore[misc]
+    rows.append(("whole machine, CPU cores", "", lambda one: f"{one.machine_cores:.2f}"))
+    return table([[title, goal, *map(show, phases)] for title, goal, show in rows], "<>")
 
 
 def _memory(figures: PhaseFigures) -> str:

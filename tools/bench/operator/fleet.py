@@ -25,6 +25,7 @@ CRD_FILE = REPOSITORY / "crds" / "inflight.dev_inferenceservices.yaml"
 SERVICES_PER_NAMESPACE = 50
 GROWTH = 2
 """maxReplicas over minReplicas."""
+CREATED_PER_S = 10.0
 
 
 class Pod(NamedTuple):
@@ -72,8 +73,8 @@ def with_namespaces(services: list[ServiceKey]) -> Iterator[Manifest]:
         yield {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}}
 
 
-async def create_all(api: KubeApi, services: Sequence[ServiceKey], pods: int, rate: float) -> None:
-    """Creates the services, at most `rate` a second.
+async def create_all(api: KubeApi, services: Sequence[ServiceKey], pods: int) -> None:
+    """Creates the services, at most `CREATED_PER_S` a second.
 
     Raises:
         ExceptionGroup: of KubeApiErrors.
@@ -81,7 +82,7 @@ async def create_all(api: KubeApi, services: Sequence[ServiceKey], pods: int, ra
     start = monotonic()
     async with asyncio.TaskGroup() as tasks:
         for number, key in enumerate(services):
-            await asyncio.sleep(max(0.0, start + number / rate - monotonic()))
+            await asyncio.sleep(max(0.0, start + number / CREATED_PER_S - monotonic()))
             tasks.create_task(api.create(service(key, pods)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import json
 import os
@@ -25,10 +26,10 @@ from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.keys import ServiceKey
 from tools.bench.operator import fleet, options
 from tools.bench.operator.engines import engine_process
-from tools.bench.operator.figures import Failover, Machine, PhaseFigures, Report, SetUp, lines
+from tools.bench.operator.figures import Failover, PhaseFigures, Report, SetUp, lines
 from tools.bench.operator.fleet import Fleet
 from tools.bench.operator.operators import NAMESPACE, Operator, Operators
-from tools.bench.operator.options import Options
+from tools.bench.operator.options import PHASES
 from tools.bench.operator.phases import QUIET_SECONDS, Bench
 from tools.bench.operator.plane import OPERATOR_USER, Plane, nodes, plane
 from tools.bench.operator.readings import AuditLog
@@ -43,7 +44,7 @@ LEADER, STANDBY = 0, 1
 CONTROL_PLANE = ("kube-apiserver", "etcd", "kube-controller-manager", "kube-scheduler", "kwok")
 
 
-async def measure(chosen: Options, running: Plane, progress: Progress) -> Report:
+async def measure(chosen: argparse.Namespace, running: Plane, progress: Progress) -> Report:
     """Creates the fleet with an operator at work, then goes through the phases."""
     operators = Operators(running.processes, running.operator_kubeconfig, chosen.interval)
     _prepare(running.admin_kubeconfig, chosen)
@@ -72,7 +73,7 @@ async def measure(chosen: Options, running: Plane, progress: Progress) -> Report
                 )
                 operator, set_up = await _create(bench, api)
                 phases, failover, failure = await _phases(bench, operator)
-    machine = Machine(cpu_model(), os.cpu_count() or 0, platform.python_version())
+    machine = f"{cpu_model()}, {os.cpu_count()} cores for everything, Python {platform.python_version()}"
     return Report(machine, chosen.services, chosen.pods, chosen.interval, set_up, phases, failover, failure)
 
 
@@ -81,7 +82,7 @@ async def _phases(bench: Bench, operator: Operator) -> tuple[list[PhaseFigures],
     done: list[PhaseFigures] = []
     failover = None
     try:
-        for name in bench.options.phases:
+        for name in (each for each in PHASES if each in bench.options.phases):
             match name:
                 case "rest":
                     done.append(await bench.rest(operator))
@@ -97,7 +98,7 @@ async def _phases(bench: Bench, operator: Operator) -> tuple[list[PhaseFigures],
     return done, failover, ""
 
 
-def _prepare(kubeconfig: Path, chosen: Options) -> None:
+def _prepare(kubeconfig: Path, chosen: argparse.Namespace) -> None:
     """The CRD, the namespaces, the operator's rights and the nodes. Raises ClusterError."""
     binding = {
         "apiVersion": "rbac.authorization.k8s.io/v1",
@@ -124,7 +125,7 @@ async def _create(bench: Bench, api: KubeApi) -> tuple[Operator, SetUp]:
     chosen, progress, operators = bench.options, bench.progress, bench.operators
     operator, restarts, start = operators.start(LEADER), 0, monotonic()
     progress(f"creating {chosen.services} services")
-    await fleet.create_all(api, bench.services, chosen.pods_per_service, chosen.rate)
+    await fleet.create_all(api, bench.services, chosen.pods_per_service)
     created = monotonic() - start
     progress(f"{chosen.services} services created")
     printed = monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import random
@@ -18,7 +19,6 @@ from tools.bench.operator.engines import EngineProcess
 from tools.bench.operator.figures import Delays, Failover, PhaseFigures, phase_figures
 from tools.bench.operator.fleet import Fleet
 from tools.bench.operator.operators import Operator, Operators
-from tools.bench.operator.options import Options
 from tools.bench.operator.readings import AuditLog, Reading, Values, operator_values, writes_by_kind
 from tools.localcluster.progress import Progress
 from tools.measure.processes import forget_peak, machine_cpu, process_cpu, process_memory
@@ -42,7 +42,7 @@ class Bench:
         others: pids of all other processes whose CPU is reported, by name.
     """
 
-    options: Options
+    options: argparse.Namespace
     services: Sequence[ServiceKey]
     fleet: Fleet
     engines: EngineProcess
@@ -53,7 +53,7 @@ class Bench:
     progress: Progress
 
     def __post_init__(self) -> None:
-        self._random = random.Random(self.options.seed)
+        self._random = random.Random(1)
         self._unused = list(self.services)
         self._random.shuffle(self._unused)
 
@@ -199,7 +199,7 @@ class Bench:
             "fake engines": self.engines.pid,
             "this measurement": os.getpid(),
         }
-        return Reading.now(pids, machine_cpu(), values, (await self.engines.counts()).pages)
+        return Reading.now(pids, machine_cpu(), values, await self.engines.pages())
 
     async def _values(self, operator: Operator) -> Values:
         """Reads the operator's metrics; empty if it does not answer in time."""

@@ -51,7 +51,15 @@ class Policy(Protocol):
         Raises:
             IndexError: none waits.
         """
-        ...
+        request = self.head(clock)
+        if request is None:
+            raise IndexError("no request waits")
+        self.picked(request)
+        return request
+
+    def picked(self, request: Request) -> None:
+        """Take out the head, which is admitted."""
+        self.remove(request)
 
     def remove(self, request: Request) -> None:
         """Take out a request that ended while it waited.
@@ -102,13 +110,6 @@ class StaticKeyPolicy(Policy):
     def head(self, clock: int) -> Request | None:
         first = self._heap.first()
         return None if first is None else first[1]
-
-    def pop(self, clock: int) -> Request:
-        request = self.head(clock)
-        if request is None:
-            raise IndexError("no request waits")
-        self._heap.remove(request)
-        return request
 
     def remove(self, request: Request) -> None:
         self._heap.remove(request)

@@ -37,13 +37,9 @@ class Deadline(Policy):
     def head(self, clock: int) -> Request | None:
         return self._queue.head()
 
-    def pop(self, clock: int) -> Request:
-        request = self._queue.head()
-        if request is None:
-            raise IndexError("no request waits")
+    def picked(self, request: Request) -> None:
         self._left(request)
         self._queue.pick(request)
-        return request
 
     def remove(self, request: Request) -> None:
         self._left(request)

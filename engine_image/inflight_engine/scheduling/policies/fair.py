@@ -37,13 +37,6 @@ class Fair(Policy):
         first = None if tenant is None else self._queues[tenant].first()
         return None if first is None else first[1]
 
-    def pop(self, clock: int) -> Request:
-        request = self.head(clock)
-        if request is None:
-            raise IndexError("no request waits")
-        self.remove(request)
-        return request
-
     def remove(self, request: Request) -> None:
         queue = self._queues[request.scheduling.tenant]
         queue.remove(request)

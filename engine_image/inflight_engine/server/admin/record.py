@@ -9,10 +9,10 @@ from typing import BinaryIO
 
 from starlette.responses import StreamingResponse
 
+from inflight_contract.errors import ApiError
 from inflight_engine.messages import FlushRecord
 from inflight_engine.server.engine.phase import Phase
 from inflight_engine.server.engine.session import EngineSession
-from inflight_engine.server.errors import ApiError
 
 _CHUNK_BYTES = 1 << 18
 

@@ -9,11 +9,11 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from inflight_contract.errors import ApiError
 from inflight_engine.messages import EngineReady
 from inflight_engine.server.admin.record import RecordResponse, flushed_record
 from inflight_engine.server.admin.token import AdminRoute
 from inflight_engine.server.engine.phase import Phase
-from inflight_engine.server.errors import ApiError
 from inflight_engine.server.service import Service, ServiceOf
 from inflight_settings.limits import Limits, PartialLimits
 from inflight_settings.scheduling import ServiceClass

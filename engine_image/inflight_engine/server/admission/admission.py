@@ -5,10 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 
+from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.server.admission.demand import Demand, Load
 from inflight_engine.server.admission.shedding import Shedding
 from inflight_engine.server.admission.waiting import WaitingRequests
-from inflight_engine.server.errors import ApiError, bad_request
 from inflight_engine.server.settings.config import ServerConfig
 
 LONGEST_RETRY_AFTER = 60.0

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from inflight_cost.backlog import backlog_seconds
 from inflight_cost.model import StepWork
-from inflight_engine.cost_fit.online import GOOD_ERROR
 from inflight_engine.messages import EngineReady, StepCost, StepStats
-from inflight_engine.output_lengths import OutputLengths
+from inflight_fit.online import GOOD_ERROR
+from inflight_fit.output_lengths import OutputLengths
 from inflight_settings.limits import Limits
 
 _NEWEST_STEP = 0.05

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 
+from inflight_contract.errors import ApiError
 from inflight_engine.server.admission.waiting import WaitingRequests
-from inflight_engine.server.errors import ApiError
 from inflight_settings.scheduling import ServiceClass
 
 

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -15,8 +15,10 @@ from inflight_engine.server.answers.logprobs import chat_logprobs, completion_lo
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.choice_text import Piece
 from inflight_engine.server.requests.generation import Generation
-from inflight_engine.server.requests.prepare import Tokenizer
 from inflight_engine.server.requests.prompt_scores import PromptScores
+
+if TYPE_CHECKING:
+    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
 
 _encode = msgspec.json.encode
 _NOTHING: Mapping[str, Any] = MappingProxyType({})

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from starlette.types import Scope, Send
 
-from inflight_engine.server.errors import ApiError
+from inflight_contract.errors import ApiError
 
 _SERVER_SEND = "inflight.server_send"
 

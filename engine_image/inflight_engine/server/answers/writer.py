@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeAlias
 import msgspec
 from starlette.types import Send
 
+from inflight_contract.errors import ApiError
 from inflight_engine.server.answers.send import raw_headers, send_all, send_error
-from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.choice_text import NO_PIECE, Piece
 from inflight_engine.server.requests.generation import Generation

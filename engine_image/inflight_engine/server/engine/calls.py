@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Callable
 from typing import TypeAlias
 
+from inflight_contract.errors import ApiError
 from inflight_engine.messages import Configure, Configured, FlushRecord, RecordFlushed
-from inflight_engine.server.errors import ApiError
 
 ANSWER_SECONDS = 60.0
 """Time limit of a call. The engine answers between two steps: if a step takes longer, the caller gets 504, and the call

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from inflight_engine.server.errors import ApiError
+from inflight_contract.errors import ApiError
 
 RETRY_AFTER_LOADING = 5.0
 RETRY_AFTER_GONE = 1.0

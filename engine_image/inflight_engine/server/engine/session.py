@@ -9,6 +9,7 @@ from collections import deque
 from pathlib import Path
 from typing import Protocol
 
+from inflight_contract.errors import ApiError
 from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
     Configured,
@@ -28,7 +29,6 @@ from inflight_engine.server.engine.calls import EngineCalls
 from inflight_engine.server.engine.link import EngineLink
 from inflight_engine.server.engine.phase import Phase, no_engine, shutting_down
 from inflight_engine.server.engine.runtime_config import RuntimeConfig
-from inflight_engine.server.errors import ApiError
 from inflight_settings.engine import EngineConfig
 from inflight_settings.limits import LimitsInForce
 

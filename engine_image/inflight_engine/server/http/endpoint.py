@@ -6,11 +6,12 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from fastapi import Request
 
+from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.server.answers.writer import PROGRESS_HEADER
-from inflight_engine.server.errors import ApiError, bad_request
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.fields import ContinuedChoice, Conversation, GenerationFields, PlainText, Prompt
 from inflight_engine.server.requests.generation import GenerationRequest
@@ -18,7 +19,6 @@ from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.prepare import (
     TOO_LONG,
     ModelFacts,
-    Tokenizer,
     choice_seed,
     continued_choices,
     earlier_of,
@@ -26,6 +26,9 @@ from inflight_engine.server.requests.prepare import (
 )
 from inflight_engine.server.service import Service
 from inflight_engine.server.telemetry.exchange import Exchange, exchange_of
+
+if TYPE_CHECKING:
+    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
 
 LONG_TEXT = 4096
 """Characters from which tokenizing (1 to 2 ms for so many) would hold up the streams of others: it goes to a thread,

@@ -12,9 +12,9 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from inflight_contract.errors import ApiError
 from inflight_engine import logs
 from inflight_engine.server.answers.send import keep_server_send, send_error
-from inflight_engine.server.errors import ApiError
 from inflight_engine.server.service import Service
 from inflight_engine.server.telemetry.access_log import AccessLog
 from inflight_engine.server.telemetry.exchange import Exchange, keep_exchange

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
+from inflight_contract.errors import ApiError
 from inflight_engine.server.answers.openai import ChatAnswer, CompletionAnswer, Shown
 from inflight_engine.server.answers.respond import GenerationResponse
-from inflight_engine.server.errors import ApiError
 from inflight_engine.server.http.endpoint import begin
 from inflight_engine.server.http.middleware import request_id
 from inflight_engine.server.http.strict_json import StrictJsonRoute

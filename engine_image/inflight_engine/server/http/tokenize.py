@@ -11,7 +11,7 @@ import msgspec
 from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
-from inflight_engine.server.errors import bad_request
+from inflight_contract.errors import bad_request
 from inflight_engine.server.http.endpoint import LONG_TEXT, encode
 from inflight_engine.server.http.openai import check_model
 from inflight_engine.server.http.strict_json import StrictJsonRoute

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from inflight_contract.errors import ApiError
 from inflight_engine.request import FinishReason
-from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.generation import Generation
 from inflight_engine.server.requests.inbox import Inbox
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
-from inflight_engine.server.errors import ApiError, bad_request
+from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.server.requests.fields import (
     FIRST_ERROR,
     MAX_TOP_LOGPROBS,

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from inflight_engine.models.detokenizer import IncrementalDetokenizer
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.server.requests.prompt_scores import PromptScores
 
@@ -46,14 +47,6 @@ class Piece(NamedTuple):
 NO_PIECE = Piece("", [])
 
 
-class Detokenizer(Protocol):
-    """Turns the tokens of one request into text; holds back bytes that are not yet a character."""
-
-    def push(self, token_ids: Sequence[int]) -> str: ...
-
-    def flush(self) -> str: ...
-
-
 class ChoiceText:
     """Text that was not taken yet, and tokens whose log-probabilities wait for their text.
 
@@ -78,7 +71,7 @@ class ChoiceText:
 
     def __init__(
         self,
-        detokenizer: Detokenizer,
+        detokenizer: IncrementalDetokenizer,
         stop: tuple[str, ...],
         stop_token_ids: frozenset[int],
         min_tokens: int,

@@ -8,7 +8,7 @@ from itertools import accumulate
 
 from prometheus_client.utils import floatToGoString
 
-from inflight_cost.model import CostModel, StepWork
+from inflight_cost.model import TERMS, CostModel, StepWork
 from inflight_engine import buckets
 from inflight_engine.messages import StepStats
 from inflight_engine.request import FinishReason
@@ -46,16 +46,6 @@ REJECTIONS = ("queue_full", "class_queue_full", "queue_tokens", "shed", "drainin
 
 _PROCESS_COUNTERS = ("num_preemptions", "prefix_queries", "prefix_hits", "num_out_of_memory")
 """Counters of `StepStats` that begin at zero in each engine process."""
-
-TERMS = {
-    "step": "base_s",
-    "decode_sequence": "decode_seq_s",
-    "prefill_token": "prefill_token_s",
-    "decode_kv_token": "decode_kv_token_s",
-    "prefill_context_token": "prefill_context_token_s",
-    "copied_token": "copied_token_s",
-}
-"""Label `term`: field of `CostModel`. After the first, in the order of the fields of `StepWork`."""
 
 CURVE = "curve"
 """The term of the predicted seconds that `CostModel.curve` adds."""

@@ -10,8 +10,8 @@ from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from inflight_contract.errors import bad_request
 from inflight_engine.request import MAX_LOGIT_BIAS, Scheduling
-from inflight_engine.server.errors import bad_request
 from inflight_settings.requests import MAX_N
 from inflight_settings.scheduling import ServiceClass
 from inflight_settings.setting import settings_of

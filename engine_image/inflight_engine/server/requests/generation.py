@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from inflight_contract.errors import ApiError
+from inflight_engine.models.detokenizer import IncrementalDetokenizer
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
-from inflight_engine.server.errors import ApiError
-from inflight_engine.server.requests.choice_text import NO_PIECE, ChoiceText, Detokenizer, Piece
+from inflight_engine.server.requests.choice_text import NO_PIECE, ChoiceText, Piece
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.phases import MAX_PREEMPTIONS, Preempted, RequestPhase, Timings, check_move
 from inflight_engine.server.requests.prompt_scores import PromptScores
@@ -104,7 +105,9 @@ class Generation:
         "wait_counted",
     )
 
-    def __init__(self, request: GenerationRequest, detokenizer: Detokenizer, arrived: float, inbox: Inbox) -> None:
+    def __init__(
+        self, request: GenerationRequest, detokenizer: IncrementalDetokenizer, arrived: float, inbox: Inbox
+    ) -> None:
         self.request = request
         self.scored = request.sampling.logprobs is not None
         """The engine reports log-probabilities with its tokens."""

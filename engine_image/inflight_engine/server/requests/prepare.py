@@ -2,56 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
+from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.messages import EngineReady
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.request import FinishReason, SamplingParams
-from inflight_engine.server.errors import ApiError, bad_request
-from inflight_engine.server.requests.choice_text import Detokenizer
 from inflight_engine.server.requests.fields import Continuation, ContinuedChoice, GenerationFields
 from inflight_engine.server.requests.generation import Earlier
+
+if TYPE_CHECKING:
+    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
 
 _UINT63 = 2**63 - 1
 
 TOO_LONG = "context_length_exceeded"
 """OpenAI's code for a request that can never fit."""
-
-
-class Tokenizer(Protocol):
-    """The methods of the model's tokenizer that the API process uses."""
-
-    @property
-    def eos_token_ids(self) -> tuple[int, ...]: ...
-
-    @property
-    def sampling_defaults(self) -> SamplingDefaults: ...
-
-    def encode(self, text: str, *, special_tokens: bool = True) -> list[int]: ...
-
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        continues: bool = True,
-    ) -> list[int]: ...
-
-    def spell(self, token_ids: Sequence[int]) -> str:
-        """Text of tokens, special ones by their names."""
-        ...
-
-    def names(self, token_ids: Sequence[int]) -> list[str]:
-        """The tokens as the vocabulary has them."""
-        ...
-
-    def detokenizer(self, prompt_token_ids: Sequence[int]) -> Detokenizer: ...
-
-    def token_bytes(self, token_id: int) -> bytes:
-        """The token as UTF-8 text, maybe only part of a character; of a special token its name."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,11 @@ import itertools
 import logging
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from inflight_contract.errors import ApiError
 from inflight_engine.messages import (
     AddRequest,
     Admission,
@@ -25,15 +27,16 @@ from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.admission.demand import Load
 from inflight_engine.server.engine.phase import Phase, engine_failed, engine_restarting, shutting_down
 from inflight_engine.server.engine.session import EngineSession
-from inflight_engine.server.errors import ApiError
 from inflight_engine.server.requests.counts import Counts
 from inflight_engine.server.requests.generation import Generation, GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.phases import RequestPhase
-from inflight_engine.server.requests.prepare import Tokenizer
 from inflight_engine.server.requests.slots import Slots
 from inflight_engine.server.requests.timeouts import Timeouts
 from inflight_engine.server.settings.config import ServerConfig
+
+if TYPE_CHECKING:
+    from inflight_engine.models.tokenizer import Tokenizer  # imports the tokenizers library
 
 MAX_TRIES = 2
 """Attempts at a request: one with a slot in two engine processes that died may have caused the crashes."""

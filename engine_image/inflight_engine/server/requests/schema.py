@@ -6,7 +6,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from inflight_engine.server.errors import bad_request
+from inflight_contract.errors import bad_request
 from inflight_engine.server.requests.fields import (
     FIRST_ERROR,
     MAX_TOP_LOGPROBS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable
 
-from inflight_engine.server.errors import ApiError
+from inflight_contract.errors import ApiError
 from inflight_engine.server.requests.generation import Generation
 from inflight_settings.scheduling import ServiceClass
 

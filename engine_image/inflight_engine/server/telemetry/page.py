@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
+from inflight_cost.model import TERMS
 from inflight_engine.messages import StepCost
 from inflight_engine.server.admission.demand import Demand, Load
-from inflight_engine.server.requests.counts import TERMS, ClassCounts, Counts, StepParts
+from inflight_engine.server.requests.counts import ClassCounts, Counts, StepParts
 from inflight_engine.server.telemetry.exchange import SpanCounts
 from inflight_engine.server.telemetry.families import Families
 from inflight_engine.server.telemetry.process_memory import memory_families

@@ -31,8 +31,8 @@ from inflight_gateway.link.wire import (
     Running,
     from_relay,
 )
-from inflight_gateway.relay.alone import Alone
-from inflight_gateway.relay.pickers import Pickers
+from inflight_gateway.relay.pickers.alone import Alone
+from inflight_gateway.relay.pickers.pickers import Pickers
 from inflight_gateway.types import Endpoint, Finished, ServiceConfig
 from tests.gateway.virtual.loop import HOST, VirtualLoop
 

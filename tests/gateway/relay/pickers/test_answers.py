@@ -18,7 +18,7 @@ from inflight_gateway.link.wire import (
     Refuse,
     Running,
 )
-from inflight_gateway.relay import health, reports
+from inflight_gateway.relay.pickers import health, reports
 from inflight_gateway.request.body import Body
 from tests.gateway.relay.pickers.stand_ins import ADDRESS, CHAT, KEY, PICKED, go, held, report, silent
 

@@ -1,0 +1,1 @@
+"""Server side of the contract between pods and control plane: errors, signed calls, tenants, limits."""

@@ -1,0 +1,64 @@
+"""Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False)
+class ApiError(Exception):
+    """Error for a client without a response, or with an aborted one.
+
+    Attributes:
+        status: HTTP status code.
+        message: one sentence with the error and, if possible, the remedy.
+        param: the field of the request that is wrong.
+        code: OpenAI's machine-readable name of the error.
+        retry_after: seconds after which a retry is useful.
+    """
+
+    status: int
+    message: str
+    param: str | None = None
+    code: str | None = None
+    retry_after: float | None = None
+    headers: dict[str, str] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.message
+
+    @property
+    def type(self) -> str:
+        """OpenAI's error type for the status."""
+        return _TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+
+    def body(self) -> bytes:
+        error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
+        # Not msgspec: a field name out of a request may hold a lone surrogate, which only escapes can write.
+        return json.dumps({"error": error}).encode()
+
+    def event(self) -> bytes:
+        """The error as a server-sent event, for a stream that has started."""
+        return b"data: " + self.body() + b"\n\n"
+
+    def all_headers(self) -> dict[str, str]:
+        headers = {"content-type": "application/json", **self.headers}
+        if self.retry_after is not None:
+            headers["retry-after"] = str(max(1, math.ceil(self.retry_after)))
+        return headers
+
+
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    """400: the request itself is invalid; a retry does not help."""
+    return ApiError(400, message, param, code)

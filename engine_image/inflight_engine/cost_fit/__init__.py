@@ -1,1 +1,0 @@
-"""Fits the cost model to measured steps: numpy alone, for the engine while it runs and for recordings of it."""

@@ -1,0 +1,85 @@
+"""Types of engines (`spec.engine.type`): ports, paths and abilities of each, as operator, gateway and plugin need them.
+
+A type custom is any server of the OpenAI API: it names its own ports, paths and samples of its metrics page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from inflight_base.manifest.lenient import Part
+from inflight_base.manifest.names import ENGINE_PORT
+
+EngineTypeName = Literal["inflight", "vllm", "custom"]
+INFLIGHT: Literal["inflight"] = "inflight"
+VLLM: Literal["vllm"] = "vllm"
+CUSTOM: Literal["custom"] = "custom"
+
+METRICS = {
+    "running": "vllm:num_requests_running",
+    "waiting": "vllm:num_requests_waiting",
+    "kvUtilization": "vllm:kv_cache_usage_perc",
+    "promptTokens": "vllm:prompt_tokens_total",
+    "generationTokens": "vllm:generation_tokens_total",
+    "ttft": "vllm:time_to_first_token_seconds",
+    "tpot": "vllm:request_time_per_output_token_seconds",
+    "itl": "vllm:inter_token_latency_seconds",
+}
+"""Fields of `spec.engine.custom.metrics`, with the names that vLLM and Inflight's engine have for them."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineType:
+    """Facts about the engines of a service.
+
+    Attributes:
+        name: `spec.engine.type`.
+        plugin: vLLM runs with Inflight's plugin.
+        port: port of the OpenAI API.
+        metrics_port: port of the metrics page, if it is not that of the API.
+        metrics_path: path of the metrics page.
+        metrics: names of samples on the page that differ from those of `METRICS`, by the name in `METRICS`.
+    """
+
+    name: EngineTypeName = INFLIGHT
+    plugin: bool = False
+    port: int = ENGINE_PORT
+    metrics_port: int | None = None
+    metrics_path: str = "/metrics"
+    metrics: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def live_limits(self) -> bool:
+        """True if limits of running engines can change, over an admin port that only the operator reaches."""
+        return self.name == INFLIGHT or self.plugin
+
+    @property
+    def limits(self) -> bool:
+        """True if the operator starts engines with the capacities of the spec, and so knows their limits."""
+        return self.name != CUSTOM
+
+
+def engine_type(engine: Part) -> EngineType:
+    """Returns the facts about `spec.engine` of an InferenceService, as the API server returns it."""
+    name = engine.text("type", INFLIGHT)
+    if name == VLLM:
+        return EngineType(VLLM, plugin=engine.flag("plugin", True))
+    if name != CUSTOM:
+        return EngineType()
+    custom, defaults = engine.part("custom"), EngineType()
+    metrics = custom.part("metrics")
+    given = {ours: metrics.text(field, ours) for field, ours in METRICS.items()}
+    return EngineType(
+        CUSTOM,
+        port=custom.whole("port", defaults.port, least=1),
+        metrics_port=custom.whole("metricsPort", None, least=1),
+        metrics_path=custom.text("metricsPath", defaults.metrics_path),
+        metrics={ours: theirs for ours, theirs in given.items() if theirs != ours},
+    )
+
+
+def engine_type_of(manifest: Mapping[str, Any]) -> EngineType:
+    """Returns the facts about the engines of an InferenceService; unreadable fields have their defaults."""
+    return engine_type(Part(manifest.get("spec"), "spec", []).part("engine"))

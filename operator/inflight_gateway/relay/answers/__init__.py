@@ -1,0 +1,1 @@
+"""Engines' answers as data: frames, tokens, usage and memory. No I/O, no clock."""

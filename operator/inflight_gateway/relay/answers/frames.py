@@ -1,0 +1,92 @@
+"""Incremental parser of an engine's progress frames (docs/engine.md, header `x-inflight-progress`).
+
+A frame ends with an empty line. Its lines that begin with `:` are server-sent-event comments with the frame's metadata;
+the others are for the client. Lines end with a line feed: the engine writes no other.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MAX_EVENT_BYTES = 2**20
+"""Most bytes of a frame of a stream: one event for each choice."""
+
+MAX_WHOLE_BYTES = 16 * 2**20
+"""Most bytes of a frame of an answer that is not streamed: with log-probabilities a token takes about 1.7 kB."""
+
+MAX_FRAMES = 2048
+"""Most frames in one read: those of a minute, where engine or relay stood still. Frames of a few bytes each would take
+this process much longer than the engine."""
+
+DONE = b"data: [DONE]\n\n"
+"""Data of the last frame of a stream."""
+
+_END = b"\n\n"
+
+
+class Frame(NamedTuple):
+    """A frame. Attributes: notes: the comment lines without their colon. data: the other lines as the client gets them,
+    with the empty line; empty: there are none."""
+
+    notes: tuple[bytes, ...]
+    data: bytes
+
+
+class FrameTooLong(ValueError):
+    """A frame is longer than the parser's bound, or a read has more than `MAX_FRAMES`."""
+
+
+class FrameParser:
+    """Parser of one response. It keeps the bytes of an incomplete frame. Args: most: bytes of a frame."""
+
+    __slots__ = ("_begun", "_most", "_searched")
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._begun = bytearray()
+        # Bytes of the incomplete frame already searched for its end.
+        self._searched = 0
+
+    @property
+    def size(self) -> int:
+        """Bytes of the incomplete frame."""
+        return len(self._begun)
+
+    def feed(self, data: bytes) -> list[Frame]:
+        """Returns the frames that `data` completes.
+
+        Raises:
+            FrameTooLong: no more data may be fed.
+        """
+        if data.count(_END) > MAX_FRAMES:
+            raise FrameTooLong
+        if not self._begun and data.endswith(_END):  # the usual case: one write of the engine is one read here
+            return [_frame(each) for each in data[: -len(_END)].split(_END)]
+        begun = self._begun
+        begun += data
+        end = begun.rfind(_END, self._searched)
+        if end < 0:
+            if len(begun) > self._most:
+                raise FrameTooLong
+            self._searched = max(0, len(begun) - 1)
+            return []
+        complete = bytes(begun[:end])
+        del begun[: end + len(_END)]
+        self._searched = max(0, len(begun) - 1)
+        return [_frame(each) for each in complete.split(_END)]
+
+
+def _frame(text: bytes) -> Frame:
+    if not text.startswith(b":"):
+        if b"\n:" not in text:
+            return Frame((), text + _END if text else b"")
+    elif b"\n" not in text:
+        return Frame((text[1:],), b"")
+    notes = []
+    data = []
+    for line in text.split(b"\n"):
+        if line.startswith(b":"):
+            notes.append(line[1:])
+        elif line:
+            data.append(line)
+    return Frame(tuple(notes), b"\n".join(data) + _END if data else b"")

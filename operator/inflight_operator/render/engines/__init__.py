@@ -1,0 +1,1 @@
+"""Containers of the engine types, one file for each."""

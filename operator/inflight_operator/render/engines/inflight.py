@@ -1,0 +1,144 @@
+"""The container of Inflight's own engine."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import TYPE_CHECKING
+
+from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import ADMIN_PORT, ADMIN_PORT_NAME, ENGINE_PORT, HTTP_PORT_NAME
+from inflight_base.manifest.units import parse_quantity
+from inflight_operator.api.resolve import model_argument, served_name, startup_limit_seconds
+from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY
+from inflight_operator.render.engine_flags import constant_flags, engine_flags, seconds
+from inflight_operator.render.engines.container import (
+    ADMIN_ENVIRONMENT,
+    KILL_GRACE_SECONDS,
+    LIMITS_PATH,
+    PROPAGATION_SECONDS,
+    EngineContainer,
+    hub_environment,
+    readiness_probe,
+    startup_probe,
+)
+from inflight_operator.render.observability import observability_flags, observability_of, trace_environment
+from inflight_operator.render.plan import EngineObservability, Settings
+from inflight_operator.render.service import behind_gateway
+
+if TYPE_CHECKING:
+    from inflight_operator.api.types import InferenceService
+
+
+def inflight_container(service: InferenceService, settings: Settings) -> EngineContainer:
+    """`inflight-engine serve`."""
+    observability = observability_of(service, settings)
+    key_file = f"{SECRET_FOLDER}/{TENANT_KEY}" if behind_gateway(service, settings) else None
+    return EngineContainer(
+        image=service.spec.engine.image or settings.engine_image,
+        start={"command": engine_command(service, LIMITS_PATH, observability, key_file)},
+        ports={HTTP_PORT_NAME: ENGINE_PORT, ADMIN_PORT_NAME: ADMIN_PORT},
+        environment={
+            **ADMIN_ENVIRONMENT,
+            **hub_environment(service),
+            **trace_environment(service, observability),
+        },
+        resources=engine_resources(service),
+        probes=engine_probes(startup_limit_seconds(service.spec)),
+    )
+
+
+def engine_command(
+    service: InferenceService, limits_file: str, observability: EngineObservability, tenant_key_file: str | None
+) -> list[str]:
+    """`inflight-engine serve MODEL --flags`, with extraArgs last.
+
+    Args:
+        service: the service.
+        limits_file: path of the file with the limits in force.
+        observability: traces and logs of the service's engines.
+        tenant_key_file: path of the file with the tenant key; None for a service that is not behind the gateway.
+    """
+    spec = service.spec
+    flags: dict[str, str | int | None] = {
+        "host": "0.0.0.0",
+        "port": ENGINE_PORT,
+        "admin-port": ADMIN_PORT,
+        "served-model-name": served_name(service),
+        "device": "cuda" if spec.accelerator.count else "cpu",
+        **constant_flags(spec.engine),
+        "drain-delay": PROPAGATION_SECONDS,
+        "drain-timeout": seconds(spec.rollout.drain_timeout),
+        "limits-file": limits_file,
+    }
+    if spec.model.source.startswith("hf://"):
+        flags["revision"] = spec.model.revision
+    return [
+        "inflight-engine",
+        "serve",
+        model_argument(spec.model.source),
+        *(f"--{flag}={value}" for flag, value in flags.items()),
+        *engine_flags(spec),
+        *observability_flags(observability),
+        *([] if tenant_key_file is None else [f"--tenant-key-file={tenant_key_file}"]),
+        *spec.engine.extra_args,
+    ]
+
+
+def engine_resources(service: InferenceService) -> Manifest:
+    """Requests and limits of the engine's container; `template.resources` is merged over them.
+
+    No pod is BestEffort: the kubelet evicts first those that use more than they request. With accelerators the requests
+    are near what an engine uses at least: for each accelerator one process that launches its kernels (one core, 2 to
+    3 GB of host memory with CUDA's context) and its part of the buffers that weights are read through. The nodes that
+    such accelerators come in have 4 cores and 16 GB or more for each, so the requests do not decide where a pod fits. A
+    memory limit would be a guess: how much host memory loading takes depends on the model.
+
+    On CPU weights and cache are host memory, so there is a limit. The engine uses idle cores; 250m is its share under
+    contention.
+    """
+    accelerator = service.spec.accelerator
+    swap = parse_quantity(service.spec.engine.kv_cache.swap)
+    if count := accelerator.count:
+        # An extended resource is not overcommitted: request and limit must be equal.
+        own = {accelerator.resource: str(count)}
+        return {"requests": {"cpu": str(count), "memory": _more(f"{4 * count}Gi", swap), **own}, "limits": own}
+    return {"requests": {"cpu": "250m", "memory": _more("1Gi", swap)}, "limits": {"memory": _more("4Gi", swap)}}
+
+
+def _more(memory: str, swap: Decimal) -> str:
+    """The quantity with the swap memory on top; unchanged without swap."""
+    return str(int(parse_quantity(memory) + swap)) if swap else memory
+
+
+def engine_probes(startup_limit_seconds: int) -> Manifest:
+    """`startupProbe`, `readinessProbe` and `livenessProbe` of the engine's container: time until a hanging pod is
+    unready, and until it is restarted.
+
+    All go to the serving port. `/ready` and `/health` are answered by the API process, which compares the engine
+    process' progress with the predicted time of a step (at least 5 s): a hanging engine process answers 503, a pod
+    whose processes all hang does not answer the probe.
+
+    An unanswered probe takes its whole timeout; the next one starts with the next tick of its period, or at once when
+    that has passed. With period P, timeout T and threshold N a pod that stops answering fails within
+    P + N * max(P, T), and one that answers 503 within N * P.
+
+    Args:
+        startup_limit_seconds: maximum load time of an engine. A loading engine is healthy, so only the start-up probe
+            bounds that; the others begin when it has succeeded.
+    """
+    return {
+        "startupProbe": startup_probe("/ready", startup_limit_seconds),
+        "readinessProbe": readiness_probe("/ready"),
+        # Killed within 12 s without an answer: 2 + 4 * 2, and the grace. Only an API process that answers none of four
+        # probes in a row, 8 s in all, is restarted for being slow. A hung engine process is replaced by the API process
+        # 5 s after its step was overdue, with less loss than a restart of the pod: the fourth 503 comes 6 s after at
+        # the earliest, and at the latest 8 s, so that the container is killed within 15 s (5 + 8, and the grace) where
+        # that replacement does not happen.
+        "livenessProbe": {
+            "httpGet": {"path": "/health", "port": HTTP_PORT_NAME},
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+            "failureThreshold": 4,
+            "terminationGracePeriodSeconds": KILL_GRACE_SECONDS,
+        },
+    }

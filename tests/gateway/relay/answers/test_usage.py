@@ -1,0 +1,143 @@
+"""Token counts that the gateway asks for, and their removal."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_gateway.relay.answers.answer import Usage
+from inflight_gateway.relay.answers.usage import PlainUsage, with_usage, without_usage
+
+CHAT, TEXT = b"/v1/chat/completions", b"/v1/completions"
+COUNTS = {"prompt_tokens": 7, "completion_tokens": 9, "prompt_tokens_details": {"cached_tokens": 4}}
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+def event(**fields) -> bytes:
+    return b"data: " + json.dumps(fields, separators=(",", ":")).encode() + b"\n\n"
+
+
+def content(text: str, **more) -> bytes:
+    return event(id="x", choices=[{"index": 0, "delta": {"content": text}}], **more)
+
+
+DONE = b"data: [DONE]\n\n"
+LAST = event(id="x", choices=[], usage=COUNTS)
+
+
+@pytest.mark.parametrize("path", [CHAT, TEXT])
+@pytest.mark.parametrize("given", [{}, {"stream_options": None}, {"stream_options": {"include_usage": False}}])
+def test_a_stream_is_asked_for_counts_that_its_client_did_not_ask_for(path, given):
+    asked = {"stream": True, "n": 2, "prompt": "a } b", **given, "é": [1.0, 1e2]}
+    changed = with_usage(json.dumps(asked).encode() + b" \n", path)
+    assert changed is not None
+    assert json.loads(changed) == {**asked, "stream_options": {"include_usage": True}}
+    assert with_usage(changed, path) is None, "a later attempt would change it again"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"stream":false}',
+        b"{}",
+        b'{"stream":"yes"}',
+        b'{"stream":true,"stream_options":{"include_usage":true,"continuous_usage_stats":true}}',
+        b'{"stream":true,"stream_options":7}',
+        b'{"stream":true,"stream_options":{"include_usage":"x"}}',
+    ],
+)
+def test_other_requests_are_left_as_they_are(body):
+    assert with_usage(body, CHAT) is None
+
+
+def test_a_path_without_such_a_field_is_left_as_it_is():
+    assert with_usage(b'{"stream":true}', b"/v1/generate") is None
+
+
+@given(fields=st.dictionaries(st.text(max_size=8), JSON, max_size=6), options=st.sampled_from([None, {}, {"x": 1}]))
+def test_other_fields_stay_byte_for_byte(fields, options):
+    texts = {key: json.dumps(value, indent=1) for key, value in fields.items()}
+    texts |= {"stream": "true", "stream_options": json.dumps(options), "number": "1.0000000000000000001e-7"}
+    body = "{" + ",".join(f"{json.dumps(key)} : {text}" for key, text in texts.items()) + "}"
+    changed = with_usage(body.encode(), CHAT).decode()
+    for key, text in texts.items():
+        assert key == "stream_options" or text in changed
+    assert json.loads(changed)["stream_options"] == {**(options or {}), "include_usage": True}
+
+
+def test_a_frame_has_no_counts_for_its_client():
+    assert without_usage(LAST, counts=True) == b""
+    assert without_usage(content("a", usage=None), counts=False) == content("a")
+    quoted = content(',"usage":null')
+    assert without_usage(quoted, counts=False) == quoted
+
+
+@given(
+    texts=st.lists(st.sampled_from(["a", "é", "", '"choices":[]', '"usage"', "\n\n", '{"usage":null}']), max_size=6),
+    cuts=st.lists(st.integers(0, 900), max_size=8),
+    line=st.sampled_from([b"\n", b"\r\n"]),
+    null=st.booleans(),
+)
+def test_a_plain_stream_loses_its_counts_and_nothing_else_however_it_is_cut(texts, cuts, line, null):
+    shown = b"".join(content(text) for text in texts) + b": note\n\n"
+    sent = b"".join(content(text, **({"usage": None} if null else {})) for text in texts) + b": note\n\n" + LAST + DONE
+    shown, sent = (shown + DONE).replace(b"\n", line), sent.replace(b"\n", line)
+    plain, got, begin = PlainUsage(strip=True), b"", 0
+    for end in sorted({min(cut, len(sent)) for cut in cuts} | {len(sent)}):
+        got += plain.take(sent[begin:end])
+        begin = end
+    assert got + plain.end() == shown
+    assert plain.usage == Usage(7, 4, 9)
+
+
+def test_without_counts_events_with_text_count_as_a_lower_bound():
+    for strip in (True, False):
+        plain = PlainUsage(strip=strip)
+        for each in (
+            event(choices=[{"delta": {"role": "assistant", "content": ""}}]),
+            content("a"),
+            content("b"),
+            DONE,
+        ):
+            plain.take(each)
+        assert plain.usage == Usage(completion_tokens=2)
+    assert PlainUsage(strip=False).usage is None
+
+
+def test_a_client_that_asked_gets_the_counts_once():
+    plain = PlainUsage(strip=False)
+    assert plain.take(content("a")) + plain.take(LAST) + plain.take(DONE) == content("a") + LAST + DONE
+    assert plain.usage == Usage(7, 4, 9)
+
+
+def test_an_event_too_long_to_be_kept_passes_in_parts():
+    plain = PlainUsage(strip=True)
+    long = content("x" * 500_000)
+    parts = [long[begin : begin + 50_000] for begin in range(0, len(long), 50_000)]
+    assert (
+        b"".join(plain.take(part) for part in parts) + plain.take(LAST + content("b") + DONE)
+        == long + content("b") + DONE
+    )
+    assert plain.kept_bytes == 0
+
+
+def test_counts_of_a_whole_answer_are_those_at_its_end():
+    plain = PlainUsage(strip=False)
+    text = re.sub(r"\s", "", json.dumps(COUNTS))
+    plain.take(b'{"choices":[{"text":"\\"prompt_tokens\\":99' + b"x" * 5000 + b'"}],"usage":' + text.encode() + b"}")
+    assert plain.usage == Usage(7, 4, 9)
+
+
+def test_absurd_counts_are_not_read():
+    plain = PlainUsage(strip=False)
+    plain.take(b'{"usage":{"completion_tokens":' + b"9" * 400 + b"}}")
+    assert plain.usage is None

@@ -1,0 +1,258 @@
+"""Answers of vLLM's servers: continued from their token ids, else retried before their first byte."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from inflight_base.manifest.engines import EngineType
+from tests.gateway.relay.conftest import QUICK, Setup
+from tests.gateway.relay.fake_engine import Do
+from tests.gateway.relay.fake_vllm import CORE_DIED, CREATED, HALF, Does, FakeVllm, events, prompt_ids
+
+RECORDED = json.loads((Path(__file__).parent / "vllm_0_32.json").read_text())
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+MESSAGES = [{"role": "user", "content": "hi"}]
+ASKED = {
+    CHAT: {"model": "m", "stream": True, "messages": MESSAGES, "max_tokens": 12, "temperature": 0, "ignore_eos": True},
+    TEXT: {"model": "m", "stream": True, "prompt": "hello", "max_tokens": 12, "temperature": 0, "ignore_eos": True},
+}
+PATHS = pytest.mark.parametrize("path", [CHAT, TEXT], ids=["chat", "text"])
+VLLM = EngineType("vllm", plugin=True)
+
+
+async def _make(make, tuning=QUICK, **changes) -> Setup:
+    return await make(replace(tuning, mute_s=2.0), engine=FakeVllm(), of_engines=VLLM, **{"max_attempts": 6, **changes})
+
+
+@pytest.fixture
+async def vllm(make) -> Setup:
+    return await _make(make)
+
+
+def parsed(body: bytes) -> list[dict]:
+    assert body.endswith(b"data: [DONE]\n\n")
+    return [json.loads(one.removeprefix(b"data: ")) for one in body.split(b"\n\n")[:-2]]
+
+
+def text(chunks: list[dict]) -> str:
+    choices = [choice for chunk in chunks for choice in chunk["choices"]]
+    return "".join(choice["text"] if "text" in choice else choice["delta"]["content"] for choice in choices)
+
+
+def undisturbed(asked: dict, path: str) -> list[dict]:
+    return parsed(b"".join(events(asked, path, "x", 0, Does())))
+
+
+def check(body: bytes, asked: dict, path: str) -> None:
+    """Asserts that it is the undisturbed answer, but for the time of its first chunk and chunks without text."""
+    got, expected = parsed(body), undisturbed(asked, path)
+    assert text(got) == text(expected)
+    assert len({(chunk["id"], chunk["created"], chunk["object"], chunk["model"]) for chunk in got}) == 1
+    assert got[0].keys() == expected[0].keys()
+    assert [c["finish_reason"] for chunk in got for c in chunk["choices"] if c["finish_reason"]] == ["length"]
+    shapes = {(*chunk["choices"][0],) for chunk in expected if chunk["choices"]}
+    assert {(*chunk["choices"][0],) for chunk in got if chunk["choices"]} <= shapes
+    assert got[-1].get("usage") == expected[-1].get("usage")
+    assert b'ids":[' not in body
+
+
+def shape(value):
+    if isinstance(value, dict):
+        return {name: shape(one) for name, one in value.items()}
+    return type(value)
+
+
+@pytest.mark.parametrize("name", ["chat plain stream", "chat ids", "text plain stream", "text ids"])
+def test_the_stand_in_sends_the_fields_of_the_real_server(name):
+    recorded = RECORDED[name]
+    real = parsed(recorded["data"].encode())
+    made = parsed(b"".join(events({"model": "m", **recorded["body"]}, recorded["path"], "x", 1, Does())))
+
+    def shapes(chunks: list[dict]) -> set[str]:
+        # A fingerprint is in the last chunk of each stream; the gateway asks for counts, which then have it.
+        return {
+            json.dumps(shape({k: v for k, v in chunk.items() if k != "system_fingerprint"}), default=str)
+            for chunk in chunks
+        } | {
+            json.dumps([shape(choice) for choice in chunk["choices"]], default=str) for chunk in chunks
+        }  # fmt: skip
+
+    assert shapes(made) == shapes(real)
+
+
+@PATHS
+@pytest.mark.parametrize("counts", [False, True])
+async def test_an_undisturbed_stream_is_that_of_the_engine_without_ids(vllm, path, counts):
+    asked = {**ASKED[path], **({"stream_options": {"include_usage": True}} if counts else {})}
+    status, headers, body = await vllm.post(asked, path)
+    assert status == 200
+    assert headers["content-type"] == "text/event-stream; charset=utf-8"
+    check(body, asked, path)
+    sent = vllm.engine.seen[0].json
+    assert sent == {**asked, "stream_options": {"include_usage": True}, "return_token_ids": True}
+    report = await vllm.report()
+    assert (report["prompt_tokens"], report["completion_tokens"]) == (3, 12)
+
+
+@PATHS
+@pytest.mark.parametrize("merged", [1, 2, 3])
+async def test_a_cut_at_any_place_makes_no_difference(make, path, merged):
+    vllm = await _make(make)
+    asked = {**ASKED[path], "max_tokens": 7, "stream_options": {"include_usage": True}}
+    length = len(b"".join(events({**asked, "return_token_ids": True}, path, "x" * 32, CREATED, Does(merged=merged))))
+    for cut in range(0, length - 1, 29):
+        vllm.script(Does(cut=cut, merged=merged), Does(merged=3))
+        status, _, body = await vllm.post(asked, path)
+        assert status == 200
+        check(body, asked, path)
+
+
+async def test_an_answer_survives_several_engines(vllm):
+    asked = ASKED[CHAT]
+    vllm.script(Does(cut=1500), Does(cut=900), Does(cut=700), Does())
+    _, _, body = await vllm.post(asked)
+    check(body, asked, CHAT)
+    report = await vllm.report()
+    assert (report["continuations"], report["completion_tokens"], report["prompt_tokens"]) == (3, 12, 3)
+
+
+async def test_a_continuation_has_the_ids_and_what_is_left_of_the_numbers(vllm):
+    asked = {
+        **ASKED[CHAT],
+        **{"max_tokens": None, "max_completion_tokens": 9, "seed": 40, "min_tokens": 3, "top_p": 0.5},
+        **{"stop": None, "tools": [], "n": 1, "frequency_penalty": 0, "logprobs": False},
+    }
+    vllm.script(Does(cut=1400), Does())
+    _, _, body = await vllm.post(asked)
+    check(body, asked, CHAT)
+    again = next(seen for seen in vllm.engine.seen if seen.target == TEXT).json
+    done = len(again["prompt"]) - 3
+    assert done > 2
+    assert again["prompt"][:3] == prompt_ids(asked)
+    assert again["prompt"][-1] % HALF
+    assert {name: value for name, value in again.items() if name != "prompt"} == {
+        **{"model": "m", "temperature": 0, "ignore_eos": True, "top_p": 0.5},
+        **{"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True},
+        **{"max_tokens": 9 - done, "seed": 40 + done, "min_tokens": max(0, 3 - done)},
+    }
+
+
+async def test_a_chat_without_a_bound_is_continued_without_one(vllm):
+    asked = {name: value for name, value in ASKED[CHAT].items() if name != "max_tokens"}
+    vllm.script(Does(cut=1200), Does(frames=None, status=503), Does(cut=0))
+    await vllm.post(asked)
+    again = next(seen for seen in vllm.engine.seen if seen.target == TEXT).json
+    assert "max_tokens" in again
+    assert again["max_tokens"] is None
+
+
+async def test_an_engine_process_that_dies_has_its_answers_continued(vllm):
+    recorded = RECORDED["core killed"]["data"].encode()
+    assert recorded.endswith(CORE_DIED)
+    whole = events({**ASKED[CHAT], "return_token_ids": True}, CHAT, "x" * 32, CREATED, Does())
+    cut = sum(map(len, whole[:5]))
+    vllm.script(Does(cut=cut, error=CORE_DIED), Does())
+    _, _, body = await vllm.post(ASKED[CHAT])
+    check(body, ASKED[CHAT], CHAT)
+
+
+async def test_a_request_that_the_server_aborts_goes_on_elsewhere(vllm):
+    aborted = events(ASKED[CHAT], CHAT, "x", 0, Does())[-2].replace(b'"length"', b'"abort"')
+    vllm.script(Does(cut=1300, error=aborted), Does())
+    _, _, body = await vllm.post(ASKED[CHAT])
+    check(body, ASKED[CHAT], CHAT)
+
+
+NOT_CONTINUED = {
+    "tools": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    "format": {"response_format": {"type": "json_object"}},
+    "logprobs": {"logprobs": True},
+    "penalty": {"frequency_penalty": 0.5},
+    "stop": {"stop": ["x"]},
+    "two": {"n": 2},
+    "unknown": {"a_field_of_tomorrow": 1},
+    "ids": {"return_token_ids": True},
+    "counts": {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
+    "image": {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+}
+
+
+@pytest.mark.parametrize("more", NOT_CONTINUED.values(), ids=NOT_CONTINUED)
+async def test_other_requests_are_retried_before_their_first_byte_only(vllm, more):
+    asked = {**ASKED[CHAT], **more}
+    vllm.script(Does(cut=0), Does())
+    status, _, body = await vllm.post(asked)
+    assert (status, body.endswith(b"[DONE]\n\n")) == (200, True)
+    assert len(vllm.engine.seen) == 2
+    assert vllm.engine.seen[1].json == vllm.engine.seen[0].json
+    vllm.script(Does(cut=500), Does())
+    with pytest.raises(Exception, match=r"[Pp]ayload|[Tt]ransfer"):
+        await vllm.post(asked)
+    assert len(vllm.engine.seen) == 3
+    assert (await vllm.report(1))["error"] == "engine_lost"
+
+
+async def test_text_that_a_parser_took_out_is_not_continued(vllm):
+    vllm.script(Does(cut=1300, reasoning=True), Does())
+    _, _, body = await vllm.post(ASKED[CHAT])
+    assert b'"engine_lost"' in body.split(b"\n\n")[-2]
+    assert len(vllm.engine.seen) == 1
+
+
+async def test_an_old_server_without_ids_streams_and_is_not_continued(vllm):
+    vllm.script(Does(old=True))
+    _, _, body = await vllm.post(ASKED[CHAT])
+    check(body, ASKED[CHAT], CHAT)
+    vllm.script(Does(old=True, cut=1300), Does())
+    _, _, body = await vllm.post(ASKED[CHAT])
+    assert b'"engine_lost"' in body.split(b"\n\n")[-2]
+
+
+async def test_a_request_that_an_engine_refuses_is_answered_with_its_error(vllm):
+    bad = RECORDED["chat bad"]["data"].encode()
+    vllm.script(Do(status=400, body=bad))
+    status, _, body = await vllm.post(ASKED[CHAT])
+    assert (status, body) == (400, bad)
+
+
+@pytest.mark.parametrize("kept_alive", [False, True])
+async def test_a_hung_engine_is_noticed_sooner_with_heartbeats(vllm, kept_alive):
+    begun = time.monotonic()
+    vllm.script(Does(hang=1300, kept_alive=kept_alive), Does())
+    _, _, body = await vllm.post(ASKED[CHAT])
+    check(body, ASKED[CHAT], CHAT)
+    assert (time.monotonic() - begun > 2.0) is not kept_alive
+
+
+async def test_an_answer_in_one_piece_may_take_its_time_and_is_retried(make):
+    vllm = await _make(make, replace(QUICK, head_s=0.1), max_attempts=3)
+    asked = {**ASKED[CHAT], "stream": False}
+    vllm.script(Do(no_head=True), Do(status=500, body=b"{}"), Do(status=200, body=b'{"whole":1}', pause_s=0.5))
+    assert (await vllm.post(asked))[::2] == (200, b'{"whole":1}')
+    assert len({seen.address for seen in vllm.engine.seen}) == 3
+    vllm.script(Do(status=500, body=b'{"error":1}'))
+    assert (await vllm.post(asked))[::2] == (500, b'{"error":1}')
+
+
+async def test_another_engine_of_no_known_type_is_retried_before_its_first_byte(make):
+    other = await make(replace(QUICK, head_s=0.1), engine=FakeVllm(), of_engines=EngineType("custom"))
+    other.script(Does(cut=0), Does(pause_s=0.3))
+    _, _, body = await other.post(ASKED[CHAT])
+    check(body, ASKED[CHAT], CHAT)
+    assert "return_token_ids" not in other.engine.seen[0].json
+
+
+async def test_counts_are_made_where_only_they_are_missing(vllm):
+    asked = {**ASKED[CHAT], "stream_options": {"include_usage": True}}
+    whole = events({**asked, "return_token_ids": True}, CHAT, "x" * 32, CREATED, Does())
+    vllm.script(Does(cut=sum(map(len, whole[:-2]))))
+    _, _, body = await vllm.post(asked)
+    check(body, asked, CHAT)
+    assert len(vllm.engine.seen) == 1
+    assert re.search(rb'"usage":\{"prompt_tokens":3,"total_tokens":15,"completion_tokens":12\}', body)

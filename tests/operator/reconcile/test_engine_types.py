@@ -1,0 +1,117 @@
+"""Decisions by engine type: what limits there are, who changes them, and what the status says."""
+
+from dataclasses import replace
+
+import pytest
+
+from tests.operator.fakes import PORTS
+from tests.operator.reconcile.world import SMALL
+
+HTTP = PORTS[:1]
+VLLM = {"engine": {**SMALL["engine"], "type": "vllm", "plugin": False}}
+CUSTOM = {
+    "model": {"source": "pvc://models/llama"},
+    "engine": {
+        "type": "custom",
+        "image": "example.com/server:1",
+        "maxNumSeqs": 8,
+        "custom": {"port": 8000, "metricsPath": "/prometheus", "metrics": {"running": "llamacpp:requests_processing"}},
+    },
+}
+
+
+async def load(world, engine, rounds, each=12):
+    for _ in range(rounds):
+        for _ in range(each):
+            engine.model.add(120, 80)
+        await world.round()
+
+
+async def test_vllm_without_the_plugin_gets_recommendations_and_no_limits(world):
+    world.service(spec={**VLLM, "slo": {"tpotP95": "50ms"}})
+    engine = world.pod(1, ports=HTTP)
+    engine.foreign = True
+    await load(world, engine, 15)
+    assert engine.pushed == []
+    found = world.condition("TuningActive")
+    assert (found["status"], found["reason"]) == ("False", "NoPlugin")
+    assert "engine.plugin false" in found["message"]
+    tuned = [one for one in world.status["decisions"] if one["kind"] == "Tuning"]
+    assert tuned
+    assert not any(one["applied"] for one in tuned)
+    assert world.status["limits"]["summary"] == "64/2048"
+
+
+async def test_limits_of_an_earlier_type_end_with_it(world):
+    limits = {"maxNumSeqs": 12, "maxNumBatchedTokens": 512, "revision": 7, "podsInForce": 1, "summary": "12/512"}
+    world.service(spec=VLLM, status={"limits": limits})
+    world.pod(1, ports=HTTP).foreign = True
+    await world.round()
+    assert world.status["limits"]["summary"] == "64/2048"
+    assert world.status["limits"]["revision"] == 8
+
+
+async def test_vllm_with_the_plugin_gets_its_limits_as_inflights_engine_does(world):
+    world.service(spec={"engine": {**SMALL["engine"], "type": "vllm"}, "slo": {"tpotP95": "50ms"}})
+    engine = world.pod(1)
+    await load(world, engine, 15)
+    assert engine.pushed
+    assert world.condition("TuningActive")["status"] == "True"
+
+
+async def test_a_vllm_that_the_plugin_does_not_know_serves_on_and_the_condition_says_why(world, monkeypatch):
+    world.service(spec={"engine": {**SMALL["engine"], "type": "vllm"}})
+    engine = world.pod(1)
+    engine.foreign = True
+    sample = engine.sample
+    problem = "vLLM 0.40.0 is none of the versions that the plugin knows"
+    monkeypatch.setattr(engine, "sample", lambda: replace(sample(), plugin_problem=problem))
+    await world.round()
+    await world.round()
+    found = world.condition("TuningActive")
+    assert (found["status"], found["reason"]) == ("False", "PluginUnsupported")
+    assert problem in found["message"]
+    assert world.condition("Ready")["status"] == "True"
+    assert engine.pushed == []
+
+
+async def test_a_custom_engine_has_no_limits_in_the_status_and_its_own_page_is_read(world):
+    world.service(spec=CUSTOM)
+    engine = world.pod(1, ports=HTTP)
+    engine.foreign = True
+    await load(world, engine, 15)
+    found = world.condition("TuningActive")
+    assert (found["status"], found["reason"]) == ("False", "NoLiveLimits")
+    assert "limits" not in world.status
+    assert engine.pushed == []
+    ((target,),) = (kept.values() for kept in world.pool.kept.values())
+    assert target.url == "http://10.0.0.1:8000/prometheus"
+    assert target.names == {"vllm:num_requests_running": "llamacpp:requests_processing"}
+
+
+@pytest.mark.parametrize("spec", [VLLM, CUSTOM], ids=["vllm", "custom"])
+async def test_replicas_follow_the_queue_of_engines_that_report_no_limits(world, spec):
+    scaling = {"minReplicas": 1, "maxReplicas": 4, "targets": {"waitingRequests": 2}}
+    world.service(spec={**spec, "scaling": scaling})
+    engine = world.pod(1, ports=HTTP)
+    engine.foreign = True
+    await load(world, engine, 10, each=40)
+    assert world.replicas() > 1
+
+
+async def test_a_replica_is_kept_while_the_others_have_no_slots_for_its_requests(world, monkeypatch):
+    """Custom engines report no slots: those of the spec count, so an empty queue alone removes no replica."""
+    world.service(spec={**CUSTOM, "scaling": {"minReplicas": 1, "maxReplicas": 4}})
+    await world.round()
+    for number in (1, 2):
+        engine = world.pod(number, ports=HTTP)
+        engine.foreign = True
+        sample = engine.sample
+        busy = {"running": 8, "waiting": 0, "kv_usage": 0.0}
+        monkeypatch.setattr(engine, "sample", lambda sample=sample, busy=busy: replace(sample(), **busy))
+    live = world.cache.child(next(iter(world.pool.kept)), "Deployment", "chat")
+    world.cache.put("Deployment", {**live, "spec": {**live["spec"], "replicas": 2}})
+    world.restart()
+    for _ in range(40):
+        await world.round()
+    assert world.replicas() == 2

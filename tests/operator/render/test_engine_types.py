@@ -1,0 +1,213 @@
+"""Pods of each engine type: a command that the type has, no field lost, and Pod Security restricted."""
+
+from dataclasses import replace
+
+import pytest
+
+from inflight_operator.render.engines.vllm import PLUGIN_FOLDER
+from tests.operator.render.services import SETTINGS, child, make, pod
+
+ALL = replace(
+    SETTINGS,
+    plugin_image="example.com/operator:1",
+    vllm_image="example.com/vllm:1",
+    gateway_service="gateway.inflight-system.svc.cluster.local",
+)
+SERVER = {"type": "custom", "image": "example.com/server:1"}
+
+
+def vllm(**engine):
+    return {"type": "vllm", **engine}
+
+
+def container(**spec):
+    return pod(make(**spec), ALL)["spec"]["containers"][0]
+
+
+def environment(**spec):
+    return {one["name"]: one.get("value") for one in container(**spec)["env"]}
+
+
+def mounts(one):
+    return {mount["mountPath"]: (mount["name"], mount.get("readOnly", False)) for mount in one["volumeMounts"]}
+
+
+def init_containers(**spec):
+    return {one["name"]: one for one in pod(make(**spec), ALL)["spec"].get("initContainers", [])}
+
+
+def test_the_command_of_vllm_for_a_service_of_four_lines():
+    assert container(model={"source": "hf://Qwen/Qwen3-8B"}, engine=vllm())["command"] == [
+        "vllm",
+        "serve",
+        "Qwen/Qwen3-8B",
+        "--host=0.0.0.0",
+        "--port=8000",
+        "--served-model-name=chat",
+        "--dtype=auto",
+        "--max-num-seqs=256",
+        "--max-num-batched-tokens=8192",
+        "--revision=main",
+        "--gpu-memory-utilization=0.9",
+        "--shutdown-timeout=120",
+        "--scheduler-cls=inflight_vllm.scheduler.LiveScheduler",
+        "--middleware=inflight_vllm.middleware.Inflight",
+        "--sse-keep-alive-interval=1",
+    ]
+
+
+def test_every_field_that_vllm_has_reaches_its_command():
+    engine = vllm(
+        plugin=False,
+        dtype="bfloat16",
+        maxModelLen=4096,
+        maxNumSeqs=64,
+        maxNumBatchedTokens=2048,
+        kvCache={"memory": "2Gi", "memoryFraction": 0.8, "dtype": "fp8", "prefixCaching": False},
+        scheduling={"policy": "priority"},
+        extraArgs=["--enable-auto-tool-choice"],
+    )
+    spec = {"model": {"source": "pvc://models/qwen"}, "accelerator": {"count": 2}, "rollout": {"drainTimeout": "90s"}}
+    assert container(engine=engine, **spec)["command"][2:] == [
+        "/models/qwen",
+        "--host=0.0.0.0",
+        "--port=8000",
+        "--served-model-name=chat",
+        "--dtype=bfloat16",
+        "--max-num-seqs=64",
+        "--max-num-batched-tokens=2048",
+        "--max-model-len=4096",
+        "--tensor-parallel-size=2",
+        f"--kv-cache-memory-bytes={2**31}",
+        "--gpu-memory-utilization=0.8",
+        "--kv-cache-dtype=fp8",
+        "--scheduling-policy=priority",
+        "--no-enable-prefix-caching",
+        "--shutdown-timeout=90",
+        "--enable-auto-tool-choice",
+    ]
+
+
+def test_vllm_on_cpu_gets_a_cache_of_its_own_size_and_no_share_of_the_nodes_memory():
+    command = container(engine=vllm(), accelerator={"count": 0})["command"]
+    assert f"--kv-cache-memory-bytes={2**30}" in command
+    assert not any("gpu-memory-utilization" in flag for flag in command)
+
+
+def test_the_processes_of_vllm_have_shared_memory_on_cpu_too():
+    spec = {"engine": vllm(), "accelerator": {"count": 0}}
+    assert mounts(container(**spec))["/dev/shm"] == ("inflight-shm", False)
+
+
+def test_the_plugin_comes_from_the_operators_image_into_a_folder_that_vllm_can_only_read():
+    spec = {"model": {"source": "hf://Qwen/Qwen3-8B"}, "engine": vllm()}
+    plugin = init_containers(**spec)["inflight-plugin"]
+    assert plugin["image"] == "example.com/operator:1"
+    assert plugin["command"] == ["inflight-operator", "export-vllm-plugin", PLUGIN_FOLDER]
+    assert mounts(plugin)[PLUGIN_FOLDER] == ("inflight-plugin", False)
+    assert mounts(container(**spec))[PLUGIN_FOLDER] == ("inflight-plugin", True)
+    assert environment(**spec)["PYTHONPATH"] == PLUGIN_FOLDER
+    assert container(**spec)["image"] == "example.com/vllm:1"
+
+
+def test_the_plugin_reads_the_admin_token_the_limits_and_the_order_of_requests():
+    classes = [{"name": "chat", "weight": 4, "slo": {"ttftP95": "500ms"}}, {"name": "batch", "priority": 10}]
+    read = environment(
+        engine=vllm(scheduling={"classes": classes}),
+        slo={"ttftP95": "2s"},
+        rollout={"drainTimeout": "30s"},
+        gateway={"enabled": True},
+    )
+    assert {name: value for name, value in read.items() if name.startswith("INFLIGHT_")} == {
+        "INFLIGHT_ADMIN_TOKEN_FILE": "/etc/inflight/admin/token",
+        "INFLIGHT_POD_UID": None,
+        "INFLIGHT_ADMIN_PORT": "8001",
+        "INFLIGHT_LIMITS_FILE": "/etc/inflight/limits/limits.json",
+        "INFLIGHT_DRAIN_DELAY": "5",
+        "INFLIGHT_DRAIN_TIMEOUT": "30",
+        "INFLIGHT_TENANT_KEY_FILE": "/etc/inflight/admin/tenant-key",
+        "INFLIGHT_TTFT_TARGET": "2",
+        "INFLIGHT_CLASSES": "chat:weight=4,ttft=0.5;batch:priority=10",
+    }
+
+
+def test_vllm_without_the_plugin_has_no_admin_port_no_token_and_keeps_serving_before_it_is_ended():
+    spec = {"model": {"source": "hf://Qwen/Qwen3-8B"}, "engine": vllm(plugin=False)}
+    one = container(**spec)
+    assert [port["name"] for port in one["ports"]] == ["http"]
+    assert not init_containers(**spec)
+    assert not any(name.startswith(("INFLIGHT_", "PYTHON")) for name in environment(**spec))
+    assert not any(path.startswith("/etc/inflight") for path in mounts(one))
+    assert one["lifecycle"] == {"preStop": {"sleep": {"seconds": 5}}}
+    assert one["readinessProbe"]["httpGet"]["path"] == "/health"
+
+
+def test_a_builtin_model_is_written_for_vllm_by_the_engine_image():
+    spec = {"engine": vllm(), "accelerator": {"count": 0}}
+    model = init_containers(**spec)["inflight-model"]
+    assert model["image"] == SETTINGS.engine_image
+    assert model["command"] == ["inflight-engine", "export", "builtin://smollm2", "/models/smollm2"]
+    assert container(**spec)["command"][2] == "/models/smollm2"
+    assert mounts(container(**spec))["/models"] == ("inflight-model", True)
+
+
+CUSTOM = {
+    "command": ["/app/llama-server"],
+    "args": ["--model", "$(INFLIGHT_MODEL)/model.gguf", "--alias", "$(INFLIGHT_SERVED_NAME)", "--metrics"],
+    "port": 8080,
+    "metricsPort": 9000,
+    "metricsPath": "/prometheus",
+    "readyPath": "/ready",
+}
+
+
+def test_a_custom_engine_runs_as_its_spec_says():
+    spec = {"model": {"source": "pvc://models/llama"}, "engine": {**SERVER, "custom": CUSTOM}}
+    one = container(**spec)
+    assert (one["command"], one["args"]) == (CUSTOM["command"], CUSTOM["args"])
+    assert [(port["name"], port["containerPort"]) for port in one["ports"]] == [("http", 8080), ("metrics", 9000)]
+    assert [one[f"{name}Probe"]["httpGet"] for name in ("startup", "readiness", "liveness")] == [
+        {"path": "/ready", "port": "http"}
+    ] * 3
+    assert environment(**spec)["INFLIGHT_MODEL"] == "/models/llama"
+    assert environment(**spec)["INFLIGHT_SERVED_NAME"] == "chat"
+
+
+def test_the_image_of_a_custom_engine_starts_what_it_starts_unless_the_spec_says():
+    one = container(model={"source": "hf://Qwen/Qwen3-8B"}, engine=SERVER)
+    assert not {"command", "args"} & one.keys()
+    assert environment(model={"source": "hf://Qwen/Qwen3-8B"}, engine=SERVER)["INFLIGHT_MODEL"] == "Qwen/Qwen3-8B"
+
+
+def test_prometheus_and_the_gateway_find_the_metrics_of_a_custom_engine():
+    service = make(engine={**SERVER, "custom": CUSTOM}, gateway={"enabled": True})
+    monitored = replace(ALL, available_apis=frozenset({"monitoring.coreos.com/v1/PodMonitor"}))
+    (endpoint,) = child("PodMonitor", service, settings=monitored)["spec"]["podMetricsEndpoints"]
+    assert (endpoint["port"], endpoint["path"]) == ("metrics", "/prometheus")
+    rules = child("NetworkPolicy", service, settings=ALL)["spec"]["ingress"]
+    (metrics,) = [rule for rule in rules if rule["ports"][0]["port"] == "metrics"]
+    names = [peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for peer in metrics["from"]]
+    assert names == ["inflight-operator", "inflight-gateway"]
+
+
+SPECS = {
+    "vllm": {"model": {"source": "hf://Qwen/Qwen3-8B"}, "engine": vllm()},
+    "vllm without the plugin": {"model": {"source": "pvc://models/qwen"}, "engine": vllm(plugin=False)},
+    "vllm with a builtin model on CPU": {"engine": vllm(), "accelerator": {"count": 0}},
+    "custom": {"model": {"source": "pvc://models/llama"}, "engine": {**SERVER, "custom": CUSTOM}},
+}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_all_containers_of_a_pod_are_restricted_and_mount_volumes_that_it_has(name):
+    spec = pod(make(**SPECS[name]), ALL)["spec"]
+    assert spec["securityContext"]["runAsNonRoot"]
+    volumes = [volume["name"] for volume in spec["volumes"]]
+    assert len(set(volumes)) == len(volumes)
+    for one in [*spec.get("initContainers", []), *spec["containers"]]:
+        assert one["securityContext"]["readOnlyRootFilesystem"]
+        assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert not one["securityContext"]["allowPrivilegeEscalation"]
+        assert {mount["name"] for mount in one["volumeMounts"]} <= set(volumes)
+        assert len(mounts(one)) == len(one["volumeMounts"])
+        assert one["resources"]["requests"]["memory"]

