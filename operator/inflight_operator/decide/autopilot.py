@@ -74,7 +74,7 @@ class AutopilotPolicy:
     late: float = 0.015
     alone: float = 0.05
     growth: float = 0.3
-    room: float = 0.6
+    room: float = 1.0
     young: float = 1.8
     fast: float = 15.0
     level: float = 60.0
@@ -85,7 +85,7 @@ class AutopilotPolicy:
     most_trend: float = 0.1
     variance: float = 300.0
     bin: float = 3.0
-    recovery: float = 30.0
+    recovery: float = 60.0
     remember: float = 1200.0
     cold: float = 150.0
     tolerance: float = 0.75
