@@ -20,15 +20,14 @@ import msgspec
 from inflight_engine import logs
 from inflight_engine import placement as placing
 from inflight_engine.channel import ChannelClosedError, EngineChannel
-from inflight_engine.cuda_memory import let_segments_grow
 from inflight_engine.engine import Engine
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
-from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_times import StepTimes
 from inflight_engine.swap_rates import SwapRateMeter
+from inflight_engine.torch_environment import let_segments_grow, let_threads_sleep
 from inflight_engine.warm_up import reach_kernels, warm_up
 from inflight_fit.online import OnlineFit
 from inflight_settings.engine import EngineConfig

@@ -11,6 +11,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from inflight_base.manifest import defaults
+from inflight_base.manifest.engines import EngineType, engine_type_of
 from inflight_base.manifest.lenient import Part
 from inflight_base.manifest.units import parse_duration
 from inflight_kubectl.pods import moment
@@ -148,6 +149,11 @@ class Service:
     def status(self) -> Mapping[str, Any]:
         """Stored status."""
         return self.raw.get("status") or {}
+
+    @property
+    def engine(self) -> EngineType:
+        """Type of its engines."""
+        return engine_type_of(self.raw)
 
     def condition(self, kind: str) -> Condition | None:
         """Returns the condition of a type; None before the operator has written it."""

@@ -1,5 +1,6 @@
 import pytest
 
+from inflight_base.manifest.engines import EngineType
 from inflight_kubectl.engine_metrics import READER, EngineReader, figures
 from inflight_kubectl.output import Problem
 from tests.kubectl.objects import pod
@@ -56,7 +57,7 @@ class Silent:
 def test_a_pod_that_cannot_be_reached_has_the_reason_beside_its_name():
     reader = EngineReader(Silent())
     try:
-        found = reader.read([pod("chat-1"), pod("chat-2", ready=False)])
+        found = reader.read([pod("chat-1"), pod("chat-2", ready=False)], EngineType())
     finally:
         reader.close()
     assert list(found) == ["chat-1"]

@@ -82,8 +82,9 @@ def test_other_refusals_stay_what_they_are():
 class StandIn:
     """Stands in for a cluster: the status follows the spec at once, or never."""
 
-    def __init__(self, *, works=True):
+    def __init__(self, *, works=True, engine=()):
         self.works = works
+        self.spec = {**SPEC, "engine": {**SPEC["engine"], **dict(engine)}}
         self.limits = dict(IN_FORCE)
         self.connection = self
 
@@ -91,7 +92,7 @@ class StandIn:
         return self
 
     def service(self, name):
-        return Service.of(body(name, spec=SPEC, limits=self.limits))
+        return Service.of(body(name, spec=self.spec, limits=self.limits))
 
     def request(self, method, path, *, query, body, content_type):
         self.asked = method, path, query["fieldManager"], body["spec"]["tuning"]["override"]
@@ -129,6 +130,18 @@ def test_an_operator_that_does_nothing_is_reported_after_a_while(monkeypatch):
     assert done.exit_code == 1
     assert "not in force after" in done.output
     assert run(monkeypatch, StandIn(works=False), "--max-num-seqs", "4", "--no-wait").exit_code == 0
+
+
+@pytest.mark.parametrize("engine", [{"type": "custom"}, {"type": "vllm", "plugin": False}])
+def test_types_without_live_limits_are_refused_limits_and_show_why_they_have_none(monkeypatch, engine):
+    cluster = StandIn(engine=engine)
+    done = run(monkeypatch, cluster, "--max-num-seqs", "4")
+    assert done.exit_code == 1
+    assert "cannot change" in done.output
+    shown = run(monkeypatch, cluster).output
+    assert "tuning: the limits are right" in shown
+    assert not [row for row in ("pods:", "source:", "bounds of tuning") if row in shown]
+    assert run(monkeypatch, StandIn(engine={"type": "vllm"}), "--max-num-seqs", "4").exit_code == 0
 
 
 @pytest.mark.parametrize("flags", [["--for", "10m"], ["--clear", "--max-num-seqs", "4"], ["--max-num-seqs", "0"]])

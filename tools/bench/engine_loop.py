@@ -26,10 +26,10 @@ from inflight_engine import engine_process
 from inflight_engine.channel import EngineChannel, FrameDecoder, encode
 from inflight_engine.engine import Engine
 from inflight_engine.messages import AddRequest, FromEngine, Shutdown, StepReport, ToEngine
-from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.output import StepOutput
 from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import StepPlan
+from inflight_engine.torch_environment import let_threads_sleep
 from inflight_settings.engine import EngineConfig
 from inflight_settings.flag_types import number
 from tools.bench.scheduler import Spread, spread, timer_cost_ns

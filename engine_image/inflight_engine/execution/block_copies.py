@@ -1,10 +1,11 @@
-"""Copies of whole KV blocks between a device's cache and host memory."""
+"""Copies of whole KV blocks between a device's cache and host memory, one to one, in the order of the calls and of what
+the device computes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,14 +15,6 @@ from inflight_engine.execution.memory.staging import upload
 
 _PIECE_BYTES = 16 << 20
 """Bytes of one transfer: enough for the full speed of the bus."""
-
-
-class BlockCopies(Protocol):
-    """Copies blocks one to one, in the order of the calls and of what the device computes."""
-
-    def copy_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None: ...
-
-    def copy_in(self, host_block_ids: Sequence[int], block_ids: Sequence[int]) -> None: ...
 
 
 class DirectCopies:

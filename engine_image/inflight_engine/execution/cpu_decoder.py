@@ -17,7 +17,7 @@ from inflight_engine.execution.attention.cpu_native import CpuNativeBackend
 from inflight_engine.models.config import DecoderConfig
 from inflight_engine.models.protocol import Attention
 from inflight_engine.models.rope import rotation_table
-from inflight_engine.models.weight_source import WeightSource
+from inflight_engine.models.weight_source import WeightSource, check_shape
 from inflight_engine.native.library import KernelError, check, library, team
 from inflight_settings.engine import EngineConfig
 
@@ -316,11 +316,7 @@ class _Packer:
 
     def _tensor(self, name: str, *shape: int) -> torch.Tensor:
         tensor = self._weights.get(name)
-        if tensor.shape != shape:
-            raise ValueError(
-                f"tensor {name} has the shape {list(tensor.shape)}, but the model's configuration asks for "
-                f"{list(shape)}: weights and configuration are of different models"
-            )
+        check_shape(name, tuple(tensor.shape), shape)
         return tensor
 
 

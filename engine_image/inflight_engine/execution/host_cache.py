@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from inflight_engine.execution.attention.base import AttentionBackend
-from inflight_engine.execution.block_copies import BlockCopies, DirectCopies, StagedCopies
+from inflight_engine.execution.block_copies import DirectCopies, StagedCopies
 from inflight_engine.execution.memory.kv_size import KVCacheSizeError
 from inflight_engine.execution.memory.zeros import zeros
 
@@ -51,7 +51,7 @@ class HostCache:
             # Not at exit: the driver takes everything back by itself then, and may be gone already.
             weakref.finalize(self, _unpin, self._blocks).atexit = False
         copies = StagedCopies if num_blocks and device.type == "cuda" else DirectCopies
-        self._copies: BlockCopies = copies(attention.blocks(), self._blocks)
+        self._copies = copies(attention.blocks(), self._blocks)
 
     def copy_out(self, block_ids: Sequence[int], host_block_ids: Sequence[int]) -> None:
         """Copy whole blocks of the KV cache, over all layers, to host blocks, one to one."""

@@ -13,7 +13,7 @@ from inflight_engine.execution.batch import PackedStep, PersistentBatch
 from inflight_engine.execution.forward import Forward
 from inflight_engine.execution.graphs import Sampled, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
-from inflight_engine.execution.memory.fetch import Fetch
+from inflight_engine.execution.memory.staging import Fetch
 from inflight_engine.execution.pieces import Pieces
 from inflight_engine.execution.sampling.logprobs import Reported, token_logprobs
 from inflight_engine.execution.sampling.prompt_logprobs import PromptSpan, PromptTensors, prompt_reports, score_prompts

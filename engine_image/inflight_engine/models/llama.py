@@ -18,7 +18,7 @@ from inflight_engine.models.ops import Ops
 from inflight_engine.models.parallel import Parallel
 from inflight_engine.models.protocol import Attention
 from inflight_engine.models.rope import rotation_table
-from inflight_engine.models.weight_source import WeightSource
+from inflight_engine.models.weight_source import WeightSource, check_shape
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -183,7 +183,7 @@ class _Reader:
 
     def tensor(self, name: str, *shape: int, dim: int = 0, part: range | None = None) -> torch.Tensor:
         """Read a tensor of this shape, or a part of one dimension."""
-        self._check_shape(name, shape)
+        check_shape(name, self._weights.shape(name), shape)
         tensor = self._weights.get(name, dim, None if part is None or len(part) == shape[dim] else part)
         return tensor.to(device=self._device, dtype=self._dtype).contiguous()
 
@@ -201,13 +201,5 @@ class _Reader:
         return self.linears.make([self._matrix(f"{name}.weight", (outputs, inputs), dim=1, part=part)], bias)
 
     def _matrix(self, name: str, shape: tuple[int, int], dim: int, part: range) -> Matrix:
-        self._check_shape(name, shape)
+        check_shape(name, self._weights.shape(name), shape)
         return self._weights.matrix(name, dim, None if len(part) == shape[dim] else part)
-
-    def _check_shape(self, name: str, shape: tuple[int, ...]) -> None:
-        found = self._weights.shape(name)
-        if found != shape:
-            raise ValueError(
-                f"tensor {name} has the shape {list(found)}, but the model's configuration asks for "
-                f"{list(shape)}: weights and configuration are of different models"
-            )

@@ -18,6 +18,7 @@ from inflight_engine.models.protocol import Attention
 from inflight_engine.models.shape import ModelShape
 from inflight_engine.models.source import ModelFiles
 from inflight_engine.models.transformers_config import TransformersConfig, first_line, fix_rope
+from inflight_engine.models.weight_source import check_shape
 
 log = logging.getLogger(__name__)
 
@@ -125,10 +126,7 @@ def _refuse_incomplete(files: ModelFiles, loaded: dict[str, Any]) -> None:
     for name in sorted(loaded["missing_keys"]):
         raise ValueError(f"model folder {files.folder} has no tensor {name}")
     for name, found, expected in sorted(loaded["mismatched_keys"]):
-        raise ValueError(
-            f"tensor {name} has the shape {list(found)}, but the model's configuration asks for {list(expected)}: "
-            "weights and configuration are of different models"
-        )
+        check_shape(name, tuple(found), tuple(expected))
 
 
 @dataclass(slots=True, eq=False)

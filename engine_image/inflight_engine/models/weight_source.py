@@ -9,6 +9,19 @@ import torch
 from inflight_engine.models.matrices import Matrix
 
 
+def check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...]) -> None:
+    """Check a tensor's shape against the configuration's.
+
+    Raises:
+        ValueError: they differ.
+    """
+    if found != expected:
+        raise ValueError(
+            f"tensor {name} has the shape {list(found)}, but the model's configuration asks for {list(expected)}: "
+            "weights and configuration are of different models"
+        )
+
+
 class WeightSource(Protocol):
     """Where a model's tensors come from, one at a time, so that no second copy of the model is ever in memory."""
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from inflight_base.manifest.engines import VLLM
 from inflight_kubectl.cluster import Target, cluster_options, service_argument
 from inflight_kubectl.flag_types import DurationType, duration_text
 from inflight_kubectl.output import Problem, console, in_utc, json_option, plain_table, print_json
@@ -82,6 +83,12 @@ def limits(
         raise click.UsageError("--for needs --max-num-seqs, --max-num-batched-tokens or both")
     cluster = target.connect()
     found = cluster.service(service)
+    if setting and not found.engine.live_limits:
+        kind = "vllm without the plugin" if found.engine.name == VLLM else found.engine.name
+        raise Problem(
+            f"limits of running engines of type {kind} cannot change",
+            "Set engine.maxNumSeqs and engine.maxNumBatchedTokens, or arguments of the container, for new pods",
+        )
     if setting:
         until = (datetime.now(UTC) + timedelta(seconds=length or 600.0)).replace(microsecond=0)
         set_override(cluster, found, wanted, until)
@@ -140,7 +147,7 @@ def _show(view: LimitsView) -> None:
     if view.canary is not None:
         row(f"on {view.canary.pod}", view.canary)
     row("cost model", view.modelled)
-    if view.low is not None and view.high is not None:
+    if view.live and view.low is not None and view.high is not None:
         spans = (
             (view.low.max_num_seqs, view.high.max_num_seqs),
             (view.low.max_num_batched_tokens, view.high.max_num_batched_tokens),
@@ -148,7 +155,11 @@ def _show(view: LimitsView) -> None:
         table.add_row("bounds of tuning", *(f"{low}-{high}" for low, high in spans))
     row("capacity", view.capacity)
     out = console()
-    out.print(table)
+    if table.row_count:
+        out.print(table)
+    if not view.live:
+        out.print(f"tuning: {view.tuning}", soft_wrap=True, markup=False)
+        return
     out.print(f"source: {_source(view)}", soft_wrap=True, markup=False)
     pods = f"{view.pods_in_force} of {view.ready_replicas} ready pod{'s' * (view.ready_replicas != 1)}"
     out.print(f"pods: {pods} run with the limits in force", soft_wrap=True, markup=False)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from inflight_kubectl.api_problems import ApiProblem, UnreachableProblem
 from inflight_kubectl.cluster import Cluster
+from inflight_kubectl.doctor.engines import check_engines
 from inflight_kubectl.doctor.gateway import check_gateway
 from inflight_kubectl.doctor.installation import check_cluster, check_crd, check_operator
 from inflight_kubectl.doctor.monitoring import check_monitoring
@@ -20,6 +21,7 @@ CHECKS: tuple[tuple[str, Callable[[Cluster], Iterator[Result]]], ...] = (
     ("operator", check_operator),
     ("your rights", check_caller),
     ("operator's rights", check_operator_rights),
+    ("engines", check_engines),
     ("gateway", check_gateway),
     ("prometheus", check_monitoring),
     ("accelerators", check_accelerators),

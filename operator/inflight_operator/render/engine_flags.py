@@ -76,6 +76,11 @@ def ttft_target(spec: InferenceServiceSpec) -> str | None:
     return seconds(spec.slo.ttft_p95) if ordered and spec.slo is not None else None
 
 
+def has_ttft_target(spec: InferenceServiceSpec) -> bool:
+    """Returns True if the service or a class has a target that engines order requests by."""
+    return ttft_target(spec) is not None or _has_target(spec.engine)
+
+
 def ttft_flags(spec: InferenceServiceSpec) -> list[str]:
     """Returns the flags for the parts of `spec.slo` that engines take."""
     target, slo = ttft_target(spec), spec.slo

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from inflight_operator.render.engines.vllm import PLUGIN_FOLDER
+from inflight_vllm.settings import read_settings
 from tests.operator.render.services import SETTINGS, child, make, pod
 
 ALL = replace(
@@ -88,6 +89,20 @@ def test_every_field_that_vllm_has_reaches_its_command():
     ]
 
 
+@pytest.mark.parametrize(
+    ("spec", "by_number"),
+    [
+        ({"engine": vllm()}, False),
+        ({"engine": vllm(), "slo": {"ttftP95": "1s"}}, True),
+        ({"engine": vllm(scheduling={"policy": "fcfs"}), "slo": {"ttftP95": "1s"}}, False),
+        ({"engine": vllm(plugin=False), "slo": {"ttftP95": "1s"}}, False),
+        ({"engine": vllm(scheduling={"classes": [{"name": "chat", "slo": {"ttftP95": "1s"}}]})}, True),
+    ],
+)
+def test_vllm_orders_by_number_where_the_plugin_sets_deadlines(spec, by_number):
+    assert ("--scheduling-policy=priority" in container(**spec)["command"]) is by_number
+
+
 def test_vllm_on_cpu_gets_a_cache_of_its_own_size_and_no_share_of_the_nodes_memory():
     command = container(engine=vllm(), accelerator={"count": 0})["command"]
     assert f"--kv-cache-memory-bytes={2**30}" in command
@@ -129,6 +144,12 @@ def test_the_plugin_reads_the_admin_token_the_limits_and_the_order_of_requests()
         "INFLIGHT_TTFT_TARGET": "2",
         "INFLIGHT_CLASSES": "chat:weight=4,ttft=0.5;batch:priority=10",
     }
+    settings = read_settings({name: value for name, value in read.items() if value is not None})
+    assert (settings.admin_port, settings.drain_delay, settings.drain_timeout, settings.ttft_target) == (8001, 5, 30, 2)
+    assert [(one.name, one.weight, one.ttft_target) for one in settings.classes.values()] == [
+        ("chat", 4, 0.5),
+        ("batch", 1, None),
+    ]
 
 
 def test_vllm_without_the_plugin_has_no_admin_port_no_token_and_keeps_serving_before_it_is_ended():

@@ -9,10 +9,10 @@ import time
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.standin import served
 from tools.load import driver
 from tools.load.driver import parse, run
 from tools.measure.report import rounded_percentile
-from tools.standin.connection import served
 
 ANSWER = {"choices": [{"finish_reason": "stop"}], "usage": {"completion_tokens": 3}}
 CHUNKS = [

@@ -5,8 +5,8 @@ import json
 
 import pytest
 
+from tests.standin import served
 from tools.load import storm
-from tools.standin.connection import served
 
 WHOLE = [
     {"choices": [{"delta": {"content": "one"}, "finish_reason": None}]},

@@ -18,10 +18,9 @@ from pathlib import Path
 import msgspec
 
 from inflight_engine import logs
-from inflight_engine.cuda_memory import let_segments_grow
 from inflight_engine.execution.parallel.plan_frames import PlanDecoder
-from inflight_engine.openmp import let_threads_sleep
 from inflight_engine.step_executor import StepExecutor
+from inflight_engine.torch_environment import let_segments_grow, let_threads_sleep
 from inflight_settings.engine import EngineConfig
 
 log = logging.getLogger(__name__)

@@ -6,11 +6,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from inflight_engine.execution.memory.staging import upload
 from inflight_engine.execution.sampling.draws import DrawBatch, argmax, draw
-from inflight_engine.execution.sampling.logit_bias import LogitBias
 from inflight_engine.execution.sampling.logprobs import LogprobRequests, Reported
 from inflight_engine.execution.sampling.min_tokens import Biases, MinTokens
 from inflight_engine.execution.sampling.penalties import Penalties, is_penalised
+from inflight_engine.execution.sampling.slot_tokens import SlotTokens
 from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 _DRAWN, _BIASED, _PENALISED = 1, 2, 4
@@ -34,7 +35,7 @@ class HostSampler:
         self._top_k = np.zeros(num_slots, np.int64)
         self._top_p = np.ones(num_slots, np.float64)
         self._seed = np.zeros(num_slots, np.uint64)
-        self._bias = LogitBias(num_slots)
+        self._biases = SlotTokens(num_slots, np.float32)
         self._penalties = Penalties(num_slots)
         self._min_tokens = MinTokens()
         self._logprobs = LogprobRequests(max_num_seqs)
@@ -88,7 +89,9 @@ class HostSampler:
 
     def _edit(self, logits: torch.Tensor, slots: Slots, asked: int) -> None:
         if asked & _BIASED:
-            self._bias.apply(logits, slots)
+            biases = self._biases.select(slots)
+            index = tuple(upload(ids, logits.device) for ids in (biases.rows, biases.token_ids))
+            logits[index] = logits[index] + upload(biases.values, logits.device)
         if asked & _PENALISED:
             self._penalties.apply(logits, slots)
 
@@ -110,16 +113,17 @@ class HostSampler:
 
     def _set_biases(self, slot: int, biases: Biases) -> None:
         if self._asks[slot] & _BIASED:
-            self._bias.release(slot)
+            self._biases.remove(slot)
             self._asks[slot] ^= _BIASED
         if biases:
-            self._bias.start(slot, biases)
+            token_ids, values = zip(*biases, strict=True)
+            self._biases.set(slot, np.array(token_ids, np.int64), np.array(values, np.float32))
             self._asks[slot] |= _BIASED
 
     def _release(self, slot: int) -> None:
         asks = int(self._asks[slot])
         if asks & _BIASED:
-            self._bias.release(slot)
+            self._biases.remove(slot)
         if asks & _PENALISED:
             self._penalties.release(slot)
         self._min_tokens.release(slot)

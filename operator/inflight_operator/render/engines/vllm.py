@@ -14,7 +14,7 @@ from inflight_base.manifest.names import ADMIN_PORT, ADMIN_PORT_NAME, ENGINE_POR
 from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api.resolve import MODEL_FOLDER, model_argument, served_name, startup_limit_seconds
 from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY
-from inflight_operator.render.engine_flags import class_text, number, seconds, ttft_target
+from inflight_operator.render.engine_flags import class_text, has_ttft_target, number, seconds, ttft_target
 from inflight_operator.render.engines.container import (
     ADMIN_ENVIRONMENT,
     KEEPS_SERVING,
@@ -99,7 +99,7 @@ def vllm_command(service: InferenceService) -> list[str]:
         "kv-cache-memory-bytes": _cache_bytes(spec),
         "gpu-memory-utilization": number(cache.memory_fraction) if spec.accelerator.count else None,
         "kv-cache-dtype": None if cache.dtype == "auto" else cache.dtype,
-        "scheduling-policy": "priority" if engine.scheduling.policy == "priority" else None,
+        "scheduling-policy": "priority" if _by_number(spec) else None,
     }
     return [
         "vllm",
@@ -162,6 +162,12 @@ def _cache_bytes(spec: InferenceServiceSpec) -> str | None:
     if memory is not None:
         return str(int(parse_quantity(memory)))
     return None if spec.accelerator.count else str(CPU_KV_CACHE)
+
+
+def _by_number(spec: InferenceServiceSpec) -> bool:
+    """Returns True if vLLM orders requests by a number: their priority, or the deadline that the plugin sets."""
+    policy = spec.engine.scheduling.policy
+    return policy == "priority" or (spec.engine.plugin and policy != "fcfs" and has_ttft_target(spec))
 
 
 def _drain_seconds(spec: InferenceServiceSpec) -> int:

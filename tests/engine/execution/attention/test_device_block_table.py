@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from inflight_engine.execution.attention import device_block_table
+from inflight_engine.execution.attention import gpu_step
 from inflight_engine.execution.attention.base import AttentionBatch
-from inflight_engine.execution.attention.device_block_table import DeviceBlockTable
+from inflight_engine.execution.attention.gpu_step import DeviceBlockTable
 from inflight_engine.execution.batch import PersistentBatch
 from tests.engine.execution.attention.reference import make_spec
 from tests.engine.scheduling.workload import Workload
@@ -36,7 +36,7 @@ def test_after_random_plans_it_is_the_hosts_and_only_changes_were_sent(seed, mon
         sent.append(array.shape[1])
         return torch.from_numpy(array)
 
-    monkeypatch.setattr(device_block_table, "upload", upload)
+    monkeypatch.setattr(gpu_step, "upload", upload)
     changes = num_steps = 0
     for _ in range(300):
         workload.step()
@@ -65,6 +65,6 @@ def test_rows_are_a_multiple_of_16_long_and_int32():
 
 def test_without_changes_nothing_is_sent(monkeypatch):
     device = DeviceBlockTable(make_spec())
-    monkeypatch.setattr(device_block_table, "upload", None)
+    monkeypatch.setattr(gpu_step, "upload", None)
     device.update(AttentionBatch(NONE, NONE, NONE, (), np.ones((8, 3), np.int64), NONE))
     assert int(device.rows.abs().sum()) == 0

@@ -131,7 +131,7 @@ class Sampling(RuleBasedStateMachine):
         if self.running or self.releases or self.kind == "device":
             return
         assert not self.state._asks.any()
-        assert len(self.state._penalties._met) == len(self.state._bias._biases) == 0
+        assert len(self.state._penalties._met) == len(self.state._biases) == 0
 
 
 class OnDevice(Sampling):

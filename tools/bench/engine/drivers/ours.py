@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from inflight_engine.messages import StepReport
-from inflight_engine.openmp import let_threads_sleep
+from inflight_engine.torch_environment import let_threads_sleep
 from inflight_settings.engine import EngineConfig
 from tools.bench.engine.drivers.base import DECODE_WARM_UP_STEPS, run
 from tools.bench.engine.in_process import InProcessEngine

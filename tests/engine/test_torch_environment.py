@@ -1,12 +1,26 @@
-"""How torch takes memory of a GPU is settled where a process starts, and can be set from outside."""
+"""Settings that torch's libraries read once are made where a process starts, and can be given from outside."""
 
 import os
+import sys
 
 import pytest
 
-from inflight_engine.cuda_memory import let_segments_grow
+from inflight_engine.torch_environment import let_segments_grow, let_threads_sleep
 
 NEW, OLD = "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"
+
+
+def test_a_policy_that_would_come_too_late_is_refused(monkeypatch):
+    monkeypatch.setitem(sys.modules, "torch", sys)
+    monkeypatch.delenv("OMP_WAIT_POLICY", raising=False)
+    with pytest.raises(RuntimeError, match="imported already"):
+        let_threads_sleep()
+
+
+def test_a_policy_from_outside_stays(monkeypatch):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    let_threads_sleep()
+    assert os.environ["OMP_WAIT_POLICY"] == "ACTIVE"
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""How torch's CPU threads wait for each other."""
+"""Variables of the environment that torch and its libraries read once: for the first lines of a process."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import sys
 
 _POLICY = "OMP_WAIT_POLICY"
+_ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def let_threads_sleep() -> None:
@@ -24,3 +25,14 @@ def let_threads_sleep() -> None:
     if "torch" in sys.modules:
         raise RuntimeError(f"{_POLICY} has no effect any more: torch is imported already")
     os.environ[_POLICY] = "PASSIVE"
+
+
+def let_segments_grow() -> None:
+    """Let torch's allocator extend the segments that it has, unless the environment configures the allocator. Call it
+    where a process starts: torch reads the variable when it first allocates.
+
+    Steps of many sizes otherwise leave holes that fit no later step, in segments of fixed sizes: memory that is taken
+    and cannot be used.
+    """
+    if not any(name in os.environ for name in _ALLOCATOR):
+        os.environ[_ALLOCATOR[0]] = "expandable_segments:True"
