@@ -58,6 +58,7 @@ def served_vllm(
         "VLLM_ENABLE_V1_MULTIPROCESSING": "1",  # a server's two processes, as in a pod
         "PYTHONPATH": os.pathsep.join(PLUGIN_PATH),
         "INFLIGHT_ADMIN_PORT": str(admin),
+        "INFLIGHT_STATE_FILE": str(log.with_suffix(".state")),
         **(environment or {}),
     }
     command = [

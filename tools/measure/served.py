@@ -59,10 +59,12 @@ def process(
         try:
             yield running
         finally:
-            running.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                running.wait(STOP_SECONDS)
-            kill(running)
+            try:
+                running.terminate()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    running.wait(STOP_SECONDS)
+            finally:  # a second signal interrupts the wait: `timeout` sends two
+                kill(running)
 
 
 def kill(running: Process) -> None:

@@ -16,7 +16,7 @@ from tools.bench.engine.peers import InstallError, installed
 from tools.bench.engine.process import EngineError, started
 from tools.bench.engine.report import Failure, Figure
 from tools.bench.engine.rows import ROWS
-from tools.measure.served import free_port, seconds_to_ready
+from tools.measure.served import free_port, process, seconds_to_ready
 
 DRIVER = """
 import os, sys, time
@@ -219,3 +219,24 @@ def test_all_peers_are_compared_unless_told_otherwise(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["tools.bench.engine", "--peers", "none", "--only", "short", "http"])
     flags, chosen = parse()
     assert (chosen, flags.only) == ((), ["short", "http"])
+
+
+def test_a_server_ends_with_its_block_also_when_a_signal_interrupts_that(monkeypatch):
+    """`timeout` sends a signal to its child and then to the group of it, so that the child has two."""
+    servers = []
+
+    def interrupted_end():
+        with process(None, ["sleep", "60"]) as server:
+            servers.append(server)
+            wait = server.wait
+
+            def interrupted(seconds=None):
+                monkeypatch.setattr(server, "wait", wait)
+                raise SystemExit(143)
+
+            monkeypatch.setattr(server, "terminate", lambda: None)
+            monkeypatch.setattr(server, "wait", interrupted)
+
+    with pytest.raises(SystemExit):
+        interrupted_end()
+    assert servers[0].poll() is not None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -51,22 +50,16 @@ def started(
         f"--max-num-seqs={capacity.max_num_seqs}",
         f"--max-num-batched-tokens={capacity.max_num_batched_tokens}",
     ]
+    environment = {"INFLIGHT_ADMIN_TOKEN": TOKEN, "INFLIGHT_POD_UID": UID}
     if kind == "vllm":
-        with tempfile.NamedTemporaryFile("w") as token:
-            token.write(TOKEN)
-            token.flush()
-            environment = {
-                "INFLIGHT_ADMIN_TOKEN_FILE": token.name,
-                "INFLIGHT_POD_UID": UID,
-                "INFLIGHT_TTFT_TARGET": str(ttft),
-            }
-            with served_vllm(log, *flags, say=say, environment=environment, threads=threads) as server:
-                yield Engine(server.url, _pod(server.admin_port))
+        flags.append("--scheduling-policy=priority")
+        environment["INFLIGHT_TTFT_TARGET"] = str(ttft)
+        with served_vllm(log, *flags, say=say, environment=environment, threads=threads) as server:
+            yield Engine(server.url, _pod(server.admin_port))
         return
     flags += ["--quantization=int8", f"--ttft-target={ttft}", "--max-queued-requests=100000"]
     if threads is not None:
         flags.append(f"--num-threads={threads}")
-    environment = {"INFLIGHT_ADMIN_TOKEN": TOKEN, "INFLIGHT_POD_UID": UID}
     with served_engine(log, *flags, environment=environment) as url:
         yield Engine(url, _pod(urlsplit(url).port or 0))
 
