@@ -10,9 +10,8 @@ regard to load, each replica is a system of its own.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-
-MOST_REPLICAS = 10_000
 
 _SMALL = 1e-9
 
@@ -25,7 +24,6 @@ class Staffing:
         service: seconds of a server that a request takes.
         variation: squared coefficient of variation of the work of a request.
         patience: seconds that a request may wait before its prefill begins.
-        share: share of requests that may begin late.
         servers: servers of a replica: 1 where requests are served one after another, its slots where they are served at
             once.
         pooled: requests go to the replica with the least work; else anywhere.
@@ -35,7 +33,6 @@ class Staffing:
     service: float
     variation: float
     patience: float
-    share: float
     servers: int = 1
     pooled: bool = True
     ordered: bool = True
@@ -71,15 +68,13 @@ def share_late(replicas: int, rate: float, staffing: Staffing) -> float:
     return min(1.0, rate / drain * tail / (inverse + rate / drain))
 
 
-def replicas_needed(rate: float, staffing: Staffing) -> int:
-    """The fewest replicas with which at most `staffing.share` of `rate` requests a second begin late; at least 1, at
-    most `MOST_REPLICAS`."""
-    low, high = 0, min(MOST_REPLICAS, max(1, math.ceil(rate * staffing.service / staffing.servers)))
-    while share_late(high, rate, staffing) > staffing.share:
-        if high == MOST_REPLICAS:
-            return high
-        low, high = high, min(MOST_REPLICAS, high + max(1, high // 8))
+def smallest(keeps: Callable[[int], bool], guess: int, most: int) -> int | None:
+    """The smallest count from 1 to `most` that meets the monotonic condition: by doubling steps away from `guess`, then
+    bisection. None: `most` does not meet it."""
+    low, high, at, step = 0, most + 1, min(max(guess, 1), most), 1
     while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if share_late(middle, rate, staffing) > staffing.share else (low, middle)
-    return high
+        low, high = (low, at) if keeps(at) else (at, high)
+        stepped = max(1, high - step) if low == 0 else min(most, low + step)
+        at = stepped if low == 0 or high > most else (low + high) // 2
+        step *= 2
+    return high if high <= most else None

@@ -4,6 +4,8 @@
 #include <memory>
 #include <new>
 
+#include "gemm_part.h"
+
 namespace inflight {
 
 void multiply(const Matrix& m, const Input& x, Range rows, Range panels, const Output& out) {

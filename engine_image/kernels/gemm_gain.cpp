@@ -4,12 +4,19 @@
 
 #include "dot_bf16.h"
 #include "matrix.h"
+#include "mmla.h"
 #include "simd.h"
 #include "tiles.h"
 
 using namespace inflight;
 
 #if defined(__x86_64__)
+#define INFLIGHT_VECTOR_REGISTER "+v"
+#elif defined(__aarch64__)
+#define INFLIGHT_VECTOR_REGISTER "+w"
+#endif
+
+#if defined(INFLIGHT_VECTOR_REGISTER)
 namespace {
 
 constexpr int kRounds = 2000;
@@ -37,12 +44,19 @@ double time_of_step(const Step& step) {
 #pragma GCC unroll 16
       for (int c = 0; c < kChains; c++) {
         sum[c] = step(sum[c]);
-        asm volatile("" : "+v"(sum[c]));
+        asm volatile("" : INFLIGHT_VECTOR_REGISTER(sum[c]));
       }
   });
   return time / kChains;
 }
 
+#if defined(INFLIGHT_MMLA)
+// Time of a product of two numbers in bfloat16.
+double time_of_bf16() {
+  const u32v x = (u32v)splat(0.5f);
+  return time_of_step([&](f32v sum) { return multiply_square(sum, x, x); }) / (2 * 2 * kBf16Run);
+}
+#else
 // Time of a product of tiles, among four that are independent, with the loads that they need.
 double time_of_tile_product() {
   alignas(kCacheLine) const uint8_t numbers[4 * 1024] = {};
@@ -68,6 +82,7 @@ double time_of_bf16() {
   const u32v x = (u32v)splat(0.5f);
   return time_of_step([&](f32v sum) { return dot_bf16(sum, x, x); }) / (2 * kLanes);
 }
+#endif
 
 }  // namespace
 #endif
@@ -75,8 +90,8 @@ double time_of_bf16() {
 // How many times as many products a second this CPU does in bfloat16 as in float32, measured in some tenths of a
 // millisecond. 0: this variant does not do them in bfloat16, or not by instructions.
 INFLIGHT_EXPORT double inflight_bf16_gain() {
-#if defined(__x86_64__)
-  if (!kHasTileInstructions && !kHasDotBf16) return 0;
+#if defined(INFLIGHT_VECTOR_REGISTER)
+  if (!kHasTileInstructions && !kHasDotBf16 && !kMmla) return 0;
   const f32v x = splat(0.5f);
   return time_of_step([&](f32v sum) { return fma(x, x, sum); }) / kLanes / time_of_bf16();
 #else

@@ -185,7 +185,9 @@ INFLIGHT_EXPORT void* inflight_allocate(int64_t bytes) {
   const int64_t lead = (kHugePage - reinterpret_cast<uintptr_t>(begin) % kHugePage) % kHugePage;
   if (lead > 0) munmap(begin, lead);
   munmap(begin + lead + size, kHugePage - lead);
+#if defined(MADV_HUGEPAGE)
   madvise(begin + lead, size, MADV_HUGEPAGE);
+#endif
   return begin + lead;
 }
 

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "dot_bf16.h"
+#include "mmla.h"
 #include "simd.h"
 #include "tiles.h"
 
@@ -15,9 +16,9 @@ enum class Format : int32_t { float32 = 0, bfloat16 = 1, int8 = 2, int4 = 3 };
 constexpr int kPanel = 2 * kLanes;
 constexpr int kInt8Group = 64;
 constexpr int kInt4Group = 32;
-// Inputs of one output that lie side by side: as many as an instruction multiplies for it.
-constexpr int kRun = 4;
-constexpr int kBf16Run = 2;
+// Bytes of one output's weights that lie side by side: as many as an instruction multiplies for it.
+constexpr int kRun = kMmla ? 8 : 4;
+constexpr int kBf16Run = kRun / 2;
 // Inputs of bfloat16 are filled up to a multiple of this.
 constexpr int kBf16Unit = kTiles ? kTileInputs : kBf16Run;
 
@@ -42,7 +43,7 @@ struct Matrix {
   int group() const { return format == Format::int8 ? kInt8Group : kInt4Group; }
   bool quantized() const { return format == Format::int8 || format == Format::int4; }
   // Products take activations in fewer bits than float32, see `round_row`.
-  bool rounds() const { return quantized() || ((kTiles || kHasDotBf16) && format == Format::bfloat16); }
+  bool rounds() const { return quantized() || ((kTiles || kHasDotBf16 || kMmla) && format == Format::bfloat16); }
   // Number of inputs with the padding of the last group or the last product.
   int64_t padded_inputs() const {
     if (quantized()) return num_groups() * group();

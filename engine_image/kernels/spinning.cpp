@@ -1,11 +1,13 @@
 #include "spinning.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <cstdlib>
 
 #include "simd.h"
+
+#if defined(__linux__)
+#include <fcntl.h>
+#include <unistd.h>
+#endif
 
 namespace inflight {
 
@@ -14,6 +16,7 @@ namespace {
 // /proc/thread-self/schedstat: nanoseconds on a core, nanoseconds of waiting for one, times it got one.
 class SchedulerStatistics {
  public:
+#if defined(__linux__)
   SchedulerStatistics() : file_(open("/proc/thread-self/schedstat", O_RDONLY | O_CLOEXEC)) {}
   ~SchedulerStatistics() {
     if (file_ >= 0) close(file_);
@@ -32,6 +35,9 @@ class SchedulerStatistics {
 
  private:
   const int file_;
+#else
+  int64_t delay() const { return -1; }
+#endif
 };
 
 }  // namespace

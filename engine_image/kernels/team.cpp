@@ -1,11 +1,13 @@
 #include "team.h"
 
+#include <cerrno>
+#include <ctime>
+
+#if defined(__linux__)
 #include <linux/futex.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include <cerrno>
-#include <ctime>
+#endif
 
 #include "simd.h"
 #include "tiles.h"
@@ -24,11 +26,18 @@ int64_t now() {
 }
 
 void sleep_while(std::atomic<uint32_t>* word, uint32_t old) {
+#if defined(__linux__)
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAIT_PRIVATE, old, nullptr, nullptr, 0);
+#else
+  timespec moment{0, 50'000};
+  nanosleep(&moment, nullptr);
+#endif
 }
 
 void wake_all(std::atomic<uint32_t>* word) {
+#if defined(__linux__)
   syscall(SYS_futex, reinterpret_cast<uint32_t*>(word), FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+#endif
 }
 
 }  // namespace

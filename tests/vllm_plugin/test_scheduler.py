@@ -1,6 +1,5 @@
 """The live scheduler on a scheduler that stands in for vLLM's."""
 
-import importlib
 import sys
 import types
 from types import SimpleNamespace
@@ -8,11 +7,14 @@ from types import SimpleNamespace
 import pytest
 
 from inflight_settings.limits import Limits, LimitsInForce
+from inflight_vllm import scheduler as scheduler_module
 from inflight_vllm.board import Board
 from tests.vllm_plugin.test_steps import ABORTED, FakeRequest
 
 ENGINE = SimpleNamespace(
-    scheduler_config=SimpleNamespace(async_scheduling=True, policy="fcfs"),
+    scheduler_config=SimpleNamespace(
+        async_scheduling=True, policy="fcfs", scheduler_cls="inflight_vllm", get_scheduler_cls=lambda: AsyncScheduler
+    ),
     parallel_config=SimpleNamespace(data_parallel_size=1),
     cache_config=SimpleNamespace(num_gpu_blocks=100, enable_prefix_caching=True),
     model_config=SimpleNamespace(max_model_len=2048),
@@ -67,7 +69,7 @@ class AsyncScheduler(Scheduler):
 
 @pytest.fixture
 def live(monkeypatch, tmp_path):
-    """The module `inflight_vllm.scheduler`, made with the stand-ins."""
+    """The module `inflight_vllm.scheduler`, with the stand-ins in the place of vLLM."""
     content = {
         "vllm.v1.core.sched.async_scheduler": {"AsyncScheduler": AsyncScheduler},
         "vllm.v1.core.sched.scheduler": {"Scheduler": Scheduler},
@@ -79,11 +81,9 @@ def live(monkeypatch, tmp_path):
         module.__dict__.update(content.get(name, {}))
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("INFLIGHT_STATE_FILE", str(tmp_path / "state"))
-    monkeypatch.delitem(sys.modules, "inflight_vllm.scheduler", raising=False)
-    module = importlib.import_module("inflight_vllm.scheduler")
-    monkeypatch.setattr(module, "problem", lambda: None)
-    yield module
-    sys.modules.pop("inflight_vllm.scheduler", None)
+    monkeypatch.setattr(scheduler_module, "problem", lambda: None)
+    yield scheduler_module
+    sys.modules.pop("inflight_vllm.live", None)
 
 
 def step(scheduler):
@@ -181,6 +181,9 @@ def test_what_is_not_supported_runs_vllms_own_scheduler_and_says_why(live, board
         monkeypatch.setattr(live, "problem", lambda: "vLLM 9.9.9 is not known: a version")
     else:
         config = SimpleNamespace(**{**vars(ENGINE), "parallel_config": SimpleNamespace(data_parallel_size=2)})
+    monkeypatch.setattr(ENGINE.scheduler_config, "scheduler_cls", "this plugin's")
+    monkeypatch.delitem(sys.modules, "vllm.v1.request")  # what an unknown vLLM lacks does no harm
     assert type(live.LiveScheduler(vllm_config=config)) is AsyncScheduler
+    assert config.scheduler_config.scheduler_cls is None
     assert reason in board().report.read().problem
     assert [reason in each.message for each in caplog.records] == [True]

@@ -11,8 +11,8 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-TESTED = ("0.31", "0.32")
-"""Minor versions."""
+TESTED = ("0.32",)
+"""Minor versions; `tests/vllm_plugin/test_contract.py` starts a server of each."""
 
 SCHEDULER = "inflight_vllm.scheduler.LiveScheduler"
 
@@ -30,6 +30,7 @@ NAMES = {
     ),
     "config/scheduler.py": (
         "SchedulerConfig.scheduler_cls", "SchedulerConfig.async_scheduling", "SchedulerConfig.policy",
+        "SchedulerConfig.get_scheduler_cls",
     ),
     "config/parallel.py": ("ParallelConfig.data_parallel_size",),
     "config/cache.py": ("CacheConfig.num_gpu_blocks", "CacheConfig.enable_prefix_caching"),

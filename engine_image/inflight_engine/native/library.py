@@ -13,7 +13,7 @@ import torch
 
 log = logging.getLogger(__name__)
 
-VARIANTS = ("amx", "avx512bf16", "avx512", "avx2", "generic")
+VARIANTS = ("amx", "avx512bf16", "avx512", "avx2", "bf16mmla", "generic")
 """Names of the compiled libraries, fastest first where the CPU is good at what each is for."""
 EMULATED = "amxemulated"
 """Name of a library that computes the bits of `amx` on any CPU with AVX2, slowly: for tests, only used by name."""
@@ -25,10 +25,11 @@ _UNITS = {
     "avx512bf16": "products of bfloat16 in 512 bits",
     "avx512": "512 bits",
     "avx2": "256 bits",
+    "bf16mmla": "products of small matrices",
     "generic": "128 bits",
     EMULATED: "emulated matrix tiles",
 }
-_MEASURED = ("amx", "avx512bf16")
+_MEASURED = ("amx", "avx512bf16", "bf16mmla")
 """Variants whose use is decided by a measurement, as their instructions may be slow, or emulated by a hypervisor."""
 _WORTHWHILE_GAIN = 1.3
 """Minimum speed-up by products in bfloat16, for which activations are rounded. In vectors it is 0.5 or 2, by CPU; in
@@ -45,7 +46,8 @@ _X86 = {
     "generic": set[str](),
     EMULATED: _AVX2,
 }
-_FLAGS = {"x86_64": _X86, "AMD64": _X86}
+_ARM = {"bf16mmla": {"asimdrdm", "atomics", "crc32", "bf16", "i8mm"}, "generic": set[str]()}
+_FLAGS = {"x86_64": _X86, "AMD64": _X86, "aarch64": _ARM, "arm64": _ARM}
 """The CPU's flags that a variant needs, by machine; on others only `generic` is compiled."""
 
 
@@ -143,7 +145,7 @@ def _cpu_flags() -> set[str]:
     try:
         with open("/proc/cpuinfo", encoding="ascii", errors="replace") as lines:
             for line in lines:
-                if line.startswith("flags"):
+                if line.startswith(("flags", "Features")):  # of x86 and of Arm
                     return set(line.partition(":")[2].split())
     except OSError:
         pass

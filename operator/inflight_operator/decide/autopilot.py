@@ -2,9 +2,8 @@
 
 The capacity of one replica follows from the cost model, with the limits that tuning would set for it, so that tuning
 changes a limit before scaling adds a replica. Replicas are then sized as servers of a queue: the smallest number with
-which all but a small share of the expected requests start within the TTFT target (`inflight_cost.staffing`), so the
-margin shrinks as the fleet grows. Replicas for the current backlog are added. A single replica stays alone while it is
-predicted to keep TTFT at the 95th percentile, with some growth, and to begin in time what waits.
+which all but a small share of the expected and waiting requests start within the TTFT target, with room for some growth
+(`inflight_cost.staffing`). Share and room fall with the number of replicas, from those that one replica may have.
 
 The forecast is the current demand plus its statistically significant trend until a replica ordered now is ready.
 If demand recently jumped faster than replicas start, no forecast helps: enough replicas for such a jump are kept, up to
@@ -23,7 +22,7 @@ from typing import NamedTuple
 
 from inflight_cost.capacity import Margins, Replica, Steady, Targets, Workload, largest_rate, steady
 from inflight_cost.limits import best_limits
-from inflight_cost.staffing import Staffing, replicas_needed, share_late
+from inflight_cost.staffing import Staffing, share_late, smallest
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.demand import DemandPoint, DemandView
 from inflight_operator.decide.scaling import Recommendation
@@ -47,12 +46,15 @@ class AutopilotPolicy:
 
     Attributes:
         margins: distance of the means to the targets, beside the one that staffing keeps to the TTFT target.
-        late: share of requests that may start late by chance, in a fleet.
+        late: share of requests that may start late by chance, in a large fleet.
         alone: the same of a single replica: that of targets for 95 of 100 requests, as a second one doubles the cost.
-        growth: factor by which demand may grow before a single replica starts more of it late: the next one takes time.
+        growth, room: growth of demand for which there is room, as the next replica takes time: a share of it, but at
+            most `room` of what a replica gets of it.
+        young: in a service's first seconds so much more of that, less and less up to `level`: demand may only begin.
         fast, level: the rate is the mean of the last `level` seconds, or of the last `fast` ones where that is
             significantly more.
         sureness: standard deviations that count as significant for `fast`, and for a `level` not seen for so long.
+        hold: standard deviations of the rate by which demand may rise again before a replica goes.
         trend: the slope of demand is computed over this time.
         significance: standard deviations from which a slope is significant.
         most_trend: share of the rate that is added at most for its slope.
@@ -71,10 +73,13 @@ class AutopilotPolicy:
     margins: Margins = field(default_factory=lambda: Margins(prefill=1.0))
     late: float = 0.015
     alone: float = 0.05
-    growth: float = 1.3
+    growth: float = 0.3
+    room: float = 1.0
+    young: float = 1.8
     fast: float = 15.0
     level: float = 60.0
     sureness: float = 1.5
+    hold: float = 2.0
     trend: float = 180.0
     significance: float = 2.0
     most_trend: float = 0.1
@@ -211,29 +216,28 @@ def decide_replicas(
     rate = _rate(view, dispersion, policy)
     expected = rate + _rise(view, rate, dispersion, ahead, policy)
     sizing = Sizing(expected, each, expected / each)
-    queues = _queues(view, targets, capacity, policy)
-    staffed = queues.replicas(expected)
+    queues = _queues(view, capacity, policy)
     waiting = _waiting(view)
-    backlog = waiting / (each * policy.recovery)
-    # A replica alone begins what waits now in time, or gets help; a fleet gets whole replicas for all that waits. In a
-    # service's first minute the rate is only what is certain: it decides where it is small.
-    in_time = waiting <= 1 or waiting * queues.prefill.service <= queues.prefill.patience
-    certain = view.seconds(policy.level) >= policy.level - 1 or sizing.need <= _SMALLEST_LOAD
-    alone = staffed == 1 and (not waiting or (in_time and certain))
-    need = 1 if alone else staffed + math.ceil(backlog)
+    # Requests a second, beside those that arrive, while what waits is worked off.
+    beside = waiting / policy.recovery
+    staffed, need = queues.replicas(expected), queues.replicas(expected + beside)
+    if need < view.credited:
+        # A replica goes once demand is lower by more than chance.
+        chance = policy.hold * math.sqrt(rate / policy.level)
+        need = min(view.credited, queues.replicas(expected + beside + chance))
     memory = memory.with_need(view, sizing.need, staffed, ahead, policy)
 
     lately, jump = 0, policy.tolerance * memory.jump
     if jump > 1:
         peak = memory.peak_need(policy.brief) * (policy.headroom if jump > _JUMPY else 1.0)
-        lately = round(min(peak, need * jump if need > 1 else queues.replicas(expected * jump)))
+        lately = min(round(peak), queues.replicas(expected * jump))
     season = math.ceil(policy.season * memory.season(view.calendar, ahead + SLOT))
     replicas = max(need, lately, season)
     held = None
     if replicas > need:
         held = Reason("LatelyNeeded" if lately >= season else "SeasonNeeded", {"more": replicas - need})
-    if not capacity.met:
-        held = Reason("TargetsOutOfReach", held=held)
+    if capacity.aim != targets:
+        held = Reason("TargetsOutOfReach", {"ttft": capacity.aim.ttft is not None}, held)
     if replicas < view.credited and view.seconds(policy.level) < policy.level - 1:
         held = Reason("DemandNotKnown", {"more": view.credited - replicas}, held)
         replicas = view.credited
@@ -244,13 +248,12 @@ def decide_replicas(
         "output": view.workload.output,
         "need": sizing.need,
         "each": sizing.each,
-        "margin": staffed - sizing.need,
+        "margin": need - sizing.need - beside / each,
     }
-    if need > staffed:
-        numbers |= {"waiting": view.waiting or math.ceil(waiting), "backlog": need - staffed}
-    if staffed > 1:
-        growth = policy.growth if staffed == 2 else 1.0
-        numbers |= {"late": queues.late(staffed - 1, expected * growth), "growth": growth - 1}
+    if beside:
+        numbers |= {"waiting": view.waiting or math.ceil(waiting), "backlog": beside / each}
+    if need > 1:
+        numbers |= {"late": queues.late(need - 1, expected + beside), "growth": queues.growth(need - 1)}
     if replicas > view.ready:
         numbers["ready"] = max(view.starting, default=0.0) if replicas <= view.credited else view.start_up
     return replicas, Reason("Demand", numbers, held), memory, sizing
@@ -284,13 +287,13 @@ class Capacity(NamedTuple):
 
     Attributes:
         rate: requests a second.
-        met: within its targets; else the rate without targets, which the replica could not meet.
+        aim: targets that it keeps: without those that no rate keeps.
         limits: limits that tuning would set.
         state: state of the replica at that rate.
     """
 
     rate: float
-    met: bool
+    aim: Targets
     limits: Limits
     state: Steady
 
@@ -303,8 +306,8 @@ def capacity_within(
     for aim in (targets, replace(targets, tpot=None), Targets()):
         found = _capacity(replica, workload, aim, bounds, margins)
         if found.rate > 0 and found.rate >= _WITHIN_REACH * free.rate:
-            return found._replace(met=aim == targets)
-    return Capacity(1e-3, False, bounds.low, Steady(math.inf, 1.0, 1.0, 1.0))
+            return found
+    return Capacity(1e-3, Targets(), bounds.low, Steady(math.inf, 1.0, 1.0, 1.0))
 
 
 @lru_cache(maxsize=8192)
@@ -313,7 +316,7 @@ def _capacity(
 ) -> Capacity:
     limits = best_limits(replica, workload, targets, bounds, margins=margins)
     rate = largest_rate(replica, workload, targets, limits, margins)
-    return Capacity(rate, True, limits, steady(replica, workload, rate, limits))
+    return Capacity(rate, targets, limits, steady(replica, workload, rate, limits))
 
 
 def _rate(view: DemandView, dispersion: float, policy: AutopilotPolicy) -> float:
@@ -351,27 +354,36 @@ class _Queues(NamedTuple):
     prefill: Staffing
     decode: Staffing
     policy: AutopilotPolicy
+    young: float
 
     def replicas(self, rate: float) -> int:
-        """Returns the replicas that `rate` requests per second need, so that both queues begin them in time."""
-        least = max(1, math.ceil(rate / self.capacity.rate))
-        if least == 1 and self.late(1, rate * self.policy.growth) <= self.policy.alone:
-            return 1
-        return max(2, least, replicas_needed(rate, self.prefill), replicas_needed(rate, self.decode))
+        """Returns the fewest replicas that carry `rate` requests per second and begin them in time, but for a share."""
+        policy, least = self.policy, max(1, math.ceil(rate / self.capacity.rate))
+        spread = policy.alone - policy.late
+
+        def suffice(replicas: int) -> bool:
+            return replicas >= least and self.late(replicas, rate) <= policy.late + spread / replicas
+
+        return smallest(suffice, least, _MOST_REPLICAS) or _MOST_REPLICAS
+
+    def growth(self, replicas: int) -> float:
+        """Returns the growth of demand for which so many replicas have room, as a share."""
+        return min(self.policy.growth, self.policy.room / replicas) + self.young / replicas
 
     def late(self, replicas: int, rate: float) -> float:
-        """Returns the share of requests that start late."""
-        prefill, decode = self.prefill, self.decode
-        if replicas == 1 and rate > 0:
-            # A replica that is not full takes less time for its steps.
-            state = steady(self.replica, self.workload, rate, self.capacity.limits)
-            each = self.capacity.state.running / self.capacity.rate
-            prefill = replace(prefill, service=min(prefill.service, state.prefill_load / rate))
-            decode = replace(decode, service=decode.service * min(1.0, state.running / rate / each))
+        """Returns the share of requests that start late if `rate` grows by `growth`."""
+        rate *= 1 + self.growth(replicas)
+        if rate <= 0:
+            return 0.0
+        # A replica that is not full takes less time for its steps.
+        state = steady(self.replica, self.workload, rate / replicas, self.capacity.limits)
+        shorter = min(1.0, state.running * replicas / rate * self.capacity.rate / self.capacity.state.running)
+        prefill = replace(self.prefill, service=min(self.prefill.service, state.prefill_load * replicas / rate))
+        decode = replace(self.decode, service=self.decode.service * shorter)
         return max(share_late(replicas, rate, prefill), share_late(replicas, rate, decode))
 
 
-def _queues(view: DemandView, targets: Targets, capacity: Capacity, policy: AutopilotPolicy) -> _Queues:
+def _queues(view: DemandView, capacity: Capacity, policy: AutopilotPolicy) -> _Queues:
     assert view.replica is not None
     assert view.workload is not None
     cost, workload = view.replica.cost, view.workload
@@ -383,21 +395,23 @@ def _queues(view: DemandView, targets: Targets, capacity: Capacity, policy: Auto
     # slope of ln(work) over ln(length) (delta method).
     steeper = attention / own if own > 0 else 0.0
     unequal = max(0.0, workload.prompt_square / max(1.0, workload.prompt) ** 2 - 1)
-    ttft = targets.ttft_of(workload.prompt)
+    ttft = capacity.aim.ttft_of(workload.prompt)
     patience = policy.recovery if ttft is None else max(ttft - own, _LEAST_PATIENCE * ttft)
     prefill = Staffing(
         service=min(1.0, capacity.state.prefill_load) / capacity.rate,
         variation=unequal * (1 + steeper) ** 2,
         patience=patience,
-        share=policy.late,
         pooled=view.pooled,
         ordered=view.ordered,
     )
     slots = max(_LEAST_SLOTS, min(_MOST_SLOTS, round(capacity.state.running)))
     lengths = max(0.0, workload.output_square / max(1.0, workload.output) ** 2 - 1)
     decode = replace(prefill, service=slots / capacity.rate, servers=slots, variation=lengths)
-    return _Queues(view.replica, workload, capacity, prefill, decode, policy)
+    young = policy.young * (1 - view.seconds(policy.level) / policy.level)
+    return _Queues(view.replica, workload, capacity, prefill, decode, policy, young)
 
+
+_MOST_REPLICAS = 10_000
 
 _LEAST_SLOTS, _MOST_SLOTS = 4, 64
 """Servers that a replica's slots are counted as: a few requests more for a moment miss no mean over an output, and

@@ -101,12 +101,13 @@ def _held(n: _Numbers) -> str:
 
 def _beside_need(n: _Numbers) -> str:
     """The terms that add up to whole replicas with the need as it is printed."""
-    staffed = round(float(n["need"]) + float(n["margin"]))
-    text = f", margin {staffed - round(float(n['need']), 1):.1f}"
+    need, backlog = round(float(n["need"]), 1), round(float(n.get("backlog", 0)), 1)
+    whole = round(float(n["need"]) + float(n.get("backlog", 0)) + float(n["margin"]))
+    text = f", {backlog:.1f} for {count(n['waiting'], 'waiting request')}" if backlog else ""
+    text += f", margin {whole - need - backlog:.1f}"
     if "late" in n:
-        grown = f" at {n['growth']:.0%} more" if n["growth"] else ""
-        text += f" ({count(staffed - 1, 'replica')} would start {n['late']:.1%} late{grown})"
-    return text + (f", {n['backlog']:g} for {count(n['waiting'], 'waiting request')}" if "backlog" in n else "")
+        text += f" ({count(whole - 1, 'replica')} would start {n['late']:.1%} late at {n['growth']:.0%} more)"
+    return text
 
 
 def _more(n: _Numbers) -> str:
@@ -145,7 +146,8 @@ _TRAFFIC: dict[str, Callable[[_Numbers], str]] = {
     "LatelyNeeded": lambda n: f"{_more(n)} ready for demand that jumps as it did lately",
     "SeasonNeeded": lambda n: f"{_more(n)} ready for the demand of this time yesterday or a week ago",
     "TargetsOutOfReach": lambda n: (
-        "by the cost model no engine can keep spec.slo at any load: capacity is computed without the targets"
+        f"by the cost model no engine can keep {'tpotP95 of spec.slo' if n['ttft'] else 'spec.slo'} at any load:"
+        " replicas are computed without it"
     ),
     "NoDemand": lambda n: "no request has arrived since the operator started",
     "DemandNotKnown": lambda n: (

@@ -10,6 +10,7 @@ import msgspec
 
 from inflight_cost.capacity import Margins, Replica, Steady, Targets, Workload, largest_rate, steady
 from inflight_cost.limits import best_limits
+from inflight_cost.staffing import smallest
 from inflight_settings.limits import Limits, LimitsBounds
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
 from inflight_simulator.fleet.outcome import FleetRun
@@ -30,34 +31,6 @@ class FixedRun:
     replicas: int
     run: FleetRun
     one_less: FleetRun | None
-
-
-def smallest(keeps: Callable[[int], bool], guess: int, most: int) -> int | None:
-    """The smallest count from 1 to `most` that meets the monotonic condition: by doubling steps away from `guess`, then
-    bisection. None: `most` does not meet it."""
-    at = min(max(guess, 1), most)
-    step = 1
-    if keeps(at):
-        low, high = 0, at
-        while high > 1:
-            below = max(1, high - step)
-            if not keeps(below):
-                low = below
-                break
-            high, step = below, 2 * step
-    else:
-        low, high = at, at
-        while True:
-            if high == most:
-                return None
-            high, step = min(most, high + step), 2 * step
-            if keeps(high):
-                break
-            low = high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if keeps(middle) else (middle, high)
-    return high
 
 
 def smallest_fleet(

@@ -1,4 +1,4 @@
-"""The kernels on Arm, cross-compiled and run by QEMU: `kernels_program.cpp` calls them."""
+"""The kernels' variants for Arm, cross-compiled and run by QEMU: `kernels_program.cpp` calls them."""
 
 import functools
 import importlib.util
@@ -26,6 +26,7 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"not installed (as Debian calls it): {', '.join(MISSING)}"),
     pytest.mark.skipif(not library.is_runnable("generic"), reason="no CPU kernels to compare with are compiled"),
 ]
+ARM = ("generic", "bf16mmla")
 
 
 @pytest.fixture(scope="module")
@@ -80,22 +81,63 @@ def some(shape):
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_product_is_that_of_the_rows_it_keeps_and_a_row_alone_is_the_same_bits(run, form, shape):
+@pytest.mark.parametrize("variant", ARM)
+def test_a_product_is_that_of_the_rows_it_keeps_and_a_row_alone_is_the_same_bits(run, variant, form, shape):
     weight, x = some(shape)
-    kept, found = product(run, "generic", form, weight, x)
+    kept, found = product(run, variant, form, weight, x)
     torch.testing.assert_close(kept, product(run, "host", form, weight, x)[0], rtol=0, atol=0)
     if form in ("int8", "int4"):
         x = rounded_to_8_bits(x, {"int8": 64, "int4": 32}[form])
+    elif (variant, form) == ("bf16mmla", "bfloat16"):
+        x = x.bfloat16().float()
     torch.testing.assert_close(found, x @ kept.T, rtol=2e-5, atol=2e-5 * shape[1] ** 0.5)
 
 
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("form", ["float32", "int8", "int4"])
+def test_variants_give_the_same_bits_where_only_the_instructions_differ(run, form, shape):
+    """Sums of integers are exact."""
+    results = [product(run, variant, form, *some(shape))[1] for variant in ARM]
+    assert torch.equal(*results)
+
+
+def add_rounded_to_odd(a, b):
+    """float32 a + b: what is not exact is cut off, and its last bit is then 1."""
+    a, b = a.astype(np.float64), b.astype(np.float64)
+    total = a + b
+    part = total - a
+    error = (a - (total - part)) + (b - part)
+    bits = total.view(np.int64)
+    bits = bits + np.where((error != 0) & (bits & 1 == 0), np.where((error > 0) == (total > 0), 1, -1), 0)
+    tail = (1 << 29) - 1  # what float64 has more
+    cut = (bits & ~tail).view(np.float64).astype(np.float32)
+    return (cut.view(np.int32) | (bits & tail != 0)).view(np.float32)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_products_of_bfloat16_are_the_formula_of_the_instruction_bit_for_bit(run, shape):
+    """BFMMLA: for each two inputs the sum of two products, then that and the sum so far."""
+    weight, x = some(shape)
+    _, found = product(run, "bf16mmla", "bfloat16", weight, x)
+    w, x = (values.bfloat16().float().numpy() for values in (weight, x))
+    expected = np.zeros((len(x), len(w)), np.float32)
+    for i in range(0, shape[1], 2):
+        first, second = (x[:, None, at] * w[None, :, at] for at in (i, i + 1))
+        expected = add_rounded_to_odd(expected, add_rounded_to_odd(first, second))
+    assert np.array_equal(found.numpy(), expected)
+
+
 def test_what_decides_on_a_variant_runs_on_arm(run):
+    gain, refusal = run("bf16mmla", "gain")
+    assert gain > 0
+    assert refusal == 0
     assert list(run("generic", "gain")) == [0, 0]
 
 
 @pytest.mark.parametrize("form", FORMATS)
-def test_a_decoder_gives_this_machine_s_logits_whatever_the_chunks(run, form):
-    whole, chunks = (run("generic", "decoder", FORMATS.index(form), *counts) for counts in ((60,), (33, 1, 2, 24)))
+@pytest.mark.parametrize("variant", ARM)
+def test_a_decoder_gives_this_machine_s_logits_whatever_the_chunks(run, variant, form):
+    whole, chunks = (run(variant, "decoder", FORMATS.index(form), *counts) for counts in ((60,), (33, 1, 2, 24)))
     assert np.array_equal(whole.view(np.uint32), chunks.view(np.uint32))
     expected = run("host", "decoder", FORMATS.index(form), 60)
     # Another rounding in float32 moves an activation by a whole step of its 8 bits, or of bfloat16.

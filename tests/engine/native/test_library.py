@@ -1,6 +1,7 @@
 """Choice of the library of kernels, and the threads that it computes with."""
 
 import errno
+import io
 from types import SimpleNamespace
 
 import pytest
@@ -8,6 +9,8 @@ import torch
 
 from inflight_engine.native import library
 from tests.engine.native.variants import VARIANTS, kernels, needs_kernels
+
+cpu_flags = library._cpu_flags
 
 
 @needs_kernels
@@ -87,6 +90,16 @@ def test_a_variant_that_is_asked_for_is_not_measured_but_needs_the_permission(ma
         machine(asked="amx", permission=errno.EPERM)
 
 
-def test_on_a_machine_with_no_variant_of_its_own_the_generic_one_is_used(machine, monkeypatch):
+def test_on_arm_products_of_small_matrices_are_used_where_the_cpu_has_them_and_they_are_fast(machine, monkeypatch):
     monkeypatch.setattr(library.platform, "machine", lambda: "aarch64")
-    assert machine(amx=15.0, avx512bf16=2.0) == "generic"
+    monkeypatch.setattr(library, "_cpu_flags", cpu_flags)
+
+    def cpu_has(features):
+        text = f"processor\t: 0\nBogoMIPS\t: 100.00\nFeatures\t: {features}\nCPU implementer\t: 0x41\n"
+        monkeypatch.setattr(library, "open", lambda *_, **__: io.StringIO(text), raising=False)
+
+    cpu_has("fp asimd crc32 atomics asimdrdm asimddp i8mm bf16")
+    assert machine(bf16mmla=4.0) == "bf16mmla"
+    assert machine(bf16mmla=0.5) == "generic"
+    cpu_has("fp asimd crc32 atomics asimdrdm asimddp bf16")
+    assert machine(bf16mmla=4.0) == "generic"

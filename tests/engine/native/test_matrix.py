@@ -77,7 +77,7 @@ def rounded_to_8_bits(x, group):
 
 
 def multiplies_in_bfloat16(library):
-    return library._name.endswith(("avx512bf16.so", "amx.so", "amxemulated.so"))
+    return library._name.endswith(("avx512bf16.so", "amx.so", "amxemulated.so", "bf16mmla.so"))
 
 
 @pytest.mark.parametrize("form", FORMATS)

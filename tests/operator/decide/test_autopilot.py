@@ -6,13 +6,16 @@ import struct
 from dataclasses import replace
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight_base.manifest.defaults import SCALE_DOWN_SECONDS
 from inflight_cost.capacity import Margins, Replica, Targets, Workload
 from inflight_cost.model import CostModel, StepWork
 from inflight_operator.decide.autopilot import SLOT, AutopilotPolicy, DemandMemory, capacity_within, decide_replicas
+from inflight_operator.decide.behavior import Behavior, ScalingHistory, ScalingRules, recorded, stabilized
 from inflight_operator.decide.demand import DemandPoint, DemandView
 from inflight_operator.decide.sentences import sentence
 from inflight_settings.limits import Limits, LimitsBounds
@@ -113,15 +116,14 @@ def test_what_waits_comes_on_top_and_what_is_ordered_is_not_asked_for_again():
     assert decided(replace(seen, starting=(5.0,) * 3))[0] <= replicas
 
 
-def test_a_queue_that_a_replica_alone_begins_in_time_asks_for_nothing_and_a_longer_one_does():
-    few = view([0.5 * EACH] * 60, ready=1, waiting=5, waiting_tokens=5 * WORKLOAD.prompt)
-    replicas, reason, _ = decided(few)
-    assert replicas == 1
-    assert sentence(reason).endswith("/s each, margin 0.5")
-    many = replace(few, waiting=100, waiting_tokens=100 * WORKLOAD.prompt)
-    replicas, reason, _ = decided(many)
-    assert replicas == 2
-    assert sentence(reason).endswith("/s each, margin 0.5, 1 for 100 waiting requests, ready in 60 s")
+@given(st.floats(0, 200), st.integers(0, 3000))
+def test_what_waits_is_demand_over_the_time_of_recovery_and_no_replica_each(rate, waiting):
+    queue = {"waiting": waiting, "waiting_tokens": waiting * WORKLOAD.prompt, "ready": 1}
+    replicas, reason, _ = decided(view([rate] * 60, **queue))
+    beside = waiting / AutopilotPolicy().recovery
+    assert replicas == decided(view([rate + beside] * 60, ready=1))[0]
+    printed = f", {beside / EACH:.1f} for {waiting} waiting request"
+    assert (printed in sentence(reason)) == (beside / EACH >= 0.05)
 
 
 def test_demand_that_rises_is_expected_to_rise_on_and_demand_that_falls_to_stay():
@@ -184,12 +186,12 @@ def test_two_known_days_must_agree():
     assert DemandMemory().season(0.0, 0.0) == 0.0
 
 
-def test_targets_that_no_engine_keeps_are_left_out_and_named():
-    replicas, reason, *_ = decide_replicas(
-        view([61.0] * 60), Targets(0.5, 0.001), LIMITS, DemandMemory(), AutopilotPolicy()
-    )
-    assert 1 <= replicas <= 10
-    assert "no engine can keep spec.slo" in sentence(reason)
+def test_targets_that_no_engine_keeps_are_left_out_of_capacity_and_margin_and_named():
+    replicas, reason, *_ = decide_replicas(view([61.0] * 60), Targets(0.5, 0.001), LIMITS, DemandMemory())
+    assert "no engine can keep tpotP95 of spec.slo at any load: replicas are computed without it" in sentence(reason)
+    without, other, *_ = decide_replicas(view([61.0] * 60), Targets(0.5), LIMITS, DemandMemory())
+    assert replicas == without <= 10
+    assert reason.numbers == other.numbers
 
 
 def test_demand_that_was_not_watched_long_enough_takes_no_replica_away():
@@ -296,6 +298,52 @@ def test_a_second_replica_is_for_the_predicted_95th_percentile_and_says_so(servi
     if replicas == 2 and share < 1:
         assert reason.numbers["late"] > 0.05
         assert "1 replica would start" in sentence(reason)
+
+
+@settings(max_examples=200)
+@given(services(), st.floats(0, 4), st.booleans(), st.booleans())
+def test_a_small_step_of_demand_orders_one_replica_at_most_and_takes_none(service, share, pooled, ordered):
+    fields, targets, bounds = service
+    each = capacity_within(*fields.values(), targets, bounds, AutopilotPolicy().margins).rate
+    one, other = (
+        decide_replicas(
+            view([part * each] * 60, ready=1, pooled=pooled, ordered=ordered, **fields), targets, bounds, DemandMemory()
+        )[0]
+        for part in (share, share + 0.05)
+    )
+    assert one <= other <= one + 1
+
+
+def course(share, seed):
+    """Replicas in each round of half an hour of Poisson arrivals at a share of one replica's capacity, with the default
+    windows: requests wait where more come than ready replicas do."""
+    random = np.random.default_rng(seed)
+    behavior, history = Behavior(ScalingRules(0.0), ScalingRules(SCALE_DOWN_SECONDS)), ScalingHistory()
+    memory, rates, backlog, replicas, starting = DemandMemory(), [], 0.0, 1, []
+    for step in range(600):
+        now = 3.0 * step
+        starting = [at for at in starting if at > now]
+        ready = replicas - len(starting)
+        rates = [*rates[-99:], random.poisson(share * EACH * 3) / 3]
+        backlog = max(0.0, backlog + (rates[-1] - ready * EACH) * 3)
+        queue = {"waiting": int(backlog), "waiting_tokens": int(backlog) * WORKLOAD.prompt}
+        seen = view(
+            rates, now, ready=ready, starting=tuple(at - now for at in starting), pooled=True, ordered=True, **queue
+        )
+        wanted, _, memory = decided(seen, memory)
+        history = history.at(now, replicas, starting=0)
+        then = stabilized(wanted, replicas, behavior, history, now).replicas
+        history = recorded(history, now, wanted=wanted, before=replicas, after=then, behavior=behavior)
+        starting = [*starting, *[now + 60.0] * (then - replicas)][: max(0, then - ready)]
+        replicas = then
+        yield replicas
+
+
+@pytest.mark.parametrize("share", [0.1, 0.4, 0.7, 0.95, 1.2, 2.1, 2.7, 2.85])
+def test_constant_demand_changes_replicas_a_few_times_in_half_an_hour(share):
+    replicas = list(course(share, 0))[60:]
+    assert sum(one != other for one, other in pairwise(replicas)) <= 4
+    assert max(replicas) - min(replicas) <= 1
 
 
 def terms(text):
