@@ -106,6 +106,9 @@ CHANGES = {
     "topologySpreadConstraints": [{"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "DoNotSchedule"}],
     "priorityClassName": "high",
     "priorityClass.value": 5,
+    "vllm.image.repository": "registry.example/vllm",
+    "vllm.image.tag": "v1",
+    "vllm.image.digest": DIGEST,
 }
 """Another value for each, but for booleans: those are turned round."""
 

@@ -29,6 +29,8 @@ def test_a_spec_of_four_lines_gets_every_default_from_the_api_server(make):
     assert make(FOUR_LINES)["spec"] == {
         "model": {"source": "builtin://smollm2", "revision": "main"},
         "engine": {
+            "type": "inflight",
+            "plugin": True,
             "dtype": "auto",
             "quantization": "none",
             "maxNumSeqs": 256,

@@ -158,3 +158,17 @@ async def test_a_signed_drain_begins_and_anything_else_is_not_there(limits):
     assert drain.draining
     assert admin.answer("GET", "/metrics", "", b"").body == b"page"
     assert admin.answer("POST", "/v1/chat/completions", "", b"{}").status == 404
+
+
+def test_a_report_that_is_being_written_leaves_the_one_before_it_in_force(admin, limits, board, monkeypatch):
+    monkeypatch.setattr(type(board.report), "read", lambda slot: None)
+    assert limits.capacity == Limits(64, 2048)
+    answer, _ = call(admin, {"max_num_seqs": 8})
+    assert answer.status == 200
+
+
+def test_a_plugin_that_failed_in_the_engine_process_takes_no_more_changes(admin, board):
+    board.report.write(Report(problem="the plugin failed: ZeroDivisionError"))
+    answer, proven = call(admin, {"max_num_seqs": 8})
+    assert (answer.status, proven) == (501, True)
+    assert b"ZeroDivisionError" in answer.body

@@ -122,6 +122,22 @@ async def test_class_and_tenant_become_fields_of_vllm(serve, tmp_path):
     assert client.inflight._drain.running == 0
 
 
+async def test_a_websocket_needs_the_signature_too(serve, vllm, tmp_path):
+    (tmp_path / "key").write_bytes(b"secret")
+    app = serve(TENANT_KEY_FILE=str(tmp_path / "key")).inflight
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def receive():
+        return {"type": "websocket.connect"}
+
+    await app({"type": "websocket", "path": "/v1/realtime", "headers": []}, receive, send)
+    assert [(each["type"], each.get("code")) for each in sent] == [("websocket.close", 1008)]
+    assert app._drain.running == 0
+
+
 async def test_a_drain_lets_running_requests_finish_and_refuses_new_ones(serve, vllm, monkeypatch):
     client, left = serve(), asyncio.Event()
     client.inflight._drain._leave = left.set

@@ -13,7 +13,12 @@ from tests.vllm_plugin.test_steps import ABORTED, FakeRequest
 
 ENGINE = SimpleNamespace(
     scheduler_config=SimpleNamespace(
-        async_scheduling=True, policy="fcfs", scheduler_cls="inflight_vllm", get_scheduler_cls=lambda: AsyncScheduler
+        async_scheduling=True,
+        policy="fcfs",
+        scheduler_cls="inflight_vllm",
+        get_scheduler_cls=lambda: AsyncScheduler,
+        enable_chunked_prefill=True,
+        disable_chunked_mm_input=False,
     ),
     parallel_config=SimpleNamespace(data_parallel_size=1),
     cache_config=SimpleNamespace(num_gpu_blocks=100, enable_prefix_caching=True),
@@ -86,6 +91,12 @@ def live(monkeypatch, tmp_path):
     sys.modules.pop("inflight_vllm.live", None)
 
 
+def engine(**changes):
+    """Returns the configuration with other settings of the scheduler."""
+    settings = SimpleNamespace(**{**vars(ENGINE.scheduler_config), **changes})
+    return SimpleNamespace(**{**vars(ENGINE), "scheduler_config": settings})
+
+
 def step(scheduler):
     output = scheduler.schedule()
     scheduler.update_from_output(output, None)
@@ -99,10 +110,7 @@ def board(tmp_path):
 
 def test_it_is_of_the_kind_that_vllm_would_make(live):
     assert isinstance(live.LiveScheduler(vllm_config=ENGINE), AsyncScheduler)
-    one_by_one = SimpleNamespace(
-        **{**vars(ENGINE), "scheduler_config": SimpleNamespace(async_scheduling=False, policy="")}
-    )
-    made = live.LiveScheduler(vllm_config=one_by_one)
+    made = live.LiveScheduler(vllm_config=engine(async_scheduling=False))
     assert isinstance(made, Scheduler)
     assert not isinstance(made, AsyncScheduler)
 
@@ -172,6 +180,57 @@ def test_steps_planned_ahead_are_measured_in_order(live, board, monkeypatch, tmp
         step(scheduler)
     lines = (tmp_path / "record").read_text().splitlines()[1:]
     assert [line.split("[")[2].split("]")[0] for line in lines] == ["0, 4, 0, 10, 0", "1, 0, 5, 0, 0", "1, 0, 6, 0, 0"]
+
+
+def test_vllms_own_limit_of_active_requests_is_the_capacity(live, board, monkeypatch):
+    made = Scheduler.__init__
+
+    def fewer(self, **arguments):
+        made(self, **arguments)
+        self.max_num_active_reqs = 5
+
+    monkeypatch.setattr(Scheduler, "__init__", fewer)
+    scheduler = live.LiveScheduler(vllm_config=ENGINE)
+    assert board().report.read().max_num_seqs == 5
+    board().limits.write(LimitsInForce(Limits(8, 64), 1))
+    step(scheduler)
+    assert scheduler.max_num_active_reqs == 5
+
+
+@pytest.mark.parametrize("part", ["_work.work", "_cost.observe", "_met.arrive", "_met.survey", "board.limits.read"])
+def test_vllm_goes_on_without_a_plugin_that_fails(live, board, monkeypatch, caplog, part):
+    scheduler = live.LiveScheduler(vllm_config=ENGINE)
+    board().limits.write(LimitsInForce(Limits(2, 64), 1))
+
+    def fail(*arguments):
+        raise ZeroDivisionError
+
+    *path, name = part.split(".")
+    owner = scheduler
+    for each in path:
+        owner = getattr(owner, each)
+    monkeypatch.setattr(owner, name, fail)
+    for number in range(4):
+        scheduler.add_request(FakeRequest(str(number), 4))
+    for _ in range(20):
+        step(scheduler)
+    assert not scheduler.requests
+    assert [each.message for each in caplog.records if each.levelname == "ERROR"] == [
+        "inflight: the plugin failed; vLLM goes on without it, with the limits as they are"
+    ]
+    assert "ZeroDivisionError" in board().report.read().problem
+
+
+def test_a_folder_that_cannot_be_written_leaves_vllms_own_scheduler(live, monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("INFLIGHT_STATE_FILE", str(tmp_path / "none" / "state"))
+    assert type(live.LiveScheduler(vllm_config=engine())) is AsyncScheduler
+    assert "cannot be written" in caplog.text
+
+
+@pytest.mark.parametrize("changes", [{"enable_chunked_prefill": False}, {"disable_chunked_mm_input": True}])
+def test_limits_stay_where_vllm_cannot_split_a_prompt(live, board, changes):
+    assert type(live.LiveScheduler(vllm_config=engine(**changes))) is AsyncScheduler
+    assert "longer than a limit of tokens" in board().report.read().problem
 
 
 @pytest.mark.parametrize("reason", ["a version", "several engines"])

@@ -11,35 +11,36 @@ from inflight_vllm.board import Board, Report
 
 
 class LiveLimits:
-    """Limits of the engine process on `board`.
-
-    Attributes:
-        problem: why they cannot be changed, in a sentence; None: they can.
-    """
+    """Limits of the engine process on `board`. Args: problem: why they cannot be changed, if the API process knows."""
 
     def __init__(self, board: Board | None, problem: str | None) -> None:
-        report = None if board is None else board.report.read()
-        if problem is None and report is None:
-            problem = (
-                "the scheduler is not this plugin's: --scheduler-cls=inflight_vllm.scheduler.LiveScheduler is missing"
-            )
         self._board = board
-        self.problem = problem or (None if report is None else report.problem)
-        self._in_force = LimitsInForce(self._capacity_of(report or Report()))
+        self._latest = Report()
+        if problem is None and (board is None or not board.report.number):
+            problem = (
+                "the scheduler is not this plugin's: --scheduler-cls=inflight_vllm.scheduler.LiveScheduler is missing,"
+                " or the log has another reason"
+            )
+        self._problem = problem
+        self._in_force = LimitsInForce(self.capacity)
 
-    @staticmethod
-    def _capacity_of(report: Report) -> Limits:
-        return Limits(report.max_num_seqs, report.max_num_batched_tokens)
+    @property
+    def problem(self) -> str | None:
+        """Why the limits cannot be changed, in a sentence; None: they can."""
+        return self._problem or self.report.problem
 
     @property
     def report(self) -> Report:
-        """The engine process's latest report."""
-        return (None if self._board is None else self._board.report.read()) or Report()
+        """The engine process's latest report; the one before it while the engine process writes."""
+        found = None if self._board is None else self._board.report.read()
+        self._latest = found or self._latest
+        return self._latest
 
     @property
     def capacity(self) -> Limits:
         """The largest limits: vLLM's own flags."""
-        return self._capacity_of(self.report)
+        report = self.report
+        return Limits(report.max_num_seqs, report.max_num_batched_tokens)
 
     @property
     def in_force(self) -> LimitsInForce:
@@ -65,8 +66,9 @@ class LiveLimits:
         Raises:
             ApiError: 501 the limits cannot be changed; its message says why.
         """
-        if self.problem is not None:
-            raise ApiError(501, f"limits cannot be changed: {self.problem}", code="unsupported_engine")
+        problem = self.problem
+        if problem is not None:
+            raise ApiError(501, f"limits cannot be changed: {problem}", code="unsupported_engine")
 
     def _set(self, limits: LimitsInForce) -> None:
         assert self._board is not None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Callable
+from functools import wraps
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -24,8 +26,27 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vllm.inflight")
 
+_Arguments = ParamSpec("_Arguments")
+
 _REPORT_SECONDS = 0.2
 """Seconds between two reports while steps run."""
+
+
+def _harmless(part: Callable[Concatenate[_Live, _Arguments], None]) -> Callable[Concatenate[_Live, _Arguments], None]:
+    """After an error in the plugin's own part of a step, vLLM goes on without the plugin: it would end the engine."""
+
+    @wraps(part)
+    def tried(self: _Live, /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> None:
+        if self.failed:
+            return
+        try:
+            part(self, *arguments, **named)
+        except Exception as error:
+            self.failed = True
+            log.exception("inflight: the plugin failed; vLLM goes on without it, with the limits as they are")
+            self.board.report.write(Report(problem=f"the plugin failed: {type(error).__name__}"))
+
+    return tried
 
 
 class _Live:
@@ -37,10 +58,11 @@ class _Live:
     def __init__(self, board: Board, **arguments: Any) -> None:
         super().__init__(**arguments)
         scheduler: Any = self
-        self._board = board
+        self.failed = False
+        self.board = board
         self._seen = 0
         """Number of the limits that are applied."""
-        self._capacity = Limits(scheduler.max_num_running_reqs, scheduler.max_num_scheduled_tokens)
+        self._capacity = Limits(scheduler.max_num_active_reqs, scheduler.max_num_scheduled_tokens)
         config = scheduler.vllm_config
         num_blocks = config.cache_config.num_gpu_blocks or 0
         self._report = Report(
@@ -71,14 +93,11 @@ class _Live:
     def schedule(self, *arguments: Any, **named: Any) -> SchedulerOutput:
         """Plan a step under the limits in force."""
         began = perf_counter()
-        if self._board.limits.number != self._seen:
-            self._take_limits()
+        self._take_limits()
         planned = perf_counter()
         output: SchedulerOutput = super().schedule(*arguments, **named)  # type: ignore[misc]
         ended = perf_counter()
-        scheduled, total = output.num_scheduled_tokens, output.total_num_scheduled_tokens
-        work = self._work.work(scheduled, total, self.requests)  # type: ignore[attr-defined]
-        self._planned.append((began, work))
+        self._plan(output, began)
         self._report.own_seconds += planned - began + perf_counter() - ended
         return output
 
@@ -96,17 +115,31 @@ class _Live:
         new = request.request_id not in self.requests  # type: ignore[attr-defined]
         super().add_request(request)  # type: ignore[misc]
         if new:  # else it is the next part of a streamed input
-            self._met.arrive(request)
+            self._arrive(request)
 
+    @_harmless
     def _take_limits(self) -> None:
-        self._seen = self._board.limits.number
-        found = self._board.limits.read()
+        number = self.board.limits.number
+        if number == self._seen:
+            return
+        self._seen = number
+        found = self.board.limits.read()
         if found is None:
             return
         limits = found.limits.at_most(self._capacity)
         self.max_num_active_reqs, self.max_num_scheduled_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
         self._report.revision = found.revision
 
+    @_harmless
+    def _arrive(self, request: Request) -> None:
+        self._met.arrive(request)
+
+    @_harmless
+    def _plan(self, output: SchedulerOutput, began: float) -> None:
+        scheduled, total = output.num_scheduled_tokens, output.total_num_scheduled_tokens
+        self._planned.append((began, self._work.work(scheduled, total, self.requests)))  # type: ignore[attr-defined]
+
+    @_harmless
     def _measure(self, done: float) -> None:
         planned, work = self._planned.pop(0)
         seconds = self._clock.seconds(planned, done)
@@ -131,7 +164,7 @@ class _Live:
         measured = self._cost.measured
         if measured is not None:
             report.cost, report.cost_error, report.cost_steps = measured
-        self._board.report.write(report)
+        self.board.report.write(report)
         if self._record is not None:
             self._record.flush()
 

@@ -36,6 +36,8 @@ App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 log = logging.getLogger("vllm.inflight")
 
 _ADMIN_BODY_BYTES = 1 << 16
+_REFUSED = 1008
+"""Code of a WebSocket that is refused."""
 
 
 class Inflight:
@@ -56,9 +58,8 @@ class Inflight:
         """Handle one connection, as ASGI says."""
         if scope["type"] == "lifespan":
             self._start(scope)
-        if scope["type"] != "http":
             await self._app(scope, receive, send)
-        elif scope["method"] == "POST" and scope["path"] != DRAIN_PATH:
+        elif scope["type"] == "websocket" or (scope["method"] == "POST" and scope["path"] != DRAIN_PATH):
             await self._generate(scope, receive, send)
         elif scope["path"] == "/ready":
             await self._ready(scope, receive, send)
@@ -102,7 +103,10 @@ class Inflight:
             tenant = self._rules.tenant(headers, headers.get("x-request-id"))
             self._drain.enter()
         except ApiError as error:
-            await _respond(send, Answer.error(error))
+            if scope["type"] == "websocket":
+                await send({"type": "websocket.close", "code": _REFUSED, "reason": ""})
+            else:
+                await _respond(send, Answer.error(error))
             return
         try:
             if self._rules.changes_bodies(scope["path"], tenant):

@@ -35,14 +35,15 @@ class PluginMetrics(Collector):
     def collect(self) -> Iterable[Metric]:
         """All families."""
         limits, drain = self._limits, self._drain
-        state = "active" if limits.problem is None else "unsupported"
-        info = {"version": VERSION, "vllm_version": self._vllm_version, "state": state, "reason": limits.problem or ""}
+        problem = limits.problem
+        state = "active" if problem is None else "unsupported"
+        info = {"version": VERSION, "vllm_version": self._vllm_version, "state": state, "reason": problem or ""}
         yield self._gauge("inflight_plugin_info", "The plugin in this vLLM server; always 1.", [(info, 1)])
         yield self._gauge("inflight_draining", "1 while the engine drains.", [({}, float(drain.draining))])
         yield self._counter(
             "inflight_admission_rejections", "Rejected requests by reason.", {"reason": "draining"}, drain.refused
         )
-        if limits.problem is None:
+        if problem is None:
             yield from self._live()
 
     def _live(self) -> Iterable[Metric]:

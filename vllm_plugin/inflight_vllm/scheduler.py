@@ -17,10 +17,19 @@ def LiveScheduler(**arguments: Any) -> Any:
     found = problem()
     if found is None and config.parallel_config.data_parallel_size > 1:
         found = "several engines in one server (--data-parallel-size) have no common limits"
-    board = Board.create(board_path())
-    if found is not None:
+    if found is None and not config.scheduler_config.enable_chunked_prefill:
+        found = "without chunked prefill, a prompt longer than a limit of tokens would wait for ever"
+    if found is None and config.scheduler_config.disable_chunked_mm_input:
+        found = "without chunked multimodal input, an image longer than a limit of tokens would be split"
+    board = None
+    try:
+        board = Board.create(board_path())
+    except OSError as error:
+        found = found or f"{board_path()} cannot be written: {error.strerror}"
+    if board is None or found is not None:
         log.warning("inflight: %s; this server runs vLLM's own scheduler, and its limits stay as they are", found)
-        board.report.write(Report(problem=found))
+        if board is not None:
+            board.report.write(Report(problem=found))
         config.scheduler_config.scheduler_cls = None
         return config.scheduler_config.get_scheduler_cls()(**arguments)
     # Not before: a vLLM that is not known may lack what this imports.

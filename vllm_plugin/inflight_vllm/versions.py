@@ -20,8 +20,8 @@ NAMES = {
     "v1/core/sched/async_scheduler.py": ("AsyncScheduler",),
     "v1/core/sched/scheduler.py": (
         "Scheduler.schedule", "Scheduler.update_from_output", "Scheduler.add_request", "Scheduler.requests",
-        "Scheduler.running", "Scheduler.block_size", "Scheduler.vllm_config", "Scheduler.max_num_running_reqs",
-        "Scheduler.max_num_active_reqs", "Scheduler.max_num_scheduled_tokens",
+        "Scheduler.running", "Scheduler.block_size", "Scheduler.vllm_config", "Scheduler.max_num_active_reqs",
+        "Scheduler.max_num_scheduled_tokens",
     ),
     "v1/core/sched/output.py": ("SchedulerOutput.num_scheduled_tokens", "SchedulerOutput.total_num_scheduled_tokens"),
     "v1/request.py": (
@@ -30,7 +30,8 @@ NAMES = {
     ),
     "config/scheduler.py": (
         "SchedulerConfig.scheduler_cls", "SchedulerConfig.async_scheduling", "SchedulerConfig.policy",
-        "SchedulerConfig.get_scheduler_cls",
+        "SchedulerConfig.get_scheduler_cls", "SchedulerConfig.enable_chunked_prefill",
+        "SchedulerConfig.disable_chunked_mm_input",
     ),
     "config/parallel.py": ("ParallelConfig.data_parallel_size",),
     "config/cache.py": ("CacheConfig.num_gpu_blocks", "CacheConfig.enable_prefix_caching"),

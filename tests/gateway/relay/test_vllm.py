@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from inflight_base.manifest.engines import EngineType
+from inflight_gateway.relay.answers.answer import Answer
+from inflight_gateway.relay.answers.vllm import stream_of
 from tests.gateway.relay.conftest import QUICK, Setup
 from tests.gateway.relay.fake_engine import Do
 from tests.gateway.relay.fake_vllm import CORE_DIED, CREATED, HALF, Does, FakeVllm, events, prompt_ids
@@ -203,6 +205,17 @@ async def test_text_that_a_parser_took_out_is_not_continued(vllm):
     _, _, body = await vllm.post(ASKED[CHAT])
     assert b'"engine_lost"' in body.split(b"\n\n")[-2]
     assert len(vllm.engine.seen) == 1
+
+
+@pytest.mark.parametrize(("delta", "continues"), [({}, False), ({"content": ""}, True)])
+def test_tokens_whose_text_a_parser_keeps_are_not_continued(delta, continues):
+    stream = stream_of(json.dumps(ASKED[CHAT]).encode(), CHAT.encode())
+    choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": None, "token_ids": [7]}
+    event = json.dumps({"id": "a", "choices": [choice]}, separators=(",", ":"))
+    answer = Answer()
+    (frame,) = stream.reader(answer).feed(f"data: {event}\n\n".encode())
+    answer.take(frame.notes)
+    assert (answer.num_tokens, answer.continues) == (1, continues)
 
 
 async def test_an_old_server_without_ids_streams_and_is_not_continued(vllm):

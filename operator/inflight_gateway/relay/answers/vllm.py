@@ -64,6 +64,8 @@ _FINISH = re.compile(rb'"finish_reason":"(\w+)"')
 _CONTENT = re.compile(rb'"(?:content|text)":"(?!")')
 _PARSED = re.compile(rb'"(?:reasoning|reasoning_content|tool_calls)":(?!null|""|\[\])')
 """A part of the answer that a parser of the engine took out of the text. `/v1/completions` has no parsers."""
+_CHAT_TEXT = b'"content":"'
+"""In each event of a chat with tokens, unless a parser keeps their text: reasoning may begin with them."""
 _NO_CHOICES = b'"choices":[]'
 _ERROR = re.compile(rb'data: \{"error":.*"code":\s*(\d{3})\b', re.DOTALL)
 
@@ -258,7 +260,8 @@ class VllmStream:
             return Frame((b"e 503 retry",), _ABORTED)
         ids = _IDS.search(event)
         notes = [b"t 0 " + ids[1]] if ids is not None and ids[1] else []
-        if _PARSED.search(event) is not None or (not notes and _CONTENT.search(event) is not None):
+        withheld = self._path == CHAT and before is None and notes and _CHAT_TEXT not in event
+        if withheld or _PARSED.search(event) is not None or (not notes and _CONTENT.search(event) is not None):
             notes.append(b"x ")
         if finish is not None:
             notes.append(b"f 0 " + finish[1])
