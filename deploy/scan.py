@@ -50,7 +50,7 @@ ENGINE_EXCEPTIONS = {
     "CKV_K8S_11": "A CPU limit throttles steps in bursts; the engine takes the cores that are idle, and its request"
     " bounds its share.",
     "CKV_K8S_13": "With accelerators, how much host memory loading takes depends on the model; template.resources sets"
-    " a limit. Pods on CPU have one.",
+    " a limit. Pods of Inflight's engine on CPU have one.",
     "CKV_K8S_15": "Releases have a tag of their own, and pulling gigabytes again would delay every start;"
     " engine.image.pullPolicy of the chart changes it.",
     "CKV_K8S_43": "The digest is that of the image in the user's registry; engine.image.digest of the chart sets it.",
@@ -61,6 +61,8 @@ ENGINES = {
     "cpu": {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}},
     "gpu": {"model": {"source": "hf://Qwen/Qwen3-8B"}},
     "claim": {"model": {"source": "pvc://models/qwen3-8b"}},
+    "vllm": {"model": {"source": "builtin://smollm2"}, "engine": {"type": "vllm"}},
+    "custom": {"model": {"source": "pvc://models/llama"}, "engine": {"type": "custom", "image": "server:scan"}},
 }
 """Specs whose objects are scanned."""
 
@@ -97,7 +99,9 @@ class Report:
 
 def engine_objects() -> list[Manifest]:
     """The objects of some services, with the exceptions as annotations of their Deployments."""
-    settings = Settings(engine_image="inflight-engine:scan", operator_namespace="inflight-system")
+    settings = Settings(
+        engine_image="inflight-engine:scan", plugin_image="inflight-operator:scan", operator_namespace="inflight-system"
+    )
     plan = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 1), admin_token="scan")
     objects = [
         child

@@ -27,15 +27,34 @@ def permit(authorization: str, method: str, path: str, body: bytes) -> str | Non
     Raises:
         ApiError: 401 wrong credentials, 403 this server has no token, 421 the call is for another pod.
     """
+    signed = signature_of(authorization)
+    return None if signed is None else prove(signed, method, path, body)
+
+
+def signature_of(authorization: str) -> admin_signature.Credentials | None:
+    """Check the credentials of a call without its body, which a stranger may send without end.
+
+    Returns:
+        A signature for this pod that `prove` checks; None for a call with the token itself.
+
+    Raises:
+        ApiError: as `permit`.
+    """
     token = _configured()
     scheme, _, parameters = authorization.partition(" ")
     if scheme.lower() != admin_signature.SCHEME.lower():
         _check_bearer(scheme, parameters, token)
         return None
-    call = admin_signature.parse(parameters)
-    admin_signature.check_target(call, os.environ.get(POD_VARIABLE, ""), time.time())
-    admin_signature.check_signature(call, token, method, path, body)
-    return admin_signature.proof(token, call.signature)
+    signed = admin_signature.parse(parameters)
+    admin_signature.check_target(signed, os.environ.get(POD_VARIABLE, ""), time.time())
+    return signed
+
+
+def prove(signed: admin_signature.Credentials, method: str, path: str, body: bytes) -> str:
+    """Check the signature of a call, and return the proof to answer it with. Raises ApiError as `permit`."""
+    token = _configured()
+    admin_signature.check_signature(signed, token, method, path, body)
+    return admin_signature.proof(token, signed.signature)
 
 
 def _check_bearer(scheme: str, given: str, token: bytes) -> None:

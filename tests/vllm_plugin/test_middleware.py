@@ -3,16 +3,21 @@
 import asyncio
 import contextlib
 import json
+import signal
 import time
+from types import SimpleNamespace
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry
 
 from inflight_base.signing import signed, tenant_message
 from inflight_vllm import middleware
 from inflight_vllm.board import Board, Report
 from inflight_vllm.middleware import Inflight
 from tools.measure.served import free_port
+
+KEPT = {"sse_keep_alive_interval": 15}
 
 
 class FakeVllm:
@@ -59,6 +64,20 @@ def serve(vllm, monkeypatch, tmp_path):
         return client
 
     return make
+
+
+@pytest.mark.parametrize(("given", "wanted"), [({}, 1), ({"sse_keep_alive_interval": 0}, 1), (KEPT, 15)])
+async def test_silent_streams_get_comments_each_second_unless_a_flag_says_otherwise(serve, monkeypatch, given, wanted):
+    async def no_server(admin, port):
+        """Stands in for the admin server."""
+
+    monkeypatch.setattr(middleware, "_serve", no_server)
+    monkeypatch.setattr(middleware, "REGISTRY", CollectorRegistry())
+    arguments = SimpleNamespace(model="smollm2", served_model_name=None, **given)
+    app = SimpleNamespace(state=SimpleNamespace(args=arguments))
+    serve().inflight._start({"type": "lifespan", "app": app})
+    assert arguments.sse_keep_alive_interval == wanted
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
 
 
 async def test_ready_is_vllms_health(serve, vllm):

@@ -78,6 +78,9 @@ class Inflight:
             log.warning("inflight: limits cannot be changed: %s; serving as vLLM does", limits.problem)
         limits.start(settings.limits_file)
         arguments = scope["app"].state.args
+        # A stream without a token for a second gets a comment, by which the gateway sees that the server lives. Set
+        # here, as a vLLM that does not know the flag would not start with it.
+        arguments.sse_keep_alive_interval = getattr(arguments, "sse_keep_alive_interval", 0) or 1
         name = (arguments.served_model_name or [arguments.model])[0]
         REGISTRY.register(PluginMetrics(name, version, limits, self._drain))
         loop = asyncio.get_running_loop()

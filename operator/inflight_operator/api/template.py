@@ -198,7 +198,9 @@ class PodTemplate(SpecModel):
         default_factory=Resources,
         description="Requests and limits of the engine container. With accelerator.count 0 the operator requests"
         " cpu 250m and memory 1Gi with a memory limit of 4Gi, else the accelerators and, for each of them, cpu 1 and"
-        " memory 4Gi, without a limit. engine.kvCache.swap is added to the memory.",
+        " memory 4Gi, without a limit. engine.kvCache.swap is added to the memory. With engine.type vllm, the KV cache"
+        " is added on CPU, and there is no limit; with custom, cpu 250m, memory 1Gi and the accelerators are"
+        " requested.",
     )
     env: list[EnvVar] = Field(
         default_factory=list,

@@ -220,11 +220,14 @@ def decide_replicas(
     waiting = _waiting(view)
     # Requests a second, beside those that arrive, while what waits is worked off.
     beside = waiting / policy.recovery
-    staffed, need = queues.replicas(expected), queues.replicas(expected + beside)
+    demand = sized = expected + beside
+    staffed, need = queues.replicas(expected), queues.replicas(demand)
     if need < view.credited:
         # A replica goes once demand is lower by more than chance.
-        chance = policy.hold * math.sqrt(rate / policy.level)
-        need = min(view.credited, queues.replicas(expected + beside + chance))
+        risen = demand + policy.hold * math.sqrt(rate / policy.level)
+        kept = min(view.credited, queues.replicas(risen))
+        if kept > need:
+            need, sized = kept, risen
     memory = memory.with_need(view, sizing.need, staffed, ahead, policy)
 
     lately, jump = 0, policy.tolerance * memory.jump
@@ -253,7 +256,8 @@ def decide_replicas(
     if beside:
         numbers |= {"waiting": view.waiting or math.ceil(waiting), "backlog": beside / each}
     if need > 1:
-        numbers |= {"late": queues.late(need - 1, expected + beside), "growth": queues.growth(need - 1)}
+        growth = (1 + queues.growth(need - 1)) * sized / demand - 1
+        numbers |= {"late": queues.late(need - 1, sized), "growth": growth}
     if replicas > view.ready:
         numbers["ready"] = max(view.starting, default=0.0) if replicas <= view.credited else view.start_up
     return replicas, Reason("Demand", numbers, held), memory, sizing

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
-from inflight_base.manifest.names import ENGINE_PORT, child_names, pod_labels, pool_port
+from inflight_base.manifest.names import child_names, pod_labels, pool_port
 from inflight_base.manifest.slices import GatewayAddress
+from inflight_operator.api.resolve import engine_type
 from inflight_operator.render.gateway_slices import gateway_slices, slice_names
 from inflight_operator.render.metadata import child
 from inflight_operator.render.plan import Settings
@@ -50,7 +51,7 @@ def inference_pool(service: InferenceService) -> Manifest:
         **child("inference.networking.k8s.io/v1", "InferencePool", service),
         "spec": {
             "selector": {"matchLabels": pod_labels(name)},
-            "targetPorts": [{"number": ENGINE_PORT}],
+            "targetPorts": [{"number": engine_type(service.spec).port}],
             "endpointPickerRef": {
                 "group": "",
                 "kind": "Service",

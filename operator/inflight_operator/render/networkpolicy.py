@@ -2,7 +2,8 @@
 
 Ingress: the serving port from anywhere, since callers are up to the service's users. If the service requires API keys,
 only from the gateway, which checks them, and from the peers beside the operator that may reach the admin port; so
-without a gateway, no client reaches such a service. The admin port only from the operator's pods and from the peers the
+without a gateway, no client reaches such a service. Engines whose metrics are on the serving port let the operator in
+too. The admin port only from the operator's pods and from the peers the
 operator was installed with, such as Prometheus: calls that change an engine are signed or carry the token, and users
 have no way to try one. An operator outside the cluster has no pods to select, so the admin port of its engines is open.
 Kubernetes always lets the node reach its own pods, and the kubelet's probes use the serving port.
@@ -58,7 +59,11 @@ def network_policy(service: InferenceService, settings: Settings) -> Manifest:
             "podSelector": {"matchLabels": pod_labels(name)},
             "policyTypes": ["Ingress"] if downloads_model(service) else ["Ingress", "Egress"],
             **({"egress": egress} if egress and not downloads_model(service) else {}),
-            "ingress": [*_serving(service, settings), admin, *_metrics(service, settings, admin.get("from"))],
+            "ingress": [
+                *_serving(service, settings, admin.get("from")),
+                admin,
+                *_metrics(service, settings, admin.get("from")),
+            ],
         },
     }
 
@@ -74,11 +79,14 @@ def _metrics(service: InferenceService, settings: Settings, admin_peers: list[Ma
     return [{**rule, "from": [*admin_peers, *gateway]}]
 
 
-def _serving(service: InferenceService, settings: Settings) -> list[Manifest]:
+def _serving(service: InferenceService, settings: Settings, admin_peers: list[Manifest] | None) -> list[Manifest]:
     """The rule for the serving port; none where no peer may reach it, since a rule without peers allows all."""
+    facts = engine_type(service.spec)
     rule: Manifest = {"ports": [{"port": HTTP_PORT_NAME, "protocol": "TCP"}]}
     if not service.spec.gateway.enabled or service.spec.gateway.auth is None:
         return [rule]
     gateway = [gateway_peer(settings)] if behind_gateway(service, settings) else []
-    peers = [*gateway, *settings.admin_peers]
+    # Engines without another port have their metrics on this one, and the operator reads them.
+    metrics_here = not facts.live_limits and facts.metrics_port is None
+    peers = [*gateway, *(admin_peers if metrics_here and admin_peers else settings.admin_peers)]
     return [{**rule, "from": peers}] if peers else []

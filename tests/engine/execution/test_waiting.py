@@ -1,5 +1,5 @@
 """How the CPU threads of a process that computes wait is settled before torch is there. That it can be set from outside
-is in `test_openmp`."""
+is in `test_torch_environment`."""
 
 import os
 import socket

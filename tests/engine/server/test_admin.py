@@ -124,6 +124,26 @@ async def test_token_is_checked_before_the_body(make_fake):
     assert (await fake.http.patch("/v1/runtime_config", **broken)).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [({}, 401), ({"authorization": f"Inflight-HMAC-SHA256 pod=other,time=1,signature={64 * '0'}"}, 421)],
+)
+async def test_a_call_without_right_credentials_is_refused_before_its_body_is_read(
+    make_fake, monkeypatch, headers, status
+):
+    monkeypatch.setenv("INFLIGHT_POD_UID", "own")
+    fake, read = await make_fake(), []
+
+    async def body():
+        for _ in range(3):
+            read.append(1)
+            yield b"{}"
+
+    answer = await fake.http.patch("/v1/runtime_config", content=body(), headers=headers)
+    assert answer.status_code == status
+    assert not read
+
+
 CLASSES = EngineConfig("fake", classes=(ServiceClass("a", 4.0), ServiceClass("b"), ServiceClass("c")))
 
 

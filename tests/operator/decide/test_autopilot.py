@@ -314,6 +314,16 @@ def test_a_small_step_of_demand_orders_one_replica_at_most_and_takes_none(servic
     assert one <= other <= one + 1
 
 
+@given(st.floats(0, 20), st.integers(0, 500), st.integers(1, 25))
+def test_the_sentence_names_a_share_of_late_requests_that_is_too_large(share, waiting, credited):
+    """Also where a replica stays because demand may rise again by chance."""
+    seen = view([share * EACH] * 60, ready=credited, waiting=waiting, waiting_tokens=waiting * WORKLOAD.prompt)
+    numbers, policy = decided(seen)[1].numbers, AutopilotPolicy()
+    need = round(numbers["need"] + numbers.get("backlog", 0) + numbers["margin"])
+    if need > 1:
+        assert numbers["late"] > policy.late + (policy.alone - policy.late) / (need - 1)
+
+
 def course(share, seed):
     """Replicas in each round of half an hour of Poisson arrivals at a share of one replica's capacity, with the default
     windows: requests wait where more come than ready replicas do."""

@@ -1,10 +1,13 @@
 """Pods of each engine type: a command that the type has, no field lost, and Pod Security restricted."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
+from inflight_base.manifest.units import parse_quantity
 from inflight_operator.render.engines.vllm import PLUGIN_FOLDER
+from inflight_vllm.requests import RequestRules
 from inflight_vllm.settings import read_settings
 from tests.operator.render.services import SETTINGS, child, make, pod
 
@@ -53,7 +56,6 @@ def test_the_command_of_vllm_for_a_service_of_four_lines():
         "--shutdown-timeout=120",
         "--scheduler-cls=inflight_vllm.scheduler.LiveScheduler",
         "--middleware=inflight_vllm.middleware.Inflight",
-        "--sse-keep-alive-interval=1",
     ]
 
 
@@ -107,6 +109,23 @@ def test_vllm_on_cpu_gets_a_cache_of_its_own_size_and_no_share_of_the_nodes_memo
     command = container(engine=vllm(), accelerator={"count": 0})["command"]
     assert f"--kv-cache-memory-bytes={2**30}" in command
     assert not any("gpu-memory-utilization" in flag for flag in command)
+
+
+def test_vllm_on_cpu_requests_the_memory_of_its_cache():
+    def requested(**cache):
+        spec = {"engine": vllm(kvCache=cache), "accelerator": {"count": 0}}
+        return parse_quantity(container(**spec)["resources"]["requests"]["memory"])
+
+    assert requested(memory="40Gi") == requested() + 39 * 2**30
+
+
+def test_classes_order_requests_of_vllm_by_priority_where_the_policy_says_so_whatever_their_targets():
+    classes = [{"name": "chat", "priority": -1, "slo": {"ttftP95": "500ms"}}, {"name": "batch"}]
+    found = environment(engine=vllm(scheduling={"policy": "priority", "classes": classes}), slo={"ttftP95": "1s"})
+    settings = read_settings({name: value for name, value in found.items() if value is not None})
+    rules = RequestRules(settings, ordered=True, clock=lambda: 1000.0)
+    assert json.loads(rules.body(b"{}", ""))["priority"] == -1
+    assert json.loads(rules.body(b'{"priority": 7}', ""))["priority"] == 7
 
 
 def test_the_processes_of_vllm_have_shared_memory_on_cpu_too():
@@ -209,6 +228,15 @@ def test_prometheus_and_the_gateway_find_the_metrics_of_a_custom_engine():
     (metrics,) = [rule for rule in rules if rule["ports"][0]["port"] == "metrics"]
     names = [peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for peer in metrics["from"]]
     assert names == ["inflight-operator", "inflight-gateway"]
+
+
+@pytest.mark.parametrize("engine", [vllm(plugin=False), SERVER])
+def test_the_operator_reaches_metrics_on_the_serving_port_of_a_service_with_api_keys(engine):
+    service = make(engine=engine, gateway={"enabled": True, "auth": {"apiKeysSecret": "keys"}})
+    rules = child("NetworkPolicy", service, settings=ALL)["spec"]["ingress"]
+    (serving,) = [rule for rule in rules if rule["ports"][0]["port"] == "http"]
+    names = [peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for peer in serving["from"]]
+    assert names == ["inflight-gateway", "inflight-operator"]
 
 
 SPECS = {

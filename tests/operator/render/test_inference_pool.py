@@ -49,6 +49,11 @@ def test_the_pool_selects_the_engines_and_names_the_picker_in_its_own_namespace(
     assert picker["spec"]["type"] == "ClusterIP"
 
 
+def test_the_pool_has_the_port_that_a_custom_engine_names():
+    engine = {"type": "custom", "image": "example.com/server:1", "custom": {"port": 8080}}
+    assert children({**POOL, "engine": engine})["InferencePool", "chat"]["spec"]["targetPorts"] == [{"number": 8080}]
+
+
 def test_the_endpoints_of_the_picker_are_the_gateways_pods_at_the_port_of_the_pool():
     found = children()
     slice_ = found["EndpointSlice", "chat-picker-ipv4"]

@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 
 from inflight_contract.admin_signature import PROOF_HEADER
-from inflight_contract.admin_token import permit
+from inflight_contract.admin_token import prove, signature_of
 from inflight_contract.errors import ApiError
 from inflight_engine.server.errors import describe_invalid, error_response
 
@@ -22,10 +22,10 @@ class AdminRoute(APIRoute):
         handle = super().get_route_handler()
 
         async def checked(request: Request) -> Response:
-            authorization = request.headers.get("authorization", "")
-            proof = permit(authorization, request.method, request.url.path, await request.body())
-            if proof is None:
+            signed = signature_of(request.headers.get("authorization", ""))
+            if signed is None:
                 return await handle(request)
+            proof = prove(signed, request.method, request.url.path, await request.body())
             # Errors too: the caller must be able to verify that this pod rejected the call.
             try:
                 response = await handle(request)

@@ -13,6 +13,7 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import ADMIN_PORT, ADMIN_PORT_NAME, ENGINE_PORT, HTTP_PORT_NAME
 from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api.resolve import MODEL_FOLDER, model_argument, served_name, startup_limit_seconds
+from inflight_operator.api.scheduling import ClassSLO
 from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY
 from inflight_operator.render.engine_flags import class_text, has_ttft_target, number, seconds, ttft_target
 from inflight_operator.render.engines.container import (
@@ -124,8 +125,6 @@ def _plugin_flags() -> list[str]:
     return [
         "--scheduler-cls=inflight_vllm.scheduler.LiveScheduler",
         "--middleware=inflight_vllm.middleware.Inflight",
-        # A stream without a token for a second has a comment, by which the gateway sees that the server lives.
-        "--sse-keep-alive-interval=1",
     ]
 
 
@@ -142,6 +141,9 @@ def _plugin_environment(service: InferenceService, settings: Settings) -> dict[s
     if target := ttft_target(spec):
         values["INFLIGHT_TTFT_TARGET"] = target
     if classes := spec.engine.scheduling.classes:
+        if spec.engine.scheduling.policy == "priority":
+            # The plugin orders by deadline where a class has a target.
+            classes = [each.model_copy(update={"slo": ClassSLO()}) for each in classes]
         values["INFLIGHT_CLASSES"] = ";".join(map(class_text, classes))
     return {
         "PYTHONPATH": {"value": PLUGIN_FOLDER},
@@ -175,12 +177,13 @@ def _drain_seconds(spec: InferenceServiceSpec) -> int:
 
 
 def _resources(service: InferenceService) -> Manifest:
-    """Requests and limits, with accelerators as for Inflight's engine. On CPU no limit of memory is known that fits
-    every model: loading and compiling take more than serving."""
+    """Requests and limits, with accelerators as for Inflight's engine. On CPU the KV cache is requested with 1 GiB for
+    the rest, and no limit of memory is known that fits every model: loading and compiling take more than serving."""
     if count := service.spec.accelerator.count:
         own = {service.spec.accelerator.resource: str(count)}
         return {"requests": {"cpu": str(count), "memory": f"{4 * count}Gi", **own}, "limits": own}
-    return {"requests": {"cpu": "250m", "memory": "2Gi"}}
+    memory = 2**30 + int(_cache_bytes(service.spec) or 0)
+    return {"requests": {"cpu": "250m", "memory": str(memory)}}
 
 
 def _builtin_model(service: InferenceService, settings: Settings) -> Manifest:
