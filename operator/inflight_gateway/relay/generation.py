@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 from inflight_base.manifest.engines import INFLIGHT, VLLM
 from inflight_gateway.link.wire import Ask, Go, Refuse
@@ -230,17 +231,13 @@ class Generation:
             probe.attempt = self._attempt
 
     def _find_end(self, stream: VllmStream, go: Go) -> None:
-        """Continues the answer at its last whole character."""
+        """Continues the answer at its last whole character, up to the length that is left."""
         answer = self._answer
 
-        def answered(status: int, body: bytes) -> None:
+        def answered(take: Callable[[bytes], None], status: int, body: bytes) -> None:
             try:
-                within = status == 200 and ends_within_character(body)
-                if within and answer.num_tokens:
-                    answer.drop_last()
-                    self._find_end(stream, go)
-                elif status == 200:
-                    self._begin(go, stream.continued(answer), TEXT, reader=stream.reader(answer))
+                if status == 200:
+                    take(body)
                 elif status == 503:
                     self._failed(Failure.BUSY)
                 else:
@@ -248,10 +245,24 @@ class Generation:
             except ValueError:
                 self._refuse(decide.NOT_CONTINUED)
 
-        if answer.token_ids:
-            self._begin(go, stream.tail(answer), b"/detokenize", probe=Probe(answered, self.failed))
+        def take_context(body: bytes) -> None:
+            stream.take_context(body)
+            self._find_end(stream, go)
+
+        def take_end(body: bytes) -> None:
+            if ends_within_character(body) and answer.num_tokens:
+                answer.drop_last()
+                self._find_end(stream, go)
+            else:
+                self._begin(go, stream.continued(answer), TEXT, reader=stream.reader(answer))
+
+        context = stream.context()
+        if context is not None:
+            self._begin(go, context, b"/tokenize", probe=Probe(partial(answered, take_context), self.failed))
+        elif answer.token_ids:
+            self._begin(go, stream.tail(answer), b"/detokenize", probe=Probe(partial(answered, take_end), self.failed))
         else:
-            answered(200, b'{"prompt":""}')
+            answered(take_end, 200, b'{"prompt":""}')
 
     def refused(self, refuse: Refuse) -> None:
         """No engine takes the attempt."""

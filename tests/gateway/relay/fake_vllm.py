@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from tests.gateway.relay.fake_engine import Do, FakeEngine, Seen
 
 CREATED = 1_795_000_000
+CONTEXT = 43
 HALF = 5
 STOP = 2
 
@@ -62,8 +63,7 @@ def events(asked: dict, path: str, request_id: str, created: int, do: Does) -> l
     """The events of a stream."""
     chat = path == "/v1/chat/completions"
     prompt = prompt_ids(asked)
-    most = asked.get("max_tokens", None if chat else 16)
-    most = asked.get("max_completion_tokens") or most or 40
+    most = asked.get("max_completion_tokens") or asked.get("max_tokens") or (CONTEXT - len(prompt) if chat else 16)
     options = asked.get("stream_options") or {}
     shows = bool(asked.get("return_token_ids")) and not do.old
     base = {
@@ -114,8 +114,11 @@ class FakeVllm(FakeEngine):
     """vLLM servers with one script."""
 
     async def _answer(self, do: Do, seen: Seen, number: int, reader, writer) -> bool:
-        if seen.target == "/detokenize":
+        if seen.target == "/tokenize":
             self.turn -= 1  # not an attempt of its own
+            return await self._plain(json.dumps({"count": 0, "max_model_len": CONTEXT, "tokens": []}).encode(), writer)
+        if seen.target == "/detokenize":
+            self.turn -= 1
             ids = seen.json["tokens"]
             return await self._plain(json.dumps({"prompt": text_of(ids)}).encode(), writer)
         if do.status or do.no_head or do.frames is not None or not seen.json.get("stream"):

@@ -15,7 +15,7 @@ from inflight_gateway.relay.answers.answer import Answer
 from inflight_gateway.relay.answers.vllm import stream_of
 from tests.gateway.relay.conftest import QUICK, Setup
 from tests.gateway.relay.fake_engine import Do
-from tests.gateway.relay.fake_vllm import CORE_DIED, CREATED, HALF, Does, FakeVllm, events, prompt_ids
+from tests.gateway.relay.fake_vllm import CONTEXT, CORE_DIED, CREATED, HALF, Does, FakeVllm, events, prompt_ids
 
 RECORDED = json.loads((Path(__file__).parent / "vllm_0_32.json").read_text())
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -145,13 +145,15 @@ async def test_a_continuation_has_the_ids_and_what_is_left_of_the_numbers(vllm):
     }
 
 
-async def test_a_chat_without_a_bound_is_continued_without_one(vllm):
-    asked = {name: value for name, value in ASKED[CHAT].items() if name != "max_tokens"}
-    vllm.script(Does(cut=1200), Does(frames=None, status=503), Does(cut=0))
-    await vllm.post(asked)
-    again = next(seen for seen in vllm.engine.seen if seen.target == TEXT).json
-    assert "max_tokens" in again
-    assert again["max_tokens"] is None
+@pytest.mark.parametrize(("path", "total"), [(CHAT, CONTEXT - 3), (TEXT, 16)], ids=["chat", "text"])
+async def test_an_answer_without_a_bound_is_continued_to_its_end(vllm, path, total):
+    asked = {**ASKED[path], "max_tokens": None}
+    vllm.script(Does(cut=1200), Does(cut=700), Does())
+    _, _, body = await vllm.post(asked, path)
+    check(body, asked, path)
+    assert [seen.target for seen in vllm.engine.seen].count("/tokenize") == (path == CHAT)
+    again = [seen.json for seen in vllm.engine.seen if isinstance(seen.json.get("prompt"), list)]
+    assert [len(one["prompt"]) - 3 + one["max_tokens"] for one in again] == [total, total]
 
 
 async def test_an_engine_process_that_dies_has_its_answers_continued(vllm):

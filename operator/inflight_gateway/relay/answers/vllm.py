@@ -74,7 +74,7 @@ _ABORTED = b'data: {"error":{"message":"the engine aborted the request","type":"
 _SEEDS = 2**63
 
 _TEXT_MAX_TOKENS = 16
-"""Tokens of an answer of `/v1/completions` whose request has no number (OpenAI's default)."""
+"""Tokens of an answer of `/v1/completions` whose request has no number or null, unlike that of a chat."""
 
 _TAIL = 16
 """Tokens at the end of an answer whose text says whether it ends within a character."""
@@ -118,6 +118,10 @@ class _Usage(msgspec.Struct):
 
 class _Text(msgspec.Struct):
     prompt: str
+
+
+class _Context(msgspec.Struct):
+    max_model_len: int
 
 
 class _Part(msgspec.Struct, forbid_unknown_fields=True):
@@ -183,7 +187,7 @@ class VllmStream:
             for name in ("max_tokens", "seed", "min_tokens", "max_completion_tokens")
         )
         self._max_tokens = most if whole is None or path == TEXT else whole
-        if "max_tokens" not in fields and path == TEXT:
+        if most is None and path == TEXT:
             self._max_tokens = _TEXT_MAX_TOKENS
         self._seed, self._min_tokens = seed, least
         self._head = _Head()
@@ -203,18 +207,17 @@ class VllmStream:
         """Returns the body of a request to `/v1/completions` that continues after the tokens of `answer`.
 
         Raises:
-            ValueError: the ids of the prompt are not known.
+            ValueError: the ids of the prompt, or the length of the answer, are not known.
         """
-        if not self._prompt_ids:
-            raise ValueError("an engine has sent no ids of the prompt")
+        if not self._prompt_ids or self._max_tokens is None:
+            raise ValueError("no ids of the prompt, or no length of the answer")
         count, most = answer.num_tokens, self._max_tokens
         changed: dict[str, object] = {
             "prompt": msgspec.Raw(b"[%b]" % b",".join(filter(None, (self._prompt_ids, answer.token_ids)))),
             "stream": True,
             "stream_options": {"include_usage": True},
             "return_token_ids": True,
-            # null: up to the length of the context.
-            "max_tokens": None if most is None else max(1, most - count),
+            "max_tokens": max(1, most - count),
         }
         if self._seed is not None:
             # Another one: with the same, the random numbers of the first tokens would come again.
@@ -226,12 +229,32 @@ class VllmStream:
     def tail(self, answer: Answer) -> bytes:
         """Returns the body of a request to `/detokenize` for the end of `answer`."""
         last = b",".join(answer.token_ids.rsplit(b",", _TAIL)[-_TAIL:])
+        return self._of_model(tokens=msgspec.Raw(b"[%b]" % last))
+
+    def context(self) -> bytes | None:
+        """Returns the body of a request to `/tokenize`, whose answer has the length of the context, where the answer of
+        a chat may have as many tokens as fit; None: their number is known."""
+        return self._of_model(prompt="a") if self._max_tokens is None else None
+
+    def take_context(self, answer: bytes) -> None:
+        """Bounds the answer by the length of the context. Args: answer: of `/tokenize`.
+
+        Raises:
+            ValueError: it is none.
+        """
+        self._max_tokens = msgspec.json.decode(answer, type=_Context).max_model_len - self._num_prompt_tokens
+
+    def _of_model(self, **fields: object) -> bytes:
         model = {"model": self._fields["model"]} if "model" in self._fields else {}
-        return msgspec.json.encode({**model, "tokens": msgspec.Raw(b"[%b]" % last)})
+        return msgspec.json.encode({**model, **fields})
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return self._prompt_ids.count(b",") + 1
 
     def counts(self, answer: Answer) -> Frame:
         """Returns the frame with the token counts of a whole answer whose engine ended before it sent its own."""
-        return self._counted(_Counts(self._prompt_ids.count(b",") + 1, answer.num_tokens))
+        return self._counted(_Counts(self._num_prompt_tokens, answer.num_tokens))
 
     def read(self, event: bytes, before: int | None) -> Frame:
         """Returns the frame of an event.

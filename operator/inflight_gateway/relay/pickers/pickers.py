@@ -144,8 +144,9 @@ class Pickers:
         self._alone.relays = max(1, len(message.pods)) * own.relays
         pods: dict[str, PickerLink] = {}
         for name, address in message.pods:
+            # A picker that knows of no ready pod names itself, without an address.
             link = self._own if name == own.own else self._view.pods.get(name)
-            if link is None or (link is not self._own and link.address != address):
+            if link is None or (link is not self._own and address and link.address != address):
                 link = PickerLink(name, address, self, partial(self._proving, name))
                 self._tasks[link] = self._loop.create_task(link.run())
             pods[name] = link

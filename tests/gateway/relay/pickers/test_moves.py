@@ -15,6 +15,7 @@ from inflight_gateway.link.wire import (
     Ask,
     Elsewhere,
     Ended,
+    GatewayPod,
     Gateways,
     Go,
     Hello,
@@ -335,6 +336,18 @@ async def test_without_the_own_picker_others_tell_the_ready_pods_until_it_is_tru
     for number, service in enumerate(OTHERS):
         await pods.relay.ask(len(OTHERS) + number, service=service)
     assert len(second.of(Ask)) == len(OTHERS)
+
+
+async def test_a_picker_that_knows_of_no_ready_pod_is_still_asked_where_it_is_known(make):
+    """Such a picker names itself without an address."""
+    pods = await make(3)
+    first = pods.pickers[1]
+    pods.own.kill()
+    first.send(Gateways("gw-1", (GatewayPod(first.name, ""),), 9))
+    await asyncio.sleep(SILENT_S + 2 * TICK_S)
+    for number, service in enumerate(OTHERS):
+        await pods.relay.ask(number, service=service)
+    assert len(first.of(Ask)) == len(OTHERS)
 
 
 async def test_a_new_pod_that_cannot_be_reached_gets_no_questions_and_nothing_is_picked_alone(make):
