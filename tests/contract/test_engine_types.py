@@ -80,6 +80,12 @@ def test_a_field_is_accepted_by_the_types_that_have_it_and_refused_by_name_by_th
         assert f"{path} is for engine.type" in answered.json()["message"]
 
 
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize("swap", [0, "0"])
+def test_no_swap_is_accepted_as_a_number_and_as_a_quantity(api_server, kind, swap):
+    assert answer(api_server, spec(kind, "engine.kvCache.swap", swap)).status_code == 201
+
+
 BAD = {
     "an unknown type": (
         spec("inflight", "engine.type", "sglang"),

@@ -106,7 +106,10 @@ def _keeps_default(parts: Mapping[str, type[BaseModel]], path: str, types: tuple
     if default in (None, []):
         kept = f"!{value}.hasValue()" if default is None else f"{value}.orValue([]).size() == 0"
     else:
-        kept = f"{value}.orValue({_literal(default)}) == {_literal(default)}"
+        given = f"{value}.orValue({_literal(default)})"
+        kept = f"{given} == {_literal(default)}"
+        if isinstance(default, str) and default.isdigit():
+            kept += f" || {given} == {default}"  # a quantity, which manifests may have as a number
     return rule(f"{missing} || {kept}", f"{path} is for engine.type {_listed(types)} only", fieldPath=f".{path}")
 
 
