@@ -509,7 +509,7 @@ BAD = {
     ),
     "a mount over the operator's": (
         template(volumeMounts=[{"name": "x", "mountPath": "/etc/inflight/limits"}]),
-        "template.volumeMounts cannot use /tmp, /dev/shm, /models, /etc/inflight, /opt/inflight: the operator mounts",
+        "template.volumeMounts cannot use /tmp, /dev/shm, /models, /etc/inflight, /opt/inflight/vllm: the operator",
     ),
 }
 

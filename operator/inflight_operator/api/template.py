@@ -38,7 +38,7 @@ Quantity = Annotated[str | int, AfterValidator(readable_quantity), Field(json_sc
 
 OWN_ENV = ("INFLIGHT_ADMIN_TOKEN", "INFLIGHT_ADMIN_TOKEN_FILE", "INFLIGHT_POD_UID")
 OWN_PREFIX = "inflight-"
-OWN_MOUNTS = ("/tmp", "/dev/shm", "/models", "/etc/inflight", "/opt/inflight")
+OWN_MOUNTS = ("/tmp", "/dev/shm", "/models", "/etc/inflight", "/opt/inflight/vllm")
 
 
 class Toleration(SpecModel):

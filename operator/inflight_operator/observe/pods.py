@@ -100,8 +100,9 @@ class PodView:
 def pod_view(pod: Mapping[str, Any]) -> PodView:
     """Returns the view of `pod`, a v1 Pod as the API returns it in JSON."""
     metadata, spec, status = pod.get("metadata", {}), pod.get("spec", {}), pod.get("status", {})
-    failed = _failed_before(status)
-    container = failed or engine_container(status.get("containerStatuses", []))
+    container = engine_container(status.get("containerStatuses", []))
+    failed = _failed_before(status) if _not_begun(container.get("state", {})) else {}
+    container = failed or container
     declared = engine_container(spec.get("containers", []))
     ports = {one.get("name"): one.get("containerPort") for one in declared.get("ports", [])}
     ready = condition(status, "Ready")
@@ -136,6 +137,11 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         deletion_cost=_number(metadata.get("annotations", {}).get(DELETION_COST, "0")),
         created=_moment(metadata.get("creationTimestamp")) or 0.0,
     )
+
+
+def _not_begun(state: Mapping[str, Any]) -> bool:
+    """Returns True if a container waits for init containers, by its state."""
+    return not state or state.get("waiting", {}).get("reason") == "PodInitializing"
 
 
 def _failed_before(status: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -60,6 +60,16 @@ def test_an_init_container_that_fails_is_why_the_pod_waits():
     assert (view.image, view.waiting_reason) == ("engine:dev", "PodInitializing")
 
 
+def test_a_sidecar_that_fails_beside_a_running_engine_is_not_its_state():
+    engine = {"name": "engine", "restartCount": 0, "state": {"running": {"startedAt": "2026-11-22T10:00:00Z"}}}
+    waits = {"waiting": {"reason": "CrashLoopBackOff"}}
+    sidecar = {"name": "mesh", "image": "mesh:1", "restartCount": 9, "state": waits}
+    status = {"initContainerStatuses": [sidecar], "containerStatuses": [engine]}
+    view = pod_view(pod_body("chat-1", status=status))
+    assert (view.image, view.waiting_reason, view.restarts) == ("engine:dev", "", 0)
+    assert view.running_since is not None
+
+
 def test_a_deletion_cost_that_is_no_number_counts_as_unset():
     body = pod_body("chat-1")
     body["metadata"]["annotations"] = {"controller.kubernetes.io/pod-deletion-cost": "7"}

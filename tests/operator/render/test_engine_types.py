@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 
 from inflight_base.manifest.units import parse_quantity
+from inflight_operator.api.template import OWN_MOUNTS
 from inflight_operator.render.engines.vllm import PLUGIN_FOLDER
 from inflight_vllm.requests import RequestRules
 from inflight_vllm.settings import read_settings
@@ -142,6 +143,10 @@ def test_the_plugin_comes_from_the_operators_image_into_a_folder_that_vllm_can_o
     assert mounts(container(**spec))[PLUGIN_FOLDER] == ("inflight-plugin", True)
     assert environment(**spec)["PYTHONPATH"] == PLUGIN_FOLDER
     assert container(**spec)["image"] == "example.com/vllm:1"
+
+
+def test_mounts_of_users_may_not_be_where_the_plugin_is():
+    assert PLUGIN_FOLDER in OWN_MOUNTS
 
 
 def test_the_plugin_reads_the_admin_token_the_limits_and_the_order_of_requests():
