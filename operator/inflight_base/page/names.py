@@ -15,7 +15,9 @@ def renamed(page: bytes, names: Mapping[str, str]) -> bytes:
     """
     if not names:
         return page
-    ours = {theirs.encode(): name.encode() for name, theirs in names.items()}
+    # Samples that have one of these names on the page are others, and are not read.
+    ours = {name.encode(): f"_{name}".encode() for name in names}
+    ours |= {theirs.encode(): name.encode() for name, theirs in names.items()}
     return _pattern(tuple(sorted(ours))).sub(lambda found: ours[found[1]], page)
 
 

@@ -22,3 +22,16 @@ def test_samples_and_histograms_get_the_names_that_are_read():
 def test_a_page_without_other_names_is_not_touched():
     page = b"vllm:num_requests_running 3\n"
     assert renamed(page, {}) is page
+
+
+def test_a_sample_that_has_the_readers_name_is_hidden_by_the_one_in_its_place():
+    page = b"vllm:num_requests_running 5\nbusy 3\n"
+    found = renamed(page, {"vllm:num_requests_running": "busy"})
+    assert found == b"_vllm:num_requests_running 5\nvllm:num_requests_running 3\n"
+
+
+def test_names_may_be_exchanged():
+    names = {"vllm:num_requests_running": "vllm:num_requests_waiting"}
+    names |= {theirs: ours for ours, theirs in names.items()}
+    page = b"vllm:num_requests_running 5\nvllm:num_requests_waiting 3\n"
+    assert renamed(page, names) == b"vllm:num_requests_waiting 5\nvllm:num_requests_running 3\n"
