@@ -20,7 +20,7 @@ ENGINE = SimpleNamespace(
         enable_chunked_prefill=True,
         disable_chunked_mm_input=False,
     ),
-    parallel_config=SimpleNamespace(data_parallel_size=1),
+    parallel_config=SimpleNamespace(data_parallel_size=1, _api_process_count=1),
     cache_config=SimpleNamespace(num_gpu_blocks=100, enable_prefix_caching=True),
     model_config=SimpleNamespace(max_model_len=2048),
     device_config=SimpleNamespace(device_type="cpu"),
@@ -233,13 +233,15 @@ def test_limits_stay_where_vllm_cannot_split_a_prompt(live, board, changes):
     assert "longer than a limit of tokens" in board().report.read().problem
 
 
-@pytest.mark.parametrize("reason", ["a version", "several engines"])
+@pytest.mark.parametrize("reason", ["a version", "several engines", "several API processes"])
 def test_what_is_not_supported_runs_vllms_own_scheduler_and_says_why(live, board, monkeypatch, caplog, reason):
     config = ENGINE
     if reason == "a version":
         monkeypatch.setattr(live, "problem", lambda: "vLLM 9.9.9 is not known: a version")
     else:
-        config = SimpleNamespace(**{**vars(ENGINE), "parallel_config": SimpleNamespace(data_parallel_size=2)})
+        engines = 2 if reason == "several engines" else 1
+        parallel = SimpleNamespace(data_parallel_size=engines, _api_process_count=3 - engines)
+        config = SimpleNamespace(**{**vars(ENGINE), "parallel_config": parallel})
     monkeypatch.setattr(ENGINE.scheduler_config, "scheduler_cls", "this plugin's")
     monkeypatch.delitem(sys.modules, "vllm.v1.request")  # what an unknown vLLM lacks does no harm
     assert type(live.LiveScheduler(vllm_config=config)) is AsyncScheduler

@@ -40,7 +40,10 @@ def test_a_name_that_is_gone_is_named_with_its_file(tmp_path):
 
 def test_a_file_that_is_gone_lacks_all_its_names(tmp_path):
     (source_with_all_names(tmp_path) / "config/parallel.py").unlink()
-    assert missing(tmp_path) == ["config/parallel.py: ParallelConfig.data_parallel_size"]
+    assert missing(tmp_path) == [
+        "config/parallel.py: ParallelConfig.data_parallel_size",
+        "config/parallel.py: ParallelConfig._api_process_count",
+    ]
 
 
 def test_a_name_that_is_only_read_counts_as_gone(tmp_path):

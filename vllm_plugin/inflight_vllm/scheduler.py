@@ -17,6 +17,8 @@ def LiveScheduler(**arguments: Any) -> Any:
     found = problem()
     if found is None and config.parallel_config.data_parallel_size > 1:
         found = "several engines in one server (--data-parallel-size) have no common limits"
+    if found is None and config.parallel_config._api_process_count > 1:
+        found = "several API processes in one server (--api-server-count) have no common limits"
     if found is None and not config.scheduler_config.enable_chunked_prefill:
         found = "without chunked prefill, a prompt longer than a limit of tokens would wait for ever"
     if found is None and config.scheduler_config.disable_chunked_mm_input:

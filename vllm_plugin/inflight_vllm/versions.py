@@ -33,7 +33,7 @@ NAMES = {
         "SchedulerConfig.get_scheduler_cls", "SchedulerConfig.enable_chunked_prefill",
         "SchedulerConfig.disable_chunked_mm_input",
     ),
-    "config/parallel.py": ("ParallelConfig.data_parallel_size",),
+    "config/parallel.py": ("ParallelConfig.data_parallel_size", "ParallelConfig._api_process_count"),
     "config/cache.py": ("CacheConfig.num_gpu_blocks", "CacheConfig.enable_prefix_caching"),
 }  # fmt: skip
 """Classes, and their methods, fields and attributes, by file of the package `vllm`."""

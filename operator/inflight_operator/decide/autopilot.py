@@ -411,7 +411,9 @@ def _queues(view: DemandView, capacity: Capacity, policy: AutopilotPolicy) -> _Q
     slots = max(_LEAST_SLOTS, min(_MOST_SLOTS, round(capacity.state.running)))
     lengths = max(0.0, workload.output_square / max(1.0, workload.output) ** 2 - 1)
     decode = replace(prefill, service=slots / capacity.rate, servers=slots, variation=lengths)
-    young = policy.young * (1 - view.seconds(policy.level) / policy.level)
+    # The demand of older pods, which an operator that restarts sees for the first time, does not begin.
+    age = max(view.seconds(policy.level), view.ready_for)
+    young = policy.young * max(0.0, 1 - age / policy.level)
     return _Queues(view.replica, workload, capacity, prefill, decode, policy, young)
 
 

@@ -83,6 +83,11 @@ def with_demand(snapshot: Snapshot, demand: DemandHistory) -> DemandHistory:
     return demand.with_samples(snapshot.fresh, ready_for, snapshot.now, {pod.uid for pod in snapshot.pods}, gateway)
 
 
+def longest_ready(pods: Pods, moment: float) -> float:
+    """Returns the seconds for which the first ready pod has been ready. Args: moment: seconds since the epoch."""
+    return max((moment - pod.ready_since for pod in pods.ready if pod.ready_since is not None), default=0.0)
+
+
 def demand_view(
     snapshot: Snapshot, demand: DemandHistory, pods: Pods, startups: StartUps, observation: ScalingObservation
 ) -> DemandView:
@@ -111,6 +116,7 @@ def demand_view(
         ready=observation.ready,
         starting=tuple(sorted([*under_way[: observation.starting], *[start_up] * not_created])),
         start_up=start_up,
+        ready_for=longest_ready(pods, moment),
         pooled=snapshot.pooled,
         ordered=snapshot.policy.ordered,
     )

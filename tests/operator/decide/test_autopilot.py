@@ -73,6 +73,14 @@ def test_the_first_request_of_a_new_service_orders_no_second_replica_and_a_burst
     assert decided(view([60 * each for each in rounds], **slow))[0] > 1
 
 
+@pytest.mark.parametrize("share", [0.45, 0.7, 1.4, 2.2, 4.1])
+def test_steady_demand_of_old_pods_orders_no_more_where_the_operator_is_new(share):
+    steady = decided(view([share * EACH] * 60, pooled=True, ordered=True))[0]
+    for rounds in range(2, 22):
+        seen = view([share * EACH] * rounds, pooled=True, ordered=True, ready=steady, ready_for=3600.0)
+        assert decided(seen)[0] == steady
+
+
 def test_the_rate_of_a_new_service_makes_no_step_when_its_first_minute_is_over():
     """A step there took a replica away and ordered it again, 3 s later."""
     bursts = [0.0, *([40.0, 0.0] * 20)]
