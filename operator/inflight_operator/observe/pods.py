@@ -100,9 +100,9 @@ class PodView:
 def pod_view(pod: Mapping[str, Any]) -> PodView:
     """Returns the view of `pod`, a v1 Pod as the API returns it in JSON."""
     metadata, spec, status = pod.get("metadata", {}), pod.get("spec", {}), pod.get("status", {})
-    container = engine_container(status.get("containerStatuses", []))
-    failed = _failed_before(status) if _not_begun(container.get("state", {})) else {}
-    container = failed or container
+    engine = engine_container(status.get("containerStatuses", []))
+    failed = _failed_before(status) if _not_begun(engine.get("state", {})) else {}
+    container = failed or engine
     declared = engine_container(spec.get("containers", []))
     ports = {one.get("name"): one.get("containerPort") for one in declared.get("ports", [])}
     ready = condition(status, "Ready")
