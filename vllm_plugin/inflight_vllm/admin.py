@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from inflight_contract.admin_signature import PROOF_HEADER
 from inflight_contract.admin_token import permit
@@ -14,8 +14,15 @@ from inflight_settings.limits import KNOBS, PartialLimits
 from inflight_vllm.drain import Drain
 from inflight_vllm.limits import LiveLimits
 
-LIMITS_PATH, DRAIN_PATH, METRICS_PATH = "/v1/runtime_config", "/admin/drain", "/metrics"
 _MOST_REVISION = 2**63
+
+
+class AdminPath:
+    """Paths of admin calls."""
+
+    LIMITS: Final = "/v1/runtime_config"
+    DRAIN: Final = "/admin/drain"
+    METRICS: Final = "/metrics"
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +60,14 @@ class Admin:
         """
         try:
             match method, path:
-                case "GET", "/metrics":
+                case "GET", AdminPath.METRICS:
                     page, content_type = self._metrics()
                     return Answer(200, page, {"content-type": content_type})
-                case "GET", "/v1/runtime_config":
+                case "GET", AdminPath.LIMITS:
                     return self.runtime_config()
-                case "PATCH", "/v1/runtime_config":
+                case "PATCH", AdminPath.LIMITS:
                     return _proven(permit(authorization, method, path, body), lambda: self._change(body))
-                case "POST", "/admin/drain":
+                case "POST", AdminPath.DRAIN:
                     return _proven(permit(authorization, method, path, body), self._begin_drain)
             raise ApiError(404, f"{method} {path} is not served on this port")
         except ApiError as error:

@@ -18,7 +18,7 @@ from prometheus_client import REGISTRY
 
 from inflight_contract.errors import ApiError
 from inflight_settings.requests import MAX_BODY_BYTES
-from inflight_vllm.admin import DRAIN_PATH, LIMITS_PATH, Admin, Answer
+from inflight_vllm.admin import Admin, AdminPath, Answer
 from inflight_vllm.board import Board, board_path
 from inflight_vllm.drain import Drain
 from inflight_vllm.limits import LiveLimits
@@ -59,13 +59,13 @@ class Inflight:
         if scope["type"] == "lifespan":
             self._start(scope)
             await self._app(scope, receive, send)
-        elif scope["type"] == "websocket" or (scope["method"] == "POST" and scope["path"] != DRAIN_PATH):
+        elif scope["type"] == "websocket" or (scope["method"] == "POST" and scope["path"] != AdminPath.DRAIN):
             await self._generate(scope, receive, send)
         elif scope["path"] == "/ready":
             await self._ready(scope, receive, send)
-        elif scope["path"] == LIMITS_PATH and scope["method"] == "GET":
-            await _respond(send, self._admin.answer("GET", LIMITS_PATH, "", b""))
-        elif scope["path"] in (LIMITS_PATH, DRAIN_PATH):
+        elif scope["path"] == AdminPath.LIMITS and scope["method"] == "GET":
+            await _respond(send, self._admin.answer("GET", AdminPath.LIMITS, "", b""))
+        elif scope["path"] in (AdminPath.LIMITS, AdminPath.DRAIN):
             port = self._settings.admin_port
             message = f"{scope['method']} {scope['path']} is served on port {port} only"
             await _respond(send, Answer.error(ApiError(404, message, code="admin_port")))

@@ -14,15 +14,7 @@ log = logging.getLogger("vllm.inflight")
 def LiveScheduler(**arguments: Any) -> Any:
     """Return a scheduler with live limits, of the kind that vLLM would make; vLLM's own where they cannot change."""
     config = arguments["vllm_config"]
-    found = problem()
-    if found is None and config.parallel_config.data_parallel_size > 1:
-        found = "several engines in one server (--data-parallel-size) have no common limits"
-    if found is None and config.parallel_config._api_process_count > 1:
-        found = "several API processes in one server (--api-server-count) have no common limits"
-    if found is None and not config.scheduler_config.enable_chunked_prefill:
-        found = "without chunked prefill, a prompt longer than a limit of tokens would wait for ever"
-    if found is None and config.scheduler_config.disable_chunked_mm_input:
-        found = "without chunked multimodal input, an image longer than a limit of tokens would be split"
+    found = _unsupported(config)
     board = None
     try:
         board = Board.create(board_path())
@@ -39,3 +31,20 @@ def LiveScheduler(**arguments: Any) -> Any:
 
     kind = LiveAsyncScheduler if config.scheduler_config.async_scheduling else LiveSyncScheduler
     return kind(board, **arguments)
+
+
+def _unsupported(config: Any) -> str | None:
+    """Return why limits cannot change under a `VllmConfig`, in a sentence; None: they can."""
+    found = problem()
+    if found is not None:
+        return found
+    # Not before: a vLLM that is not known may lack these fields.
+    if config.parallel_config.data_parallel_size > 1:
+        return "several engines in one server (--data-parallel-size) have no common limits"
+    if config.parallel_config._api_process_count > 1:
+        return "several API processes in one server (--api-server-count) have no common limits"
+    if not config.scheduler_config.enable_chunked_prefill:
+        return "without chunked prefill, a prompt longer than a limit of tokens would wait for ever"
+    if config.scheduler_config.disable_chunked_mm_input:
+        return "without chunked multimodal input, an image longer than a limit of tokens would be split"
+    return None
