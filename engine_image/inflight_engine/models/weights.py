@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -126,23 +127,24 @@ _GGUF_NAMES = {
 }
 
 
-def _gguf_name(name: str) -> str:
-    module, _, suffix = name.rpartition(".")
-    if module.startswith("model.layers."):
-        layer, _, inner = module.removeprefix("model.layers.").partition(".")
-        return f"blk.{layer}.{_GGUF_NAMES[inner]}.{suffix}"
-    return f"{_GGUF_NAMES[module]}.{suffix}"
-
-
 _HF_NAMES = {theirs: ours for ours, theirs in _GGUF_NAMES.items()}
 
 
+def _gguf_name(name: str) -> str:
+    return _renamed(name, "model.layers.", "blk.", _GGUF_NAMES)
+
+
 def _hf_name(gguf_name: str) -> str:
-    module, _, suffix = gguf_name.rpartition(".")
-    if module.startswith("blk."):
-        layer, _, inner = module.removeprefix("blk.").partition(".")
-        return f"model.layers.{layer}.{_HF_NAMES[inner]}.{suffix}"
-    return f"{_HF_NAMES[module]}.{suffix}"
+    return _renamed(gguf_name, "blk.", "model.layers.", _HF_NAMES)
+
+
+def _renamed(name: str, layers: str, new_layers: str, modules: Mapping[str, str]) -> str:
+    """Returns the other format's name of a tensor. Args: layers, new_layers: what precedes the number of a layer."""
+    module, _, suffix = name.rpartition(".")
+    if module.startswith(layers):
+        layer, _, inner = module.removeprefix(layers).partition(".")
+        return f"{new_layers}{layer}.{modules[inner]}.{suffix}"
+    return f"{modules[module]}.{suffix}"
 
 
 def _rotate_half_order(tensor: torch.Tensor, heads: int) -> torch.Tensor:

@@ -19,7 +19,7 @@ from functools import lru_cache
 from operator import le, lt
 
 from inflight_base.page.histogram import Histogram
-from inflight_cost.model import CostModel
+from inflight_cost.model import TERMS, CostModel
 
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
@@ -63,17 +63,8 @@ _LARGEST = {STEP_COST: MAX_STEP_SECONDS, STEP_COST_CURVE: MAX_STEP_SECONDS, ARRI
 _KEYED = frozenset((STEP_COST, STEP_COST_CURVE, REJECTIONS))
 """Names whose series differ by one label that matters: `term`, `tokens` or `reason`."""
 
-_TERMS = {
-    "step": "base_s",
-    "decode_sequence": "decode_seq_s",
-    "prefill_token": "prefill_token_s",
-    "decode_kv_token": "decode_kv_token_s",
-    "prefill_context_token": "prefill_context_token_s",
-    "copied_token": "copied_token_s",
-}
-"""Field of `CostModel` by label. Engines without copies do not report the last one."""
-
-_NEEDED_TERMS = _TERMS.keys() - {"copied_token"}
+_NEEDED_TERMS = TERMS.keys() - {"copied_token"}
+"""Engines without copies do not report the other one."""
 
 _QUOTED = r'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'
 _EDGE = r'[ \t]*+le[ \t]*+=[ \t]*+"([!#-\[\]^`-~]*+)"'
@@ -264,7 +255,7 @@ class Page:
         # NaN compares as false, so it is rejected here too.
         if not (all(map(lt, tokens, tokens[1:])) and tokens[-1] <= MAX_NUMBER):
             return None
-        return _shared_cost(tuple(terms.get(term, 0.0) for term in _TERMS), points)
+        return _shared_cost(tuple(terms.get(term, 0.0) for term in TERMS), points)
 
     def kv_cache_tokens(self) -> int:
         """Returns the size of the KV cache in tokens, of all engines of a vLLM server together; 0 if not reported."""
@@ -282,7 +273,7 @@ def _largest_by_key(series: list[tuple[str, float]]) -> dict[str, float]:
 @lru_cache(maxsize=4096)
 def _shared_cost(coefficients: tuple[float, ...], curve: tuple[tuple[float, float], ...]) -> CostModel | None:
     """Returns the same object for all pages with this cost model; None if a decode step takes no time."""
-    cost = CostModel(**dict(zip(_TERMS.values(), coefficients, strict=True)), curve=curve)
+    cost = CostModel(**dict(zip(TERMS.values(), coefficients, strict=True)), curve=curve)
     least = cost.base_s + cost.decode_seq_s + cost.decode_kv_token_s + min((one for _, one in curve), default=0.0)
     return cost if least > 0 else None
 

@@ -255,7 +255,8 @@ async def test_a_pod_that_is_not_ready_gets_no_questions_while_another_one_is(ma
     assert len(pods.pickers[1].of(Ask)) == len(OTHERS)
 
 
-async def test_a_new_pod_takes_its_services_over(make):
+async def held_without_a_pod(make):
+    """Requests of all services that wait at two pods, and a third one that is not ready yet."""
     pods = await make(3)
     new = pods.owner() if pods.owner() is not pods.own else pods.next()
     pods.ready(*(picker for picker in pods.pickers if picker is not new))
@@ -264,6 +265,11 @@ async def test_a_new_pod_takes_its_services_over(make):
         picker.answer = held
     for number, service in enumerate([CHAT, *OTHERS]):
         pods.relay.ask(number, service=service)
+    return pods, new
+
+
+async def test_a_new_pod_takes_its_services_over(make):
+    pods, new = await held_without_a_pod(make)
     await asyncio.sleep(0.05)
     assert not new.has
     pods.ready(*pods.pickers)
@@ -351,14 +357,7 @@ async def test_a_picker_that_knows_of_no_ready_pod_is_still_asked_where_it_is_kn
 
 
 async def test_a_new_pod_that_cannot_be_reached_gets_no_questions_and_nothing_is_picked_alone(make):
-    pods = await make(3)
-    new = pods.owner() if pods.owner() is not pods.own else pods.next()
-    pods.ready(*(picker for picker in pods.pickers if picker is not new))
-    await asyncio.sleep(0.05)
-    for picker in pods.pickers:
-        picker.answer = held
-    for number, service in enumerate([CHAT, *OTHERS]):
-        pods.relay.ask(number, service=service)
+    pods, new = await held_without_a_pod(make)
     new.kill()
     await asyncio.sleep(0.05)
     pods.ready(*pods.pickers)
