@@ -14,9 +14,9 @@ from tools.prometheus.prometheus import PrometheusError
 from tools.signals import exit_code
 
 DESCRIPTION = """Starts a Prometheus on loopback that scrapes the operator and the engines of the running cluster, with
-the labels and the rules of the chart. After --after seconds it asks every query of every panel of
-helm/inflight/dashboards of which there is a service, and lists those without data. With --serve it runs until Ctrl-C instead, for a look at
-its own pages."""
+the labels and the rules of the chart. After --after seconds it asks every query of every panel of those dashboards of
+helm/inflight/dashboards that have a service, and lists those without data. With --serve it runs until Ctrl-C instead,
+for a look at its own pages."""
 
 
 def parser() -> argparse.ArgumentParser:
