@@ -51,6 +51,11 @@ class EngineType:
     metrics: Mapping[str, str] = field(default_factory=dict)
 
     @property
+    def kind(self) -> str:
+        """The type, `vllm-plain` for vLLM without the plugin: what the metrics pages of the engines have."""
+        return "vllm-plain" if self.name == VLLM and not self.plugin else self.name
+
+    @property
     def live_limits(self) -> bool:
         """True if limits of running engines can change, over an admin port that only the operator reaches."""
         return self.name == INFLIGHT or self.plugin

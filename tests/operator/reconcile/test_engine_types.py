@@ -89,6 +89,24 @@ async def test_a_custom_engine_has_no_limits_in_the_status_and_its_own_page_is_r
     assert target.names == {"vllm:num_requests_running": "llamacpp:requests_processing"}
 
 
+PLUGIN = {"engine": {**SMALL["engine"], "type": "vllm"}}
+
+
+@pytest.mark.parametrize(
+    ("spec", "kind", "limit"),
+    [(SMALL, "inflight", 64), (PLUGIN, "vllm", 64), (VLLM, "vllm-plain", 64), (CUSTOM, "custom", None)],
+    ids=["inflight", "vllm", "vllm-plain", "custom"],
+)
+async def test_metrics_of_a_service_name_its_kind_of_engines_and_only_limits_that_are_known(world, spec, kind, limit):
+    world.service(spec=spec)
+    await world.round()
+    of_service = {"namespace": "team", "name": "chat"}
+    value = world.metrics.registry.get_sample_value
+    (ready,) = (one for one in world.status["conditions"] if one["type"] == "Ready")
+    assert value("inflight_operator_service_state", {**of_service, "state": ready["reason"], "engine": kind}) == 1
+    assert value("inflight_operator_service_max_num_seqs", of_service) == limit
+
+
 @pytest.mark.parametrize("spec", [VLLM, CUSTOM], ids=["vllm", "custom"])
 async def test_replicas_follow_the_queue_of_engines_that_report_no_limits(world, spec):
     scaling = {"minReplicas": 1, "maxReplicas": 4, "targets": {"waitingRequests": 2}}
