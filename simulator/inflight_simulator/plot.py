@@ -37,9 +37,14 @@ MARK = 0.0015
 """Share of the time axis that marks a preemption."""
 
 _IN_SLOT, _NEXT_DECODE = "waits in its slot", "decode, next request"
-_COLORS = {
-    **{"waiting": "#e4e4e4", _IN_SLOT: PALE, _NEXT_DECODE: SKY},
-    **{Phase.PREFILL: ORANGE, Phase.DECODE: BLUE, Phase.PADDING: GRAY, Phase.PREEMPTED: RED},
+_COLORS: dict[str, str] = {
+    "waiting": "#e4e4e4",
+    _IN_SLOT: PALE,
+    _NEXT_DECODE: SKY,
+    Phase.PREFILL: ORANGE,
+    Phase.DECODE: BLUE,
+    Phase.PADDING: GRAY,
+    Phase.PREEMPTED: RED,
 }
 
 
