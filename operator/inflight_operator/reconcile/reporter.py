@@ -200,7 +200,7 @@ def service_values(snapshot: Snapshot, plan: Plan) -> ServiceValues:
         running=sum(one.running for one in fresh),
         kv_utilization=sum(one.kv_usage for one in fresh) / len(fresh) if fresh else 0.0,
         preemptions_per_minute=plan.measured.preemptions_per_min,
-        limits=plan.limits.limits,
+        limits=plan.limits.limits if policy.engine_type.limits else None,
         modelled=plan.modelled,
         overridden=plan.memory.before_override is not None,
         scrape_age=snapshot.window.oldest_age(snapshot.now),
@@ -211,4 +211,5 @@ def service_values(snapshot: Snapshot, plan: Plan) -> ServiceValues:
         currency=policy.currency,
         gateway=snapshot.gateway,
         asleep=None if policy.idle_timeout is None else plan.replicas == 0,
+        engine=policy.engine_type.kind,
     )
