@@ -195,9 +195,8 @@ class Reconciler:
     def _snapshot(self, key: ServiceKey, known: _ServiceState) -> Snapshot:
         reading, now = known.reading, self._clock.steady()
         pods = tuple(self._cache.pods(key))
-        facts = reading.policy.engine_type
         targets = [
-            Target(pod.uid, pod.name, pod.url(pod.metrics_port) + facts.metrics_path, facts.metrics)
+            Target(pod.uid, pod.name, pod.url(pod.metrics_port) + pod.engine.metrics_path, pod.engine.metrics)
             for pod in pods
             if pod.serves
         ]
