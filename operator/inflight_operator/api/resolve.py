@@ -12,7 +12,8 @@ from inflight_base.manifest.units import parse_duration
 from inflight_settings.limits import Limits, LimitsBounds
 
 if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService, InferenceServiceSpec
+    from inflight_operator.api.spec import InferenceServiceSpec
+    from inflight_operator.api.types import InferenceService
 
 MODEL_FOLDER = "/models"
 """Where a pvc:// claim is mounted in the engine container."""

@@ -15,7 +15,8 @@ from inflight_operator.render.plan import Settings
 from inflight_operator.render.pod import pod_template
 
 if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService, InferenceServiceSpec
+    from inflight_operator.api.spec import InferenceServiceSpec
+    from inflight_operator.api.types import InferenceService
 
 _ROLLING_UPDATE = {
     "SurgeFirst": {"maxSurge": 1, "maxUnavailable": 0},

@@ -32,7 +32,8 @@ from inflight_operator.render.plan import Settings
 from inflight_operator.render.service import behind_gateway
 
 if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService, InferenceServiceSpec
+    from inflight_operator.api.spec import InferenceServiceSpec
+    from inflight_operator.api.types import InferenceService
 
 PLUGIN_FOLDER = "/opt/inflight/vllm"
 _PLUGIN_VOLUME = "inflight-plugin"
