@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from deploy.dashboards import autopilot, engine, fleet, service
+from deploy.dashboards.kinds import KINDS
 from tools import generated
 from tools.testbed.helm import CHART
 
@@ -14,8 +15,9 @@ FOLDER = CHART / "dashboards"
 
 def documents() -> dict[Path, str]:
     """The JSON of each dashboard, by its file."""
-    every = (fleet.DASHBOARD, service.DASHBOARD, engine.DASHBOARD, autopilot.DASHBOARD)
-    return {FOLDER / f"{one.name}.json": one.text() for one in every}
+    of_kinds = (one.of(kind) for kind in KINDS for one in (service.DASHBOARD, engine.DASHBOARD, autopilot.DASHBOARD))
+    every = (fleet.DASHBOARD, *of_kinds)
+    return {FOLDER / f"{one.name}.json": one.text() for one in every if one.rows}
 
 
 if __name__ == "__main__":

@@ -84,9 +84,9 @@ DASHBOARD = Dashboard(
         Row("Demand and capacity", 11, 12): {
             "Demand and capacity": lines(
                 "reqps",
-                "Requests per second. Arriving: accepted by engines. Expected: when a replica ordered now is ready. "
-                "Capacity: what the ready and the ordered replicas sustain within the targets, by the cost model.",
-                Query("Arriving", rate(_ARRIVED, ONE_SERVICE), style.MEDIAN),
+                "Requests per second. Expected: when a replica ordered now is ready. Capacity: what the ready and the "
+                "ordered replicas sustain within the targets, by the cost model.",
+                Query("Arriving", rate(_ARRIVED, ONE_SERVICE), style.MEDIAN, about="Arriving: accepted by engines."),
                 Query("Expected", _DEMAND, style.WAITING),
                 Query("Capacity of ready replicas", _capacity("ready_replicas"), style.READY),
                 Query("Capacity of ordered replicas", _capacity("replicas"), style.ORDERED, dashed=True),

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from deploy.dashboards.kinds import Kind
 from deploy.dashboards.panels import DATASOURCE, Json, Panel, present
 from deploy.dashboards.queries import ONE_SERVICE, last_decisions
 
 GRID_WIDTH = 24
+
+ENGINES = "/d/inflight-engine"
+"""Beginning of links to the engines of a service; those of other kinds have a suffix."""
 
 OF_PROMETHEUS: Json = {
     "step": "15s",
@@ -46,6 +50,7 @@ class Dashboard:
         pods: whether pods of the service can be chosen.
         decisions: whether the operator's decisions mark the panels.
         since: begin of the default time range.
+        kind: kind of the engines of the services that can be chosen; None for all.
     """
 
     name: str
@@ -55,6 +60,16 @@ class Dashboard:
     pods: bool = False
     decisions: bool = False
     since: str = "now-1h"
+    kind: Kind | None = None
+
+    def of(self, kind: Kind) -> Dashboard:
+        """Returns the dashboard for services of one kind, without rows, panels and lines that these do not have."""
+        rows = {}
+        for row, panels in self.rows.items():
+            left = {title: panel.with_metrics(kind.has) for title, panel in panels.items()}
+            if any(left.values()):
+                rows[row] = {title: panel for title, panel in left.items() if panel is not None}
+        return replace(self, name=f"{self.name}{kind.suffix}", rows=rows, kind=kind)
 
     def text(self) -> str:
         """The dashboard's JSON."""
@@ -75,7 +90,7 @@ class Dashboard:
             "templating": {"list": self._variables()},
             "annotations": {"list": marks} if self.decisions else {},
             "uid": f"inflight-{self.name}",
-            "title": f"Inflight / {self.name.capitalize()}",
+            "title": f"Inflight / {self._title}",
             "description": self.description,
             "tags": ["inflight"],
             "timezone": "browser",
@@ -87,7 +102,14 @@ class Dashboard:
             "panels": self._panels(),
             "links": [link],
         }
-        return json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+        text = json.dumps(whole, indent=2, ensure_ascii=False) + "\n"
+        return text if self.kind is None else text.replace(f"{ENGINES}?", f"{ENGINES}{self.kind.suffix}?")
+
+    @property
+    def _title(self) -> str:
+        if self.kind is None or not self.kind.suffix:
+            return self.name.capitalize()
+        return f"{self.name.removesuffix(self.kind.suffix).capitalize()} ({self.kind.title})"
 
     def _panels(self) -> list[Json]:
         made: list[Json] = []
@@ -108,14 +130,21 @@ class Dashboard:
 
     def _variables(self) -> list[Json]:
         services = "inflight_operator_service_state"
-        chosen = 'namespace=~"$namespace"' if self.several else 'namespace="$namespace"'
-        pods = f"label_values(inflight_draining{{{ONE_SERVICE}}}, pod)"
+        kind = [] if self.kind is None else [f'engine="{self.kind.name}"']
+        chosen = ['namespace=~"$namespace"' if self.several else 'namespace="$namespace"', *kind]
+        pods = f"label_values(vllm:num_requests_running{{{ONE_SERVICE}}}, pod)"
         return [
             _variable("datasource", "Data source", "prometheus"),
-            _variable("namespace", "Namespace", f"label_values({services}, namespace)", several=self.several),
-            _variable("service", "Service", f"label_values({services}{{{chosen}}}, name)", several=self.several),
+            _variable(
+                "namespace", "Namespace", f"label_values({_of(services, kind)}, namespace)", several=self.several
+            ),
+            _variable("service", "Service", f"label_values({_of(services, chosen)}, name)", several=self.several),
             *([_variable("pod", "Pod", pods, several=True)] if self.pods else []),
         ]
+
+
+def _of(metric: str, matchers: Sequence[str]) -> str:
+    return f"{metric}{{{', '.join(matchers)}}}" if matchers else metric
 
 
 def _place(left: int, top: int, width: int, height: int) -> Json:

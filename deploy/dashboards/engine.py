@@ -30,6 +30,7 @@ _FINISHED = {
 """Colours of reasons for which requests end."""
 
 _TOKENS = "vllm:iteration_tokens_total"
+_LIMIT = "The dashed line is the limit in force."
 
 
 def per_term(counter: str, selector: str, term: str, window: str = RATE) -> str:
@@ -50,7 +51,9 @@ DASHBOARD = Dashboard(
     {
         Row("Is it fine", 4, 4): {
             "Engines": number(
-                "none", "Engine pods that Prometheus scrapes.", Query("Engines", f"count(inflight_draining{{{PODS}}})")
+                "none",
+                "Engine pods that Prometheus scrapes.",
+                Query("Engines", f"count(count by (pod) (vllm:num_requests_running{{{PODS}}}))"),
             ),
             "Engine restarts": number(
                 "none",
@@ -114,20 +117,21 @@ DASHBOARD = Dashboard(
             ),
             "Tokens of a step": lines(
                 "short",
-                "Percentiles of the tokens computed in a step. The dashed line is the limit in force.",
+                "Percentiles of the tokens computed in a step.",
                 *percentiles(_TOKENS, PODS, 0.5, 0.95),
                 Query(
                     "max_num_batched_tokens",
                     f"min(inflight_max_num_batched_tokens{{{PODS}}})",
                     style.TARGET,
                     dashed=True,
+                    about=_LIMIT,
                 ),
             ),
             "Requests with a slot": lines(
                 "short",
-                "Requests that run, by pod. The dashed line is the limit in force.",
+                "Requests that run, by pod.",
                 Query("{{pod}}", f"max by (pod) (vllm:num_requests_running{{{PODS}}})"),
-                Query("max_num_seqs", f"min(inflight_max_num_seqs{{{PODS}}})", style.TARGET, dashed=True),
+                Query("max_num_seqs", f"min(inflight_max_num_seqs{{{PODS}}})", style.TARGET, dashed=True, about=_LIMIT),
             ),
         },
         Row("Caches", 9, 8): {
@@ -147,11 +151,16 @@ DASHBOARD = Dashboard(
                 Query("{{pod}}", f"max by (pod) (vllm:kv_cache_usage_perc{{{PODS}}})"),
                 top=1,
             ),
-            "Preemptions and swapping": lines(
+            "Preemptions": lines(
                 "short",
-                "Requests per second that lost their slot, and blocks of host memory that hold swapped requests.",
+                "Requests per second that lost their slot.",
                 Query("Preemptions/s", rate("vllm:num_preemptions_total", PODS), style.WAITING),
-                Query("Swapped blocks", f"sum(inflight_swapped_blocks{{{PODS}}})", style.PROMPT),
+                Query(
+                    "Swapped blocks",
+                    f"sum(inflight_swapped_blocks{{{PODS}}})",
+                    style.PROMPT,
+                    about="Swapped blocks: blocks of host memory that hold such requests.",
+                ),
                 least_top=style.FEW_PER_SECOND,
             ),
         },

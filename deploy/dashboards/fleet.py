@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from deploy.dashboards import style
 from deploy.dashboards.dashboard import Dashboard, Row
+from deploy.dashboards.kinds import KINDS
 from deploy.dashboards.panels import Column, Panel, Query, lines, number, percentiles, table
 from deploy.dashboards.queries import SERVICE, SERVICES, added, in_target, known, quantile, rate
 
@@ -23,11 +24,19 @@ _TPOT = "vllm:request_time_per_output_token_seconds"
 
 
 def _state(selector: str = SERVICES) -> str:
-    return known("service_state", selector, (*SERVICE, "state"))
+    return known("service_state", selector, (*SERVICE, "state", "engine"))
 
 
 _DOWN = f"({known('service_state', SERVICES)} unless {_READY} > 0) unless {_ORDERED} == 0"
 _FINE = _state(f'{SERVICES}, state=~"Serving|ScaledToZero"')
+
+
+def _linked(expr: str) -> str:
+    """Adds the label `dashboard`: uid of the service's dashboard, by its kind of engines."""
+    uid = "inflight-service"
+    others = "|".join(kind.name for kind in KINDS if kind.suffix)
+    of_all = f'label_replace({expr}, "dashboard", "{uid}", "", "")'
+    return f'label_replace({of_all}, "dashboard", "{uid}-$1", "engine", "({others})")'
 
 
 def _now(counter: str) -> str:
@@ -138,9 +147,17 @@ DASHBOARD = Dashboard(
             "Services": table(
                 "One row for each service, the least attainment of the TTFT target first. A click on a service opens "
                 "its dashboard. Rates and percentiles are those of the last five minutes.",
-                {"name": "Service", "namespace": "Namespace", "state": "State"},
+                {
+                    "name": "Service",
+                    "namespace": "Namespace",
+                    "engine": "Engine",
+                    "state": "State",
+                    "dashboard": "Dashboard",
+                },
                 Column(
-                    "Ready", "none", f"({_state()} * on (namespace, name) group_left () {_READY}) or {_state()} * 0"
+                    "Ready",
+                    "none",
+                    _linked(f"({_state()} * on (namespace, name) group_left () {_READY}) or {_state()} * 0"),
                 ),
                 Column("Ordered", "none", _ORDERED),
                 Column("Blocked", "none", _BLOCKED, steps=style.FAULTS),
@@ -166,11 +183,12 @@ DASHBOARD = Dashboard(
                 links={
                     "Service": (
                         "Open the service",
-                        "/d/inflight-service?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}"
+                        "/d/${__data.fields.Dashboard}?${datasource:queryparam}&var-namespace=${__data.fields.Namespace}"
                         "&var-service=${__data.fields.Service}&${__url_time_range}",
                     )
                 },
                 by_text={"State": style.STATES},
+                hidden=("Dashboard",),
             )
         },
         Row("Targets", 9, 12): {

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
 from string import ascii_uppercase
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from deploy.dashboards import style
-from deploy.dashboards.queries import quantile
+from deploy.dashboards.queries import metrics, quantile
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Json = dict[str, Any]
 
 DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
@@ -30,12 +32,14 @@ class Query:
         legend: name of its series, with `{{label}}`.
         color: color of all its series; None: colors of the palette.
         dashed: a target or a bound: a dashed line without area, outside a stack.
+        about: what the panel's description says about its series.
     """
 
     legend: str
     expr: str
     color: str | None = None
     dashed: bool = False
+    about: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +48,7 @@ class Panel:
 
     Attributes:
         defaults: of all fields; `overrides` are for some of them.
+        remade: makes it with those of its queries that ask for metrics that exist; None if none but bounds is left.
     """
 
     kind: str
@@ -53,6 +58,12 @@ class Panel:
     defaults: Json
     overrides: Sequence[Json]
     transformations: Sequence[Json] | None = None
+    remade: Callable[[Callable[[str], bool]], Panel | None] | None = None
+
+    def with_metrics(self, exist: Callable[[str], bool]) -> Panel | None:
+        """Returns the panel with the queries whose metrics all exist; None if none but bounds is left."""
+        assert self.remade is not None
+        return self.remade(exist)
 
     def json(self, number: int, title: str, place: Json) -> Json:
         """The panel on a dashboard."""
@@ -77,6 +88,24 @@ def present(**entries: Any) -> Json:
     return {name: value for name, value in entries.items() if value is not None}
 
 
+def _kept(make: Callable[P, Panel]) -> Callable[P, Panel]:
+    """Panels that can be made again with fewer queries."""
+
+    @wraps(make)
+    def made(*arguments: P.args, **options: P.kwargs) -> Panel:
+        def remade(exist: Callable[[str], bool]) -> Panel | None:
+            def has(one: object) -> bool:
+                return not isinstance(one, Query | Column) or all(map(exist, metrics(one.expr)))
+
+            left = [one for one in arguments if has(one)]
+            measured = any(isinstance(one, Column) or (isinstance(one, Query) and not one.dashed) for one in left)
+            return made(*left, **options) if measured else None  # type: ignore[arg-type]
+
+        return replace(make(*arguments, **options), remade=remade)
+
+    return made
+
+
 def percentiles(histogram: str, selector: str, *shares: float, named: str = "") -> list[Query]:
     """Percentiles of a histogram, each in its colour. Args: named: before the name of each."""
     return [
@@ -85,6 +114,7 @@ def percentiles(histogram: str, selector: str, *shares: float, named: str = "") 
     ]
 
 
+@_kept
 def lines(
     unit: str,
     description: str,
@@ -139,7 +169,7 @@ def lines(
     )
     return Panel(
         "timeseries",
-        description,
+        " ".join(filter(None, (description, *(query.about for query in queries)))),
         [_target(query.expr, letter, legendFormat=query.legend) for letter, query in _lettered(queries)],
         {"legend": legend, "tooltip": {"mode": "multi", "sort": "desc"}},
         defaults,
@@ -147,6 +177,7 @@ def lines(
     )
 
 
+@_kept
 def number(
     unit: str,
     description: str,
@@ -188,6 +219,7 @@ def number(
     return Panel("stat", description, [target], options, defaults, _colored(style.STATES if named else {}))
 
 
+@_kept
 def bars(unit: str, description: str, *queries: Query) -> Panel:
     """The latest values as bars, one below the other."""
     options = {
@@ -225,6 +257,7 @@ class Column:
     steps: style.Steps = style.PLAIN
 
 
+@_kept
 def table(
     description: str,
     labels: Mapping[str, str],
@@ -233,6 +266,7 @@ def table(
     links: Mapping[str, tuple[str, str]] | None = None,
     by_text: Mapping[str, Mapping[str, str]] | None = None,
     widths: Mapping[str, int] | None = None,
+    hidden: Sequence[str] = (),
 ) -> Panel:
     """A row for each set of labels, with current values.
 
@@ -242,6 +276,7 @@ def table(
         links: title and address, by the header of the column that carries them.
         by_text: colours of texts, by the header of their column; any other text there is bad.
         widths: of columns in pixels, by their headers; the others share the rest.
+        hidden: headers of columns that only links use.
     """
     overrides = [_override("byName", column.header, _cells(column)) for column in columns]
     for header, (title, address) in (links or {}).items():
@@ -254,6 +289,7 @@ def table(
         overrides.append(_override("byName", header, {"mappings": mappings, **_COLORED_TEXT}))
     for header, width in (widths or {}).items():
         overrides.append(_override("byName", header, {"custom.width": width}))
+    overrides += [_override("byName", header, {"custom.hidden": True}) for header in hidden]
     several = len(columns) > 1
     headers = {f"Value #{letter}" if several else "Value": column.header for letter, column in _lettered(columns)}
     organize = {

@@ -7,6 +7,8 @@ gateway pod counts its own requests, so a value there is a `sum`.
 
 from __future__ import annotations
 
+import re
+
 SERVICE = ("namespace", "name")
 RATE = "$__rate_interval"
 RANGE = "$__range"
@@ -22,6 +24,11 @@ ONE_SERVICE_BEHIND_GATEWAY = 'namespace="$namespace", service="$service"'
 
 PODS = f'{ONE_SERVICE}, pod=~"$pod"'
 """Selects chosen pods of one service."""
+
+
+def metrics(expr: str) -> list[str]:
+    """Names of the samples that a query asks for."""
+    return re.findall(r"\b(?:inflight_|vllm:)\w+", expr)
 
 
 def per(labels: tuple[str, ...]) -> str:

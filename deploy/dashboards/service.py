@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from deploy.dashboards import style
-from deploy.dashboards.dashboard import Dashboard, Row
+from deploy.dashboards.dashboard import ENGINES, Dashboard, Row
 from deploy.dashboards.panels import Column, Panel, Query, lines, number, percentiles, table
 from deploy.dashboards.queries import ONE_SERVICE, added, in_target, known, quantile, rate, ratio, value
 from deploy.dashboards.queries import ONE_SERVICE_BEHIND_GATEWAY as BEHIND
@@ -32,14 +32,15 @@ def replicas(*more: Query) -> Panel:
 def limit(name: str, description: str) -> Panel:
     """A limit of engines: in force, best by the cost model, and the engines' capacity."""
     capacity = f"min(inflight_{name}_capacity{{{ONE_SERVICE}}})"
+    accepted = "Capacity: the most that the engines accept."
     return lines(
         "short",
         f"{description} In force: the limit set by the operator. Best by cost model: the limit at which the targets "
         "are kept with the most requests per second; the operator approaches it step by step, and a limit that served "
-        "worse is taken back. Capacity: the most that the engines accept.",
+        "worse is taken back.",
         Query("In force", value(name), style.IN_FORCE),
         Query("Best by cost model", value(f"model_{name}"), style.MODELLED, dashed=True),
-        Query("Capacity of the engines", capacity, style.TARGET, dashed=True),
+        Query("Capacity of the engines", capacity, style.TARGET, dashed=True, about=accepted),
         calcs=("min", "max", "lastNotNull"),
     )
 
@@ -152,9 +153,19 @@ DASHBOARD = Dashboard(
         Row("Load", 9, 12): {
             "Requests": lines(
                 "reqps",
-                "Requests that engines accepted, and requests that were answered to the end, per second.",
-                Query("Arriving", rate("inflight_arrived_requests_total", ONE_SERVICE), style.WAITING),
-                Query("Finished", rate("vllm:request_success_total", ONE_SERVICE), style.READY),
+                "Requests per second.",
+                Query(
+                    "Arriving",
+                    rate("inflight_arrived_requests_total", ONE_SERVICE),
+                    style.WAITING,
+                    about="Arriving: accepted by engines.",
+                ),
+                Query(
+                    "Finished",
+                    rate("vllm:request_success_total", ONE_SERVICE),
+                    style.READY,
+                    about="Finished: answered to the end.",
+                ),
             ),
             "Tokens": lines(
                 "short",
@@ -173,10 +184,14 @@ DASHBOARD = Dashboard(
             ),
             "Queue time": lines(
                 "s",
-                "Predicted: seconds until all prompt tokens that wait now are computed, by the measured cost of "
-                "steps, in the pod with the longest queue. Measured: from arrival to a slot, of requests that got "
-                "one.",
-                Query("Predicted, longest", _PREDICTED_QUEUE, style.MODELLED),
+                "Measured: from arrival to a slot, of requests that got one.",
+                Query(
+                    "Predicted, longest",
+                    _PREDICTED_QUEUE,
+                    style.MODELLED,
+                    about="Predicted: seconds until all prompt tokens that wait now are computed, by the measured cost "
+                    "of steps, in the pod with the longest queue.",
+                ),
                 *percentiles("vllm:request_queue_time_seconds", ONE_SERVICE, 0.5, 0.95, named="Measured "),
             ),
         },
@@ -294,7 +309,7 @@ DASHBOARD = Dashboard(
                 links={
                     "Pod": (
                         "Open the engine",
-                        "/d/inflight-engine?${datasource:queryparam}&${namespace:queryparam}&${service:queryparam}"
+                        ENGINES + "?${datasource:queryparam}&${namespace:queryparam}&${service:queryparam}"
                         "&var-pod=${__data.fields.Pod}&${__url_time_range}",
                     )
                 },

@@ -9,7 +9,7 @@ import pytest
 from e2e.disruptions import table
 from e2e.disruptions.phases import PHASES
 from e2e.disruptions.run import run_phase
-from e2e.disruptions.stage import REPLICAS, Stage, replicas
+from e2e.disruptions.stage import REPLICAS, Stage, replicas, specification
 from tools.localcluster import kubectl
 from tools.testbed.load_pod import ask_pod, driver_pod
 from tools.testbed.service import Service
@@ -29,17 +29,21 @@ def say(line):
 
 
 @pytest.fixture(scope="module")
-def stage(namespace, client_image, vllm_image):
+def engine(vllm_image):
     engine = {"type": "vllm", "image": vllm_image, "maxNumSeqs": 16, "maxNumBatchedTokens": 512, "maxModelLen": 1024}
-    engine["extraArgs"] = ["--enforce-eager"]
+    return {**engine, "extraArgs": ["--enforce-eager"]}
+
+
+@pytest.fixture(scope="module")
+def stage(namespace, client_image, engine):
     spec = {"engine": engine}
     stage = Stage(Service("chat", namespace), client_image, say, gateway=True, spec=spec, wait_seconds=START_SECONDS)
     yield stage
     kubectl("-n", namespace, "delete", "inferenceservice", "chat", "--wait=false")
 
 
-def answer(stage, name):
-    with ask_pod(stage.service, name, "What are the colors of the rainbow?", image=stage.image) as pod:
+def answer(service, name, image):
+    with ask_pod(service, name, "What are the colors of the rainbow?", image=image) as pod:
         said = "".join(pod.follow())
         assert pod.exit_code() == 0, said
     return said
@@ -54,7 +58,7 @@ def running(service, pod):
 def test_it_becomes_ready_and_answers_by_its_name(stage):
     stage.apply(scaling=replicas(1), gateway={"enabled": False})
     stage.service.wait("Ready", lambda view: view.ready, seconds=START_SECONDS, saying=say)
-    assert "rainbow" in answer(stage, "ask").lower()
+    assert "rainbow" in answer(stage.service, "ask", stage.image).lower()
 
 
 def test_limits_move_while_requests_run_and_vllm_runs_as_many(stage):
@@ -81,6 +85,39 @@ def test_limits_move_while_requests_run_and_vllm_runs_as_many(stage):
     assert closing["answered"] == closing["sent"] > 0
 
 
+def test_a_version_that_the_plugin_does_not_know_serves_on_and_pod_and_service_say_so(namespace, client_image, engine):
+    """The distribution that Python finds first says that vLLM is 9.9.9."""
+    content = {"METADATA": "Metadata-Version: 2.1\nName: vllm\nVersion: 9.9.9\n"}
+    files = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "newer", "namespace": namespace}}
+    kubectl("apply", "-f", "-", input=json.dumps(files | {"data": content}))
+    folder = {"name": "newer", "items": [{"key": "METADATA", "path": "vllm-9.9.9.dist-info/METADATA"}]}
+    template = {
+        "volumes": [{"name": "newer", "configMap": folder}],
+        "volumeMounts": [{"name": "newer", "mountPath": "/opt/newer", "readOnly": True}],
+        "env": [{"name": "PYTHONPATH", "value": "/opt/newer:/opt/inflight/vllm"}],
+    }
+    service = Service("newer", namespace)
+    service.apply(specification(engine=engine, scaling=replicas(1), tuning={"mode": "Auto"}, template=template))
+
+    def tuning(view):
+        return view.conditions.get("TuningActive", {})
+
+    view = service.wait(
+        "Ready, with a reason why its limits are not tuned",
+        lambda view: view.ready and tuning(view).get("reason") == "PluginUnsupported",
+        seconds=START_SECONDS,
+        saying=say,
+    )
+    reason = "vLLM 9.9.9 is not one that this plugin was tested with"
+    assert tuning(view)["status"] == "False"
+    assert reason in tuning(view)["message"]
+    assert "rainbow" in answer(service, "ask-newer", client_image).lower()
+    (pod,) = service.pods()
+    assert pod.restarts == 0
+    assert reason in kubectl("-n", namespace, "logs", pod.name, "-c", "engine")
+    kubectl("-n", namespace, "delete", "inferenceservice", service.name, "--wait=false")
+
+
 @pytest.fixture(scope="module")
 def outcomes():
     found = []
@@ -104,7 +141,7 @@ def test_behind_the_gateway_no_request_is_lost(stage, at_start, outcomes, name):
 
 def test_behind_the_gateway_its_name_answers(stage, at_start):
     assert len(stage.ready_pods()) == REPLICAS
-    assert "rainbow" in answer(stage, "ask-gateway").lower()
+    assert "rainbow" in answer(stage.service, "ask-gateway", stage.image).lower()
 
 
 def test_requests_wake_it_from_zero_and_are_all_answered(stage, at_start):

@@ -13,11 +13,13 @@ import numpy.typing as npt
 from inflight_cost.model import CostModel, StepWork
 from inflight_engine.recording.lines import Step
 from inflight_engine.recording.reader import Recording, RecordingError
+from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_fit.fit import fit_steps
 from inflight_fit.least_squares import Floats
 from inflight_simulator.cost import LLAMA_8B_H100, check_cost, write_cost
 from inflight_simulator.errors import InputError
 from inflight_simulator.flags import COST_FLAGS
+from inflight_simulator.fleet.replica_file import ReplicaFile, write_replica
 
 _HICCUPS = 0.01
 """Share of steps that R2 excludes: one step with a pause of the machine outweighs thousands."""
@@ -57,6 +59,7 @@ class Fit:
             error.
         median_error: of |predicted - measured| / measured, all steps; `median_error_decode` of those that only decode,
             `median_error_prefill` of the others; None where there are none.
+        noise: standard deviation of log(measured / predicted), of the steps that `r2` counts.
     """
 
     cost: CostModel
@@ -66,6 +69,7 @@ class Fit:
     median_error: float
     median_error_decode: float | None
     median_error_prefill: float | None
+    noise: float
 
     @property
     def poor(self) -> bool:
@@ -85,14 +89,16 @@ def fit_cost(works: Floats, seconds: Floats) -> Fit:
     fitted = fit_steps(works, seconds, LLAMA_8B_H100)
     errors, decode_only = fitted.errors, works[:, StepWork._fields.index("prefill_tokens")] == 0
     predicted = np.array([fitted.cost.seconds(StepWork(*work)) for work in works.tolist()])
+    counted = errors <= np.quantile(errors, 1 - _HICCUPS)
     return Fit(
         cost=fitted.cost,
         unseen=fitted.unseen,
         num_steps=len(seconds),
-        r2=_r2(seconds, predicted, errors <= np.quantile(errors, 1 - _HICCUPS)),
+        r2=_r2(seconds, predicted, counted),
         median_error=fitted.median_error,
         median_error_decode=_median(errors[decode_only]),
         median_error_prefill=_median(errors[~decode_only]),
+        noise=float(np.log(seconds[counted] / predicted[counted]).std()),
     )
 
 
@@ -111,9 +117,16 @@ def add_calibrate_flags(parser: argparse.ArgumentParser) -> None:
         "recording",
         type=Path,
         metavar="RECORDING",
-        help="recording of a varied load by `inflight-engine serve --record`",
+        help="recording of a varied load by `inflight-engine serve --record`, or by the plugin for vLLM",
     )
     parser.add_argument("--out", type=Path, metavar="FILE.json", help="write the cost model, for `engine --cost`")
+    parser.add_argument(
+        "--replica",
+        type=Path,
+        metavar="FILE.json",
+        help="write the replica, for `fleet --replica` and `plan --replica`: the cost model and the noise around it,"
+        " and the KV cache and the largest limits of the engine that made the recording",
+    )
 
 
 def run_calibrate(flags: argparse.Namespace) -> int:
@@ -130,13 +143,27 @@ def run_calibrate(flags: argparse.Namespace) -> int:
             "note: the fit is poor; record a longer and more varied load, on a machine that does nothing else",
             file=sys.stderr,
         )
-    if flags.out:
+    if flags.out or flags.replica:
         try:
             check_cost(fit.cost)
         except InputError as error:
             raise InputError(f"{flags.recording}: too little varies in it to fit a cost model: {error}") from error
+    if flags.out:
         write_cost(flags.out, fit.cost)
+    if flags.replica:
+        write_replica(flags.replica, _replica(fit, Recording(flags.recording).header.config))
     return 0
+
+
+def _replica(fit: Fit, engine: SchedulerConfig) -> ReplicaFile:
+    return ReplicaFile(
+        fit.cost,
+        kv_tokens=engine.num_blocks * engine.block_size,
+        block_size=engine.block_size,
+        kv_headroom=engine.kv_headroom,
+        capacity=engine.capacity,
+        noise=fit.noise,
+    )
 
 
 def fit_text(fit: Fit) -> str:

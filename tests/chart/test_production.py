@@ -5,6 +5,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.chart.test_dashboards import FILES
+
 CHART = Path(__file__).parents[2] / "helm" / "inflight"
 VALUES = CHART / "values-production.yaml"
 OPERATOR = "prod-operator"
@@ -36,8 +38,7 @@ def test_two_operators_on_different_nodes_survive_a_drain_and_are_not_preempted_
 def test_it_is_observed_and_restricted(objects, pod):
     kinds = {kind for kind, _ in objects}
     assert kinds >= {"ServiceMonitor", "PrometheusRule", "NetworkPolicy"}
-    dashboards = {f"prod-dashboard-{name}" for name in ("fleet", "service", "engine", "autopilot")}
-    assert {name for kind, name in objects if kind == "ConfigMap"} == dashboards
+    assert {name for kind, name in objects if kind == "ConfigMap"} == {f"prod-dashboard-{name}" for name in FILES}
     assert objects[("NetworkPolicy", OPERATOR)]["spec"]["policyTypes"] == ["Ingress", "Egress"]
     (container,) = pod["containers"]
     assert set(container["resources"]) == {"requests", "limits"}

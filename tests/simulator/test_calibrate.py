@@ -10,10 +10,12 @@ from inflight_engine.recording.recorder import Recorder
 from inflight_engine.request import Request, SamplingParams
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_engine.step_work import work_of
+from inflight_settings.limits import Limits
 from inflight_simulator.calibrate import fit_cost, read_steps
 from inflight_simulator.cli import main
 from inflight_simulator.cost import LLAMA_8B_H100, read_cost
 from inflight_simulator.errors import InputError
+from inflight_simulator.fleet.replica_file import read_replica
 from tests.simulator.support import scheduler_config
 
 TRUE = CostModel(
@@ -200,6 +202,28 @@ def test_calibrate_writes_a_cost_model_that_the_simulator_takes(recording, tmp_p
     assert main(["engine", str(trace), "--cost", str(out), "--json"]) == 0
     ttft = msgspec.json.decode(capsys.readouterr().out)["ttft"]["mean"]
     assert ttft == pytest.approx(TRUE.seconds(StepWork(0, 100, 0, 5050, 0)), rel=0.01)
+
+
+def test_calibrate_writes_a_replica_with_the_sizes_of_the_recorded_engine(recording, tmp_path, capsys):
+    path, _ = recording
+    out, trace = tmp_path / "replica.json", tmp_path / "one.csv"
+    assert main(["calibrate", str(path), "--replica", str(out)]) == 0
+    capsys.readouterr()
+    replica = read_replica(out)
+    assert_close(replica.cost, TRUE, 0.02)
+    assert (replica.kv_tokens, replica.block_size, replica.capacity) == (40 * 16, 16, Limits(6, 64))
+    assert replica.noise < 0.01
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,100,1\n")
+    flags = ["--replica", str(out), "--ttft", "10", "--limits", "fixed:6/128", "--json"]
+    assert main(["fleet", str(trace), "--scaler", "fixed:1", *flags]) == 0
+    ttft = msgspec.json.decode(capsys.readouterr().out)["ttft"]["mean"]
+    assert ttft == pytest.approx(TRUE.seconds(StepWork(0, 100, 0, 5050, 0)), rel=0.02)
+
+
+def test_the_noise_of_a_replica_is_that_of_its_steps():
+    works, seconds = steps(5000)
+    noisy = seconds * np.random.RandomState(1).lognormal(0, 0.1, len(seconds))
+    assert fit_cost(works, noisy).noise == pytest.approx(0.1, rel=0.1)
 
 
 def test_a_poor_fit_is_said(tmp_path, capsys):

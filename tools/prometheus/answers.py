@@ -23,6 +23,10 @@ _VARIABLE = re.compile(r"\$(\w+)")
 _LABEL_VALUES = re.compile(r"label_values\((?P<series>.+), (?P<label>\w+)\)")
 
 
+class NoChoiceError(ValueError):
+    """A variable of a dashboard cannot be chosen."""
+
+
 @dataclass(frozen=True, slots=True)
 class Window:
     """A time range and its resolution.
@@ -83,7 +87,7 @@ def ask(
             possible, else the first one.
 
     Raises:
-        ValueError: a variable has no value, or not the wanted one.
+        NoChoiceError: a variable has no value, or not the wanted one: there are no such services.
         PrometheusError: a variable's query is refused.
     """
     values = window.variables()
@@ -100,9 +104,9 @@ def _value(prometheus: Prometheus, definition: Mapping[str, Any], values: Mappin
         raise ValueError(f"variable {name}: {query} is no label_values(SERIES, LABEL)")
     options = prometheus.label_values(found["label"], found["series"])
     if not options:
-        raise ValueError(f"variable {name} has no value: {query} finds nothing")
+        raise NoChoiceError(f"variable {name} has no value: {query} finds nothing")
     if wanted is not None and wanted not in options:
-        raise ValueError(f"variable {name} cannot be {wanted}: it has {', '.join(options)}")
+        raise NoChoiceError(f"variable {name} cannot be {wanted}: it has {', '.join(options)}")
     return str(wanted or definition.get("allValue") or options[0])
 
 

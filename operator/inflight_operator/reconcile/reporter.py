@@ -13,7 +13,8 @@ from typing import Any
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.units import parse_duration
-from inflight_operator.api.types import MAX_DECISIONS, Decision, InferenceServiceStatus, ServiceRecord
+from inflight_operator.api.status import MAX_DECISIONS, Decision, InferenceServiceStatus
+from inflight_operator.api.types import ServiceRecord
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock, pause
 from inflight_operator.decide.sentences import FOLLOW_TRAFFIC
@@ -200,7 +201,7 @@ def service_values(snapshot: Snapshot, plan: Plan) -> ServiceValues:
         running=sum(one.running for one in fresh),
         kv_utilization=sum(one.kv_usage for one in fresh) / len(fresh) if fresh else 0.0,
         preemptions_per_minute=plan.measured.preemptions_per_min,
-        limits=plan.limits.limits,
+        limits=plan.limits.limits if policy.engine_type.limits else None,
         modelled=plan.modelled,
         overridden=plan.memory.before_override is not None,
         scrape_age=snapshot.window.oldest_age(snapshot.now),
@@ -211,4 +212,5 @@ def service_values(snapshot: Snapshot, plan: Plan) -> ServiceValues:
         currency=policy.currency,
         gateway=snapshot.gateway,
         asleep=None if policy.idle_timeout is None else plan.replicas == 0,
+        engine=policy.engine_type.kind,
     )

@@ -14,6 +14,7 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from inflight_base.manifest.engines import INFLIGHT
 from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.decide.autopilot import Sizing
 from inflight_operator.decide.conditions import Finding
@@ -36,7 +37,7 @@ class ServiceValues:
         waiting: requests, at the gateway and in all pods. running: requests, over all pods.
         kv_utilization: share of the KV cache in use, 0 to 1, the mean of pods.
         preemptions_per_minute: preemptions per minute, over all pods.
-        limits: limits in force.
+        limits: limits in force; None where the operator does not know those of the engines.
         overridden: True while limits set by hand are in force.
         modelled: the limits that the cost model found best; None without a result.
         scrape_age: seconds since the stalest pod's newest sample.
@@ -46,6 +47,7 @@ class ServiceValues:
         currency: currency of the price; empty if unknown.
         gateway: reports of the gateway's pods; None for a service that is not behind the gateway.
         asleep: True while the service is scaled to zero; None for one that never is.
+        engine: kind of the engines (`EngineType.kind`).
     """
 
     desired: int
@@ -57,7 +59,7 @@ class ServiceValues:
     running: int
     kv_utilization: float
     preemptions_per_minute: float
-    limits: Limits
+    limits: Limits | None
     overridden: bool
     scrape_age: float
     ttft_target: float
@@ -68,6 +70,7 @@ class ServiceValues:
     modelled: Limits | None = None
     gateway: GatewayView | None = None
     asleep: bool | None = None
+    engine: str = INFLIGHT
 
 
 GAUGES = (
@@ -286,9 +289,14 @@ class ServiceMetrics(Collector):
         )
         yield _gauges(
             "inflight_operator_service_state",
-            "1 for the reason of the condition Ready, such as Serving or Loading.",
-            ("state",),
-            [(key, (ready.reason,), 1) for key, one in services if (ready := one.finding("Ready")) is not None],
+            "1 for the reason of the condition Ready, such as Serving or Loading. engine: inflight, vllm, vllm-plain "
+            "(without the plugin) or custom; inflight before the spec could be read.",
+            ("state", "engine"),
+            [
+                (key, (ready.reason, INFLIGHT if one.values is None else one.values.engine), 1)
+                for key, one in services
+                if (ready := one.finding("Ready")) is not None
+            ],
         )
         yield _gauges(
             "inflight_operator_service_cost_per_hour",

@@ -13,7 +13,7 @@ from inflight_simulator.errors import InputError
 from inflight_simulator.fleet.config import REFERENCE_CAPACITY, ReplicaModel
 
 FORMAT = """\
-A replica's FILE is a JSON object:
+A replica's FILE, which `inflight-simulate calibrate --replica` writes, is a JSON object:
   cost         the cost model, as `inflight-simulate calibrate --out` writes it
   kv_tokens    tokens that its KV cache holds
   block_size   tokens in a KV block (default 16)
@@ -23,7 +23,9 @@ A replica's FILE is a JSON object:
   price        of a replica-hour (default: none)"""
 
 
-class _File(msgspec.Struct, forbid_unknown_fields=True):
+class ReplicaFile(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
+    """The file's fields; see `FORMAT`."""
+
     cost: CostModel
     kv_tokens: int
     block_size: int = 16
@@ -39,7 +41,7 @@ def read_replica(path: Path) -> ReplicaModel:
         InputError: the file cannot be read, is not such an object, or describes nothing that could run.
     """
     try:
-        file = msgspec.json.decode(path.read_bytes(), type=_File)
+        file = msgspec.json.decode(path.read_bytes(), type=ReplicaFile)
         check_cost(file.cost)
         _check(file)
     except OSError as error:
@@ -49,7 +51,18 @@ def read_replica(path: Path) -> ReplicaModel:
     return ReplicaModel(**msgspec.structs.asdict(file))
 
 
-def _check(file: _File) -> None:
+def write_replica(path: Path, file: ReplicaFile) -> None:
+    """
+    Raises:
+        InputError: it describes nothing that could run.
+        OSError: the file cannot be written.
+    """
+    check_cost(file.cost)
+    _check(file)
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(file), indent=2) + b"\n")
+
+
+def _check(file: ReplicaFile) -> None:
     for name, value, least, most in (
         ("block_size", file.block_size, 1, 1_000_000),
         ("kv_tokens", file.kv_tokens, file.block_size, 10**10),

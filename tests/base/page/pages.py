@@ -1,6 +1,11 @@
-"""Metrics pages for tests, written by our engine's own exporter, and histograms."""
+"""Metrics pages for tests, written by our engine's own exporter or recorded, and histograms.
+
+`vllm_0_32.txt` is the page of vLLM 0.32.0 with the plugin after a few requests: samples of `vllm:` and `inflight_`
+without `_created`, and of each histogram the last bucket.
+"""
 
 import random
+from pathlib import Path
 
 from prometheus_client import CollectorRegistry, generate_latest
 
@@ -54,6 +59,12 @@ def engine_page(names=None, observations=1, seed=0):
     registry = CollectorRegistry(auto_describe=True)
     registry.register(metrics)
     return generate_latest(registry if names is None else registry.restricted_registry(names)).decode()
+
+
+def vllm_page(*, plugin=True):
+    """Returns the page of a vLLM server, with the plugin or without."""
+    lines = Path(__file__).with_name("vllm_0_32.txt").read_text().splitlines(keepends=True)
+    return "".join(line for line in lines if plugin or line.startswith("vllm:"))
 
 
 BOUNDS = (0.1, 0.2, 0.5, 1.0, float("inf"))

@@ -5,9 +5,13 @@ import re
 from dataclasses import dataclass
 
 from deploy.dashboards.__main__ import FOLDER
+from deploy.dashboards.kinds import KINDS
 
 DASHBOARDS = {path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))}
 NAMES = tuple(DASHBOARDS)
+OF_EACH_KIND = ("service", "engine", "autopilot")
+KIND = {f"{name}{kind.suffix}": kind.name for name in OF_EACH_KIND for kind in KINDS}
+"""Kind of engines by the dashboard."""
 
 _VARIABLES = {
     "$__rate_interval": "1m",
@@ -33,7 +37,7 @@ class CheckedQuery:
         expr = self.expr
         for name, value in _VARIABLES.items():
             expr = expr.replace(name, value)
-        assert "$" not in expr, expr
+        assert not re.search(r"\$(?!1\b)", expr), expr  # $1: a group of label_replace
         return expr
 
 

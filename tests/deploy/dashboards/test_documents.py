@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from deploy.dashboards.__main__ import FOLDER, documents
-from tests.deploy.dashboards.checked import DASHBOARDS, NAMES, panels
+from tests.deploy.dashboards.checked import DASHBOARDS, KIND, NAMES, panels
 
 DRAWN = {"stat", "timeseries", "bargauge", "table"}
 """Panel types of the dashboards."""
@@ -18,9 +18,9 @@ def test_the_chart_has_what_the_code_makes():
     assert {path: path.read_text() for path in FOLDER.glob("*.json")} == documents(), "run make dashboards-json"
 
 
-def test_there_is_a_dashboard_for_the_fleet_a_service_an_engine_and_the_autopilot():
+def test_there_is_a_dashboard_for_the_fleet_and_for_each_kind_a_service_engines_with_known_metrics_and_the_autopilot():
     assert {name: one["uid"] for name, one in DASHBOARDS.items()} == {
-        name: f"inflight-{name}" for name in ("fleet", "service", "engine", "autopilot")
+        name: f"inflight-{name}" for name in ("fleet", *KIND) if name != "engine-custom"
     }
     assert len({one["title"] for one in DASHBOARDS.values()}) == len(DASHBOARDS)
 
@@ -100,9 +100,42 @@ def test_links_lead_to_dashboards_that_exist_and_take_the_variables_along(name):
         assert uid in {one["uid"] for one in DASHBOARDS.values()}
         assert "${datasource:queryparam}" in query
         assert "${__url_time_range}" in query
-    assert bool(addresses) == (name in ("fleet", "service"))
+    assert bool(addresses) == (name.startswith("service") and KIND[name] != "custom")
 
 
-def test_decisions_mark_the_service_and_the_autopilot():
+@pytest.mark.parametrize("name", [name for name in NAMES if name in KIND])
+def test_links_choices_and_rows_are_those_of_the_kind(name):
+    dashboard = DASHBOARDS[name]
+    text = json.dumps(dashboard)
+    assert all(
+        f'engine=\\"{KIND[name]}\\"' in json.dumps(one)
+        for one in dashboard["templating"]["list"]
+        if one["name"] in ("namespace", "service")
+    )
+    suffix = name.removeprefix("service")
+    assert set(re.findall(r"/d/([\w-]+)", text)) <= {f"inflight-engine{suffix}"}
+    kinds = [panel["type"] for panel in dashboard["panels"]]
+    assert all(one != ("row", "row") for one in itertools.pairwise([*kinds, "row"])), "a row without panels"
+
+
+def test_a_service_of_the_fleet_leads_to_the_dashboard_of_its_kind():
+    (services,) = (one for one in panels(DASHBOARDS["fleet"]) if one["title"] == "Services")
+    (linked,) = (one["expr"] for one in services["targets"] if "label_replace" in one["expr"])
+    replaced = re.findall(r'"dashboard", "([\w$-]+)", "(\w*)", "(.*?)"', linked)
+    for kind in ("inflight", "vllm", "vllm-plain", "custom"):
+        uid = ""
+        for to, label, pattern in replaced:  # a label that is not there is empty
+            if found := re.fullmatch(pattern, kind if label else ""):
+                uid = found.expand(to.replace("$1", r"\1"))
+        assert uid in {one["uid"] for name, one in DASHBOARDS.items() if KIND.get(name) == kind}
+    assert "/d/${__data.fields.Dashboard}?" in json.dumps(services)
+    hidden = {
+        "matcher": {"id": "byName", "options": "Dashboard"},
+        "properties": [{"id": "custom.hidden", "value": True}],
+    }
+    assert hidden in services["fieldConfig"]["overrides"]
+
+
+def test_decisions_mark_services_and_the_autopilot():
     marked = {name for name, one in DASHBOARDS.items() if one["annotations"].get("list")}
-    assert marked == {"service", "autopilot"}
+    assert marked == {name for name in NAMES if name.startswith(("service", "autopilot"))}

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from deploy.dashboards import queries as made
 from deploy.dashboards.engine import TERMS
+from deploy.dashboards.kinds import KINDS
 from inflight_base.manifest.keys import ServiceKey
 from inflight_cost.model import TERMS as COUNTED_TERMS
 from inflight_engine.server.requests.counts import CURVE
@@ -20,8 +21,8 @@ from inflight_gateway.tenants.usage import Usage
 from inflight_gateway.types import Endpoint, Finished, Pick, RequestView
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.telemetry.metrics import OperatorMetrics
-from tests.base.page.pages import engine_page
-from tests.deploy.dashboards.checked import queries
+from tests.base.page.pages import engine_page, vllm_page
+from tests.deploy.dashboards.checked import KIND, queries
 from tests.operator.telemetry.test_service_metrics import KEY, recorded_with
 from tools import localcluster as cluster
 
@@ -35,12 +36,15 @@ def promtool():
     return lambda *arguments: subprocess.run([path, *arguments], capture_output=True, text=True, check=False)
 
 
-def operator_page():
+NO_LIMITS = {"limits": None, "modelled": None, "sizing": None}
+
+
+def operator_page(**values):
     metrics = OperatorMetrics()
     metrics.count_scrapes(lambda: (1, 0))
     metrics.decisions.labels("Scaling", "Demand").inc()
     metrics.reconciles.labels("done").inc()
-    metrics.of_services.record(KEY, *recorded_with(gateway=GatewayView()))
+    metrics.of_services.record(KEY, *recorded_with(gateway=GatewayView(), **values))
     return generate_latest(metrics.registry).decode()
 
 
@@ -55,11 +59,24 @@ def gateway_page():
     return metrics.page().decode()
 
 
+PAGES = {
+    "inflight": (operator_page, engine_page),
+    "vllm": (operator_page, vllm_page),
+    "vllm-plain": (operator_page, lambda: vllm_page(plugin=False)),
+    "custom": (lambda: operator_page(**NO_LIMITS), lambda: ""),
+}
+"""Pages of the operator and of the engines, by the kind of these. Names on pages of custom servers are others."""
+
+
 @pytest.fixture(scope="module")
 def exported():
-    """Labels by the names of samples, as the programs write them."""
+    """Labels by the names of samples, as the programs write them, by the kind of engines."""
+    return {kind: labels_by_name(operator(), engine()) for kind, (operator, engine) in PAGES.items()}
+
+
+def labels_by_name(operator, engine):
     found = {}
-    for page, more in ((operator_page(), set()), (gateway_page(), set()), (engine_page(), TARGET_LABELS)):
+    for page, more in ((operator, set()), (gateway_page(), set()), (engine, TARGET_LABELS)):
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 found.setdefault(sample.name, set()).update(sample.labels, more)
@@ -80,19 +97,26 @@ def test_every_expression_parses(promtool, tmp_path):
     assert checked.returncode == 0, checked.stdout + checked.stderr
 
 
-def test_every_query_names_only_metrics_that_are_exported_and_labels_that_they_have(exported):
+def test_every_query_names_only_metrics_that_its_kind_of_engines_has_and_labels_that_they_have(exported):
     for one in queries():
-        used = list(selectors(one.expr))
+        used, known = list(selectors(one.expr)), exported[KIND.get(one.dashboard, "inflight")]
         assert used, one
         for name, labels in used:
-            assert name in exported, one
-            assert labels <= exported[name], (one, labels - exported[name])
+            assert name in known, one
+            assert labels <= known[name], (one, labels - known[name])
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_dashboards_of_a_kind_leave_out_no_metric_that_it_has(exported, kind):
+    used = {name for one in queries() for name, _ in selectors(one.expr)}
+    assert {name for name in used if kind.has(name)} == used & exported[kind.name].keys()
 
 
 def test_labels_of_results_and_legends_are_those_of_the_metrics(exported):
     for one in queries():
         labels = {label for group in re.findall(r"\bby \(([^()]+)\)", one.expr) for label in group.split(", ")}
-        known = set().union(*(exported[name] for name, _ in selectors(one.expr)))
+        all_labels = exported[KIND.get(one.dashboard, "inflight")]
+        known = set().union(*(all_labels[name] for name, _ in selectors(one.expr)))
         assert labels <= known, (one, labels - known)
 
 

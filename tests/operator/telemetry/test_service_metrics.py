@@ -66,7 +66,7 @@ def test_a_service_shows_its_numbers_its_state_and_what_it_was_decided_from():
     page.services.record(KEY, *recorded_with())
     assert page.value("service_blocked_replicas") == 1
     assert page.value("service_ttft_target_seconds") == 0.5
-    assert page.value("service_state", state="Serving") == 1
+    assert page.value("service_state", state="Serving", engine="inflight") == 1
     assert page.value("service_demand_requests_per_second") == 10
     assert page.value("service_replica_requests_per_second") == 8
     assert page.value("service_limits_overridden") == 1
@@ -125,8 +125,8 @@ def test_a_spec_that_cannot_be_read_changes_the_state_and_keeps_the_numbers():
     page = Page()
     page.services.record(KEY, *recorded_with())
     page.services.record_unreadable(KEY, UNREADABLE)
-    assert page.value("service_state", state="SpecInvalid") == 1
-    assert page.value("service_state", state="Serving") is None
+    assert page.value("service_state", state="SpecInvalid", engine="inflight") == 1
+    assert page.value("service_state", state="Serving", engine="inflight") is None
     assert page.value("service_rollout_stuck") == 1
     assert page.value("service_replicas") == 2
 
@@ -135,7 +135,7 @@ def test_a_spec_that_this_process_could_never_read_is_stuck_too():
     page = Page()
     page.services.record_unreadable(KEY, UNREADABLE)
     assert page.value("service_rollout_stuck") == 1
-    assert page.value("service_state", state="SpecInvalid") == 1
+    assert page.value("service_state", state="SpecInvalid", engine="inflight") == 1
     assert page.value("service_replicas") is None
     page.services.forget(KEY)
     assert page.value("service_rollout_stuck") is None
