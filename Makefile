@@ -9,7 +9,7 @@ APT_INSTALL_VENV := apt-get -q -o DPkg::Lock::Timeout=120 install -y --no-instal
 APT_INSTALL_CXX := apt-get -q -o DPkg::Lock::Timeout=120 install -y --no-install-recommends g++
 INSTALL_CXX := { $(APT_INSTALL_CXX) || { apt-get -q update && $(APT_INSTALL_CXX); }; }
 HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
-KERNELS := $(wildcard engine_image/kernels/*)
+KERNELS := $(wildcard engine_image/kernels/* tests/engine/native/*.h)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
 .PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-disruptions e2e-storm e2e-vllm venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock

@@ -1,6 +1,6 @@
 """Compile the CPU kernels: every .cpp of this folder, once for each kind of CPU, into a library for each.
 
-    python engine_image/kernels/build.py [--out FOLDER] [--force] [--tests] [--machine NAME]
+    python engine_image/kernels/build.py [--out FOLDER] [--tests] [--machine NAME]
 
 Needs nothing but Python and a C++17 compiler: $CXX where that is set, else c++, g++ or clang++. Without one it exits
 with status 3. For another machine than this one, name it and set $CXX to a compiler for it:
@@ -24,6 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OUT = HERE.parent / "inflight_engine" / "native" / "lib"
+TESTS = HERE.parents[1] / "tests" / "engine" / "native"
 
 COMMON = [
     *("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-fno-exceptions", "-fno-rtti", "-fno-math-errno"),
@@ -48,7 +49,7 @@ EXTENDS = {
     "bf16mmla": ("generic", "__ARM_FEATURE_MATMUL_INT8"),
 }
 # What `amx` computes, on any CPU with AVX2 and slowly: for tests only.
-X86_TEST_VARIANTS = {"amxemulated": [*AVX2, "-DINFLIGHT_EMULATE_TILES"]}
+X86_TEST_VARIANTS = {"amxemulated": [*AVX2, "-DINFLIGHT_EMULATE_TILES", f"-I{TESTS}"]}
 OTHER_VARIANTS: dict[str, list[str]] = {"generic": []}
 # By what the machine calls itself (`uname -m`).
 VARIANTS = {"x86_64": X86_VARIANTS, "AMD64": X86_VARIANTS, "aarch64": ARM_VARIANTS, "arm64": ARM_VARIANTS}
@@ -85,9 +86,8 @@ def compiled_for(variant: str, source_text: str) -> str:
     return base if macro not in source_text else variant
 
 
-def build(out: Path = OUT, force: bool = False, tests: bool = False, machine: str = platform.machine()) -> list[Path]:
-    """Make the libraries that are older than a source, or all with `force`, those for tests too with `tests`; gives
-    those it made.
+def build(out: Path = OUT, tests: bool = False, machine: str = platform.machine()) -> list[Path]:
+    """Make the libraries that are older than a source, those for tests too with `tests`; gives those it made.
 
     Args:
         machine: what the compiler makes them for.
@@ -97,10 +97,10 @@ def build(out: Path = OUT, force: bool = False, tests: bool = False, machine: st
         subprocess.CalledProcessError: the compiler refused; what it said is on standard error.
     """
     sources = sorted(HERE.glob("*.cpp"))
-    newest = max(path.stat().st_mtime for path in [*sources, *HERE.glob("*.h"), Path(__file__)])
+    newest = max(path.stat().st_mtime for path in [*sources, *HERE.glob("*.h"), *TESTS.glob("*.h"), Path(__file__)])
     variants = VARIANTS.get(machine, OTHER_VARIANTS) | (TEST_VARIANTS.get(machine, {}) if tests else {})
     libraries = {name: out / f"libinflight-{name}.so" for name in variants}
-    stale = [name for name, path in libraries.items() if force or not path.exists() or path.stat().st_mtime < newest]
+    stale = [name for name, path in libraries.items() if not path.exists() or path.stat().st_mtime < newest]
     if not stale:
         return []
     cxx = compiler()
@@ -128,14 +128,13 @@ def build(out: Path = OUT, force: bool = False, tests: bool = False, machine: st
 def main() -> int:
     parser = argparse.ArgumentParser(description="Compile the CPU kernels.")
     parser.add_argument("--out", type=Path, default=OUT, help="folder for the libraries")
-    parser.add_argument("--force", action="store_true", help="compile what is up to date too")
     parser.add_argument("--tests", action="store_true", help="the variants that only tests use too")
     parser.add_argument("--machine", default=platform.machine(), help="what $CXX compiles for (default: %(default)s)")
     arguments = parser.parse_args()
     if arguments.machine != platform.machine() and arguments.out == OUT:
         parser.error("--machine is not this one: name another folder with --out")
     try:
-        made = build(arguments.out, arguments.force, arguments.tests, arguments.machine)
+        made = build(arguments.out, arguments.tests, arguments.machine)
     except NoCompilerError as error:
         print(f"error: {error}", file=sys.stderr)
         return 3

@@ -4,8 +4,6 @@
 #include <memory>
 #include <new>
 
-#include "gemm_part.h"
-
 namespace inflight {
 
 void multiply(const Matrix& m, const Input& x, Range rows, Range panels, const Output& out) {

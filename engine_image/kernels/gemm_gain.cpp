@@ -2,7 +2,6 @@
 #include <chrono>
 #include <cmath>
 
-#include "dot_bf16.h"
 #include "matrix.h"
 #include "mmla.h"
 #include "simd.h"

@@ -2,7 +2,6 @@
 //
 // Tiles are loaded whole: rows past the last are read, and their sums dropped.
 #include "gemm_finish.h"
-#include "gemm_part.h"
 #include "tile_square.h"
 
 namespace inflight {

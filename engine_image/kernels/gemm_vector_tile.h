@@ -2,7 +2,6 @@
 #pragma once
 
 #include "gemm.h"
-#include "gemm_part.h"
 
 namespace inflight {
 

@@ -1,6 +1,5 @@
 // Products in vector registers, for every format and any number of rows.
 #include "gemm_finish.h"
-#include "gemm_part.h"
 #include "gemm_vector_tile.h"
 #include "mmla.h"
 

@@ -1,14 +1,54 @@
-#include "sample.h"
-
+// Choosing tokens from rows of logits. Each row is the work of one thread from beginning to end, so what is chosen does
+// not depend on the other rows nor on the number of threads.
 #include <algorithm>
 #include <cerrno>
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 #include "simd.h"
 #include "team.h"
 
 namespace inflight {
+
+// Some rows of a matrix of float32: row i begins at values + index[i] * stride; index null: row i is the i-th.
+struct Rows {
+  const float* values;
+  int64_t stride;
+  const int64_t* index;
+  int64_t count;
+  int64_t width;
+
+  const float* operator[](int64_t i) const { return values + (index == nullptr ? i : index[i]) * stride; }
+};
+
+// How one row is drawn, as in DrawBatch of execution/sampling/draws.py. `number` is uniform in [0, 1).
+struct Draw {
+  double temperature;
+  double min_p;
+  int64_t top_k;
+  double top_p;
+  double number;
+};
+
+// Memory of a thread that draws from rows of `width`. `memory` has bytes(width) bytes, aligned to a cache line.
+class DrawScratch {
+ public:
+  static constexpr int kBlock = 512;    // weights that are summed together
+  static constexpr int kMaxBlock = 64;  // logits of which the greatest is noted
+
+  static int64_t bytes(int64_t width);
+  DrawScratch(char* memory, int64_t width);
+
+  // All have room for whole blocks.
+  double* weights;        // [width], padded with zeros
+  double* likely;         // [width], padded with zeros: weights of the likely tokens
+  double* sums;           // [number of blocks]: of weights
+  float* maxima;          // [number of blocks of kMaxBlock]: of logits
+  float* copy_of_maxima;  // as many
+  int32_t* tokens;        // [width]: the likely tokens
+  int32_t* members;       // [width]: places among them
+};
 
 namespace {
 
@@ -317,6 +357,7 @@ DrawScratch::DrawScratch(char* memory, int64_t width) {
   members = tokens + padded;
 }
 
+// The place of the greatest of a row, the first of equals; of a NaN, if there is one (as numpy has it).
 int64_t argmax(const float* row, int64_t width) {
   const float most = greatest<1024>(row, width, nullptr);
   if (most == most) return place_of(most, row, width);
@@ -335,6 +376,7 @@ int64_t draw(const float* row, int64_t width, const Draw& how, const DrawScratch
   return scratch.tokens[invert(kept, how.number, scratch)];
 }
 
+// A row's values less the logarithm of the sum of their exponentials. `out` may be the row itself.
 void log_softmax(const float* row, int64_t width, float* out) {
   const float most = greatest<1024>(row, width, nullptr);
   double sum = 0;
@@ -351,6 +393,7 @@ void log_softmax(const float* row, int64_t width, float* out) {
   for (i = 0; i < width; i++) out[i] = row[i] - most - logarithm;
 }
 
+// Places of the `count` greatest of a row, falling, the first of equals first; count <= width.
 void likeliest(const float* row, int64_t width, int64_t count, int64_t* places) {
   // A heap whose top is the worst that is kept. Later places only come in by a greater value, never by an equal one.
   const auto better = [row](int64_t a, int64_t b) { return row[a] > row[b] || (row[a] == row[b] && a < b); };

@@ -61,27 +61,16 @@ INFLIGHT_INLINE f32v splat(float x) { return x - f32v{}; }  // not a sum: -0 + 0
 INFLIGHT_INLINE i32v splat(int32_t x) { return x - i32v{}; }
 INFLIGHT_INLINE u32v splat(uint32_t x) { return x - u32v{}; }
 
-#if defined(INFLIGHT_EMULATE_TILES)
-struct Halves {
-  __m256 half[2];
-};
-INFLIGHT_INLINE Halves halves(f32v x) { return load<Halves>(&x); }
-#endif
-
 // a * b + c; one rounding where the CPU has the instruction.
 INFLIGHT_INLINE f32v fma(f32v a, f32v b, f32v c) {
 #if defined(__AVX512F__)
   return (f32v)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
-#elif defined(INFLIGHT_EMULATE_TILES)
-  Halves x = halves(a), y = halves(b), z = halves(c);
-  for (int i = 0; i < 2; i++) z.half[i] = _mm256_fmadd_ps(x.half[i], y.half[i], z.half[i]);
-  return load<f32v>(&z);
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) && !defined(INFLIGHT_EMULATE_TILES)
   return (f32v)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #elif defined(__aarch64__)
   return (f32v)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
-  return a * b + c;
+  return a * b + c;  // for which the compiler takes the instruction, if there is one
 #endif
 }
 
@@ -95,9 +84,9 @@ INFLIGHT_INLINE i32v round_to_int(f32v x) {
 #if defined(__AVX512F__)
   return (i32v)_mm512_cvtps_epi32((__m512)x);
 #elif defined(INFLIGHT_EMULATE_TILES)
-  Halves v = halves(x);
-  for (__m256& half : v.half) half = (__m256)_mm256_cvtps_epi32(half);
-  return load<i32v>(&v);
+  const float* lanes = reinterpret_cast<const float*>(&x);
+  const __m256i halves[2] = {_mm256_cvtps_epi32(load<__m256>(lanes)), _mm256_cvtps_epi32(load<__m256>(lanes + 8))};
+  return load<i32v>(halves);
 #elif defined(__AVX2__)
   return (i32v)_mm256_cvtps_epi32((__m256)x);
 #else

@@ -1,4 +1,4 @@
-// Matrix tiles as Intel's AMX has them: this header alone knows the instructions. Where the variant has none, the same
+// Matrix tiles as Intel's AMX has them: this header alone knows the instructions. Tests have a variant in which the same
 // functions compute the same bits without them.
 //
 // A tile is 16 rows of 64 bytes. Its element formats and the products' order are those of TDPBF16PS and TDPBSUD (Intel
@@ -115,64 +115,23 @@ class TileScope {
   }
 };
 
+#elif defined(INFLIGHT_EMULATE_TILES)
+#include <emulated_tiles.h>
 #else
 
+// For code that is compiled and, without `kTiles`, not called.
 class TileScope {
  public:
-  TileScope() = default;
-  TileScope(const TileScope&) = delete;
-  TileScope& operator=(const TileScope&) = delete;
-
   template <int TILE>
-  void zero() {
-    memset(tiles_[TILE], 0, sizeof tiles_[TILE]);
-  }
+  void zero() {}
   template <int TILE>
-  void load(const void* from, int64_t stride) {
-    for (int row = 0; row < kTileHeight; row++)
-      memcpy(tiles_[TILE][row], static_cast<const uint8_t*>(from) + row * stride, 64);
-  }
+  void load(const void*, int64_t) {}
   template <int TILE>
-  void store(void* to, int64_t stride) {
-    for (int row = 0; row < kTileHeight; row++)
-      memcpy(static_cast<uint8_t*>(to) + row * stride, tiles_[TILE][row], 64);
-  }
+  void store(void*, int64_t) {}
   template <int C, int A, int B>
-  void multiply_bf16() {
-    multiply_bf16(tiles_[C], tiles_[A], tiles_[B]);
-  }
+  void multiply_bf16() {}
   template <int C, int A, int B>
-  void multiply_int8() {
-    multiply_int8(tiles_[C], tiles_[A], tiles_[B]);
-  }
-
- private:
-  using Tile = uint32_t[kTileHeight][16];
-
-  static void multiply_bf16(Tile& c, const Tile& a, const Tile& b) {
-    const FlushDenormals flush;
-    for (int row = 0; row < kTileHeight; row++)
-      for (int column = 0; column < 16; column += kLanes) {
-        TwoChains chains;
-        for (int k = 0; k < 16; k++) {
-          const u32v x = splat(a[row][k]), w = inflight::load<u32v>(&b[k][column]);
-          chains.add(widen_first(x), widen_second(x), widen_first(w), widen_second(w));
-        }
-        inflight::store(&c[row][column], chains.onto(inflight::load<f32v>(&c[row][column])));
-      }
-  }
-
-  static void multiply_int8(Tile& c, const Tile& a, const Tile& b) {
-    for (int row = 0; row < kTileHeight; row++)
-      for (int column = 0; column < 16; column += kLanes) {
-        i32v sum = inflight::load<i32v>(&c[row][column]);
-        for (int k = 0; k < 16; k++)
-          sum = dot_i8(sum, inflight::load<u8v>(&b[k][column]), (u8v)splat(a[row][k]));
-        inflight::store(&c[row][column], sum);
-      }
-  }
-
-  alignas(kCacheLine) Tile tiles_[8] = {};
+  void multiply_int8() {}
 };
 
 #endif

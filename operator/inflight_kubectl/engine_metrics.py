@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from inflight_base.manifest.engines import EngineType
@@ -92,10 +91,10 @@ def figures(pages: Sequence[tuple[float, Page]]) -> Figures:
     )
 
 
-def metrics_port(pod: Pod, engine: EngineType) -> int:
+def metrics_port(pod: Pod) -> int:
     """Returns the port of a pod's metrics page: of our engines the admin port, which has it also where `servingMetrics`
     is off."""
-    return engine.metrics_port or pod.admin_port or pod.http_port
+    return pod.engine.metrics_port or pod.admin_port or pod.http_port
 
 
 def page_text(http: httpx.Client, path: str = "/metrics") -> str:
@@ -115,6 +114,11 @@ def page_text(http: httpx.Client, path: str = "/metrics") -> str:
     return content.decode(errors="replace")
 
 
+def known_page(http: httpx.Client, engine: EngineType) -> str:
+    """Returns the metrics page of an engine, with the names that Inflight reads. Raises: as `page_text`."""
+    return renamed(page_text(http, engine.metrics_path).encode(), engine.metrics).decode()
+
+
 class EngineReader:
     """Reads the pages of a service's pods, with one port-forward for each pod that stays open between reads.
 
@@ -127,14 +131,12 @@ class EngineReader:
         self._pages: dict[str, list[tuple[float, Page]]] = {}
         self._pool = ThreadPoolExecutor(8, thread_name_prefix="engine metrics")
 
-    def read(self, pods: Sequence[Pod], engine: EngineType) -> dict[str, Figures]:
-        """Reads the metrics of the ready pods, which are of one type; returns them by the pod's name."""
+    def read(self, pods: Sequence[Pod]) -> dict[str, Figures]:
+        """Reads the metrics of the ready pods; returns them by the pod's name."""
         serving = [pod for pod in pods if pod.serves]
         for uid in self._open.keys() - {pod.uid for pod in serving}:
             self._forget(uid)
-        return dict(
-            zip((pod.name for pod in serving), self._pool.map(partial(self._figures, engine), serving), strict=True)
-        )
+        return dict(zip((pod.name for pod in serving), self._pool.map(self._figures, serving), strict=True))
 
     def close(self) -> None:
         """Ends all port-forwards."""
@@ -142,10 +144,10 @@ class EngineReader:
             self._forget(uid)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _figures(self, engine: EngineType, pod: Pod) -> Figures:
+    def _figures(self, pod: Pod) -> Figures:
         pages = self._pages.setdefault(pod.uid, [])
         try:
-            pages.append(self._page(engine, pod))
+            pages.append(self._page(pod))
         except (Problem, ValueError, KeyError, OSError) as error:
             what = str(error) if isinstance(error, PageError) else described(error)
             return replace(figures(pages), problem=what) if pages else Figures(problem=what)
@@ -153,17 +155,17 @@ class EngineReader:
             pages.pop(0)
         return figures(pages)
 
-    def _page(self, engine: EngineType, pod: Pod) -> tuple[float, Page]:
+    def _page(self, pod: Pod) -> tuple[float, Page]:
         import httpx
 
         from inflight_kubectl.engine_access import forward_to_pod
 
         if pod.uid not in self._open:
-            forward = forward_to_pod(self._cluster, pod, metrics_port(pod, engine))
+            forward = forward_to_pod(self._cluster, pod, metrics_port(pod))
             self._open[pod.uid] = forward, forward.client(timeout=5.0)
         forward, http = self._open[pod.uid]
         try:
-            text = renamed(page_text(http, engine.metrics_path).encode(), engine.metrics).decode()
+            text = known_page(http, pod.engine)
         except httpx.HTTPError as error:
             self._forget(pod.uid, pages=False)
             raise forward.problem or Problem(f"no answer: {str(error) or type(error).__name__}") from error

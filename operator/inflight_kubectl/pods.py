@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+from inflight_base.manifest.engines import EngineType, engine_type_of_pod
 from inflight_base.manifest.names import ADMIN_PORT_NAME, ENGINE_PORT, HTTP_PORT_NAME
 from inflight_base.manifest.pods import condition, engine_container
 
@@ -21,6 +22,7 @@ class Pod:
     http_port: port of the OpenAI API.
     admin_port: port for admin calls; None for an engine without one.
     started: time when its container started.
+    engine: facts about its engine, which another type of the service does not change.
     """
 
     name: str
@@ -37,6 +39,7 @@ class Pod:
     admin_port: int | None
     created: datetime | None
     started: datetime | None
+    engine: EngineType
 
     @property
     def serves(self) -> bool:
@@ -68,6 +71,7 @@ class Pod:
             admin_port=ports.get(ADMIN_PORT_NAME),
             created=moment(metadata.get("creationTimestamp")),
             started=moment(container.get("state", {}).get("running", {}).get("startedAt")),
+            engine=engine_type_of_pod(metadata),
         )
 
 

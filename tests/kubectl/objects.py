@@ -2,6 +2,8 @@
 
 from datetime import UTC, datetime, timedelta
 
+from inflight_base.manifest.engines import annotation_of
+from inflight_base.manifest.names import ENGINE_ANNOTATION
 from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Service
 
@@ -106,8 +108,12 @@ def pod_body(name="chat-1", namespace="default", *, ready=True, node="node-1", *
     }
 
 
-def pod(*arguments, **options):
-    return Pod.of(pod_body(*arguments, **options))
+def pod(*arguments, engine=None, **options):
+    """The pod. Args: engine: facts about it, if they are not those of type inflight."""
+    body = pod_body(*arguments, **options)
+    if engine is not None:
+        body["metadata"]["annotations"] = {ENGINE_ANNOTATION: annotation_of(engine)}
+    return Pod.of(body)
 
 
 def event(about="chat-1", reason="Pulling", message="Pulling image", kind="Normal", seconds=10):

@@ -67,7 +67,7 @@ class Source:
     def reader(self):
         return self
 
-    def read(self, pods, engine):
+    def read(self, pods):
         self.reads += 1
         return {pod.name: self._figures for pod in pods if pod.serves}
 

@@ -1,7 +1,9 @@
+import httpx
 import pytest
 
 from inflight_base.manifest.engines import EngineType
-from inflight_kubectl.engine_metrics import READER, EngineReader, figures
+from inflight_base.page import reader
+from inflight_kubectl.engine_metrics import READER, EngineReader, figures, known_page, metrics_port
 from inflight_kubectl.output import Problem
 from tests.kubectl.objects import pod
 
@@ -55,10 +57,24 @@ class Silent:
 
 
 def test_a_pod_that_cannot_be_reached_has_the_reason_beside_its_name():
-    reader = EngineReader(Silent())
+    engines = EngineReader(Silent())
     try:
-        found = reader.read([pod("chat-1"), pod("chat-2", ready=False)], EngineType())
+        found = engines.read([pod("chat-1"), pod("chat-2", ready=False)])
     finally:
-        reader.close()
+        engines.close()
     assert list(found) == ["chat-1"]
     assert found["chat-1"].problem == "forbidden: cannot create pods/portforward"
+
+
+def test_a_pod_is_read_where_its_own_type_has_the_page_and_by_its_names():
+    """The service may be of another type by now."""
+    engine = EngineType(
+        "custom", metrics_port=9000, metrics_path="/prometheus", metrics={"vllm:num_requests_running": "tgi_busy"}
+    )
+    custom, ours = pod("chat-1", engine=engine), pod("chat-2")
+    assert (metrics_port(custom), metrics_port(ours)) == (9000, 8001)
+    answers = {"/prometheus": "tgi_busy 3\n", "/metrics": "vllm:num_requests_running 5\n"}
+    transport = httpx.MockTransport(lambda request: httpx.Response(200, text=answers[request.url.path]))
+    with httpx.Client(transport=transport, base_url="http://pod") as http:
+        running = [READER.read(known_page(http, one.engine)).count(reader.RUNNING) for one in (custom, ours)]
+    assert running == [3, 5]

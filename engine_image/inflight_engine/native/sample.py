@@ -25,11 +25,11 @@ DRAW = np.dtype(
         ("number", np.float64),
     ]
 )
-"""`Draw` in kernels/sample.h. `number`: uniform in [0, 1)."""
+"""`Draw` in kernels/sample.cpp. `number`: uniform in [0, 1)."""
 
 
 class _Rows(ctypes.Structure):
-    """`Rows` in kernels/sample.h."""
+    """`Rows` in kernels/sample.cpp."""
 
     _fields_ = (
         ("values", ctypes.c_void_p),

@@ -5,12 +5,14 @@ A type custom is any server of the OpenAI API: it names its own ports, paths and
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Literal
 
 from inflight_base.manifest.lenient import Part
-from inflight_base.manifest.names import ENGINE_PORT
+from inflight_base.manifest.names import ENGINE_ANNOTATION, ENGINE_PORT
 
 EngineTypeName = Literal["inflight", "vllm", "custom"]
 INFLIGHT: Literal["inflight"] = "inflight"
@@ -88,3 +90,35 @@ def engine_type(engine: Part) -> EngineType:
 def engine_type_of(manifest: Mapping[str, Any]) -> EngineType:
     """Returns the facts about the engines of an InferenceService; unreadable fields have their defaults."""
     return engine_type(Part(manifest.get("spec"), "spec", []).part("engine"))
+
+
+def annotation_of(engine: EngineType) -> str:
+    """Returns the parts of `spec.engine` that `engine_type` reads, as JSON: a pod keeps the type that it was made with
+    when that of its service changes. Empty for type inflight."""
+    if engine.name == INFLIGHT:
+        return ""
+    parts: dict[str, Any] = {"type": engine.name}
+    if engine.name == VLLM:
+        parts["plugin"] = engine.plugin
+    else:
+        fields = {ours: name for name, ours in METRICS.items()}
+        parts["custom"] = {
+            "port": engine.port,
+            **({} if engine.metrics_port is None else {"metricsPort": engine.metrics_port}),
+            "metricsPath": engine.metrics_path,
+            "metrics": {fields[ours]: theirs for ours, theirs in engine.metrics.items()},
+        }
+    return json.dumps(parts)
+
+
+def engine_type_of_pod(metadata: Mapping[str, Any]) -> EngineType:
+    """Returns the facts about the engine of a pod, by its metadata; an unreadable annotation counts as none."""
+    return _annotated((metadata.get("annotations") or {}).get(ENGINE_ANNOTATION, ""))
+
+
+@lru_cache(maxsize=1024)
+def _annotated(annotation: str) -> EngineType:
+    try:
+        return engine_type(Part(json.loads(annotation or "{}"), "spec.engine", []))
+    except ValueError:
+        return EngineType()

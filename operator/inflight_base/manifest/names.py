@@ -37,6 +37,9 @@ with that name would delete them."""
 SLICE_CONTROLLER = "endpointslice-controller.k8s.io"
 """The same label's value on EndpointSlices that Kubernetes makes for a Service with a selector."""
 
+ENGINE_ANNOTATION = "inflight.dev/engine"
+"""Annotation of pods whose engine is not of type inflight: `annotation_of` in `inflight_base.manifest.engines`."""
+
 DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 
 ENGINE_CONTAINER = "engine"

@@ -29,11 +29,12 @@ def _engines_of(cluster: Cluster, service: Service) -> Iterator[Result]:
 
     from inflight_kubectl.engine_access import forward_to_pod
 
-    engine, name = service.engine, f"engines of {service.namespace}/{service.name}"
-    pod = next((one for one in cluster.pods(service) if one.serves), None)
+    name = f"engines of {service.namespace}/{service.name}"
+    # Pods of an earlier type leave.
+    pod = next((one for one in cluster.pods(service) if one.serves and one.engine == service.engine), None)
     if pod is None:
         return
-    port = metrics_port(pod, engine)
+    engine, port = pod.engine, metrics_port(pod)
     logs = f"kubectl -n {pod.namespace} logs {pod.name} -c engine"
     with forward_to_pod(cluster, pod, port) as forward:
         try:

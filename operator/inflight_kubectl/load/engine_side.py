@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from inflight_base.page import reader
 from inflight_base.page.histogram import summed
 from inflight_base.page.reader import PageError, PageReader
-from inflight_kubectl.engine_metrics import page_text
 from inflight_kubectl.output import Problem
 
 if TYPE_CHECKING:
@@ -38,15 +37,15 @@ def read_totals(cluster: Cluster, pods: Sequence[Pod]) -> TtftTotals | None:
     import httpx
 
     from inflight_kubectl.engine_access import forward_to_pod
+    from inflight_kubectl.engine_metrics import known_page, metrics_port
 
     serving = [pod for pod in pods if pod.serves]
     found = []
     for pod in serving:
-        # Where `servingMetrics` is off, only the admin port has the page, and it always has.
-        with forward_to_pod(cluster, pod, pod.admin_port or pod.http_port) as forward:
+        with forward_to_pod(cluster, pod, metrics_port(pod)) as forward:
             try:
                 with forward.client(timeout=5.0) as http:
-                    found.append(_READER.read(page_text(http)).histogram(reader.TTFT))
+                    found.append(_READER.read(known_page(http, pod.engine)).histogram(reader.TTFT))
             except (httpx.HTTPError, Problem, PageError):
                 return None
     ttft = summed(found)

@@ -92,7 +92,7 @@ class ServiceScreen(LiveScreen):
                     pods = self.top.source.pods(self._service)
                     # Pods are shown before their metrics: a port-forward may take a while.
                     self.post_message(self.Read(pods, self._figures, None))
-                    self.post_message(self.Read(pods, reader.read(pods, self._service.engine), None))
+                    self.post_message(self.Read(pods, reader.read(pods), None))
                 except Exception as error:  # any error is shown on the screen, which continues
                     self.post_message(self.Read(None, {}, described(error)))
                 self._done.wait(self.top.interval)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from inflight_base.manifest.engines import EngineType, engine_type_of_pod
 from inflight_base.manifest.names import (
     ADMIN_PORT_NAME,
     DELETION_COST,
@@ -60,6 +61,7 @@ class PodView:
         admin_port: port that accepts limits; None for an engine without one.
         deletion_cost: `controller.kubernetes.io/pod-deletion-cost`; 0 if unset, as in Kubernetes.
         created: time of creation, seconds since the epoch.
+        engine: facts about its engine, which another type of the service does not change.
     """
 
     name: str
@@ -86,6 +88,7 @@ class PodView:
     admin_port: int | None
     deletion_cost: int
     created: float
+    engine: EngineType = field(default_factory=EngineType)
 
     @property
     def serves(self) -> bool:
@@ -136,6 +139,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         admin_port=ports.get(ADMIN_PORT_NAME),
         deletion_cost=_number(metadata.get("annotations", {}).get(DELETION_COST, "0")),
         created=_moment(metadata.get("creationTimestamp")) or 0.0,
+        engine=engine_type_of_pod(metadata),
     )
 
 

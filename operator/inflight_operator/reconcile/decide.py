@@ -25,6 +25,7 @@ from inflight_operator.reconcile.limits import (
     is_in_force,
     limit_targets,
     limits_by_hand,
+    pods_of_type,
     tunable_pods,
     tuned_limits,
 )
@@ -34,8 +35,9 @@ from inflight_operator.reconcile.replicas import Scaled, scale
 from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
 from inflight_operator.reconcile.upgrades import Template, decide_template
 from inflight_operator.reconcile.views import measured
-from inflight_operator.render import ChildPlan, render
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API
+from inflight_operator.render.plan import ChildPlan
+from inflight_operator.render.service_children import render
 from inflight_settings.limits import LimitsInForce
 
 ROUTING_SECONDS = 1.0
@@ -242,6 +244,7 @@ def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[
     if not facts.limits:
         reason = Reason("NoLiveLimits", {"type": facts.name})
         return Finding("TuningActive", "False", reason.code, sentence(reason))
+    samples = [snapshot.fresh[pod.uid] for pod in pods_of_type(snapshot)]
     error = next((one.error for uid, one in snapshot.pushes.items() if one.error and uid in behind), "")
     status: Status = "False"
     override, held = snapshot.policy.override, memory.before_override is not None
@@ -261,9 +264,9 @@ def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[
         status, reason = "Unknown", Reason("NoReadyEngines")
     elif not facts.live_limits:
         reason = Reason("NoPlugin", held=memory.tuning_reason)
-    elif problem := next((sample.plugin_problem for sample in snapshot.fresh.values() if sample.plugin_problem), ""):
+    elif problem := next((sample.plugin_problem for sample in samples if sample.plugin_problem), ""):
         reason = Reason("PluginUnsupported", {"said": problem})
-    elif not any(sample.limits is not None for sample in snapshot.fresh.values()):
+    elif not any(sample.limits is not None for sample in samples):
         reason = Reason("NoLimits")
     elif not tunable_pods(snapshot):
         reason = Reason("NoAdminPort")

@@ -104,16 +104,22 @@ def _measured_pods(snapshot: Snapshot) -> list[PodView]:
     change."""
     if snapshot.policy.engine_type.live_limits:
         return tunable_pods(snapshot)
-    return [pod for pod in snapshot.pods if pod.uid in snapshot.fresh]
+    return pods_of_type(snapshot)
+
+
+def pods_of_type(snapshot: Snapshot) -> list[PodView]:
+    """Returns the measured pods whose engine is of the service's type. The others are of an earlier type: they leave
+    with their own limits."""
+    kind = snapshot.policy.engine_type.kind
+    return [pod for pod in snapshot.pods if pod.uid in snapshot.fresh and pod.engine.kind == kind]
 
 
 def tunable_pods(snapshot: Snapshot) -> list[PodView]:
     """Returns the ready pods that report their limits and accept changes."""
-    fresh = snapshot.fresh
     return [
         pod
-        for pod in snapshot.pods
-        if pod.admin_port is not None and pod.uid in fresh and fresh[pod.uid].limits is not None
+        for pod in pods_of_type(snapshot)
+        if pod.admin_port is not None and snapshot.fresh[pod.uid].limits is not None
     ]
 
 

@@ -39,7 +39,7 @@ from inflight_operator.reconcile.report import findings_after, spec_problem, unr
 from inflight_operator.reconcile.reporter import Reporter, ReporterState, service_values
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.reconcile.upgrades import UpgradePace
-from inflight_operator.render import Settings
+from inflight_operator.render.plan import Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)
@@ -195,9 +195,8 @@ class Reconciler:
     def _snapshot(self, key: ServiceKey, known: _ServiceState) -> Snapshot:
         reading, now = known.reading, self._clock.steady()
         pods = tuple(self._cache.pods(key))
-        facts = reading.policy.engine_type
         targets = [
-            Target(pod.uid, pod.name, pod.url(pod.metrics_port) + facts.metrics_path, facts.metrics)
+            Target(pod.uid, pod.name, pod.url(pod.metrics_port) + pod.engine.metrics_path, pod.engine.metrics)
             for pod in pods
             if pod.serves
         ]

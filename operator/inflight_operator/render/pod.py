@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.engines import CUSTOM, INFLIGHT, VLLM
-from inflight_base.manifest.names import ENGINE_CONTAINER, child_labels, child_names
+from inflight_base.manifest.engines import CUSTOM, INFLIGHT, VLLM, annotation_of
+from inflight_base.manifest.names import ENGINE_ANNOTATION, ENGINE_CONTAINER, child_labels, child_names
 from inflight_base.manifest.units import parse_duration
-from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder
+from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder, engine_type
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import SECRET_FOLDER
 from inflight_operator.render.engines.container import (
     LIMITS_FOLDER,
@@ -25,9 +25,6 @@ from inflight_operator.render.engines.vllm import vllm_container
 from inflight_operator.render.networkpolicy import downloads_model
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.template import merge_template
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
 
 USER_ID = 65532
 """The non-root user and group of all containers, that of the engine image; the group owns mounted files."""
@@ -49,7 +46,7 @@ def pod_template(service: InferenceService, settings: Settings) -> Manifest:
     engine = _CONTAINERS[service.spec.engine.type](service, settings)
     volumes = _volumes(service, engine)
     pod: Manifest = {
-        "metadata": {"labels": child_labels(service.metadata.name)},
+        "metadata": {"labels": child_labels(service.metadata.name), **_annotations(service)},
         "spec": {
             # Explicit, since the API server keeps an earlier account when the field is only removed.
             "serviceAccountName": "default",
@@ -70,6 +67,11 @@ def pod_template(service: InferenceService, settings: Settings) -> Manifest:
         },
     }
     return merge_template(pod, service.spec.template)
+
+
+def _annotations(service: InferenceService) -> Manifest:
+    annotation = annotation_of(engine_type(service.spec))
+    return {"annotations": {ENGINE_ANNOTATION: annotation}} if annotation else {}
 
 
 def _volumes(service: InferenceService, engine: EngineContainer) -> list[Volume]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import SERVICE_LABEL, pod_labels
+from inflight_base.manifest.names import ENGINE_ANNOTATION, SERVICE_LABEL, pod_labels
 from inflight_base.manifest.units import parse_quantity
-
-if TYPE_CHECKING:
-    from inflight_operator.api.template import PodTemplate
-
+from inflight_operator.api.template import PodTemplate
 
 _AS_GIVEN = (
     "nodeSelector",
@@ -40,8 +37,9 @@ def merge_template(pod: Manifest, template: PodTemplate) -> Manifest:
         **({"envFrom": user["envFrom"]} if user["envFrom"] else {}),
     }
     metadata = {**pod["metadata"], "labels": {**user["labels"], **pod["metadata"]["labels"]}}
-    if user["annotations"]:
-        metadata["annotations"] = user["annotations"]
+    given = {name: text for name, text in user["annotations"].items() if name != ENGINE_ANNOTATION}
+    if annotations := {**given, **pod["metadata"].get("annotations", {})}:
+        metadata["annotations"] = annotations
     return {
         "metadata": metadata,
         "spec": {

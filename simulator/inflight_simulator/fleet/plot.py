@@ -2,25 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
-import matplotlib as mpl
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from inflight_simulator.fleet.outcome import FleetRun
 from inflight_simulator.fleet.requests import Floats
-from inflight_simulator.plot import COLORS_OF_CURVES, STYLE
+from inflight_simulator.panels import (
+    BLUE,
+    GRAY,
+    GREEN,
+    ORANGE,
+    PALE,
+    PINK,
+    RED,
+    SKY,
+    Curve,
+    draw_curves,
+    open_at,
+    panels,
+)
 
 WINDOW_S = 10.0
 """Seconds over which arrivals are counted and the share in target is taken."""
-_LEGEND_ABOVE: Any = {"loc": "lower right", "bbox_to_anchor": (1, 0.97), "frameon": False}
-_GRAY, _LIGHT, _GREEN = "#7f7f7f", "#b5dcf2", "#009e73"
-_KEPT_AXIS = (0.0, 1.04)
+_COLORS = (BLUE, RED, GREEN, ORANGE, PINK, SKY)
 
 
 def plot_fleet(path: Path, name: str, run: FleetRun) -> None:
@@ -29,32 +35,26 @@ def plot_fleet(path: Path, name: str, run: FleetRun) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11, 8), dpi=110, layout="constrained")
-        replicas, arrivals, kept, queue = figure.subplots(4, 1, sharex=True, height_ratios=[1.6, 1, 1, 1])
-        figure.suptitle(
+    window = (run.arrival_s[0], run.arrival_s[-1])
+    replicas = [
+        _replicas(run, field, color, label)
+        for field, color, label in (
+            ("existing", PALE, "starting, ready or draining"),
+            ("ready", BLUE, "ready"),
+            ("ordered", RED, "ordered"),
+        )
+    ]
+    edges, rate, share = _windows(run)
+    with panels(path, [2.4, 1.5, 1.5, 1.5]) as axes:
+        draw_curves(axes[0], "replicas", replicas, window)
+        axes[0].set_title(
             f"{name}: {run.attainment:.2%} of requests in target, {run.replica_hours:.2f} replica-hours",
             fontweight="bold",
-            x=0.01,
-            ha="left",
         )
-        _draw_replicas(replicas, run)
-        windows, rate, share = _windows(run)
-        arrivals.step(windows, rate, where="post", color=_GRAY, linewidth=1.2)
-        arrivals.set_ylabel("arrivals\nper second")
-        kept.step(windows, 100 * share, where="post", color=_GREEN, linewidth=1.2)
-        kept.set_ylabel("in target, %")
-        kept.set_ylim(*(100 * edge for edge in _KEPT_AXIS))
-        times, waiting = without_first_token(run)
-        queue.step(times, waiting, where="post", color=COLORS_OF_CURVES[1], linewidth=1.0)
-        queue.set_ylabel("requests without\na first token")
-        queue.set_xlabel("seconds")
-        queue.set_xlim(run.arrival_s[0], run.arrival_s[-1])
-        for axis in (replicas, arrivals, kept, queue):
-            axis.grid(axis="y", color="#e0e0e0", linewidth=0.6)
-        for axis in (replicas, arrivals, queue):
-            axis.set_ylim(bottom=0)
-        figure.savefig(path, format="png")
+        draw_curves(axes[1], "arrivals\nper second", [Curve(edges, rate, GRAY)], window)
+        draw_curves(axes[2], "in target, %", [Curve(edges, 100 * share, GREEN)], window)
+        waiting = Curve(*without_first_token(run), RED)
+        draw_curves(axes[3], "requests without\na first token", [waiting], window)
 
 
 def plot_comparison(path: Path, runs: Mapping[str, FleetRun], followed: Sequence[str]) -> None:
@@ -63,96 +63,28 @@ def plot_comparison(path: Path, runs: Mapping[str, FleetRun], followed: Sequence
     Raises:
         OSError: the file cannot be written.
     """
-    with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11, 9.5), dpi=110, layout="constrained")
-        every, over_time, arrivals = figure.subplots(3, 1, height_ratios=[2.4, 1.5, 0.6])
-        _draw_points(every, runs, followed)
-        for name, color in zip(followed, _colors(), strict=False):
-            rows = runs[name].replicas
-            end = runs[name].arrival_s[-1]
-            times, ordered = [*(row.time_s for row in rows), end], [*(row.ordered for row in rows), rows[-1].ordered]
-            over_time.step(times, ordered, where="post", color=color, linewidth=1.4, label=name)
-        over_time.set_ylabel("replicas ordered")
-        over_time.set_ylim(bottom=0)
-        over_time.yaxis.set_major_locator(MaxNLocator(nbins=6, integer=True, min_n_ticks=1))
-        over_time.legend(ncols=len(followed), **_LEGEND_ABOVE)
-        first = next(iter(runs.values()))
-        windows, rate, _ = _windows(first)
-        arrivals.fill_between(windows, rate, step="post", color=_LIGHT, linewidth=0)
-        arrivals.set_ylabel("arrivals\nper second")
-        arrivals.set_ylim(bottom=0)
-        arrivals.set_xlabel("seconds")
-        for axis in (over_time, arrivals):
-            axis.set_xlim(first.arrival_s[0], first.arrival_s[-1])
-            axis.grid(axis="y", color="#e0e0e0", linewidth=0.6)
-        figure.savefig(path, format="png")
+    first = next(iter(runs.values()))
+    window = (first.arrival_s[0], first.arrival_s[-1])
+    edges, rate, _ = _windows(first)
+    color_of = dict(zip(followed, _COLORS, strict=False))
+    with panels(path, [4.5, 2.6, 1.2], one_time_axis=False) as (every, over_time, arrivals):
+        for index, (name, run) in enumerate(runs.items()):
+            color, marker = color_of.get(name, GRAY), "osv^D*PX<>"[index % 10]
+            every.plot(run.replica_hours, 100 * run.attainment, marker, color=color, label=name)
+        every.axhline(99, color=GRAY, linewidth=0.8, linestyle="--")
+        every.set_xlim(left=0)
+        every.set_xlabel("replica-hours")
+        every.set_ylabel("requests in target, %")
+        every.grid(color="#e0e0e0", linewidth=0.6)
+        every.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+        curves = [_replicas(runs[name], "ordered", color, name) for name, color in color_of.items()]
+        draw_curves(over_time, "replicas ordered", curves, window)
+        draw_curves(arrivals, "arrivals\nper second", [Curve(edges, rate, GRAY)], window)
 
 
-def _colors() -> Iterable[str]:
-    return (*COLORS_OF_CURVES, "#e69f00", "#cc79a7", "#56b4e9")
-
-
-def _draw_points(axis: Axes, runs: Mapping[str, FleetRun], followed: Sequence[str]) -> None:
-    color_of = dict(zip(followed, _colors(), strict=False))
-    points = {name: (run.replica_hours, 100 * run.attainment) for name, run in runs.items()}
-    for name, (hours, kept) in points.items():
-        axis.plot(hours, kept, "o", color=color_of.get(name, _GRAY), markersize=7 if name in color_of else 5)
-    most = max(hours for hours, _ in points.values())
-    low = min(kept for _, kept in points.values())
-    axis.set_xlim(0, 1.18 * most)
-    axis.set_ylim(low - 0.12 * (101.5 - low) - 0.5, 101.5)
-    axis.axhline(99, color=_GRAY, linewidth=0.8, linestyle="--")
-    axis.set_xlabel("replica-hours")
-    axis.set_ylabel("requests in target, %")
-    axis.grid(color="#e0e0e0", linewidth=0.6)
-    heights = label_heights(list(points.values()), (1.18 * most, 1.12 * (101.5 - low) + 0.5))
-    for (name, (hours, kept)), height in zip(points.items(), heights, strict=True):
-        axis.annotate(
-            name,
-            (hours, kept),
-            xytext=(hours + 0.012 * most, height),
-            color=color_of.get(name, "#404040"),
-            fontweight="bold" if name in color_of else "normal",
-            fontsize=8,
-            va="center",
-            arrowprops={"arrowstyle": "-", "color": "#bdbdbd", "linewidth": 0.5} if height != kept else None,
-        )
-
-
-def label_heights(points: Sequence[tuple[float, float]], spans: tuple[float, float]) -> list[float]:
-    """Positions of point labels without overlap: each as near to its point as possible.
-
-    Args:
-        spans: of the axes. A label is taken to be 0.15 of the first wide and 0.032 of the second high.
-    """
-    width, height = 0.15 * spans[0], 0.032 * spans[1]
-    placed: list[tuple[float, float]] = []
-    found = [0.0] * len(points)
-    for index in sorted(range(len(points)), key=lambda each: -points[each][1]):
-        x, y = points[index]
-        near = [other for left, other in placed if abs(left - x) < width]
-        steps = (y + sign * step * height / 2 for step in range(4 * len(points) + 1) for sign in (-1, 1))
-        found[index] = next(at for at in steps if all(abs(at - other) >= 0.999 * height for other in near))
-        placed.append((x, found[index]))
-    return found
-
-
-def _draw_replicas(axis: Axes, run: FleetRun) -> None:
-    end = run.arrival_s[-1]
-    times = np.array([*(row.time_s for row in run.replicas), end])
-    last = run.replicas[-1]
-    for label, color, counts in (
-        ("there", _LIGHT, [*(row.existing for row in run.replicas), last.existing]),
-        ("ready", COLORS_OF_CURVES[0], [*(row.ready for row in run.replicas), last.ready]),
-        ("ordered", COLORS_OF_CURVES[1], [*(row.ordered for row in run.replicas), last.ordered]),
-    ):
-        if label == "there":
-            axis.fill_between(times, counts, step="post", color=color, linewidth=0, label="starting, ready or draining")
-        else:
-            axis.step(times, counts, where="post", color=color, linewidth=1.4, label=label)
-    axis.set_ylabel("replicas")
-    axis.yaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
-    axis.legend(ncols=3, **_LEGEND_ABOVE)
+def _replicas(run: FleetRun, field: str, color: str, label: str) -> Curve:
+    counts = [getattr(row, field) for row in run.replicas]
+    return Curve([*(row.time_s for row in run.replicas), run.arrival_s[-1]], [*counts, counts[-1]], color, label)
 
 
 def _windows(run: FleetRun) -> tuple[Floats, Floats, Floats]:
@@ -171,7 +103,6 @@ def without_first_token(run: FleetRun) -> tuple[Floats, Floats]:
     """float64 [seconds] each: each second, and how many requests have arrived by then whose first token has not come.
     Refused requests are left out."""
     served = ~np.isnan(run.ttft)
-    arrived, first = np.sort(run.arrival_s[served]), np.sort((run.arrival_s + run.ttft)[served])
+    arrived = run.arrival_s[served]
     seconds = np.arange(run.arrival_s[0], run.arrival_s[-1] + 1.0)
-    came, began = (np.searchsorted(times, seconds, "right") for times in (arrived, first))
-    return seconds, (came - began).astype(np.float64)
+    return seconds, open_at(seconds, arrived, arrived + run.ttft[served])

@@ -1,6 +1,9 @@
 """Types of engines as all programs read them from an InferenceService."""
 
-from inflight_base.manifest.engines import EngineType, engine_type_of
+import pytest
+
+from inflight_base.manifest.engines import EngineType, annotation_of, engine_type_of, engine_type_of_pod
+from inflight_base.manifest.names import ENGINE_ANNOTATION
 from inflight_operator.api.resolve import engine_type
 from tests.operator.render.services import make
 
@@ -37,6 +40,35 @@ def test_only_metrics_with_another_name_than_vllms_are_renamed():
     metrics = {"running": "llamacpp:requests_processing", "waiting": "vllm:num_requests_waiting"}
     read = of(type="custom", image="x", custom={"metrics": metrics})
     assert read.metrics == {"vllm:num_requests_running": "llamacpp:requests_processing"}
+
+
+@pytest.mark.parametrize(
+    "engine",
+    [
+        {},
+        {"type": "vllm"},
+        {"type": "vllm", "plugin": False},
+        {"type": "custom", "image": "x"},
+        {
+            "type": "custom",
+            "image": "x",
+            "custom": {"port": 8080, "metricsPath": "/m", "metrics": {"running": "a", "ttft": "b:c"}},
+        },
+        {"type": "custom", "image": "x", "custom": {"metricsPort": 9000}},
+    ],
+    ids=str,
+)
+def test_a_pod_has_the_facts_of_the_type_that_it_was_made_with(engine):
+    facts = of(**engine)
+    annotation = annotation_of(facts)
+    assert engine_type_of_pod({"annotations": {ENGINE_ANNOTATION: annotation}}) == facts
+    assert bool(annotation) == (facts.name != "inflight")
+
+
+@pytest.mark.parametrize("annotation", ["", "{", "7", '{"type": 7}', "null"])
+def test_a_pod_without_a_readable_annotation_has_inflights_engine(annotation):
+    assert engine_type_of_pod({"annotations": {ENGINE_ANNOTATION: annotation}}) == EngineType()
+    assert engine_type_of_pod({"annotations": None}) == engine_type_of_pod({}) == EngineType()
 
 
 def test_an_object_that_cannot_be_read_has_inflights_engine():

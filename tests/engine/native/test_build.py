@@ -49,7 +49,6 @@ def test_what_is_newer_than_the_sources_is_not_made_again(build, tmp_path, monke
     assert build.build(tmp_path / "lib") == []
     os.utime(made[0], (0, time.time() - 10**9))
     assert build.build(tmp_path / "lib") == [made[0]]
-    assert build.build(tmp_path / "lib", force=True) == made
 
 
 def test_a_variant_shares_the_objects_of_sources_that_do_not_know_what_it_adds(build):

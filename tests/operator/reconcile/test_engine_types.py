@@ -107,6 +107,44 @@ async def test_metrics_of_a_service_name_its_kind_of_engines_and_only_limits_tha
     assert value("inflight_operator_service_max_num_seqs", of_service) == limit
 
 
+OWN_PAGE = ("/prometheus", {"vllm:num_requests_running": "llamacpp:requests_processing"})
+VLLM_PAGE = ("/metrics", {})
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "old_page", "new_page"),
+    [(CUSTOM, PLUGIN, OWN_PAGE, VLLM_PAGE), (VLLM, CUSTOM, VLLM_PAGE, OWN_PAGE)],
+    ids=["custom to vllm", "vllm to custom"],
+)
+async def test_after_a_change_of_type_each_pod_is_read_as_it_was_made(world, before, after, old_page, new_page):
+    world.service(spec=before)
+    world.pod(1, ports=HTTP).foreign = True
+    await world.round()
+    world.service(spec=after, generation=2)
+    world.pod(2, ports=HTTP).foreign = True
+    for _ in range(2):
+        await world.round()
+        (kept,) = world.pool.kept.values()
+        pages = {
+            one.name: (one.url.removeprefix(f"http://10.0.0.{one.name[-1]}:8000"), one.names) for one in kept.values()
+        }
+        assert pages == {"chat-1": old_page, "chat-2": new_page}
+
+
+@pytest.mark.parametrize("after", [CUSTOM, VLLM, PLUGIN], ids=["custom", "vllm-plain", "vllm"])
+async def test_engines_of_an_earlier_type_leave_with_their_own_limits(world, after):
+    world.service(spec={**SMALL, "slo": {"tpotP95": "50ms"}})
+    old = world.pod(1)
+    await load(world, old, 15)
+    assert old.pushed
+    before = list(old.pushed)
+    world.service(spec={**after, "slo": {"tpotP95": "50ms"}}, generation=2)
+    world.pod(2, ports=HTTP).foreign = True
+    await load(world, old, 15)
+    assert old.pushed == before
+    assert world.condition("TuningActive")["status"] == "False"
+
+
 @pytest.mark.parametrize("spec", [VLLM, CUSTOM], ids=["vllm", "custom"])
 async def test_replicas_follow_the_queue_of_engines_that_report_no_limits(world, spec):
     scaling = {"minReplicas": 1, "maxReplicas": 4, "targets": {"waitingRequests": 2}}

@@ -3,7 +3,9 @@
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
+from inflight_base.manifest.engines import annotation_of, engine_type_of
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.manifest.names import ENGINE_ANNOTATION
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.clock import Clock
@@ -12,7 +14,7 @@ from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSettings
 from inflight_operator.reconcile.upgrades import UpgradePace
-from inflight_operator.render import Settings
+from inflight_operator.render.plan import Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from tests.operator.fakes import KEY, FakeApi, FakeEngine, FakeEngines, FakePool, endpoints_body, pod_body, service_body
 from tests.operator.model_engine import ModelEngine
@@ -93,6 +95,8 @@ class World:
         if ip not in self.engines:
             self.engines[ip] = FakeEngine(ModelEngine(time=self.now, max_num_seqs=64, max_num_batched_tokens=2048))
         body = pod_body(f"chat-{number}", ip=ip, **more)
+        if annotation := annotation_of(engine_type_of(self.cache.service(KEY) or {})):
+            body["metadata"]["annotations"] = {ENGINE_ANNOTATION: annotation}
         self.cache.put("Pod", body)
         self.listed[body["metadata"]["name"]] = body if more.get("ready", True) else None
         self.route()

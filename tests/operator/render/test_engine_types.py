@@ -5,7 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from inflight_base.manifest.engines import engine_type_of_pod
+from inflight_base.manifest.names import ENGINE_ANNOTATION
 from inflight_base.manifest.units import parse_quantity
+from inflight_operator.api.resolve import engine_type
 from inflight_operator.api.template import OWN_MOUNTS
 from inflight_operator.render.engines.vllm import PLUGIN_FOLDER
 from inflight_vllm.requests import RequestRules
@@ -265,3 +268,17 @@ def test_all_containers_of_a_pod_are_restricted_and_mount_volumes_that_it_has(na
         assert {mount["name"] for mount in one["volumeMounts"]} <= set(volumes)
         assert len(mounts(one)) == len(one["volumeMounts"])
         assert one["resources"]["requests"]["memory"]
+
+
+@pytest.mark.parametrize(
+    "engine", [{}, vllm(), vllm(plugin=False), {**SERVER, "custom": {"port": 8080, "metricsPath": "/m"}}], ids=str
+)
+def test_a_pod_names_the_type_that_it_was_made_with_whatever_annotations_the_service_has(engine):
+    service = make(
+        model={"source": "hf://Qwen/Qwen3-8B"},
+        engine=engine,
+        template={"annotations": {"a": "b", ENGINE_ANNOTATION: '{"type": "vllm"}'}},
+    )
+    metadata = pod(service, ALL)["metadata"]
+    assert metadata["annotations"]["a"] == "b"
+    assert engine_type_of_pod(metadata) == engine_type(service.spec)
