@@ -58,7 +58,7 @@ def test_an_installed_vllm_has_all_names(source):
     assert missing(source) == []
 
 
-@pytest.mark.parametrize("version", ["0.31.0", "0.33.0", "1.0", "unknown", "0.3"])
+@pytest.mark.parametrize("version", ["0.30.1", "0.33.0", "1.0", "unknown", "0.3"])
 def test_an_untested_version_is_refused_by_name(monkeypatch, version):
     monkeypatch.setattr(versions, "installed_version", lambda: version)
     found = problem()
@@ -67,7 +67,7 @@ def test_an_untested_version_is_refused_by_name(monkeypatch, version):
     assert all(tested in found for tested in TESTED)
 
 
-@pytest.mark.parametrize("version", ["0.32.0", "0.32.0+cpu", "0.32.1.post1"])
+@pytest.mark.parametrize("version", ["0.31.0", "0.32.0", "0.32.0+cpu", "0.32.1.post1"])
 def test_a_tested_version_has_to_have_the_names(monkeypatch, tmp_path, version):
     package = source_with_all_names(tmp_path / "vllm")
     (package / "__init__.py").write_text("")

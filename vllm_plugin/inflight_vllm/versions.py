@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
 
-TESTED = ("0.32",)
+TESTED = ("0.31", "0.32")
 """Minor versions; `tests/vllm_plugin/test_contract.py` starts a server of each."""
 
 SCHEDULER = "inflight_vllm.scheduler.LiveScheduler"
