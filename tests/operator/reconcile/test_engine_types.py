@@ -126,6 +126,23 @@ async def test_metrics_of_a_service_name_its_kind_of_engines_and_only_limits_tha
     assert value("inflight_operator_service_max_num_seqs", of_service) == limit
 
 
+async def test_custom_engines_without_metrics_keep_their_replicas_and_the_condition_says_so(world):
+    world.service(spec={**CUSTOM, "scaling": {"minReplicas": 1, "maxReplicas": 4}})
+    await world.round()
+    live = world.cache.child(KEY, "Deployment", "chat")
+    world.cache.put("Deployment", {**live, "spec": {**live["spec"], "replicas": 2}})
+    world.restart()
+    for number in (1, 2):
+        world.pod(number, ports=HTTP).silent = True
+    for _ in range(20):
+        await world.round()
+    found = world.condition("MetricsAvailable")
+    assert (found["status"], found["reason"]) == ("False", "ScrapeFailed")
+    assert found["message"] == "2 of 2 ready pods without recent metrics: chat-1 did not answer /metrics"
+    assert world.condition("Ready")["status"] == "True"
+    assert world.replicas() == 2
+
+
 OWN_PAGE = ("/prometheus", {"vllm:num_requests_running": "llamacpp:requests_processing"})
 VLLM_PAGE = ("/metrics", {})
 
