@@ -22,8 +22,9 @@ import yaml
 
 from deploy.manifest import WITH_GATEWAY
 from inflight_base.manifest import Manifest
-from inflight_operator.api import InferenceService
-from inflight_operator.render import ChildPlan, Settings, render
+from inflight_operator.api.types import InferenceService
+from inflight_operator.render.plan import ChildPlan, Settings
+from inflight_operator.render.service_children import render
 from inflight_settings.limits import Limits, LimitsInForce
 from tools.localcluster import ClusterError
 from tools.localcluster.layout import REPOSITORY

@@ -21,7 +21,7 @@ from inflight_operator.keys import KEY_SECRET_NAME
 from inflight_operator.leader import LEASE_NAME
 from inflight_operator.reconcile.upgrades import UpgradeMode
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES
-from inflight_operator.render import VLLM_IMAGE, EngineObservability
+from inflight_operator.render.plan import VLLM_IMAGE, EngineObservability
 from inflight_operator.runtime import Options, run_operator
 
 EXAMPLE = """\

@@ -32,7 +32,7 @@ from inflight_operator.observe.scrape import ScrapePool
 from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSettings
 from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, DecisionRecorder
-from inflight_operator.render import VLLM_IMAGE, EngineObservability, Settings
+from inflight_operator.render.plan import VLLM_IMAGE, EngineObservability, Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.telemetry.web import Heartbeat, WebServer
 from inflight_operator.watch.handlers import build_registry, kopf_connection

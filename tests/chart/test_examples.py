@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from inflight_operator.api import InferenceService
+from inflight_operator.api.types import InferenceService
 
 PROJECT = Path(__file__).parents[2]
 EXAMPLES = sorted((PROJECT / "examples").glob("*.yaml"))

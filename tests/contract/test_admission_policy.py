@@ -14,10 +14,11 @@ import pytest
 import yaml
 
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.api import InferenceService
-from inflight_operator.render import ChildPlan, Settings, render
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.inference_pool import picker_slices
+from inflight_operator.render.plan import ChildPlan, Settings
 from inflight_operator.render.service import front_slices
+from inflight_operator.render.service_children import render
 from inflight_settings.limits import Limits, LimitsInForce
 from tests.contract.manifests import service_manifest
 from tools.testbed.helm import binary

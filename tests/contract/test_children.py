@@ -11,13 +11,13 @@ from inflight_base.kube.difference import needs_apply
 from inflight_base.kube.kinds import Selection
 from inflight_base.manifest.names import child_names, pod_labels, selector_string
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.api import InferenceService
-from inflight_operator.api.types import Gateway
+from inflight_operator.api.gateway import Gateway
+from inflight_operator.api.types import InferenceService
 from inflight_operator.apply.children import UNREAD_KINDS, ChildConflictError, ChildrenState, sync_children
-from inflight_operator.render import ChildPlan, Settings, render
 from inflight_operator.render.monitor import POD_MONITOR_API
+from inflight_operator.render.plan import ChildPlan, Settings
 from inflight_operator.render.service import no_pods
-from inflight_operator.render.service_children import CHILD_KINDS
+from inflight_operator.render.service_children import CHILD_KINDS, render
 from inflight_settings.limits import Limits, LimitsInForce
 from tests.contract.definitions import apis_become, established
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from inflight_operator.api import InferenceService
+from inflight_operator.api.types import InferenceService
 from tests.contract.manifests import service_manifest
 
 pytestmark = pytest.mark.contract

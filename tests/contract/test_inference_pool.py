@@ -10,11 +10,11 @@ from inflight_base.kube.kinds import Selection
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pool_port
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.api import InferenceService
+from inflight_operator.api.types import InferenceService
 from inflight_operator.apply.children import ChildrenState, sync_children
 from inflight_operator.observe.pool_view import PoolParent, pool_parents
-from inflight_operator.render import render
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API, inference_pool
+from inflight_operator.render.service_children import render
 from tests.contract.definitions import apis_become, established
 from tests.contract.manifests import service_manifest
 from tests.contract.test_children import PLAN, SETTINGS

@@ -14,8 +14,15 @@ from inflight_base.kube.client import KubeApi
 from inflight_base.kube.connect import load_configuration
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import Selection
-from inflight_operator.api import Condition, Decision, InferenceService, InferenceServiceStatus, LimitsStatus
-from inflight_operator.api.status import ObservedStatus, QueueStatus
+from inflight_operator.api.status import (
+    Condition,
+    Decision,
+    InferenceServiceStatus,
+    LimitsStatus,
+    ObservedStatus,
+    QueueStatus,
+)
+from inflight_operator.api.types import InferenceService
 from inflight_operator.keys import LiveAdminKey
 from tests.contract.cable import to_port
 

@@ -7,7 +7,7 @@ import pytest
 import yaml
 
 from docs.generate.parsers import PARSERS, flags_of, subcommands
-from inflight_operator.api.types import InferenceServiceSpec
+from inflight_operator.api.spec import InferenceServiceSpec
 from tests.docs.blocks import BLOCKS, PAGES, PROJECT, in_language, is_part_of_values, service_of, services
 from tests.docs.shell import commands, problems
 

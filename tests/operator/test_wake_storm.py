@@ -15,7 +15,7 @@ from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.gateway import GatewayReader
 from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSettings
 from inflight_operator.reconcile.upgrades import UpgradePace
-from inflight_operator.render import Settings
+from inflight_operator.render.plan import Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from inflight_operator.workers import Workers, WorkerSettings
 from tests.operator.fakes import FakeApi, FakeEngines, FakePool, service_body

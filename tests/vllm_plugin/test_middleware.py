@@ -3,21 +3,16 @@
 import asyncio
 import contextlib
 import json
-import signal
 import time
-from types import SimpleNamespace
 
 import httpx
 import pytest
-from prometheus_client import CollectorRegistry
 
 from inflight_base.signing import signed, tenant_message
 from inflight_vllm import middleware
 from inflight_vllm.board import Board, Report
 from inflight_vllm.middleware import Inflight
 from tools.measure.served import free_port
-
-KEPT = {"sse_keep_alive_interval": 15}
 
 
 class FakeVllm:
@@ -66,20 +61,6 @@ def serve(vllm, monkeypatch, tmp_path):
     return make
 
 
-@pytest.mark.parametrize(("given", "wanted"), [({}, 1), ({"sse_keep_alive_interval": 0}, 1), (KEPT, 15)])
-async def test_silent_streams_get_comments_each_second_unless_a_flag_says_otherwise(serve, monkeypatch, given, wanted):
-    async def no_server(admin, port):
-        """Stands in for the admin server."""
-
-    monkeypatch.setattr(middleware, "_serve", no_server)
-    monkeypatch.setattr(middleware, "REGISTRY", CollectorRegistry())
-    arguments = SimpleNamespace(model="smollm2", served_model_name=None, **given)
-    app = SimpleNamespace(state=SimpleNamespace(args=arguments))
-    serve().inflight._start({"type": "lifespan", "app": app})
-    assert arguments.sse_keep_alive_interval == wanted
-    asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
-
-
 async def test_ready_is_vllms_health(serve, vllm):
     client = serve()
     answer = await client.get("/ready")
@@ -99,6 +80,24 @@ async def test_limits_are_read_on_the_serving_port_and_changed_on_the_admin_port
 async def test_a_request_passes_unchanged_without_classes_and_tenants(serve):
     body = '{"prompt":  "x", "priority": 3}'
     assert (await serve().post("/v1/completions", content=body)).json()["body"] == body
+
+
+async def test_a_silent_stream_gets_comments(serve, vllm, monkeypatch):
+    async def stream(scope, receive, send):
+        """Stands in for vLLM: an event, a pause and another one."""
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+        await send({"type": "http.response.body", "body": b"data: 1\n\n", "more_body": True})
+        await asyncio.sleep(0.3)
+        await send({"type": "http.response.body", "body": b"data: 2\n\n"})
+
+    monkeypatch.setattr(middleware, "_SILENCE_S", 0.05)
+    client = serve()
+    client.inflight._app = stream
+    answer = await client.post("/v1/completions", json={"prompt": "x", "stream": True})
+    first, *comments, second, end = answer.text.split("\n\n")
+    assert (first, second, end) == ("data: 1", "data: 2", "")
+    assert comments
+    assert set(comments) == {": keep-alive"}
 
 
 async def test_class_and_tenant_become_fields_of_vllm(serve, tmp_path):

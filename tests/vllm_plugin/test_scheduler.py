@@ -45,15 +45,22 @@ class Scheduler:
     def schedule(self, throttle_prefills=False):
         while self.waiting and len(self.running) < self.max_num_active_reqs:
             self.running.append(self.waiting.pop(0))
-        budget, scheduled = self.max_num_scheduled_tokens, {}
+        budget, scheduled, new = self.max_num_scheduled_tokens, {}, []
         for request in self.running:
             wanted = request.num_prompt_tokens + request.num_output_tokens - request.num_computed_tokens
             count = min(wanted, budget)
             if count:
+                if not request.num_computed_tokens:
+                    new.append(request)
                 scheduled[request.request_id] = count
                 request.num_computed_tokens += count
                 budget -= count
-        return SimpleNamespace(num_scheduled_tokens=scheduled, total_num_scheduled_tokens=sum(scheduled.values()))
+        return SimpleNamespace(
+            num_scheduled_tokens=scheduled,
+            total_num_scheduled_tokens=sum(scheduled.values()),
+            scheduled_new_reqs=new,
+            scheduled_cached_reqs=SimpleNamespace(resumed_req_ids=set()),
+        )
 
     def update_from_output(self, scheduler_output, model_runner_output):
         for name in scheduler_output.num_scheduled_tokens:
@@ -202,7 +209,7 @@ def test_vllm_goes_on_without_a_plugin_that_fails(live, board, monkeypatch, capl
     scheduler = live.LiveScheduler(vllm_config=ENGINE)
     board().limits.write(LimitsInForce(Limits(2, 64), 1))
 
-    def fail(*arguments):
+    def fail(*arguments, **named):
         raise ZeroDivisionError
 
     *path, name = part.split(".")

@@ -1,5 +1,6 @@
 """Measurements of a vLLM scheduler's steps."""
 
+from concurrent.futures import Executor, Future
 from dataclasses import dataclass
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_cost.model import CostModel, StepWork, attended_tokens
+from inflight_fit.online import OnlineFit
 from inflight_vllm.steps import CostMeter, RequestMeter, StepClock, WorkMeter
 
 ABORTED = "aborted"
@@ -24,6 +26,28 @@ class FakeRequest:
 
     def is_finished(self):
         return self.status != "running"
+
+
+class AtOnce(Executor):
+    """Does what is submitted before `submit` returns; `hold`: not before `go`."""
+
+    def __init__(self, *, hold=False):
+        self._held = [] if hold else None
+
+    def submit(self, act, *arguments):
+        done = Future()
+        self._held.append((done, act, arguments)) if self._held is not None else self._do(done, act, arguments)
+        return done
+
+    def go(self):
+        while self._held:
+            self._do(*self._held.pop(0))
+
+    def _do(self, done, act, arguments):
+        try:
+            done.set_result(act(*arguments))
+        except Exception as error:
+            done.set_exception(error)
 
 
 def plain_work(scheduled, requests):
@@ -47,22 +71,37 @@ def test_a_prompt_in_two_chunks_and_its_first_decode():
     found = []
     for count in (6, 4, 1):
         request.num_computed_tokens += count
-        found.append(meter.work({"a": count}, count, {"a": request}))
+        found.append(meter.work({"a": count}, count, {"a": request}, started=not found))
     assert found == [StepWork(0, 6, 0, 21), StepWork(0, 4, 0, 34), StepWork(1, 0, 11, 0)]
 
 
-@given(st.lists(st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 8)), min_size=1, unique_by=lambda x: x[0])))
-def test_work_is_that_of_each_request_alone(steps):
+STEPS = st.lists(
+    st.tuples(
+        st.lists(st.tuples(st.sampled_from("abcde"), st.integers(1, 8)), min_size=1, unique_by=lambda pair: pair[0]),
+        st.dictionaries(st.sampled_from("abcde"), st.integers(0, 6)),
+    )
+)
+"""Requests of each step, and the tokens that preempted ones find in the prefix cache when they start again."""
+
+
+@given(STEPS)
+def test_work_is_that_of_each_request_alone_also_after_preemptions(steps):
     requests, meter = {name: FakeRequest(name, 5) for name in "abcde"}, WorkMeter()
-    for step in steps:
+    waiting = set(requests)
+    for step, preempted in steps:
+        for name, cached in preempted.items():
+            requests[name].num_computed_tokens = min(cached, requests[name].num_computed_tokens)
+            waiting.add(name)
         scheduled = {}
         for name, count in step:
             request = requests[name]
             left = request.num_prompt_tokens - request.num_computed_tokens
             scheduled[name] = min(count, left) if left > 0 else 1
             request.num_computed_tokens += scheduled[name]
+        started = not waiting.isdisjoint(scheduled)
+        waiting -= scheduled.keys()
         expected = plain_work(scheduled, requests)
-        assert meter.work(scheduled, sum(scheduled.values()), requests) == expected
+        assert meter.work(scheduled, sum(scheduled.values()), requests, started=started) == expected
 
 
 def test_steps_one_after_the_other_take_from_their_planning():
@@ -76,7 +115,8 @@ def test_a_step_planned_ahead_takes_from_the_end_of_the_one_before():
 
 
 def test_the_cost_of_steps_is_found():
-    cost, now, meter = CostModel(0.004, 0.0005, 0.0001, 1e-6, 1e-8), 0.0, CostMeter(compiles=False, clock=lambda: 0.0)
+    cost, now = CostModel(0.004, 0.0005, 0.0001, 1e-6, 1e-8), 0.0
+    meter = CostMeter(compiles=False, clock=lambda: 0.0, beside=AtOnce())
     for step in range(400):
         work = StepWork(step % 17, (step % 5) * 32, (step % 17) * 300, (step % 5) * 4000)
         seconds = cost.seconds(work)
@@ -88,17 +128,28 @@ def test_the_cost_of_steps_is_found():
     assert meter.measured.model.seconds(work) == pytest.approx(cost.seconds(work), rel=0.05)
 
 
-def test_a_step_in_flight_during_a_fit_is_left_out():
-    now = 0.0
-    meter = CostMeter(compiles=False, clock=lambda: now + 0.1)  # a fit takes 0.1 s
-    for step in range(40):
-        now += 1.0
-        meter.observe(StepWork(1, 1 + step % 3, 5, 1), 0.01, now - 0.01, now)
-    assert meter.measured is not None
-    steps = meter.measured.steps
-    for _ in range(40):  # each began before the latest fit ended
-        meter.observe(StepWork(1, 1, 5, 1), 50.0, now + 0.05, now + 50.0)
-    assert meter.measured.steps == steps
+def test_steps_in_flight_during_a_fit_are_left_out(monkeypatch):
+    taken, observe = [], OnlineFit.observe
+    monkeypatch.setattr(OnlineFit, "observe", lambda fit, *step: taken.append(step[-1]) or observe(fit, *step))
+    beside = AtOnce(hold=True)
+    meter = CostMeter(compiles=False, clock=lambda: 3.5, beside=beside)
+    for now in (1.0, 2.0, 3.0):  # the first one starts a fit
+        meter.observe(StepWork(1, 1, 5, 1), 0.01, now - 0.9, now)
+    beside.go()
+    for now in (4.0, 5.0):
+        meter.observe(StepWork(1, 1, 5, 1), 0.01, now - 0.9, now)
+    assert taken == [1.0, 5.0]
+
+
+def test_an_error_of_a_fit_is_one_of_the_next_step(monkeypatch):
+    def fail(fit, now):
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(OnlineFit, "fit", fail)
+    meter = CostMeter(compiles=False, clock=lambda: 0.0, beside=AtOnce())
+    meter.observe(StepWork(1, 1, 5, 1), 0.01, 1.0, 1.01)
+    with pytest.raises(ZeroDivisionError):
+        meter.observe(StepWork(1, 1, 5, 1), 0.01, 2.0, 2.01)
 
 
 def test_arrivals_and_uncomputed_prompt_tokens_are_counted():

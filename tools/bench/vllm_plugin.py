@@ -1,6 +1,6 @@
 """The plugin for vLLM: its time in a step, throughput beside a vLLM without it, and the error of the fitted step cost.
 
-    python -m tools.bench.vllm_plugin overhead --pairs 10    # 20 starts of vLLM, 20 minutes on two cores
+    python -m tools.bench.vllm_plugin overhead --pairs 10    # 10 minutes on two cores, 8 GB of memory
     python -m tools.bench.vllm_plugin fit                    # beside the engine's own fit, 10 minutes
 
 Both on a quiet machine: each step waits for all cores.
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import random
 import statistics
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,24 +29,36 @@ from inflight_fit.fit import fit_steps
 from inflight_fit.least_squares import Floats
 from inflight_simulator.calibrate import read_steps
 from tools.bench.simulator import ENGINE_FLAGS, VOCAB_SIZE, calibration_jobs
-from tools.bench.vllm_server import served_vllm
+from tools.bench.vllm_server import VllmServer, served_vllm
 from tools.load.trace_load import Job, run_load
+from tools.measure.processes import family_cpu, process_cpu
 from tools.measure.report import cpu_model, percentile, say, table, write_json
 from tools.measure.served import served_engine
+from tools.signals import exit_on_signals
 
 OWN_SECONDS_GOAL = 50e-6
 THROUGHPUT_GOAL = 0.03
 _REQUESTS, _PROMPT_TOKENS, _OUTPUT_TOKENS = 96, 64, 64
-_WARM_UP = 8
+_PAIRS_OF_A_START = 4
+"""Pairs until both servers are started anew: where a process has its memory makes it faster or slower for its life."""
 _TRAINED = 0.7
 """Share of the steps that the cost is fitted to; it is compared with the others."""
 _OWN, _STEPS = "inflight_plugin_own_seconds_total", "inflight_plugin_steps_total"
 
 
 class Run(NamedTuple):
-    """A load on a new server. Attributes: tokens_s: output tokens a second. own_s: the plugin's seconds in a step."""
+    """A load on a server.
+
+    Attributes:
+        tokens_s: output tokens a second.
+        cpu_s: CPU seconds of all of the server's processes for an output token.
+        api_s: of these, those of the process with the API and the middleware.
+        own_s: the plugin's CPU seconds in a step; None: the server has no plugin.
+    """
 
     tokens_s: float
+    cpu_s: float
+    api_s: float
     own_s: float | None
 
 
@@ -57,24 +70,19 @@ class HeldOut(NamedTuple):
     p90: float
 
 
-def measured(folder: Path, *, plugin: bool) -> Run:
-    """Start a server, and send a load after a short one."""
-    environment = {"INFLIGHT_STATE_FILE": str(folder / "state")}
-    with served_vllm(folder / "log", *ENGINE_FLAGS, say=say, environment=environment, plugin=plugin) as server:
-        _load(server.url, _WARM_UP, seed=1)
-        before = _counters(server.url) if plugin else None
-        started = time.monotonic()
-        _load(server.url, _REQUESTS, seed=2)
-        tokens_s = _REQUESTS * _OUTPUT_TOKENS / (time.monotonic() - started)
-        if before is None:
-            return Run(tokens_s, None)
-        own, steps = (now - then for now, then in zip(_counters(server.url), before, strict=True))
-        return Run(tokens_s, own / steps)
-
-
-def _load(url: str, requests: int, *, seed: int) -> None:
-    jobs = [Job(0.0, _PROMPT_TOKENS, _OUTPUT_TOKENS) for _ in range(requests)]
-    asyncio.run(run_load(url, jobs, vocab_size=VOCAB_SIZE, seed=seed))
+def measured(server: VllmServer, *, plugin: bool, seed: int) -> Run:
+    """Send a load, with prompts of its own so that no load finds those of another in the prefix cache."""
+    own, steps = _counters(server.url) if plugin else (0.0, 0.0)
+    cpu, api, started = family_cpu(server.pid), process_cpu(server.pid), time.monotonic()
+    jobs = [Job(0.0, _PROMPT_TOKENS, _OUTPUT_TOKENS) for _ in range(_REQUESTS)]
+    asyncio.run(run_load(server.url, jobs, vocab_size=VOCAB_SIZE, seed=seed))
+    tokens, seconds = _REQUESTS * _OUTPUT_TOKENS, time.monotonic() - started
+    cpu, api = family_cpu(server.pid) - cpu, process_cpu(server.pid) - api
+    own_s = None
+    if plugin:
+        own_after, steps_after = _counters(server.url)
+        own_s = (own_after - own) / (steps_after - steps)
+    return Run(tokens / seconds, cpu / tokens, api / tokens, own_s)
 
 
 def _counters(url: str) -> tuple[float, float]:
@@ -85,29 +93,72 @@ def _counters(url: str) -> tuple[float, float]:
     return values[_OWN], values[_STEPS]
 
 
+class Pair(NamedTuple):
+    """The same load on both servers, one after the other."""
+
+    plain: Run
+    plugin: Run
+
+    @property
+    def ratio(self) -> float:
+        """Throughput with the plugin, as a share of that without."""
+        return self.plugin.tokens_s / self.plain.tokens_s
+
+
 def overhead(pairs: int) -> tuple[bool, dict[str, object]]:
-    """Compare servers with and without the plugin, in turns that change places."""
-    ratios: list[float] = []
-    own: list[float] = []
-    for pair in range(pairs):
-        both: dict[bool, Run] = {}
-        for plugin in (True, False) if pair % 2 else (False, True):
-            with tempfile.TemporaryDirectory() as folder:
-                both[plugin] = measured(Path(folder), plugin=plugin)
-        ratios.append(both[True].tokens_s / both[False].tokens_s)
-        own.append(both[True].own_s or 0.0)
-        say(
-            f"pair {pair + 1}: {both[True].tokens_s:.0f} tokens/s with the plugin, {both[False].tokens_s:.0f} without "
-            f"({ratios[-1]:.3f}); the plugin takes {own[-1] * 1e6:.0f} us a step"
-        )
-    ratio, own_s = statistics.median(ratios), statistics.median(own)
+    """Compare a server with the plugin and one without, which run beside each other and get loads in turns: AB, BA, AB
+    and so on, so that a machine that gets slower counts for neither."""
+    found: list[Pair] = []
+    while len(found) < pairs:
+        with _both(len(found)) as servers:
+            for _ in range(min(_PAIRS_OF_A_START, pairs - len(found))):
+                number = len(found)
+                runs = {
+                    plugin: measured(servers[plugin], plugin=plugin, seed=number + 1)
+                    for plugin in ((False, True) if number % 2 == 0 else (True, False))
+                }
+                found.append(Pair(runs[False], runs[True]))
+                say(f"pair {number + 1}: {_said(found[-1])}")
+    return verdict(found)
+
+
+@contextlib.contextmanager
+def _both(number: int) -> Iterator[Mapping[bool, VllmServer]]:
+    """Servers with and without the plugin, each after a load that does not count."""
+    with contextlib.ExitStack() as running:
+        folder = Path(running.enter_context(tempfile.TemporaryDirectory()))
+        servers: dict[bool, VllmServer] = {}
+        for plugin in (False, True):
+            log = folder / f"{plugin}.log"
+            servers[plugin] = running.enter_context(served_vllm(log, *ENGINE_FLAGS, say=say, plugin=plugin))
+            measured(servers[plugin], plugin=plugin, seed=-1 - number)
+        yield servers
+
+
+def _said(pair: Pair) -> str:
+    plain, plugin = pair
+    own_s = plugin.own_s or 0.0
+    return (
+        f"{plugin.tokens_s:.0f} tokens/s with the plugin, {plain.tokens_s:.0f} without ({pair.ratio:.3f}); CPU "
+        f"{plugin.cpu_s * 1e6:.0f} and {plain.cpu_s * 1e6:.0f} us a token, of these the API process "
+        f"{plugin.api_s * 1e6:.0f} and {plain.api_s * 1e6:.0f}; the plugin takes {own_s * 1e6:.0f} us a step"
+    )
+
+
+def verdict(found: Sequence[Pair]) -> tuple[bool, dict[str, object]]:
+    """Print and return the medians, and whether they reach the goals."""
+    ratios = [pair.ratio for pair in found]
+    ratio, own_s = statistics.median(ratios), statistics.median([pair.plugin.own_s or 0.0 for pair in found])
+    cpu = statistics.median([pair.plugin.cpu_s / pair.plain.cpu_s for pair in found])
+    api = statistics.median([pair.plugin.api_s / pair.plain.api_s for pair in found])
     say(
-        f"median of {pairs} pairs: {ratio:.3f} of the throughput (goal: at least {1 - THROUGHPUT_GOAL:.2f}; range "
-        f"{min(ratios):.3f} to {max(ratios):.3f}), {own_s * 1e6:.0f} us a step (goal: at most "
-        f"{OWN_SECONDS_GOAL * 1e6:.0f})"
+        f"median of {len(found)} pairs: {ratio:.3f} of the throughput (goal: at least {1 - THROUGHPUT_GOAL:.2f}; "
+        f"quartiles {percentile(ratios, 0.25):.3f} and {percentile(ratios, 0.75):.3f}), {cpu:.3f} of the CPU time "
+        f"(API process: {api:.3f}), {own_s * 1e6:.0f} us a step (goal: at most {OWN_SECONDS_GOAL * 1e6:.0f})"
     )
     good = ratio >= 1 - THROUGHPUT_GOAL and own_s <= OWN_SECONDS_GOAL
-    return good, {"ratios": ratios, "own_s": own}
+    pairs = [{"plain": pair.plain._asdict(), "plugin": pair.plugin._asdict()} for pair in found]
+    return good, {"ratio": ratio, "cpu": cpu, "api": api, "own_s": own_s, "pairs": pairs}
 
 
 def fits() -> dict[str, object]:
@@ -160,6 +211,7 @@ def main() -> int:
     parser.add_argument("--pairs", type=int, default=10, help="of servers, for overhead (default: 10)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     options = parser.parse_args()
+    exit_on_signals()
     say(cpu_model())
     if options.part == "overhead":
         good, figures = overhead(options.pairs)

@@ -9,25 +9,12 @@ from pathlib import Path
 from tools.localcluster import choose, images, inference_pools, kubectl_program, layout, preflight, promtool_program
 from tools.localcluster.choose import Choice
 from tools.localcluster.docker_clusters import KindCluster, NamedCluster
-from tools.localcluster.errors import ClusterError
+from tools.localcluster.errors import ClusterError as ClusterError
 from tools.localcluster.image_store import ImageStore
 from tools.localcluster.images import IMAGES
 from tools.localcluster.node import OwnNode
-from tools.localcluster.plane import apiserver_only
+from tools.localcluster.plane import apiserver_only as apiserver_only
 from tools.localcluster.progress import Progress, to_stdout
-
-__all__ = [
-    "ClusterError",
-    "apiserver_only",
-    "build_image",
-    "ensure_up",
-    "inference_pool_crd",
-    "kubeconfig_path",
-    "kubectl",
-    "own_store",
-    "prometheus",
-    "promtool",
-]
 
 IMAGE_NAMES = tuple(IMAGES)
 

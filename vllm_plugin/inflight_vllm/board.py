@@ -43,7 +43,8 @@ class Report(msgspec.Struct):
         output_mean, output_square: mean tokens of an output and of their squares; None: no output is complete.
         cost: fitted to recent steps, `cost_error` its median relative error, `cost_steps` the steps behind it.
         steps: number of steps.
-        step_seconds, own_seconds: seconds of all steps, and of these the plugin's own.
+        step_seconds: of all steps.
+        own_seconds: of CPU time that the plugin took of these. Fits of the cost run beside the steps.
     """
 
     problem: str | None = None

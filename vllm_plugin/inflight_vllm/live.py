@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import wraps
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -32,19 +33,22 @@ _REPORT_SECONDS = 0.2
 """Seconds between two reports while steps run."""
 
 
-def _harmless(part: Callable[Concatenate[_Live, _Arguments], None]) -> Callable[Concatenate[_Live, _Arguments], None]:
-    """After an error in the plugin's own part of a step, vLLM goes on without the plugin: it would end the engine."""
+def _own(part: Callable[Concatenate[_Live, _Arguments], None]) -> Callable[Concatenate[_Live, _Arguments], None]:
+    """The plugin's own part of a step: its time is counted, and after an error, which would end the engine, vLLM goes
+    on without the plugin."""
 
     @wraps(part)
     def tried(self: _Live, /, *arguments: _Arguments.args, **named: _Arguments.kwargs) -> None:
         if self.failed:
             return
+        began = thread_time()
         try:
             part(self, *arguments, **named)
         except Exception as error:
             self.failed = True
             log.exception("inflight: the plugin failed; vLLM goes on without it, with the limits as they are")
             self.board.report.write(Report(problem=f"the plugin failed: {type(error).__name__}"))
+        self._report.own_seconds += thread_time() - began
 
     return tried
 
@@ -74,7 +78,11 @@ class _Live:
         )
         self._work = WorkMeter()
         self._clock = StepClock()
-        self._cost = CostMeter(compiles=config.device_config.device_type != "cpu", clock=perf_counter)
+        self._cost = CostMeter(
+            compiles=config.device_config.device_type != "cpu",
+            clock=perf_counter,
+            beside=ThreadPoolExecutor(1, "inflight-fit"),
+        )
         self._met = RequestMeter()
         self._planned: list[tuple[float, Any]] = []
         """Steps in flight, each with the time when its planning began."""
@@ -94,20 +102,15 @@ class _Live:
         """Plan a step under the limits in force."""
         began = perf_counter()
         self._take_limits()
-        planned = perf_counter()
         output: SchedulerOutput = super().schedule(*arguments, **named)  # type: ignore[misc]
-        ended = perf_counter()
         self._plan(output, began)
-        self._report.own_seconds += planned - began + perf_counter() - ended
         return output
 
     def update_from_output(self, scheduler_output: SchedulerOutput, *arguments: Any, **named: Any) -> Any:
         """Take in the tokens of a step, then measure it."""
         done = perf_counter()
         outputs = super().update_from_output(scheduler_output, *arguments, **named)  # type: ignore[misc]
-        began = perf_counter()
         self._measure(done)
-        self._report.own_seconds += perf_counter() - began
         return outputs
 
     def add_request(self, request: Request) -> None:
@@ -117,7 +120,7 @@ class _Live:
         if new:  # else it is the next part of a streamed input
             self._arrive(request)
 
-    @_harmless
+    @_own
     def _take_limits(self) -> None:
         number = self.board.limits.number
         if number == self._seen:
@@ -130,16 +133,21 @@ class _Live:
         self.max_num_active_reqs, self.max_num_scheduled_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
         self._report.revision = found.revision
 
-    @_harmless
+    @_own
     def _arrive(self, request: Request) -> None:
         self._met.arrive(request)
 
-    @_harmless
+    @_own
     def _plan(self, output: SchedulerOutput, began: float) -> None:
-        scheduled, total = output.num_scheduled_tokens, output.total_num_scheduled_tokens
-        self._planned.append((began, self._work.work(scheduled, total, self.requests)))  # type: ignore[attr-defined]
+        work = self._work.work(
+            output.num_scheduled_tokens,
+            output.total_num_scheduled_tokens,
+            self.requests,  # type: ignore[attr-defined]
+            started=bool(output.scheduled_new_reqs or output.scheduled_cached_reqs.resumed_req_ids),
+        )
+        self._planned.append((began, work))
 
-    @_harmless
+    @_own
     def _measure(self, done: float) -> None:
         planned, work = self._planned.pop(0)
         seconds = self._clock.seconds(planned, done)

@@ -9,8 +9,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Awaitable, Callable, Generator, Mapping, MutableMapping
-from typing import Any, TypeAlias
+from collections.abc import Generator, Mapping
 
 import prometheus_client
 import uvicorn
@@ -19,23 +18,21 @@ from prometheus_client import REGISTRY
 from inflight_contract.errors import ApiError
 from inflight_settings.requests import MAX_BODY_BYTES
 from inflight_vllm.admin import Admin, AdminPath, Answer
+from inflight_vllm.asgi import App, Message, Receive, Scope, Send
 from inflight_vllm.board import Board, board_path
 from inflight_vllm.drain import Drain
+from inflight_vllm.keep_alive import KeptAlive
 from inflight_vllm.limits import LiveLimits
 from inflight_vllm.page import PluginMetrics
 from inflight_vllm.requests import RequestRules
 from inflight_vllm.settings import read_settings
 from inflight_vllm.versions import installed_version, problem
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Message: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[Message]]
-Send: TypeAlias = Callable[[Message], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 log = logging.getLogger("vllm.inflight")
 
 _ADMIN_BODY_BYTES = 1 << 16
+_SILENCE_S = 1.0
+"""Seconds without a message after which a stream gets a comment."""
 _REFUSED = 1008
 """Code of a WebSocket that is refused."""
 
@@ -78,9 +75,6 @@ class Inflight:
             log.warning("inflight: limits cannot be changed: %s; serving as vLLM does", limits.problem)
         limits.start(settings.limits_file)
         arguments = scope["app"].state.args
-        # A stream without a token for a second gets a comment, by which the gateway sees that the server lives. Set
-        # here, as a vLLM that does not know the flag would not start with it.
-        arguments.sse_keep_alive_interval = getattr(arguments, "sse_keep_alive_interval", 0) or 1
         name = (arguments.served_model_name or [arguments.model])[0]
         REGISTRY.register(PluginMetrics(name, version, limits, self._drain))
         loop = asyncio.get_running_loop()
@@ -108,14 +102,16 @@ class Inflight:
             else:
                 await _respond(send, Answer.error(error))
             return
+        kept = KeptAlive(send, _SILENCE_S)
         try:
             if self._rules.changes_bodies(scope["path"], tenant):
                 body = self._rules.body(await _body(receive, MAX_BODY_BYTES), tenant)
                 scope, receive = _with_body(scope, receive, body)
-            await self._app(scope, receive, self._closing(send))
+            await self._app(scope, receive, self._closing(kept))
         except ApiError as error:
             await _respond(send, Answer.error(error))
         finally:
+            kept.stop()
             self._drain.exit()
 
     def _closing(self, send: Send) -> Send:

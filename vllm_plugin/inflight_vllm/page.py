@@ -71,7 +71,7 @@ class PluginMetrics(Collector):
             ("arrived_prompt_tokens_squared", "Sum of squared prompt lengths.", report.arrived[2]),
             ("plugin_steps", "Steps of vLLM's scheduler.", report.steps),
             ("plugin_step_seconds", "Seconds of these steps.", report.step_seconds),
-            ("plugin_own_seconds", "Seconds of these that the plugin itself took.", report.own_seconds),
+            ("plugin_own_seconds", "CPU seconds of these that the plugin itself took.", report.own_seconds),
         ):
             yield self._counter(f"inflight_{name}", documentation, {}, count)
         if report.cost is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future
 from typing import Protocol
 
 from inflight_cost.model import StepWork, attended_tokens
@@ -25,23 +26,27 @@ class ScheduledRequest(Protocol):
 
 class WorkMeter:
     """Work of scheduled steps. Most steps decode the same requests as the step before: their contexts are then one
-    token longer, and nothing has to be looked up."""
+    token longer, and only the ids have to be compared."""
 
     def __init__(self) -> None:
         self._decoding: Mapping[str, int] | None = None
         """Requests of the latest step, if it had decodes only."""
         self._context = 0
 
-    def work(self, scheduled: Mapping[str, int], total: int, requests: Mapping[str, ScheduledRequest]) -> StepWork:
+    def work(
+        self, scheduled: Mapping[str, int], total: int, requests: Mapping[str, ScheduledRequest], *, started: bool
+    ) -> StepWork:
         """Return the work of a step.
 
         Args:
             scheduled: tokens that it computes, by request id.
             total: sum of these.
             requests: by id, with the tokens of this step among `num_computed_tokens`.
+            started: some of them start in this step, or start again after a preemption.
         """
         decodes = len(scheduled)
-        if total == decodes and self._decoding is not None and self._decoding.keys() == scheduled.keys():
+        before = None if started else self._decoding
+        if total == decodes and before is not None and before.keys() == scheduled.keys():
             self._context += decodes
             return StepWork(decodes, 0, self._context, 0)
         decodes = context = prefill = attended = 0
@@ -73,28 +78,39 @@ class StepClock:
 
 
 class CostMeter:
-    """The cost model fitted to recent steps.
+    """The cost model fitted to recent steps. A fit takes some milliseconds, so it runs beside the steps.
 
     Args:
         compiles: as in `OnlineFit`.
         clock: monotonic seconds.
+        beside: runs the fits.
     """
 
-    def __init__(self, *, compiles: bool, clock: Callable[[], float]) -> None:
+    def __init__(self, *, compiles: bool, clock: Callable[[], float], beside: Executor) -> None:
         self.measured: MeasuredCost | None = None
         self._fit = OnlineFit(compiles=compiles)
         self._clock = clock
+        self._beside = beside
+        self._fitting: Future[tuple[MeasuredCost | None, float]] | None = None
         self._fitted = 0.0
         """When the latest fit ended; a step that was in flight meanwhile is measured too long."""
 
     def observe(self, work: StepWork, seconds: float, began: float, now: float) -> None:
-        """Take in a step, and fit the model, which takes some milliseconds, where enough is new."""
+        """Take in a step, and start a fit where enough is new."""
+        if self._fitting is not None:
+            if not self._fitting.done():
+                return
+            measured, self._fitted = self._fitting.result()
+            self.measured = measured or self.measured
+            self._fitting = None
         if began < self._fitted or not work.decode_seqs + work.prefill_tokens:
             return
         self._fit.observe(work, seconds, now)
         if self._fit.due(now):
-            self.measured = self._fit.fit(now) or self.measured
-            self._fitted = self._clock()
+            self._fitting = self._beside.submit(self._run, now)
+
+    def _run(self, now: float) -> tuple[MeasuredCost | None, float]:
+        return self._fit.fit(now), self._clock()
 
 
 class RequestMeter:

@@ -23,7 +23,11 @@ NAMES = {
         "Scheduler.running", "Scheduler.block_size", "Scheduler.vllm_config", "Scheduler.max_num_active_reqs",
         "Scheduler.max_num_scheduled_tokens",
     ),
-    "v1/core/sched/output.py": ("SchedulerOutput.num_scheduled_tokens", "SchedulerOutput.total_num_scheduled_tokens"),
+    "v1/core/sched/output.py": (
+        "SchedulerOutput.num_scheduled_tokens", "SchedulerOutput.total_num_scheduled_tokens",
+        "SchedulerOutput.scheduled_new_reqs", "SchedulerOutput.scheduled_cached_reqs",
+        "CachedRequestData.resumed_req_ids",
+    ),
     "v1/request.py": (
         "Request.request_id", "Request.status", "Request.num_prompt_tokens", "Request.num_computed_tokens",
         "Request.num_output_tokens", "Request.is_finished", "RequestStatus.FINISHED_ABORTED",

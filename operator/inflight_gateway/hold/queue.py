@@ -125,12 +125,18 @@ class HoldQueue:
                     queue.blocked, queue.blocked_until = head, now + RECHECK_S
                     break
                 computed = max(0, queued.request.prompt_tokens - pick.cached_tokens)
-                queue.lead_time.started(queued.request, pick)
                 # Later attempts: the prompt and the first token are charged with the first one.
-                queue.start(queued, PROMPT_TOKEN * computed + OUTPUT_TOKEN if queued.request.attempt == 1 else 0)
+                tokens = PROMPT_TOKEN * computed + OUTPUT_TOKEN if queued.request.attempt == 1 else 0
+                queue.start(queued, pick, tokens, now)
                 self._forget(queued)
                 released.append((queued.request, pick))
         return released
+
+    def kept_free(self, request_id: str, now: float) -> float:
+        """Returns the number of replicas that a held request leaves able to start another at once, when it is started
+        (`ServiceQueue.kept_free`)."""
+        queued = self._by_id[request_id]
+        return self._services[queued.request.service].kept_free(queued, now)
 
     def expire(self, now: float) -> list[RequestView]:
         """Remove requests that reached their maximum wait, the first to expire first."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import exp, sqrt
 
 from inflight_gateway.hold.bounds import Room
 from inflight_gateway.types import Pick, RequestView, ServiceConfig
@@ -104,6 +105,25 @@ class LeadTime:
         return request.deadline - token_s * request.prompt_tokens - MARGIN_SHARE * (ttft_s or 0.0)
 
 
+_LOAD_S = 10.0
+"""Time constant of the mean in `PrefillLoad`."""
+
+
+class PrefillLoad:
+    """Replicas that the prompts of a service's requests in time keep computing, on average of the last seconds."""
+
+    def __init__(self) -> None:
+        self._seconds = 0.0
+        self._at = 0.0
+
+    def add(self, prefill_s: float, now: float) -> None:
+        self._seconds = _LOAD_S * self.replicas(now) + prefill_s
+        self._at = now
+
+    def replicas(self, now: float) -> float:
+        return self._seconds / _LOAD_S * exp((self._at - now) / _LOAD_S)
+
+
 MOST_AHEAD = 32_768.0
 """Tokens of service, relative to weight, by which a tenant (and its class) may be ahead of the next one and still
 overtake its head: more than a tenant with a modest load is charged before the others catch up, and a bound for one
@@ -141,6 +161,7 @@ class ServiceQueue:
     Attributes:
         room: size of the whole queue.
         lead_time: time before its deadline at which a request has to start.
+        prefill_load: of the requests that started in time.
         blocked: the head that could not start; None: not tried since a change. blocked_until: when it is tried again
             without one, in seconds.
     """
@@ -150,6 +171,8 @@ class ServiceQueue:
         self.blocked_until = 0.0
         self.room = Room()
         self.lead_time = LeadTime()
+        self.prefill_load = PrefillLoad()
+        self._num_in_time = 0
         self._by_tenant: dict[str, Room] = {}
         self._counters = VirtualCounters()
         self._classes: dict[str, _ClassQueue] = {}
@@ -184,6 +207,7 @@ class ServiceQueue:
         place = aged(queued.since, request.priority - chosen.priority, config.priority_aging_s)
         latest_start = self.lead_time.latest_start(request, config.ttft_of(chosen))
         tenant.push(queued, place, queued.sequence, latest_start)
+        self._num_in_time += 1
         self._by_age.push(queued, (queued.since, queued.sequence))
         self.room.add(request)
         self._by_tenant.setdefault(request.tenant, Room()).add(request)
@@ -219,17 +243,38 @@ class ServiceQueue:
                     best, found = order, queued
         return found
 
-    def start(self, queued: QueuedRequest, tokens: int) -> None:
-        """Remove the head, or a request that overtakes it, and charge its class and tenant."""
-        request = queued.request
-        self._classes[request.service_class].tenants[request.tenant].pick(queued)
+    def kept_free(self, queued: QueuedRequest, now: float) -> float:
+        """Returns the number of replicas that the head leaves able to start a request at once, besides its own.
+
+        A late request whose share of the picks has not come keeps as many as the requests in time need, by square-root
+        staffing (Halfin and Whitt 1981): one that arrives while a late prompt of many tokens is computed would else be
+        late, too. All others keep none.
+        """
+        if self._num_in_time or not self._tenant(queued).is_spare(queued):
+            return 0.0
+        load = self.prefill_load.replicas(now)
+        return load + 2 * sqrt(load)
+
+    def start(self, queued: QueuedRequest, pick: Pick, tokens: int, now: float) -> None:
+        """Remove the head, or a request that overtakes it, and charge its class and tenant.
+
+        Args:
+            tokens: charge, in units of `PROMPT_TOKEN`.
+        """
+        request, tenant = queued.request, self._tenant(queued)
+        self.lead_time.started(request, pick)
+        if not tenant.is_late(queued):
+            self._num_in_time -= 1
+            self.prefill_load.add(pick.prefill_s or 0.0, now)
+        tenant.pick(queued)
         self.charge(request.service_class, request.tenant, tokens)
         self._left(queued)
 
     def discard(self, queued: QueuedRequest) -> None:
         """Remove a request at any position."""
-        request = queued.request
-        self._classes[request.service_class].tenants[request.tenant].remove(queued)
+        tenant = self._tenant(queued)
+        self._num_in_time -= not tenant.is_late(queued)
+        tenant.remove(queued)
         self._left(queued)
 
     def charge(self, service_class: str, tenant: str, tokens: int) -> None:
@@ -237,6 +282,9 @@ class ServiceQueue:
         queue = self._classes.get(service_class)
         if queue is not None:
             queue.counters.charge(tenant, tokens)
+
+    def _tenant(self, queued: QueuedRequest) -> DeadlineQueue[QueuedRequest]:
+        return self._classes[queued.request.service_class].tenants[queued.request.tenant]
 
     def _left(self, queued: QueuedRequest) -> None:
         request = queued.request
@@ -256,5 +304,7 @@ class ServiceQueue:
     def _head(self, tenant: DeadlineQueue[QueuedRequest], now: float) -> QueuedRequest | None:
         """Returns the next of a tenant's requests, and leaves it in place."""
         # The prefill of a request that is sent now begins after `wait_s`.
-        tenant.pass_time(now + self.lead_time.wait_s, now - OVERDUE_WAIT_SHARE * self.config.hold.max_wait_s)
+        overdue = now - OVERDUE_WAIT_SHARE * self.config.hold.max_wait_s
+        late, _ = tenant.pass_time(now + self.lead_time.wait_s, overdue)
+        self._num_in_time -= len(late)
         return tenant.head()

@@ -20,6 +20,9 @@ PREDICTION_FACTOR = 4.0
 an early retry elsewhere would double the load just when it is highest."""
 UNPREDICTED_FIRST_TOKEN_WITHIN_S = 60.0
 
+MOST_KEPT_FREE = 0.5
+"""Share of the replicas that a late request keeps free at most: the others work on what waits."""
+
 
 class Picker:
     """Picks replicas. Stateless: equal arguments give equal picks, in any process.
@@ -45,6 +48,7 @@ class Picker:
         above_share: bool = False,
         below_share: bool = False,
         claimed: int = 0,
+        kept_free: float = 0.0,
     ) -> Pick | None:
         """Returns the replicas to try, best first, at most `config.max_attempts`. Replicas that failed the request come
         last.
@@ -55,6 +59,8 @@ class Picker:
             above_share: the request's tenant has more than its share of the requests in flight (`TenantShares`).
             below_share: the tenant has less than its share.
             claimed: slots that a tenant above its share should leave free, over all replicas.
+            kept_free: replicas that must be able to start a request soon, besides the picked one; at most
+                `MOST_KEPT_FREE` of them are asked for.
 
         None: no replica can start the request soon, or none exists; the gateway should hold it.
         """
@@ -66,7 +72,10 @@ class Picker:
         replicas = replicas or len(loads)
         claimed_of_each = -(-claimed // replicas)
         if any(is_fresh(load, now) for load in usable):
-            pick = self._by_score(request, config, usable, loads, now, above_share, below_share, claimed_of_each)
+            kept_free = min(kept_free, MOST_KEPT_FREE * len(usable))
+            pick = self._by_score(
+                *(request, config, usable, loads, now, above_share, below_share, claimed_of_each, kept_free)
+            )
         else:
             pick = _by_in_flight(request, config, usable, loads, above_share, claimed_of_each)
         return replace(pick, reason="only") if pick is not None and replicas == 1 else pick
@@ -81,12 +90,13 @@ class Picker:
         above_share: bool,
         below_share: bool,
         claimed: int,
+        kept_free: float,
     ) -> Pick | None:
         cost = _any_cost(loads)
         ready, busy = self._ranking.rank(
             usable, request, config, cost, now, above_share=above_share, below_share=below_share, claimed=claimed
         )
-        if not ready:
+        if len(ready) <= kept_free:
             return None
         ready.sort()
         if len(ready) < config.max_attempts:
@@ -102,7 +112,7 @@ class Picker:
             first_token_within_s=first_token_within(predicted),
             cached_tokens=usable[best.place].cached_tokens,
             scores=best.scores(config.weights),
-            prefill_s=None if cost is None else best.own_prefill_s,
+            prefill_s=None if cost is None else best.ttft_s - best.backlog_s,
         )
 
 

@@ -35,8 +35,8 @@ class Rank(NamedTuple):
         running_s: time that running and starting sequences add between two tokens, in seconds of TTFT.
         kv_cache_s: time that KV cache reads add between two tokens, in seconds of TTFT, plus the seconds of lost
             prefill if tokens do not fit: another request is then preempted and recomputed.
-        ttft_s: backlog, then the request's own prefill, in a step that the replica's decodes share. The step in
-            progress when the request arrives, if any, counts half.
+        ttft_s: backlog, then the request's own prefill, in as many steps as it takes, which the replica's decodes
+            share. The step in progress when the request arrives, if any, counts half.
         own_prefill_s: seconds that the request's own prompt adds: all later requests there wait for it.
         opens_s: seconds until the backlog lets the request start; 0: it does, or something else prevents the start.
     """
@@ -212,7 +212,8 @@ class Ranking:
                 kv_s += known.no_prefill_s if lacking <= 0 else cost.prefill_seconds(min(lacking, size))
             under_way_s = known.decode_s / 2 if running or pending else 0.0
             running_s = per_ttft * cost.decode_seq_s * max(running, outstanding)
-            ttft_s = under_way_s + backlog_s + own_s + known.decode_s
+            steps = uncached / known.room
+            ttft_s = under_way_s + backlog_s + own_s + known.decode_s * (steps if steps > 1.0 else 1.0)
             total = (
                 weights.pending_tokens * backlog_s
                 + weights.running * running_s

@@ -30,9 +30,13 @@ class Starter:
         self.shares = TenantShares()
         self._fault_logged = float("-inf")
 
-    def start(self, view: RequestView, allowed: Collection[str], now: float) -> Pick | None:
-        """Picks replicas for a request; None: it has to wait. Args: allowed: addresses that another gateway allows;
-        empty: all."""
+    def start(self, view: RequestView, allowed: Collection[str], now: float, kept_free: float = 0.0) -> Pick | None:
+        """Picks replicas for a request; None: it has to wait.
+
+        Args:
+            allowed: addresses that another gateway allows; empty: all.
+            kept_free: see `Picker.pick`.
+        """
         config = self._catalog.services.get(view.service)
         if config is None:
             return None
@@ -47,6 +51,7 @@ class Starter:
                 above_share=above,
                 below_share=below,
                 claimed=claimed,
+                kept_free=kept_free,
             )
         except Exception:
             # A gateway bug at the head of a queue would block the whole service, and end this process.

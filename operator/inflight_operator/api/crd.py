@@ -15,13 +15,9 @@ from pydantic import BaseModel
 
 from inflight_base.manifest.names import GROUP, KIND, PLURAL, VERSION
 from inflight_operator.api.base import rule
-from inflight_operator.api.types import (
-    CATEGORY,
-    SHORT_NAME,
-    InferenceService,
-    InferenceServiceSpec,
-    InferenceServiceStatus,
-)
+from inflight_operator.api.spec import InferenceServiceSpec
+from inflight_operator.api.status import InferenceServiceStatus
+from inflight_operator.api.types import CATEGORY, SHORT_NAME, InferenceService
 
 PROJECT = Path(__file__).resolve().parents[3]
 FILES = (

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from inflight_base.manifest import engines
 from inflight_base.manifest.engines import EngineType
 from inflight_base.manifest.lenient import Part
 from inflight_base.manifest.units import parse_duration
+from inflight_operator.api.spec import InferenceServiceSpec
+from inflight_operator.api.types import InferenceService
 from inflight_settings.limits import Limits, LimitsBounds
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService, InferenceServiceSpec
 
 MODEL_FOLDER = "/models"
 """Where a pvc:// claim is mounted in the engine container."""

@@ -1,4 +1,4 @@
-"""The InferenceService itself, and one place to import all API types from."""
+"""The InferenceService itself."""
 
 from __future__ import annotations
 
@@ -8,30 +8,9 @@ from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, field
 
 from inflight_base.manifest.names import API_VERSION, KIND
 from inflight_operator.api.base import SpecModel, StatusModel
-from inflight_operator.api.cost import Cost
-from inflight_operator.api.engine import Accelerator, Engine, KVCache, Model
-from inflight_operator.api.gateway import Auth, Gateway, Hold, InferencePool, Scores, Tenant, TenantLimits
 from inflight_operator.api.lenient import read_leniently
-from inflight_operator.api.scaling import Behavior, ScaleDownRules, ScaleUpRules, Scaling, ScalingPolicy, Targets
-from inflight_operator.api.scheduling import ClassSLO, Scheduling, ServiceClass
-from inflight_operator.api.spec import SLO, InferenceServiceSpec, Override, Rollout, SeqsBounds, TokensBounds, Tuning
-from inflight_operator.api.status import (
-    MAX_DECISIONS,
-    CanaryStatus,
-    Condition,
-    CostStatus,
-    Decision,
-    DemandStatus,
-    EngineStatus,
-    GatewayStatus,
-    InferenceServiceStatus,
-    LimitsPair,
-    LimitsStatus,
-    ObservedStatus,
-    OverrideStatus,
-    QueueStatus,
-)
-from inflight_operator.api.template import PodTemplate
+from inflight_operator.api.spec import InferenceServiceSpec
+from inflight_operator.api.status import InferenceServiceStatus
 
 SHORT_NAME = "ifsvc"
 CATEGORY = "inflight"
@@ -96,55 +75,3 @@ class InferenceService(ServiceRecord):
             pydantic.ValidationError: there is no model, or the metadata are incomplete.
         """
         return read_leniently(cls, cls._known_parts(body))
-
-
-__all__ = [
-    "CATEGORY",
-    "MAX_DECISIONS",
-    "SHORT_NAME",
-    "SLO",
-    "Accelerator",
-    "Auth",
-    "Behavior",
-    "CanaryStatus",
-    "ClassSLO",
-    "Condition",
-    "Cost",
-    "CostStatus",
-    "Decision",
-    "DemandStatus",
-    "Engine",
-    "EngineStatus",
-    "Gateway",
-    "GatewayStatus",
-    "Hold",
-    "InferencePool",
-    "InferenceService",
-    "InferenceServiceSpec",
-    "InferenceServiceStatus",
-    "KVCache",
-    "LimitsPair",
-    "LimitsStatus",
-    "Model",
-    "ObjectMeta",
-    "ObservedStatus",
-    "Override",
-    "OverrideStatus",
-    "PodTemplate",
-    "QueueStatus",
-    "Rollout",
-    "ScaleDownRules",
-    "ScaleUpRules",
-    "Scaling",
-    "ScalingPolicy",
-    "Scheduling",
-    "Scores",
-    "SeqsBounds",
-    "ServiceClass",
-    "ServiceRecord",
-    "Targets",
-    "Tenant",
-    "TenantLimits",
-    "TokensBounds",
-    "Tuning",
-]

@@ -6,17 +6,14 @@ import secrets
 import socket
 from collections.abc import Callable
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from inflight_base.kube.client import KubeApi
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import RESOURCES
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import DELETION_COST, FIELD_MANAGER, KIND
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import ServiceRecord
-
+from inflight_operator.api.types import ServiceRecord
 
 REPORTING_CONTROLLER = "inflight.dev/operator"
 MAX_NOTE = 1024

@@ -35,8 +35,9 @@ from inflight_operator.reconcile.replicas import Scaled, scale
 from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
 from inflight_operator.reconcile.upgrades import Template, decide_template
 from inflight_operator.reconcile.views import measured
-from inflight_operator.render import ChildPlan, render
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API
+from inflight_operator.render.plan import ChildPlan
+from inflight_operator.render.service_children import render
 from inflight_settings.limits import LimitsInForce
 
 ROUTING_SECONDS = 1.0

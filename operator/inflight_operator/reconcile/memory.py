@@ -14,7 +14,7 @@ from inflight_operator.decide.demand import DemandHistory
 from inflight_operator.decide.pods import StartUps
 from inflight_operator.decide.tuning_types import TuningState
 from inflight_operator.reconcile.policy import Policy
-from inflight_operator.render import ChildPlan, Settings
+from inflight_operator.render.plan import ChildPlan, Settings
 from inflight_settings.limits import Limits, LimitsInForce
 
 

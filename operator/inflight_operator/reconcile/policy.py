@@ -9,24 +9,19 @@ from inflight_base.manifest import defaults
 from inflight_base.manifest.engines import INFLIGHT, EngineType
 from inflight_base.manifest.units import parse_duration, parse_quantity
 from inflight_operator.api.resolve import capacity, engine_type, tuning_bounds
-from inflight_operator.api.types import (
-    SLO,
-    InferenceService,
-    InferenceServiceSpec,
-    ScaleDownRules,
-    ScaleUpRules,
-    Tuning,
-)
+from inflight_operator.api.scaling import ScaleDownRules, ScaleUpRules
+from inflight_operator.api.spec import SLO, InferenceServiceSpec, Tuning
+from inflight_operator.api.types import InferenceService
 from inflight_operator.decide.behavior import Behavior, ScalingPolicy, ScalingRules
 from inflight_operator.decide.override import Override
 from inflight_operator.decide.pod_problems import ServiceFacts
 from inflight_operator.decide.scaling import ScalingBounds, ScalingTargets
 from inflight_operator.decide.tuning import TuningMode
 from inflight_operator.decide.tuning_types import Slo
-from inflight_operator.render import Settings
 from inflight_operator.render.deployment import digest, template_inputs
 from inflight_operator.render.engine_flags import ttft_target
 from inflight_operator.render.inference_pool import has_inference_pool
+from inflight_operator.render.plan import Settings
 from inflight_operator.render.pod import pod_template
 from inflight_operator.render.service import behind_gateway
 from inflight_settings.limits import Limits, LimitsBounds

@@ -39,7 +39,7 @@ from inflight_operator.reconcile.report import findings_after, spec_problem, unr
 from inflight_operator.reconcile.reporter import Reporter, ReporterState, service_values
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
 from inflight_operator.reconcile.upgrades import UpgradePace
-from inflight_operator.render import Settings
+from inflight_operator.render.plan import Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 
 logger = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from inflight_base.manifest.names import pod_labels, selector_string
 from inflight_base.manifest.units import format_price, format_seconds
 from inflight_operator.api.resolve import service_url
-from inflight_operator.api.types import (
+from inflight_operator.api.status import (
     MAX_DECISIONS,
     CanaryStatus,
     Condition,
@@ -27,8 +27,8 @@ from inflight_operator.api.types import (
     ObservedStatus,
     OverrideStatus,
     QueueStatus,
-    ServiceRecord,
 )
+from inflight_operator.api.types import ServiceRecord
 from inflight_operator.decide import decision as decided
 from inflight_operator.decide.conditions import Finding, pool_refused, stuck
 from inflight_operator.decide.decision import Number, Reason

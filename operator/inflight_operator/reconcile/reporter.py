@@ -13,7 +13,8 @@ from typing import Any
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.units import parse_duration
-from inflight_operator.api.types import MAX_DECISIONS, Decision, InferenceServiceStatus, ServiceRecord
+from inflight_operator.api.status import MAX_DECISIONS, Decision, InferenceServiceStatus
+from inflight_operator.api.types import ServiceRecord
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock, pause
 from inflight_operator.decide.sentences import FOLLOW_TRAFFIC

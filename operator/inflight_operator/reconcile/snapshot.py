@@ -20,7 +20,7 @@ from inflight_operator.observe.pods import LimitsPush, PodView
 from inflight_operator.observe.pool_view import PoolParent
 from inflight_operator.observe.window import Window
 from inflight_operator.reconcile.policy import Policy
-from inflight_operator.render import Settings
+from inflight_operator.render.plan import Settings
 
 
 @dataclass(frozen=True, slots=True)

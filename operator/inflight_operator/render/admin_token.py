@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import child_names
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.metadata import child
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
 
 TOKEN_KEY = "token"
 TENANT_KEY, PREVIOUS_TENANT_KEY = "tenant-key", "tenant-key-previous"

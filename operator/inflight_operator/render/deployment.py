@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import pod_labels
 from inflight_operator.api.resolve import startup_limit_seconds
+from inflight_operator.api.spec import InferenceServiceSpec
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.engine_flags import ttft_flags
 from inflight_operator.render.metadata import child
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.pod import pod_template
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService, InferenceServiceSpec
 
 _ROLLING_UPDATE = {
     "SurgeFirst": {"maxSurge": 1, "maxUnavailable": 0},

@@ -6,15 +6,12 @@ The pods are in another namespace than the Service, so no selector of it finds t
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import SLICE_MANAGER, SLICE_MANAGER_LABEL, SLICE_OF_LABEL
 from inflight_base.manifest.slices import GatewayAddress
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.metadata import child
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
 
 _FAMILIES = ("IPv4", "IPv6")
 

@@ -10,20 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import child_names, pod_labels, pool_port
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api.resolve import engine_type
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.gateway_slices import gateway_slices, slice_names
 from inflight_operator.render.metadata import child
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.service import behind_gateway
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
 
 INFERENCE_POOL_API = "inference.networking.k8s.io/v1/InferencePool"
 

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import child_names
 from inflight_operator.api.resolve import capacity
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.metadata import child
 from inflight_settings.limits import LimitsInForce
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
 
 LIMITS_FILE = "limits.json"
 

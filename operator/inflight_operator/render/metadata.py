@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import API_VERSION, KIND, child_labels, child_names
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
+from inflight_operator.api.types import InferenceService
 
 
 def child(api_version: str, kind: str, service: InferenceService, name: str | None = None) -> Manifest:

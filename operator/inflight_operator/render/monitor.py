@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import ADMIN_PORT_NAME, HTTP_PORT_NAME, METRICS_PORT_NAME, pod_labels
 from inflight_operator.api.resolve import engine_type
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.metadata import child
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
 
 POD_MONITOR_API = "monitoring.coreos.com/v1/PodMonitor"
 SCRAPE_INTERVAL = "15s"

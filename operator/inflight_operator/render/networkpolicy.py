@@ -14,8 +14,6 @@ models itself, through any mirror or proxy in its environment, so egress stays o
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import (
     ADMIN_PORT_NAME,
@@ -25,13 +23,11 @@ from inflight_base.manifest.names import (
     pod_labels,
 )
 from inflight_operator.api.resolve import engine_type
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.metadata import child
 from inflight_operator.render.observability import collector_egress, observability_of
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.service import behind_gateway, gateway_peer
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
 
 
 def downloads_model(service: InferenceService) -> bool:

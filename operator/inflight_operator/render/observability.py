@@ -7,17 +7,14 @@ running services are updated in turn, as in an engine upgrade.
 from __future__ import annotations
 
 import ipaddress
-from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.engines import INFLIGHT
 from inflight_base.manifest.names import ENGINE_CONTAINER
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.engine_flags import number
 from inflight_operator.render.plan import EngineObservability, Settings
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
 
 _DEFAULTS = EngineObservability()
 _DNS_PORTS = tuple({"port": port, "protocol": protocol} for port in (53, 5353) for protocol in ("UDP", "TCP"))

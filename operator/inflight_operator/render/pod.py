@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.engines import CUSTOM, INFLIGHT, VLLM, annotation_of
 from inflight_base.manifest.names import ENGINE_ANNOTATION, ENGINE_CONTAINER, child_labels, child_names
 from inflight_base.manifest.units import parse_duration
 from inflight_operator.api.resolve import MODEL_FOLDER, claim_and_folder, engine_type
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import SECRET_FOLDER
 from inflight_operator.render.engines.container import (
     LIMITS_FOLDER,
@@ -25,9 +25,6 @@ from inflight_operator.render.engines.vllm import vllm_container
 from inflight_operator.render.networkpolicy import downloads_model
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.template import merge_template
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
 
 USER_ID = 65532
 """The non-root user and group of all containers, that of the engine image; the group owns mounted files."""

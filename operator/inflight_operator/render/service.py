@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import (
@@ -15,13 +14,10 @@ from inflight_base.manifest.names import (
     pod_labels,
 )
 from inflight_base.manifest.slices import GatewayAddress
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.gateway_slices import gateway_slices
 from inflight_operator.render.metadata import child
 from inflight_operator.render.plan import Settings
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
-
 
 SERVICE_PORT = 80
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import pod_labels
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import admin_token_secret
 from inflight_operator.render.deployment import deployment
 from inflight_operator.render.inference_pool import has_inference_pool, inference_pool, picker_service, picker_slices
@@ -21,10 +20,6 @@ from inflight_operator.render.service import (
     front_slices,
     gateway_front,
 )
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
-
 
 CHILD_KINDS = (
     "Secret",

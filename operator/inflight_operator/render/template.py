@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import ENGINE_ANNOTATION, SERVICE_LABEL, pod_labels
 from inflight_base.manifest.units import parse_quantity
-
-if TYPE_CHECKING:
-    from inflight_operator.api.template import PodTemplate
-
+from inflight_operator.api.template import PodTemplate
 
 _AS_GIVEN = (
     "nodeSelector",

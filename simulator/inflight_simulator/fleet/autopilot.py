@@ -19,7 +19,7 @@ from inflight_operator.reconcile.memory import Memory, first_memory
 from inflight_operator.reconcile.plan import Plan
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
-from inflight_operator.render import Settings
+from inflight_operator.render.plan import Settings
 from inflight_settings.limits import LimitsInForce
 from inflight_simulator.fleet.config import FleetConfig
 from inflight_simulator.fleet.control import scraped

@@ -13,7 +13,7 @@ from e2e.storm import watch as watch_module
 from e2e.storm.__main__ import manifest, name_of, not_there, parser
 from e2e.storm.watch import Watch, ordered_services, resident_bytes, watching
 from inflight_base.manifest.units import parse_quantity
-from inflight_operator.api import InferenceService
+from inflight_operator.api.types import InferenceService
 from tools.localcluster import ClusterError
 
 OPTIONS = parser().parse_args([])

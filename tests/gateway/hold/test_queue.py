@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
-from math import inf
+from math import e, inf
 
 import pytest
 from hypothesis import given
@@ -176,6 +176,48 @@ def test_one_start_in_five_goes_to_late_requests_once_the_oldest_has_waited_for_
     queue = filled(*late, *others, config=config)
     assert ids(queue.release(29.9, at_most(3))) == ["0", "1", "2"]
     assert ids(queue.release(30.0, at_most(7))) == ["3", "late 0", "4", "5", "6", "7", "late 1"]
+
+
+def test_a_late_request_out_of_turn_keeps_the_replicas_free_that_the_requests_in_time_need():
+    queue = filled(
+        request("late", deadline=0.5), *(request(number, arrived=2.0, deadline=99.0) for number in range(15))
+    )
+    half_a_second = replace(PICK, predicted_ttft_s=0.5, prefill_s=0.5)
+    starts = iter(range(13))
+    queue.release(2.0, lambda _: half_a_second if next(starts, None) is not None else None)
+    assert queue.kept_free("late", 2.0) == 0.0  # One in time waits.
+    queue.release(2.0, lambda each: half_a_second if each.request_id != "late" else None)
+    load = 15 * 0.5 / 10.0
+    assert queue.kept_free("late", 2.0) == pytest.approx(load + 2 * load**0.5)
+    assert queue.kept_free("late", 12.0) == pytest.approx(load / e + 2 * (load / e) ** 0.5)
+
+
+def test_a_late_request_in_its_turn_or_of_a_service_without_others_keeps_no_replica_free():
+    others = [request(number, arrived=2.0, deadline=99.0) for number in range(round(1 / LATE_SHARE) - 1)]
+    queue = filled(request("late", deadline=0.5), *others)
+    queue.release(2.0, lambda each: replace(PICK, prefill_s=1.0) if each.request_id != "late" else None)
+    assert queue.kept_free("late", 2.0) == 0.0
+    alone = filled(request("late", deadline=0.5))
+    alone.release(2.0, nothing)
+    assert alone.kept_free("late", 2.0) == 0.0
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 2), st.floats(0, 5), st.sampled_from(("a", "b")), st.integers(0, 3)), max_size=40)
+)
+def test_requests_in_time_are_counted_through_starts_removals_and_lateness(events):
+    """(seconds since the one before, slack of the deadline, tenant, starts after it)"""
+    queue, now = HoldQueue(), 0.0
+    for number, (gap, slack, tenant, starts) in enumerate(events):
+        now += gap
+        assert queue.offer(request(number, now, tenant=tenant, deadline=now + slack), CONFIG, now) is None
+        queue.release(now, at_most(starts))
+        if number % 5 == 0:
+            queue.remove(str(number))
+        held = queue._services.get(SERVICE)
+        if held is not None:
+            tenants = [each for one in held._classes.values() for each in one.tenants.values()]
+            assert held._num_in_time == sum(len(each._in_time) for each in tenants)
 
 
 def test_a_margin_of_its_classes_target_is_kept_before_a_deadline():

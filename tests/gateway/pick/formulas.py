@@ -115,8 +115,9 @@ def kv_cache_seconds(state: ReplicaState, tokens_per_ttft: float) -> float:
 
 
 def predicted_ttft_seconds(state: ReplicaState) -> float:
-    """Backlog, then the request's own prefill, in a step that the replica's decodes share. The step in progress when
-    the request arrives, if any, counts half."""
+    """Backlog, then the request's own prefill, in as many steps as it takes, at least one, which the replica's decodes
+    share. The step in progress when the request arrives, if any, counts half."""
     step_s = state.cost.seconds(state.decoding)
+    room = max(1.0, state.sample.limits.max_num_batched_tokens - state.decoding.decode_seqs)
     under_way_s = step_s / 2 if state.decoding.decode_seqs or state.pending_tokens else 0.0
-    return under_way_s + state.backlog_s + state.own_prefill_s + step_s
+    return under_way_s + state.backlog_s + state.own_prefill_s + step_s * max(1.0, state.uncached_tokens / room)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from inflight_gateway.pick.growth import Growing, Growth
 from inflight_gateway.pick.late_binding import LEAST_STEPS, most_outstanding, slots_worth
-from inflight_gateway.pick.load import STALE_S, EndpointLoad
+from inflight_gateway.pick.load import STALE_S, EndpointLoad, decode_work
 from inflight_gateway.pick.picker import (
     LEAST_FIRST_TOKEN_WITHIN_S,
     MOST_FIRST_TOKEN_WITHIN_S,
@@ -184,6 +184,31 @@ def test_the_predicted_ttft_is_the_backlog_and_the_own_prompt_in_the_cost_models
     found = pick([load("a", waiting_prompt_tokens=4096, waiting=4)])
     steps = 4096 / 2048 * (5e-3 + 2048 * 30e-6)
     assert found.predicted_ttft_s == pytest.approx(steps + 1000 * 30e-6 + 5e-3, rel=0.1)
+
+
+def test_the_predicted_ttft_of_a_long_prompt_has_the_decodes_of_each_of_its_steps():
+    busy = load("a", running=48, kv_utilization=0.5)
+    short, long = pick([busy], prompt_tokens=1000), pick([busy], prompt_tokens=20_001)
+    model = busy.sample.cost
+    decodes_s = model.seconds(decode_work(busy.sample, 48))
+    assert short.predicted_ttft_s == pytest.approx(1.5 * decodes_s + model.prefill_seconds(1000))
+    assert long.predicted_ttft_s == pytest.approx(
+        0.5 * decodes_s + 20_001 / (2048 - 48) * decodes_s + model.prefill_seconds(20_001)
+    )
+
+
+@pytest.mark.parametrize(
+    ("ready", "kept_free", "starts"), [(4, 0.0, True), (1, 0.9, True), (2, 2.0, False), (3, 2.0, True)]
+)
+def test_a_request_that_keeps_replicas_free_starts_while_more_of_them_are_ready(ready, kept_free, starts):
+    loads = [load(f"10.0.0.{number}:8000", in_flight=0 if number < ready else 10**6) for number in range(6)]
+    assert (Picker().pick(request(), CONFIG, loads, NOW, kept_free=kept_free) is not None) is starts
+
+
+def test_half_of_the_replicas_are_kept_free_at_most_and_an_only_one_is_not():
+    half = [load("10.0.0.1:8000"), load("10.0.0.2:8000"), load("10.0.0.3:8000", in_flight=10**6)]
+    assert Picker().pick(request(), CONFIG, half, NOW, kept_free=99.0) is not None
+    assert Picker().pick(request(), CONFIG, half[:1], NOW, kept_free=99.0) is not None
 
 
 _LOADS = st.lists(

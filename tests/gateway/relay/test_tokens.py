@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inflight_gateway.relay.answers.answer import _LOOK_EVERY, Answer
+from inflight_gateway.relay.answers.frames import ONE_TOKEN, Frame, FrameParser
 from inflight_gateway.relay.delivery import Delivery
 from tests.gateway.relay.fake_engine import Do
 from tests.gateway.relay.test_continue import STREAM
@@ -17,6 +18,25 @@ NOTES = st.one_of(
 )
 
 
+PIECES = st.sampled_from([b":", b"t ", b"0", b" ", b"17", b"\n", b"data:", b" x", b"\r", b",", b"f 0 stop"])
+
+
+@given(st.lists(PIECES, max_size=12).map(b"".join))
+@example(b":t 0 1\ndata: x\n\n")
+@example(b":t 0 1\ndata: x\n\n\n")
+def test_a_frame_taken_at_once_is_read_as_the_parser_reads_it(text):
+    found = ONE_TOKEN.fullmatch(text)
+    if found is not None:
+        index, token, data = found.groups()
+        assert FrameParser(100).feed(text) == [Frame((b"t %b %b" % (index, token),), data)]
+
+
+def token(answer, note):
+    """Applies a note as the usual frame of a stream, if it is one."""
+    found = ONE_TOKEN.fullmatch(note + b"\ndata: x\n\n")
+    return found is not None and answer.token(*found.groups()[:2])
+
+
 @given(st.lists(NOTES, max_size=40), st.integers(1, 12))
 def test_a_token_taken_at_once_leaves_the_state_that_take_leaves(notes, most):
     quick, slow = Answer(2, most), Answer(2, most)
@@ -24,9 +44,9 @@ def test_a_token_taken_at_once_leaves_the_state_that_take_leaves(notes, most):
         try:
             slow.take([note[1:]])
         except ValueError:
-            assert not quick.token(note)
+            assert not token(quick, note)
             return
-        if not quick.token(note):
+        if not token(quick, note):
             quick.take([note[1:]])
         assert (quick.num_tokens, quick.size, quick.advanced) == (slow.num_tokens, slow.size, slow.advanced)
     assert {index: choice.tokens for index, choice in quick._choices.items()} == {
@@ -38,7 +58,7 @@ def test_most_tokens_are_taken_at_once_and_some_go_the_way_where_memory_is_count
     answer, at_once = Answer(1), 0
     for number in range(10 * _LOOK_EVERY):
         note = b":t 0 %d" % number
-        taken = answer.token(note)
+        taken = token(answer, note)
         at_once += taken
         if not taken:
             answer.take([note[1:]])

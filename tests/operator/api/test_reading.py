@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from inflight_operator.api import InferenceService
+from inflight_operator.api.types import InferenceService
 from tests.operator.render.services import EVERYTHING
 
 FULL_SPEC = {

@@ -3,16 +3,9 @@ from datetime import UTC, datetime, timedelta, timezone
 import pytest
 from pydantic import ValidationError
 
-from inflight_operator.api import (
-    Condition,
-    InferenceService,
-    InferenceServiceStatus,
-    LimitsStatus,
-    model_argument,
-    served_name,
-    service_url,
-    tuning_bounds,
-)
+from inflight_operator.api.resolve import model_argument, served_name, service_url, tuning_bounds
+from inflight_operator.api.status import Condition, InferenceServiceStatus, LimitsStatus
+from inflight_operator.api.types import InferenceService
 from inflight_settings.limits import Limits, LimitsBounds
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from inflight_operator.observe.gateway_view import GatewayView
-from inflight_operator.render import Settings
+from inflight_operator.render.plan import Settings
 from tests.operator.reconcile.random_fleet import CAPACITY, RandomFleet, Tick
 
 BEHIND = Settings(engine_image="engine:dev", gateway_service="gateway.system.svc.cluster.local")

@@ -12,7 +12,7 @@ from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.memory import Memory, first_memory
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
-from inflight_operator.render import Settings
+from inflight_operator.render.plan import Settings
 from inflight_settings.limits import Limits
 from tests.operator.decide.words import change_said
 from tests.operator.fakes import pod_body, service_body

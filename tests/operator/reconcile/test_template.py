@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from inflight_operator.render import EngineObservability
+from inflight_operator.render.plan import EngineObservability
 from tests.operator.fakes import KEY, delete, service_body
 from tests.operator.reconcile.world import OTHER, SMALL
 

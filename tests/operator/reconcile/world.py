@@ -14,7 +14,7 @@ from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.gateway_view import GatewayView
 from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSettings
 from inflight_operator.reconcile.upgrades import UpgradePace
-from inflight_operator.render import Settings
+from inflight_operator.render.plan import Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
 from tests.operator.fakes import KEY, FakeApi, FakeEngine, FakeEngines, FakePool, endpoints_body, pod_body, service_body
 from tests.operator.model_engine import ModelEngine

@@ -1,7 +1,8 @@
 """Services the render tests share."""
 
-from inflight_operator.api import InferenceService
-from inflight_operator.render import ChildPlan, Settings, render
+from inflight_operator.api.types import InferenceService
+from inflight_operator.render.plan import ChildPlan, Settings
+from inflight_operator.render.service_children import render
 from inflight_settings.limits import Limits, LimitsInForce
 
 SETTINGS = Settings(engine_image="example.com/engine:1", operator_namespace="inflight-system")

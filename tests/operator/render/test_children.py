@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from inflight_base.manifest.names import child_names, pod_labels, selector_string
-from inflight_operator.render import render
-from inflight_operator.render.service_children import CHILD_KINDS
+from inflight_operator.render.service_children import CHILD_KINDS, render
 from inflight_settings.limits import Limits, LimitsInForce
 from tests.operator.render.services import CPU, PLAN, SETTINGS, child, make
 

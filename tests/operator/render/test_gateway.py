@@ -4,8 +4,8 @@ import base64
 from dataclasses import replace
 
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.render import render
 from inflight_operator.render.deployment import template_inputs
+from inflight_operator.render.service_children import render
 from tests.operator.render.services import CPU, PLAN, SETTINGS, child, engine, make, pod
 
 HOST = "inflight-gateway.inflight-system.svc.cluster.local"

@@ -7,9 +7,8 @@ import pytest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import pod_labels, pool_port
 from inflight_base.manifest.slices import GatewayAddress
-from inflight_operator.render import render
 from inflight_operator.render.inference_pool import INFERENCE_POOL_API
-from inflight_operator.render.service_children import CHILD_KINDS
+from inflight_operator.render.service_children import CHILD_KINDS, render
 from tests.operator.render.services import CPU, PLAN, SETTINGS, make
 
 OURS = replace(

@@ -7,8 +7,9 @@ import pytest
 from pydantic import ValidationError
 
 from inflight_operator.api.observability import ENDPOINT_PATTERN
-from inflight_operator.render import EngineObservability, render
 from inflight_operator.render.deployment import SPEC_DIGEST, TEMPLATE_DIGEST
+from inflight_operator.render.plan import EngineObservability
+from inflight_operator.render.service_children import render
 from tests.operator.render.services import CPU, PLAN, SETTINGS, make
 
 COLLECTOR = "http://collector.observability.svc:4318"

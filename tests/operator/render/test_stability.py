@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_operator.render import ChildPlan, render
 from inflight_operator.render.deployment import template_inputs
+from inflight_operator.render.plan import ChildPlan
+from inflight_operator.render.service_children import render
 from inflight_settings.limits import Limits, LimitsInForce
 from tests.operator.render.services import CPU, PLAN, SETTINGS, make, pod
 

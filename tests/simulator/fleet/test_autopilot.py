@@ -8,7 +8,7 @@ import pytest
 from inflight_operator.decide.tuning_types import Slo
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.reconciler import ReconcilerSettings
-from inflight_operator.render import Settings
+from inflight_operator.render.plan import Settings
 from inflight_settings.limits import Limits
 from inflight_simulator.fleet import autopilot
 from inflight_simulator.fleet.config import FleetConfig, GatewayModel, RequestTargets

@@ -15,6 +15,7 @@ _ONE = Overhead(
     stream_memory_mib={"relay": 30.0, "envoy": 70.0},
     longest_gap_s=0.5,
     gap_ms=(21.0, 30.0),
+    direct_gap_ms=(20.5, 25.0),
 )
 
 

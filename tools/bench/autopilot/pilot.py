@@ -16,7 +16,7 @@ from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.memory import first_memory
 from inflight_operator.reconcile.policy import policy_of
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
-from inflight_operator.render import Settings
+from inflight_operator.render.plan import Settings
 from inflight_settings.limits import Limits, LimitsInForce
 from tools.bench.autopilot.engine import IMAGE, UID, Admin, Engine
 from tools.bench.autopilot.figures import Targets

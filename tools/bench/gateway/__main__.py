@@ -142,7 +142,8 @@ def overhead_table(found: Overhead) -> list[str]:
     lines.append(
         f"Longest gap in {overhead.GAP_STREAMS} streams of an event every {1e3 * overhead.TOKEN_SECONDS:.0f} ms:"
         f" {alone:.0f} ms alone, {beside:.0f} ms beside {overhead.PROMPTS_PER_S:.0f} prompts of"
-        f" {overhead.LONG_PROMPT_TOKENS:,} tokens a second"
+        f" {overhead.LONG_PROMPT_TOKENS:,} tokens a second; without a gateway {found.direct_gap_ms[0]:.0f} and"
+        f" {found.direct_gap_ms[1]:.0f} ms"
     )
     before, added = sum(found.memory_mib.values()), sum(found.stream_memory_mib.values())
     lines.append(

@@ -122,6 +122,7 @@ class Overhead:
         longest_gap_s: between two events of a stream while so many were open; events come every `EVENT_SECONDS`.
         gap_ms: longest milliseconds between two events of `GAP_STREAMS` streams, whose events come every
             `TOKEN_SECONDS`, alone and beside `PROMPTS_PER_S` prompts of `LONG_PROMPT_TOKENS` tokens a second.
+        direct_gap_ms: the same without a gateway: what clients and stand-in, on the same cores, take of it.
     """
 
     latencies: list[Latency]
@@ -133,6 +134,7 @@ class Overhead:
     stream_memory_mib: dict[str, float]
     longest_gap_s: float
     gap_ms: tuple[float, float]
+    direct_gap_ms: tuple[float, float]
 
     @property
     def requests_per_cpu_second(self) -> float:
@@ -156,12 +158,12 @@ def measure(
         RuntimeError: a request was not answered, or a process did not start.
     """
     with ExitStack() as stack:
-        services, direct = [], 0
+        services, direct = [], dict[str, int]()
         for name, every in ((TOKENS, TOKEN_SECONDS), (BENCH, EVENT_SECONDS)):
-            direct = free_port()
-            command = [sys.executable, "-m", "tools.standin.stream", str(direct), str(every)]
+            direct[name] = free_port()
+            command = [sys.executable, "-m", "tools.standin.stream", str(direct[name]), str(every)]
             stack.enter_context(process(folder / f"{name}.log", command))
-            services.append({"name": name, "endpoints": [f"127.0.0.1:{direct}"], "max_num_seqs": 100_000})
+            services.append({"name": name, "endpoints": [f"127.0.0.1:{direct[name]}"], "max_num_seqs": 100_000})
         entries = _entries(stack.enter_context(gateways(folder / "gateway", services, pods=pods)), services)
         picks = dict.fromkeys(entries, pick_microseconds())
         if beside is not None:
@@ -170,14 +172,15 @@ def measure(
             both = TOKENS, BENCH
             entries[other.name] = Entry(dict.fromkeys(both, old.port), dict.fromkeys(both, (old,)))
             picks[other.name] = other.pick_microseconds(PICK_REPLICAS)
-        latencies, cpu_ms = _latencies(direct, entries, seconds, rounds)
+        latencies, cpu_ms = _latencies(direct[BENCH], entries, seconds, rounds)
         tokens = _tokens(entries, seconds, rounds)
-        gaps = _gaps(entries, seconds, rounds)
+        gaps = _gaps({DIRECT: Entry(direct, {}), **entries}, seconds, rounds)
         found = {}
         for name, entry in entries.items():
             memory, added, gap = asyncio.run(_memory(entry, streams))
             found[name] = Overhead(
-                latencies[name], cpu_ms[name], tokens[name], picks[name], streams, memory, added, gap, gaps[name]
+                *(latencies[name], cpu_ms[name], tokens[name], picks[name], streams, memory, added, gap),
+                *(gaps[name], gaps[DIRECT]),
             )
     return found
 

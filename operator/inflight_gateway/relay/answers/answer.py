@@ -158,12 +158,11 @@ class Answer:
                 ended = Ended(Ending(ending.decode()), _status(status))
         return ended
 
-    def token(self, note: bytes) -> bool:
-        """Applies `:t I ID` as `take` does; returns False, and changes nothing, where that has to look: at the first
-        token of a choice or of an attempt, at several tokens, at a bound, and now and then."""
-        index, _, token = note[3:].partition(b" ")
-        choice = self._choices.get(int(index)) if index.isdigit() else None
-        if choice is None or not choice.count or not self.advanced or not token.isdigit() or len(token) > _ID_BYTES:
+    def token(self, index: bytes, token: bytes) -> bool:
+        """Applies `:t INDEX TOKEN`, two numbers, as `take` does; returns False, and changes nothing, where that has to
+        look: at the first token of a choice or of an attempt, at a bound, and now and then."""
+        choice = self._choices.get(int(index))
+        if choice is None or not choice.count or not self.advanced:
             return False
         count = choice.count + 1
         if count > self._max_tokens or not count % _LOOK_EVERY:
@@ -197,9 +196,6 @@ class Answer:
         opened = body.rstrip().removesuffix(b"}")
         return b'%b,"inflight_continuation":%b}' % (opened, field)
 
-
-_ID_BYTES = 10
-"""Most digits of a token id."""
 
 _LOOK_EVERY = 256
 """Tokens of a choice of which one is applied by `take`, so that the memory of a long answer is counted."""

@@ -6,6 +6,7 @@ the others are for the client. Lines end with a line feed: the engine writes no 
 
 from __future__ import annotations
 
+import re
 from typing import NamedTuple
 
 MAX_EVENT_BYTES = 2**20
@@ -20,6 +21,9 @@ this process much longer than the engine."""
 
 DONE = b"data: [DONE]\n\n"
 """Data of the last frame of a stream."""
+
+ONE_TOKEN = re.compile(rb":t (\d{1,4}) (\d{1,10})\n(data:[^\n]*\n\n)")
+"""A whole frame of one token, the usual one. Groups: index of the choice, id of the token, data."""
 
 _END = b"\n\n"
 

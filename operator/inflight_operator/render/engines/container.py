@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import HTTP_PORT_NAME
 from inflight_operator.api.resolve import MODEL_FOLDER
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import SECRET_FOLDER, TOKEN_KEY
 from inflight_operator.render.limits import LIMITS_FILE
 from inflight_operator.render.networkpolicy import downloads_model
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
 
 SCRATCH = "/tmp"
 """The only writable folder of a container, unless it downloads a model; HOME as well."""

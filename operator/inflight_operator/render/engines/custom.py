@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import HTTP_PORT_NAME, METRICS_PORT_NAME
 from inflight_operator.api.custom_engine import CustomEngine
 from inflight_operator.api.resolve import model_argument, served_name, startup_limit_seconds
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.engines.container import (
     KEEPS_SERVING,
     EngineContainer,
@@ -15,9 +14,6 @@ from inflight_operator.render.engines.container import (
     third_party_probes,
 )
 from inflight_operator.render.plan import Settings
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
 
 
 def custom_container(service: InferenceService, settings: Settings) -> EngineContainer:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from decimal import Decimal
-from typing import TYPE_CHECKING
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import ADMIN_PORT, ADMIN_PORT_NAME, ENGINE_PORT, HTTP_PORT_NAME
 from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api.resolve import model_argument, served_name, startup_limit_seconds
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY
 from inflight_operator.render.engine_flags import constant_flags, engine_flags, seconds
 from inflight_operator.render.engines.container import (
@@ -24,9 +24,6 @@ from inflight_operator.render.engines.container import (
 from inflight_operator.render.observability import observability_flags, observability_of, trace_environment
 from inflight_operator.render.plan import EngineObservability, Settings
 from inflight_operator.render.service import behind_gateway
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService
 
 
 def inflight_container(service: InferenceService, settings: Settings) -> EngineContainer:

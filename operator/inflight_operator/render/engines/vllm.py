@@ -7,8 +7,6 @@ load: an init container from that image writes it in Hugging Face's format.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import (
     ADMIN_PORT,
@@ -21,6 +19,8 @@ from inflight_base.manifest.names import (
 from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api.resolve import MODEL_FOLDER, model_argument, served_name, startup_limit_seconds
 from inflight_operator.api.scheduling import ClassSLO
+from inflight_operator.api.spec import InferenceServiceSpec
+from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY
 from inflight_operator.render.engine_flags import class_text, has_ttft_target, number, seconds, ttft_target
 from inflight_operator.render.engines.container import (
@@ -37,9 +37,6 @@ from inflight_operator.render.engines.container import (
 )
 from inflight_operator.render.plan import Settings
 from inflight_operator.render.service import behind_gateway
-
-if TYPE_CHECKING:
-    from inflight_operator.api.types import InferenceService, InferenceServiceSpec
 
 PLUGIN_FOLDER = "/opt/inflight/vllm"
 _PLUGIN_VOLUME = "inflight-plugin"

@@ -1,0 +1,84 @@
+"""Comments in silent streams."""
+
+import asyncio
+
+import pytest
+
+from inflight_vllm.keep_alive import COMMENT, KeptAlive
+
+SILENCE = 0.02
+STREAM = {"type": "http.response.start", "headers": [(b"Content-Type", b"text/event-stream; charset=utf-8")]}
+JSON = {"type": "http.response.start", "headers": [(b"content-type", b"application/json")]}
+
+
+class Client:
+    """Takes messages; holds the next one while `open` is not set."""
+
+    def __init__(self):
+        self.bodies = []
+        self.open = asyncio.Event()
+        self.open.set()
+
+    async def send(self, message):
+        await self.open.wait()
+        if message["type"] == "http.response.body":
+            self.bodies.append(message["body"])
+
+
+def event(text, *, more=True):
+    return {"type": "http.response.body", "body": text, "more_body": more}
+
+
+@pytest.fixture
+async def client():
+    return Client()
+
+
+@pytest.fixture
+async def kept(client):
+    kept = KeptAlive(client.send, SILENCE)
+    yield kept
+    kept.stop()
+
+
+async def test_a_comment_follows_each_time_of_silence(client, kept):
+    await kept(STREAM)
+    async with asyncio.timeout(5):
+        while len(client.bodies) < 3:  # noqa: ASYNC110
+            await asyncio.sleep(SILENCE / 4)
+    await kept(event(b"a"))
+    assert client.bodies == [COMMENT] * (len(client.bodies) - 1) + [b"a"]
+
+
+async def test_nothing_follows_the_end(client, kept):
+    await kept(STREAM)
+    await kept(event(b"a", more=False))
+    await asyncio.sleep(4 * SILENCE)
+    assert client.bodies == [b"a"]
+
+
+async def test_a_stop_ends_the_comments(client, kept):
+    await kept(STREAM)
+    kept.stop()
+    await asyncio.sleep(4 * SILENCE)
+    assert client.bodies == []
+
+
+async def test_only_event_streams_get_comments(client, kept):
+    await kept(JSON)
+    await asyncio.sleep(4 * SILENCE)
+    await kept(event(b"{}", more=False))
+    assert client.bodies == [b"{}"]
+
+
+async def test_a_client_that_does_not_read_gets_no_more_comments_and_all_messages_in_order(client, kept):
+    await kept(STREAM)
+    client.open.clear()
+    await asyncio.sleep(6 * SILENCE)  # one comment is on its way
+    messages = asyncio.create_task(kept(event(b"a")))
+    await asyncio.sleep(6 * SILENCE)
+    assert client.bodies == []
+    client.open.set()
+    await messages
+    await kept(event(b"b", more=False))
+    assert client.bodies == [COMMENT, b"a", b"b"]
