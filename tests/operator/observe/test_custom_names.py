@@ -21,7 +21,7 @@ FIELDS = {
     "tpot": lambda sample: sample.tpot.count,
     "itl": lambda sample: sample.itl.count,
 }
-"""What a sample has for each field of `spec.engine.custom.metrics`."""
+"""Reading of a sample for each field of `spec.engine.custom.metrics`."""
 
 
 def table():
