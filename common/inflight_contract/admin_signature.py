@@ -83,7 +83,7 @@ def check_signature(credentials: Credentials, token: bytes, method: str, path: s
 
 
 def signature(token: bytes, method: str, path: str, pod: str, time: str, body: bytes) -> str:
-    """Lower-case hex."""
+    """Lower-case hex. Args: time: seconds since 1970, decimal digits."""
     lines = (method, path, pod, time, hashlib.sha256(body).hexdigest())
     return _mac(token, "\n".join(lines))
 
@@ -91,6 +91,16 @@ def signature(token: bytes, method: str, path: str, pod: str, time: str, body: b
 def proof(token: bytes, signature: str) -> str:
     """Lower-case hex, of a call with this signature."""
     return _mac(token, f"proof\n{signature}")
+
+
+def authorization(pod: str, time: str, signature: str) -> str:
+    """Value of the Authorization header of a call."""
+    return f"{SCHEME} pod={pod},time={time},signature={signature}"
+
+
+def is_proof(token: bytes, signature: str, given: str) -> bool:
+    """Return whether `given` is the proof that belongs to a call's signature."""
+    return hmac.compare_digest(proof(token, signature).encode(), given.encode())
 
 
 def _mac(token: bytes, message: str) -> str:

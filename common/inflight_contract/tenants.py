@@ -31,7 +31,6 @@ class HeaderLists(Protocol):
 
     def getlist(self, key: str) -> list[str]:
         """Return all values of a header, in order."""
-        ...
 
 
 class TenantKeys:

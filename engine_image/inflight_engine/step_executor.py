@@ -24,9 +24,7 @@ class StepExecutor(Protocol):
         Raises:
             MemoryError: there was no memory for it, nor for a part of it.
         """
-        ...
 
     def collect(self) -> StepOutput:
         """Wait for the oldest step that is launched and not collected. One whose launch or collection raised is
         gone: neither it nor a step launched after it is collected."""
-        ...

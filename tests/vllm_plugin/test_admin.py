@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from inflight_base.signing import authorization, is_proof, signature
+from inflight_contract.admin_signature import authorization, is_proof, signature
 from inflight_settings.limits import Limits, LimitsInForce
 from inflight_vllm.admin import Admin
 from inflight_vllm.board import Board, Report
@@ -47,10 +47,10 @@ def admin(limits):
 def call(admin, content, *, method="PATCH", path="/v1/runtime_config", pod=POD, token=TOKEN, at=None):
     """Returns the answer to a signed call, and whether it has the proof."""
     body = content if isinstance(content, bytes) else json.dumps(content).encode()
-    at = int(time.time()) if at is None else at
-    signed = signature(token, method, path, pod, at, body)
+    at = str(int(time.time()) if at is None else at)
+    signed = signature(token.encode(), method, path, pod, at, body)
     answer = admin.answer(method, path, authorization(pod, at, signed), body)
-    return answer, is_proof(TOKEN, signed, answer.headers.get("Inflight-Proof", ""))
+    return answer, is_proof(TOKEN.encode(), signed, answer.headers.get("Inflight-Proof", ""))
 
 
 def error_of(answer):
@@ -147,7 +147,7 @@ def test_a_vllm_that_is_not_known_answers_501_with_the_reason_and_drains(board):
 def test_the_reason_of_the_engine_process_is_told(tmp_path):
     board = Board.create(tmp_path / "state")
     board.report.write(Report(problem="several engines"))
-    assert LiveLimits(board, None).problem == "several engines"
+    assert LiveLimits(board, None).report.problem == "several engines"
 
 
 async def test_a_signed_drain_begins_and_anything_else_is_not_there(limits):
@@ -162,7 +162,7 @@ async def test_a_signed_drain_begins_and_anything_else_is_not_there(limits):
 
 def test_a_report_that_is_being_written_leaves_the_one_before_it_in_force(admin, limits, board, monkeypatch):
     monkeypatch.setattr(type(board.report), "read", lambda slot: None)
-    assert limits.capacity == Limits(64, 2048)
+    assert limits.report.capacity == Limits(64, 2048)
     answer, _ = call(admin, {"max_num_seqs": 8})
     assert answer.status == 200
 

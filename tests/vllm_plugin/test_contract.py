@@ -11,7 +11,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from inflight_base.signing import authorization, is_proof, signature
+from inflight_contract.admin_signature import authorization, is_proof, signature
 from inflight_operator.observe.metrics import parse_metrics
 from inflight_settings.limits import Limits
 from inflight_vllm.versions import TESTED
@@ -56,11 +56,11 @@ class Server:
 
     def patch(self, content, token=TOKEN):
         """Returns the answer to a signed change, and whether it has the proof."""
-        body, at = json.dumps(content).encode(), int(time.time())
-        signed = signature(token, "PATCH", "/v1/runtime_config", POD, at, body)
+        body, at = json.dumps(content).encode(), str(int(time.time()))
+        signed = signature(token.encode(), "PATCH", "/v1/runtime_config", POD, at, body)
         headers = {"authorization": authorization(POD, at, signed)}
         answer = self.http.patch(f"{self.admin}/v1/runtime_config", content=body, headers=headers)
-        return answer, is_proof(TOKEN, signed, answer.headers.get("inflight-proof", ""))
+        return answer, is_proof(TOKEN.encode(), signed, answer.headers.get("inflight-proof", ""))
 
     def ask(self, number, tokens):
         body = {"model": "smollm2", "prompt": f"{number} and", "max_tokens": tokens, "ignore_eos": True}

@@ -75,3 +75,12 @@ def test_an_unsupported_vllm_has_the_reason_and_no_limits(board):
     assert r'reason="no \"known\" vLLM"' in text
     assert 'vllm_version="0.32.0"' in text
     assert parse_metrics(text, 1.0).limits is None
+
+
+def test_a_page_reads_the_report_once(board, monkeypatch):
+    board.report.write(Report(max_num_seqs=64, max_num_batched_tokens=2048))
+    limits = LiveLimits(board, None)
+    reads, read = [], board.report.read
+    monkeypatch.setattr(board.report, "read", lambda: reads.append(1) or read())
+    page(limits)
+    assert len(reads) == 1

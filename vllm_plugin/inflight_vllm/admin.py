@@ -79,13 +79,12 @@ class Admin:
         Raises:
             ApiError: 501, the limits cannot be changed.
         """
-        self._limits.check()
-        report, force = self._limits.report, self._limits.in_force
+        report, force = self._limits.checked(), self._limits.in_force
         return Answer.json(
             {
                 **asdict(force.limits),
                 "revision": force.revision,
-                "capacity": asdict(self._limits.capacity),
+                "capacity": asdict(report.capacity),
                 "kv_cache": {
                     "num_blocks": report.num_blocks,
                     "block_size": report.block_size,

@@ -17,7 +17,7 @@ from zlib import crc32
 import msgspec
 
 from inflight_cost.model import CostModel
-from inflight_settings.limits import LimitsInForce
+from inflight_settings.limits import Limits, LimitsInForce
 
 FILE_VARIABLE = "INFLIGHT_STATE_FILE"
 _SIZE = 1 << 16
@@ -64,6 +64,11 @@ class Report(msgspec.Struct):
     steps: int = 0
     step_seconds: float = 0.0
     own_seconds: float = 0.0
+
+    @property
+    def capacity(self) -> Limits:
+        """The largest limits."""
+        return Limits(self.max_num_seqs, self.max_num_batched_tokens)
 
 
 class Slot(Generic[Document]):

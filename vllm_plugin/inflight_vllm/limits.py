@@ -6,7 +6,7 @@ from pathlib import Path
 
 from inflight_contract.errors import ApiError
 from inflight_contract.limits import changed_limits, initial_limits
-from inflight_settings.limits import Limits, LimitsInForce, PartialLimits
+from inflight_settings.limits import LimitsInForce, PartialLimits
 from inflight_vllm.board import Board, Report
 
 
@@ -22,25 +22,15 @@ class LiveLimits:
                 " or the log has another reason"
             )
         self._problem = problem
-        self._in_force = LimitsInForce(self.capacity)
-
-    @property
-    def problem(self) -> str | None:
-        """Why the limits cannot be changed, in a sentence; None: they can."""
-        return self._problem or self.report.problem
+        self._in_force = LimitsInForce(self.report.capacity)
 
     @property
     def report(self) -> Report:
         """The engine process's latest report; the one before it while the engine process writes."""
         found = None if self._board is None else self._board.report.read()
         self._latest = found or self._latest
+        self._latest.problem = self._problem or self._latest.problem
         return self._latest
-
-    @property
-    def capacity(self) -> Limits:
-        """The largest limits: vLLM's own flags."""
-        report = self.report
-        return Limits(report.max_num_seqs, report.max_num_batched_tokens)
 
     @property
     def in_force(self) -> LimitsInForce:
@@ -49,8 +39,9 @@ class LiveLimits:
 
     def start(self, file: Path | None) -> None:
         """Set the limits of a file, where limits can be changed."""
-        if self.problem is None:
-            self._set(initial_limits(file, self.capacity))
+        report = self.report
+        if report.problem is None:
+            self._set(initial_limits(file, report.capacity))
 
     def change(self, change: PartialLimits, revision: int | None) -> None:
         """Change the limits from the next step on.
@@ -58,17 +49,18 @@ class LiveLimits:
         Raises:
             ApiError: 501 they cannot be changed here; else as `changed_limits`.
         """
-        self.check()
-        self._set(changed_limits(self._in_force, self.capacity, change, revision))
+        self._set(changed_limits(self._in_force, self.checked().capacity, change, revision))
 
-    def check(self) -> None:
-        """
+    def checked(self) -> Report:
+        """Return the report.
+
         Raises:
             ApiError: 501 the limits cannot be changed; its message says why.
         """
-        problem = self.problem
-        if problem is not None:
-            raise ApiError(501, f"limits cannot be changed: {problem}", code="unsupported_engine")
+        report = self.report
+        if report.problem is not None:
+            raise ApiError(501, f"limits cannot be changed: {report.problem}", code="unsupported_engine")
+        return report
 
     def _set(self, limits: LimitsInForce) -> None:
         assert self._board is not None

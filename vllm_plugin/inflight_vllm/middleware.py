@@ -71,8 +71,9 @@ class Inflight:
 
     def _start(self, scope: Scope) -> None:
         limits, settings, version = self._limits, self._settings, installed_version()
-        if limits.problem is not None:
-            log.warning("inflight: limits cannot be changed: %s; serving as vLLM does", limits.problem)
+        found = limits.report.problem
+        if found is not None:
+            log.warning("inflight: limits cannot be changed: %s; serving as vLLM does", found)
         limits.start(settings.limits_file)
         arguments = scope["app"].state.args
         name = (arguments.served_model_name or [arguments.model])[0]

@@ -8,10 +8,17 @@ from prometheus_client import Metric
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from inflight_cost.model import TERMS, CostModel
+from inflight_contract import metrics as shared
+from inflight_cost.model import TERMS
 from inflight_vllm import VERSION
+from inflight_vllm.board import Report
 from inflight_vllm.drain import Drain
 from inflight_vllm.limits import LiveLimits
+
+_INFO = ("inflight_plugin_info", "The plugin in this vLLM server; always 1.")
+_STEPS = ("inflight_plugin_steps", "Steps of vLLM's scheduler.")
+_STEP_SECONDS = ("inflight_plugin_step_seconds", "Seconds of these steps.")
+_OWN_SECONDS = ("inflight_plugin_own_seconds", "CPU seconds of these that the plugin itself took.")
 
 
 class PluginMetrics(Collector):
@@ -34,72 +41,56 @@ class PluginMetrics(Collector):
 
     def collect(self) -> Iterable[Metric]:
         """All families."""
-        limits, drain = self._limits, self._drain
-        problem = limits.problem
-        state = "active" if problem is None else "unsupported"
-        info = {"version": VERSION, "vllm_version": self._vllm_version, "state": state, "reason": problem or ""}
-        yield self._gauge("inflight_plugin_info", "The plugin in this vLLM server; always 1.", [(info, 1)])
-        yield self._gauge("inflight_draining", "1 while the engine drains.", [({}, float(drain.draining))])
-        yield self._counter(
-            "inflight_admission_rejections", "Rejected requests by reason.", {"reason": "draining"}, drain.refused
-        )
-        if problem is None:
-            yield from self._live()
+        report, drain = self._limits.report, self._drain
+        state = "active" if report.problem is None else "unsupported"
+        info = {"version": VERSION, "vllm_version": self._vllm_version, "state": state, "reason": report.problem or ""}
+        yield self._gauge(_INFO, [(info, 1)])
+        yield self._gauge(shared.DRAINING, [({}, float(drain.draining))])
+        yield self._counter(shared.ADMISSION_REJECTIONS, {"reason": "draining"}, drain.refused)
+        if report.problem is None:
+            yield from self._live(report)
 
-    def _live(self) -> Iterable[Metric]:
-        report, force, capacity = self._limits.report, self._limits.in_force, self._limits.capacity
-        for name, documentation, value in (
-            ("max_num_seqs", "Limit in force of the requests that run at once.", force.limits.max_num_seqs),
-            ("max_num_seqs_capacity", "Upper bound of max_num_seqs.", capacity.max_num_seqs),
-            ("max_num_batched_tokens", "Limit in force of the tokens in a step.", force.limits.max_num_batched_tokens),
-            (
-                "max_num_batched_tokens_capacity",
-                "Upper bound of max_num_batched_tokens.",
-                capacity.max_num_batched_tokens,
-            ),
-            ("runtime_config_revision", "Revision of the limits in force.", force.revision),
-            ("kv_cache_tokens", "Capacity of the KV cache in tokens.", report.num_blocks * report.block_size),
-            ("waiting_prompt_tokens", "Prompt tokens not yet computed.", report.waiting_prompt_tokens),
-            ("output_tokens_mean", "Mean tokens of an output.", report.output_mean),
-            ("output_tokens_second_moment", "Mean of squared output lengths.", report.output_square),
+    def _live(self, report: Report) -> Iterable[Metric]:
+        force = self._limits.in_force
+        for metric, value in (
+            (shared.MAX_NUM_SEQS, force.limits.max_num_seqs),
+            (shared.MAX_NUM_SEQS_CAPACITY, report.max_num_seqs),
+            (shared.MAX_NUM_BATCHED_TOKENS, force.limits.max_num_batched_tokens),
+            (shared.MAX_NUM_BATCHED_TOKENS_CAPACITY, report.max_num_batched_tokens),
+            (shared.RUNTIME_CONFIG_REVISION, force.revision),
+            (shared.KV_CACHE_TOKENS, report.num_blocks * report.block_size),
+            (shared.WAITING_PROMPT_TOKENS, report.waiting_prompt_tokens),
+            (shared.OUTPUT_TOKENS_MEAN, report.output_mean),
+            (shared.OUTPUT_TOKENS_SECOND_MOMENT, report.output_square),
         ):
             if value is not None:
-                yield self._gauge(f"inflight_{name}", documentation, [({}, value)])
-        for name, documentation, count in (
-            ("arrived_requests", "Accepted requests.", report.arrived[0]),
-            ("arrived_prompt_tokens", "Prompt tokens of accepted requests.", report.arrived[1]),
-            ("arrived_prompt_tokens_squared", "Sum of squared prompt lengths.", report.arrived[2]),
-            ("plugin_steps", "Steps of vLLM's scheduler.", report.steps),
-            ("plugin_step_seconds", "Seconds of these steps.", report.step_seconds),
-            ("plugin_own_seconds", "CPU seconds of these that the plugin itself took.", report.own_seconds),
+                yield self._gauge(metric, [({}, value)])
+        for metric, count in (
+            (shared.ARRIVED_REQUESTS, report.arrived[0]),
+            (shared.ARRIVED_PROMPT_TOKENS, report.arrived[1]),
+            (shared.ARRIVED_PROMPT_TOKENS_SQUARED, report.arrived[2]),
+            (_STEPS, report.steps),
+            (_STEP_SECONDS, report.step_seconds),
+            (_OWN_SECONDS, report.own_seconds),
         ):
-            yield self._counter(f"inflight_{name}", documentation, {}, count)
-        if report.cost is not None:
-            yield from self._cost(report.cost)
-            error, steps = report.cost_error, report.cost_steps
-            yield self._gauge("inflight_step_cost_error_ratio", "Median relative error of the cost.", [({}, error)])
-            yield self._gauge("inflight_step_cost_steps", "Steps behind the fit.", [({}, steps)])
+            yield self._counter(metric, {}, count)
+        cost = report.cost
+        if cost is not None:
+            terms = [({"term": term}, getattr(cost, name)) for term, name in TERMS.items()]
+            yield self._gauge(shared.STEP_COST_SECONDS, terms)
+            if cost.curve:
+                curve = [({"tokens": f"{tokens:g}"}, seconds) for tokens, seconds in cost.curve]
+                yield self._gauge(shared.STEP_COST_CURVE_SECONDS, curve)
+            yield self._gauge(shared.STEP_COST_ERROR_RATIO, [({}, report.cost_error)])
+            yield self._gauge(shared.STEP_COST_STEPS, [({}, report.cost_steps)])
 
-    def _cost(self, cost: CostModel) -> Iterable[Metric]:
-        yield self._gauge(
-            "inflight_step_cost_seconds",
-            "Seconds that each term adds to a step, fitted to recent steps.",
-            [({"term": term}, getattr(cost, name)) for term, name in TERMS.items()],
-        )
-        if cost.curve:
-            yield self._gauge(
-                "inflight_step_cost_curve_seconds",
-                "Seconds that a number of tokens adds to a step, where the cost is not linear.",
-                [({"tokens": f"{tokens:g}"}, seconds) for tokens, seconds in cost.curve],
-            )
-
-    def _gauge(self, name: str, documentation: str, rows: list[tuple[dict[str, str], float]]) -> Metric:
-        family = GaugeMetricFamily(name, documentation, labels=("model_name", *rows[0][0]))
+    def _gauge(self, metric: tuple[str, str], rows: list[tuple[dict[str, str], float]]) -> Metric:
+        family = GaugeMetricFamily(*metric, labels=("model_name", *rows[0][0]))
         for labels, value in rows:
             family.add_metric((self._model_name, *labels.values()), value)
         return family
 
-    def _counter(self, name: str, documentation: str, labels: dict[str, str], value: float) -> Metric:
-        family = CounterMetricFamily(name, documentation, labels=("model_name", *labels))
+    def _counter(self, metric: tuple[str, str], labels: dict[str, str], value: float) -> Metric:
+        family = CounterMetricFamily(*metric, labels=("model_name", *labels))
         family.add_metric((self._model_name, *labels.values()), value)
         return family

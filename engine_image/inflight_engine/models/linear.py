@@ -33,7 +33,6 @@ class Linear(Protocol):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """[T, in] -> [T, out], in x's dtype."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -24,13 +24,11 @@ class Ops(Protocol):
 
     def rms_norm(self, x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
         """x / sqrt(mean(x^2) + eps) * weight over the last dimension (Zhang and Sennrich 2019)."""
-        ...
 
     def add_rms_norm(
         self, x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, eps: float
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(rms_norm(x + residual), x + residual), both [T, hidden]; may overwrite its inputs."""
-        ...
 
     def rotary(
         self,
@@ -54,19 +52,15 @@ class Ops(Protocol):
         Returns:
             Queries [T, num_heads, D], keys and values [T, num_kv_heads, D].
         """
-        ...
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """silu(gate) * up: [T, n] of [T, 2 n], the gate first."""
-        ...
 
     def quantize_rows(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """x [T, n] as float8_e4m3fn [T, n] times float32 [T, 1]: each row's largest magnitude becomes 448."""
-        ...
 
     def int4_linear(self, x: torch.Tensor, matrix: Int4Matrix, bias: torch.Tensor | None) -> torch.Tensor:
         """[T, out] of x [T, in]; weights are rounded to x's dtype, as if they had been dequantized to it."""
-        ...
 
 
 class TorchOps:

@@ -33,7 +33,6 @@ class StoredTensors(Protocol):
 
     def get(self, name: str, dim: int = 0, part: range | None = None) -> torch.Tensor:
         """Read a tensor or a part of it, as `WeightSource.get`."""
-        ...
 
     def shape(self, name: str) -> tuple[int, ...]: ...
 

@@ -21,19 +21,15 @@ class Parallel(Protocol):
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, of x's shape; may overwrite x."""
-        ...
 
     def all_gather(self, x: torch.Tensor) -> torch.Tensor:
         """[..., n] of each rank, joined in order of rank: [..., size * n]."""
-        ...
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's x; overwrites the others'."""
-        ...
 
     def minimum(self, value: int) -> int:
         """The smallest of all ranks' values; waits for all of them."""
-        ...
 
 
 class SingleProcess:

@@ -12,7 +12,6 @@ class Attention(Protocol):
 
     def forward(self, layer: int, queries: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
         """Queries [T, heads, D], keys and values [T, kv_heads, D] -> [T, heads * D]."""
-        ...
 
 
 class Model(Protocol):
@@ -37,8 +36,6 @@ class Model(Protocol):
         Returns:
             [N, hidden_size], after the final norm.
         """
-        ...
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """float32 [N, vocab_size] of hidden states [N, hidden_size]."""
-        ...

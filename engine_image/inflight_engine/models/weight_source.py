@@ -34,11 +34,9 @@ class WeightSource(Protocol):
         Raises:
             ValueError: there is none; the message names it and the file.
         """
-        ...
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Raises ValueError as `get`."""
-        ...
 
     def matrix(self, name: str, dim: int = 0, part: range | None = None) -> Matrix:
         """A product's weights, or a part of them, as the file has them: quantized ones stay so where a product can read

@@ -12,7 +12,7 @@ from dataclasses import asdict
 import aiohttp
 
 from inflight_base.manifest.keys import ServiceKey
-from inflight_base.signing import PROOF_HEADER, authorization, is_proof, signature
+from inflight_contract.admin_signature import PROOF_HEADER, authorization, is_proof, signature
 from inflight_operator.clock import Clock
 from inflight_operator.observe.pods import LimitsPush, PodView
 from inflight_settings.limits import LimitsInForce
@@ -48,8 +48,8 @@ class EngineClient:
         if pod.admin_port is None:
             raise EngineError(f"{pod.name} runs an engine release without an admin port")
         content = {**asdict(limits.limits), "revision": limits.revision}
-        body, moment = json.dumps(content).encode(), int(time.time())
-        signed = signature(token, "PATCH", PATH, pod.uid, moment, body)
+        key, body, moment = token.encode(), json.dumps(content).encode(), str(int(time.time()))
+        signed = signature(key, "PATCH", PATH, pod.uid, moment, body)
         headers = {
             "Authorization": authorization(pod.uid, moment, signed),
             "Content-Type": "application/json",
@@ -70,7 +70,7 @@ class EngineClient:
             raise EngineError(f"{pod.name} did not take its limits: {str(error) or type(error).__name__}") from error
         if status != 200:
             raise EngineError(f"{pod.name} did not take its limits: HTTP {status} {text[:300]}")
-        if not is_proof(token, signed, proof):
+        if not is_proof(key, signed, proof):
             raise EngineError(f"{pod.name} did not take its limits: the answer does not prove that it is this pod's")
 
 

@@ -6,8 +6,8 @@ gateway how that differs from what arrived. So both are used as ratios: prompts 
 that the gateway counted for the same requests, and outputs by the ratio of those expected of arrived and of sent ones.
 
 Requests that reach engines around the gateway are what engines count beyond what the gateway sent, as the mean of
-`AROUND_SPAN` seconds: engines are scraped every few seconds, so a shorter mean has counts of different moments in it,
-and a longer one counts clients twice for as long after they have moved to the gateway.
+`AROUND_SECONDS`: engines are scraped every few seconds, so a shorter mean has counts of different moments in it, and a
+longer one counts clients twice for as long after they have moved to the gateway.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import NamedTuple
 
 from inflight_operator.observe.gateway_view import GatewayDemand
 
-SPAN = 300.0
+MEAN_SECONDS = 300.0
 """Time constant of the means, in seconds."""
 
-AROUND_SPAN = 30.0
+AROUND_SECONDS = 30.0
 """Time constant of the mean of requests around the gateway, in seconds."""
 
 LEAST_SECONDS = 60.0
@@ -58,7 +58,7 @@ class Offered:
     """Memory of what the gateway was asked for. Bounded: a few numbers for each gateway pod.
 
     Attributes:
-        pods: counters by pod; one that is not heard is kept for `SPAN` seconds, as its counters continue.
+        pods: counters by pod; one that is not heard is kept for `MEAN_SECONDS`, as its counters continue.
         seconds: seconds in the means.
         gateway: decayed sums of the growth of the gateway's counters.
         engines: the same of what engines got.
@@ -84,10 +84,10 @@ class Offered:
             engines: what engines got in the same time.
             width: seconds since counters were last read; 0: never.
         """
-        silent = {pod: one for pod, one in self.pods.items() if now - one.time <= SPAN}
+        silent = {pod: one for pod, one in self.pods.items() if now - one.time <= MEAN_SECONDS}
         pods = {**silent, **{pod: PodCounters(now, one) for pod, one in counters.items()}}
         rates = _total(_rates(self.pods.get(pod), one, now) for pod, one in counters.items())
-        kept, new = math.exp(-width / SPAN), 1 - math.exp(-width / AROUND_SPAN)
+        kept, new = math.exp(-width / MEAN_SECONDS), 1 - math.exp(-width / AROUND_SECONDS)
         then = replace(
             self,
             pods=pods,
@@ -100,8 +100,8 @@ class Offered:
         return replace(then, latest=then._arriving(rates))
 
     def outdated(self, now: float) -> bool:
-        """Returns True if no gateway pod was heard for `SPAN` seconds: no mean is of the recent past then."""
-        return all(now - one.time > SPAN for one in self.pods.values())
+        """Returns True if no gateway pod was heard for `MEAN_SECONDS`: no mean is of the recent past then."""
+        return all(now - one.time > MEAN_SECONDS for one in self.pods.values())
 
     @property
     def around(self) -> float:

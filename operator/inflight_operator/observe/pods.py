@@ -69,26 +69,26 @@ class PodView:
     uid: str
     ip: str
     node: str
-    phase: str
     ready: bool
-    deleting: bool
-    restarts: int
-    image: str
-    waiting_reason: str
-    waiting_message: str
-    last_reason: str
-    last_message: str
-    exit_code: int | None
-    unschedulable: str
-    failure: str
-    running_since: float | None
-    last_run: float | None
-    ready_since: float | None
-    unready_since: float | None
     metrics_port: int
     admin_port: int | None
-    deletion_cost: int
     created: float
+    phase: str = "Running"
+    deleting: bool = False
+    restarts: int = 0
+    image: str = ""
+    waiting_reason: str = ""
+    waiting_message: str = ""
+    last_reason: str = ""
+    last_message: str = ""
+    exit_code: int | None = None
+    unschedulable: str = ""
+    failure: str = ""
+    running_since: float | None = None
+    last_run: float | None = None
+    ready_since: float | None = None
+    unready_since: float | None = None
+    deletion_cost: int = 0
     engine: EngineType = field(default_factory=EngineType)
     init_container: str = ""
 

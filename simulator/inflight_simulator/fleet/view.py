@@ -63,11 +63,9 @@ class Scaler(Protocol):
     @property
     def interval_s(self) -> float:
         """Seconds of simulated time between two decisions."""
-        ...
 
     def replicas(self, view: FleetView) -> int:
         """Replicas to be ordered; the fleet brings them within its bounds."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -470,45 +470,20 @@ def test_a_request_is_overtaken_only_within_its_priority_times_the_aging(arrival
         serve()
 
 
-@given(
-    share=st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0]),
-    events=st.lists(st.tuples(st.sampled_from(["arrive", "serve", "wait"]), st.floats(0, 3)), max_size=120),
-)
-@settings(max_examples=200, deadline=None)
-def test_a_late_request_is_served_within_so_many_picks_for_each_one_that_came_before_it(share, events):
-    """(what happens; seconds until a request is late, or that pass)"""
-    queues = WaitingQueues(replace(config("deadline"), late_share=share))
-    picks_a_turn = int(1 / share)
-    now, num_passed_over, waiting, picks_left = 0.0, 0, [], {}
-    for order, (what, seconds) in enumerate(events):
-        if what == "arrive":
-            waiting.append(new_request(order, 1, 1, arrival_time=now))
-            waiting[-1].latest_start = now + seconds
-            queues.push(waiting[-1], 0)
-        elif what == "wait":
-            now += seconds
-            queues.pass_time(now)
-            for place, each in enumerate(waiting):
-                if each.latest_start < now:
-                    picks_left.setdefault(each, (place + 1) * picks_a_turn)
-        elif waiting:
-            oldest_late = min(picks_left, key=lambda each: each.order, default=None)
-            request = queues.pop(0)
-            waiting.remove(request)
-            num_passed_over = 0 if request is oldest_late or not picks_left else num_passed_over + 1
-            assert num_passed_over < picks_a_turn
-            picks_left = {each: left - 1 for each, left in picks_left.items()}
-            assert min(picks_left.values(), default=0) >= 0
-            picks_left.pop(request, None)
+EVENTS = st.lists(st.tuples(st.sampled_from(["arrive", "arrive", "serve", "wait"]), st.floats(0, 3)), max_size=120)
+"""(what happens; seconds until a request is late, or that pass)"""
 
 
-@given(
-    share=st.sampled_from([0.01, 0.1, 0.25, 1.0]),
-    events=st.lists(st.tuples(st.sampled_from(["arrive", "arrive", "serve", "wait"]), st.floats(0, 3)), max_size=120),
-)
-@settings(max_examples=200, deadline=None)
-def test_a_late_request_that_has_waited_for_late_wait_is_served_within_five_picks_for_each_before_it(share, events):
-    """(what happens; seconds until a request is late, or that pass)"""
+def picks(share, events, picks_a_place, is_counted):
+    """Plays events on a queue by deadline.
+
+    Args:
+        picks_a_place: picks within which a counted request is served, for each that came before it and for itself.
+        is_counted: is_counted(request, now) says from when on that holds for a late request.
+
+    Yields:
+        At each pick the request, and the picks that are left to each counted one, it included.
+    """
     queues = WaitingQueues(replace(config("deadline"), late_share=share))
     now, waiting, picks_left = 0.0, [], {}
     for order, (what, seconds) in enumerate(events):
@@ -520,14 +495,35 @@ def test_a_late_request_that_has_waited_for_late_wait_is_served_within_five_pick
             now += seconds
             queues.pass_time(now)
             for place, each in enumerate(waiting):
-                if each.latest_start < now and each.arrival_time <= now - LATE_WAIT:
-                    picks_left.setdefault(each, (place + 1) * PICKS_WHILE_OVERDUE)
+                if each.latest_start < now and is_counted(each, now):
+                    picks_left.setdefault(each, (place + 1) * picks_a_place)
         elif waiting:
             request = queues.pop(0)
             waiting.remove(request)
-            picks_left.pop(request, None)
-            picks_left = {each: left - 1 for each, left in picks_left.items()}
-            assert min(picks_left.values(), default=1) > 0
+            yield request, dict(picks_left)
+            picks_left = {each: left - 1 for each, left in picks_left.items() if each is not request}
+
+
+@given(share=st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0]), events=EVENTS)
+@settings(max_examples=200, deadline=None)
+def test_a_late_request_is_served_within_so_many_picks_for_each_one_that_came_before_it(share, events):
+    picks_a_turn, num_passed_over = int(1 / share), 0
+    for request, picks_left in picks(share, events, picks_a_turn, lambda request, now: True):
+        oldest_late = min(picks_left, key=lambda each: each.order, default=None)
+        num_passed_over = 0 if request is oldest_late or not picks_left else num_passed_over + 1
+        assert num_passed_over < picks_a_turn
+        assert min(picks_left.values(), default=1) > 0
+
+
+@given(share=st.sampled_from([0.01, 0.1, 0.25, 1.0]), events=EVENTS)
+@settings(max_examples=200, deadline=None)
+def test_a_late_request_that_has_waited_for_late_wait_is_served_within_five_picks_for_each_before_it(share, events):
+    def has_waited(request, now):
+        return request.arrival_time <= now - LATE_WAIT
+
+    for request, picks_left in picks(share, events, PICKS_WHILE_OVERDUE, has_waited):
+        picks_left.pop(request, None)
+        assert min(picks_left.values(), default=2) > 1
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_operator.decide.demand import DemandHistory
-from inflight_operator.decide.offered import SPAN, Engines, Offered
+from inflight_operator.decide.offered import MEAN_SECONDS, Engines, Offered
 from inflight_operator.observe.gateway_view import GatewayDemand
 from tests.operator.decide.test_demand import counted, view
 
@@ -181,7 +181,7 @@ def test_a_restarted_gateway_pod_counts_from_zero():
 def test_gateway_pods_that_are_gone_are_forgotten():
     history = fed([(0.0, 0.0, {"old": asked(1), "g": asked(1)}), (3.0, 1.0, {"g": asked(1)})])
     assert set(history.offered.pods) == {"old", "g"}
-    later = fed([(SPAN + 6.0, 2.0, {"g": asked(1)})], history)
+    later = fed([(MEAN_SECONDS + 6.0, 2.0, {"g": asked(1)})], history)
     assert set(later.offered.pods) == {"g"}
 
 
@@ -241,4 +241,4 @@ def test_a_history_of_the_gateway_is_bounded():
     for step in range(1000):
         history = history.with_samples({}, {}, 3.0 * step, (), {f"g{step // 100}": asked(step)})
     assert len(history.offered.pods) <= 2
-    assert replace(history.offered, pods={}).seconds <= SPAN + 3
+    assert replace(history.offered, pods={}).seconds <= MEAN_SECONDS + 3

@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from inflight_base.signing import authorization, signature
+from inflight_contract.admin_signature import authorization, signature
 from tools.standin.page import Engines, Page
 
 PATH = "/v1/runtime_config"
@@ -46,8 +46,8 @@ def patch(authorization, body=b'{"max_num_seqs": 4, "max_num_batched_tokens": 25
 
 
 def signed(pod="uid-1", token="secret", body=b'{"max_num_seqs": 4, "revision": 3}', at=None):
-    stamp = int(time.time() if at is None else at)
-    value = signature(token, "PATCH", PATH, pod, stamp, body)
+    stamp = str(int(time.time() if at is None else at))
+    value = signature(token.encode(), "PATCH", PATH, pod, stamp, body)
     return patch(authorization(pod, stamp, value), body), value
 
 

@@ -19,7 +19,6 @@ class Sampler(Protocol):
 
     def apply(self, plan: StepPlan) -> None:
         """Apply the starts and releases of a plan, before anything of its step is computed."""
-        ...
 
     def choose(self, logits: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Choose one token for each row of logits, without waiting for the device.
@@ -36,7 +35,6 @@ class Sampler(Protocol):
         Returns:
             int64 [N], on the device.
         """
-        ...
 
     def count(self, slots: torch.Tensor, token_ids: torch.Tensor) -> None:
         """Count the rows' tokens, for penalties; like `choose`, it can be part of a CUDA graph.
@@ -44,7 +42,6 @@ class Sampler(Protocol):
         Args:
             slots: as for `choose`. token_ids: int64 [N]: on all ranks the tokens of rank 0.
         """
-        ...
 
     def report(self, logits: torch.Tensor, token_ids: torch.Tensor, slots: Slots) -> Reported | None:
         """Compute log-probabilities for the slots that ask for them; never part of a graph.
@@ -55,7 +52,6 @@ class Sampler(Protocol):
         Returns:
             None: no slot asks.
         """
-        ...
 
 
 def make_sampler(max_num_seqs: int, vocab_size: int, device: torch.device) -> Sampler:

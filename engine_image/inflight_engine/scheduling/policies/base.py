@@ -34,16 +34,13 @@ class Policy(Protocol):
 
     def __len__(self) -> int:
         """Requests that wait."""
-        ...
 
     def push(self, request: Request, clock: int) -> None:
         """A new request, whose `order` is larger than that of all before it, or one that resumes."""
-        ...
 
     def head(self, clock: int) -> Request | None:
         """The next to be admitted, left in place; None when none waits. It may become another as decodes go on or time
         passes: while it does not fit it is asked for in each step, so that should be cheap."""
-        ...
 
     def pop(self, clock: int) -> Request:
         """Take out what `head` returns at this clock.
@@ -67,7 +64,6 @@ class Policy(Protocol):
         Raises:
             KeyError: it does not wait here.
         """
-        ...
 
     def pass_time(self, now: float) -> bool:
         """It is `now`, which never goes back. Called before `head` is asked for; True: some request waits otherwise

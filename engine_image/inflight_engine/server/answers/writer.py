@@ -49,7 +49,6 @@ class AnswerFormat(Protocol):
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
         """`pieces`: of the choices, in their order, complete."""
-        ...
 
     def first(self) -> bytes: ...
 
@@ -57,11 +56,9 @@ class AnswerFormat(Protocol):
 
     def last(self, choice: Generation, piece: Piece) -> bytes:
         """This choice is complete, with this piece."""
-        ...
 
     def end(self) -> bytes:
         """All choices are."""
-        ...
 
 
 Taken: TypeAlias = tuple[Generation, Piece, bool]

@@ -47,19 +47,15 @@ class EngineListener(Protocol):
 
     def __len__(self) -> int:
         """Number of requests that the engine has."""
-        ...
 
     def received(self, message: StepReport | Starting | StepCost, now: float) -> None:
         """The engine sent a message about requests or steps at `now`, in seconds on the monotonic clock."""
-        ...
 
     def engine_lost(self, stats: StepStats) -> None:
         """The engine process is gone, and another one is started. `stats`: its last ones."""
-        ...
 
     def engine_ready(self, ready: EngineReady, *, restarted: bool) -> None:
         """An engine process has loaded the model, and has the configuration in force. `restarted`: not the first."""
-        ...
 
 
 class EngineSession:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import Metric
 from prometheus_client.registry import Collector
 
+from inflight_contract import metrics as shared
 from inflight_cost.model import TERMS
 from inflight_engine.messages import StepCost
 from inflight_engine.server.admission.demand import Demand, Load
@@ -93,19 +94,15 @@ def _engine_state(page: Families, demand: Demand, now: Gauges) -> None:
             ("block_size", "num_gpu_blocks"),
             [((str(runner.block_size), str(runner.num_blocks)), 1)],
         )
-        page.gauge("inflight_kv_cache_tokens", "Capacity of the KV cache in tokens.", runner.num_cache_tokens)
-    page.gauge(
-        "inflight_waiting_prompt_tokens",
-        "Prompt tokens not yet computed, of waiting requests and requests in prefill.",
-        load.waiting_tokens,
-    )
+        page.gauge(*shared.KV_CACHE_TOKENS, runner.num_cache_tokens)
+    page.gauge(*shared.WAITING_PROMPT_TOKENS, load.waiting_tokens)
     page.gauge(
         "inflight_predicted_queue_seconds",
         "Predicted seconds until all waiting requests have a slot and their prompts are computed, from the step cost "
         "and the mean output.",
         demand.predicted_seconds(load),
     )
-    page.gauge("inflight_draining", "1 while the engine drains.", float(now.draining))
+    page.gauge(*shared.DRAINING, float(now.draining))
 
 
 def _counters(page: Families, counts: Counts, load: Load) -> None:
@@ -129,8 +126,7 @@ def _counters(page: Families, counts: Counts, load: Load) -> None:
         [((str(reason),), count) for reason, count in counts.finished.items()],
     )
     page.counters(
-        "inflight_admission_rejections",
-        "Rejected requests by reason.",
+        *shared.ADMISSION_REJECTIONS,
         ("reason",),
         [((reason,), count) for reason, count in counts.rejections.items()],
     )
@@ -173,17 +169,11 @@ def _limits(page: Families, load: Load, revision: int) -> None:
     if load.limits is None or load.ready is None:
         return
     limits, capacity, stats = load.limits, load.ready.capacity, load.stats
-    page.gauge("inflight_max_num_seqs", "Limit in force of the requests that run at once.", limits.max_num_seqs)
-    page.gauge("inflight_max_num_seqs_capacity", "Upper bound of max_num_seqs.", capacity.max_num_seqs)
-    page.gauge(
-        "inflight_max_num_batched_tokens", "Limit in force of the tokens in a step.", limits.max_num_batched_tokens
-    )
-    page.gauge(
-        "inflight_max_num_batched_tokens_capacity",
-        "Upper bound of max_num_batched_tokens.",
-        capacity.max_num_batched_tokens,
-    )
-    page.gauge("inflight_runtime_config_revision", "Revision of the limits in force.", revision)
+    page.gauge(*shared.MAX_NUM_SEQS, limits.max_num_seqs)
+    page.gauge(*shared.MAX_NUM_SEQS_CAPACITY, capacity.max_num_seqs)
+    page.gauge(*shared.MAX_NUM_BATCHED_TOKENS, limits.max_num_batched_tokens)
+    page.gauge(*shared.MAX_NUM_BATCHED_TOKENS_CAPACITY, capacity.max_num_batched_tokens)
+    page.gauge(*shared.RUNTIME_CONFIG_REVISION, revision)
     empty = max(0, limits.max_num_seqs - stats.num_running)
     page.gauge(
         "inflight_slots_wasted_ratio",
@@ -193,44 +183,30 @@ def _limits(page: Families, load: Load, revision: int) -> None:
 
 
 def _demand(page: Families, demand: Demand) -> None:
-    page.counter(
-        "inflight_arrived_requests",
-        "Accepted requests; a request with n answers counts n times.",
-        demand.arrived_requests,
-    )
-    page.counter("inflight_arrived_prompt_tokens", "Prompt tokens of accepted requests.", demand.arrived_prompt_tokens)
-    page.counter(
-        "inflight_arrived_prompt_tokens_squared",
-        "Sum of squared prompt lengths of accepted requests.",
-        demand.arrived_prompt_tokens_squared,
-    )
+    page.counter(*shared.ARRIVED_REQUESTS, demand.arrived_requests)
+    page.counter(*shared.ARRIVED_PROMPT_TOKENS, demand.arrived_prompt_tokens)
+    page.counter(*shared.ARRIVED_PROMPT_TOKENS_SQUARED, demand.arrived_prompt_tokens_squared)
     lengths = demand.output_lengths.estimate()
     if lengths is not None:
-        page.gauge(
-            "inflight_output_tokens_mean",
-            "Mean tokens of an output. Running requests count as censored observations.",
-            lengths.mean,
-        )
-        page.gauge("inflight_output_tokens_second_moment", "Mean of squared output lengths.", lengths.second_moment)
+        page.gauge(*shared.OUTPUT_TOKENS_MEAN, lengths.mean)
+        page.gauge(*shared.OUTPUT_TOKENS_SECOND_MOMENT, lengths.second_moment)
 
 
 def _step_cost(page: Families, cost: StepCost | None) -> None:
     if cost is None:
         return
     page.gauges(
-        "inflight_step_cost_seconds",
-        "Seconds that each term adds to a step, fitted to recent steps.",
+        *shared.STEP_COST_SECONDS,
         ("term",),
         [((term,), getattr(cost.model, field)) for term, field in TERMS.items()],
     )
     page.gauges(
-        "inflight_step_cost_curve_seconds",
-        "Seconds that a number of tokens adds to a step, where the cost is not linear.",
+        *shared.STEP_COST_CURVE_SECONDS,
         ("tokens",),
         [((f"{tokens:g}",), seconds) for tokens, seconds in cost.model.curve],
     )
-    page.gauge("inflight_step_cost_error_ratio", "Median relative error of the fitted step cost.", cost.error)
-    page.gauge("inflight_step_cost_steps", "Steps behind the fit. Older steps count less.", cost.steps)
+    page.gauge(*shared.STEP_COST_ERROR_RATIO, cost.error)
+    page.gauge(*shared.STEP_COST_STEPS, cost.steps)
 
 
 def _traces(page: Families, spans: SpanCounts | None) -> None:

@@ -33,11 +33,9 @@ class Driver(Protocol):
 
     def generate(self, prompts: list[list[int]], output_tokens: int) -> int:
         """Generates greedily from all prompts at once, past end-of-sequence. Returns the number of output tokens."""
-        ...
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         """Seconds of `steps` steps in which every prompt gets a token, after `DECODE_WARM_UP_STEPS` such steps."""
-        ...
 
 
 def run(make: Callable[[dict[str, Any]], Driver]) -> None:
