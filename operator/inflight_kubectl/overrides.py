@@ -43,7 +43,7 @@ class LimitsView:
         capacity: limits that engines start with.
         tuning: message of the condition TuningActive.
         reason: reason of that condition.
-        live: limits of running engines can change; False with engines of types that cannot.
+        live: limits of running engines can change (`Service.live_limits`).
     """
 
     namespace: str
@@ -91,7 +91,7 @@ def limits_view(service: Service) -> LimitsView:
         capacity=capacity,
         reason=condition.reason if condition is not None else "",
         tuning=condition.message if condition is not None else "the operator has written no status yet",
-        live=service.engine.live_limits,
+        live=service.live_limits,
     )
 
 

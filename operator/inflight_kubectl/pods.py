@@ -9,7 +9,7 @@ from typing import Any
 
 from inflight_base.manifest.engines import EngineType, engine_type_of_pod
 from inflight_base.manifest.names import ADMIN_PORT_NAME, ENGINE_PORT, HTTP_PORT_NAME
-from inflight_base.manifest.pods import condition, engine_container
+from inflight_base.manifest.pods import blocking_init_container, condition, engine_container
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Pod:
         """Reads a v1 Pod as the API returns it in JSON."""
         metadata, spec, status = body["metadata"], body.get("spec", {}), body.get("status", {})
         declared = engine_container(spec.get("containers", []))
-        container = engine_container(status.get("containerStatuses", []))
+        container = blocking_init_container(status) or engine_container(status.get("containerStatuses", []))
         ports = {one.get("name"): one.get("containerPort") for one in declared.get("ports", [])}
         ready = condition(status, "Ready").get("status") == "True"
         deleting = "deletionTimestamp" in metadata

@@ -155,6 +155,12 @@ class Service:
         """Type of its engines."""
         return engine_type_of(self.raw)
 
+    @property
+    def live_limits(self) -> bool:
+        """True if limits of running engines can change: the type can, and the operator has what it takes."""
+        tuning = self.condition("TuningActive")
+        return self.engine.live_limits and (tuning is None or tuning.reason != "NoPluginImage")
+
     def condition(self, kind: str) -> Condition | None:
         """Returns the condition of a type; None before the operator has written it."""
         return next((one for one in self.conditions if one.type == kind), None)

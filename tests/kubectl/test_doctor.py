@@ -256,6 +256,24 @@ def test_an_image_that_cannot_be_pulled_fails_and_names_the_pod():
     json.loads(failed.remedy.partition("-p ")[2].strip("'"))
 
 
+@pytest.mark.parametrize(
+    ("container", "image", "value"),
+    [
+        ("inflight-plugin", "the operator's image, which brings the plugin for vLLM", "image.repository"),
+        ("inflight-model", "Inflight's engine image, which has the built-in model", "engine.image.repository"),
+    ],
+)
+def test_an_image_of_an_init_container_is_changed_in_the_chart(container, image, value):
+    waiting = {"reason": "ErrImagePull", "message": "not found"}
+    bad = pod_body(ready=False, initContainerStatuses=[{"name": container, "state": {"waiting": waiting}}])
+    bad["metadata"]["labels"] = {"inflight.dev/service": "chat"}
+    (failed,) = only(well(**{"/api/v1/namespaces/default/pods": items(bad)}), "fail")
+    assert failed.found == f"chat-1 cannot pull {image}: not found"
+    assert failed.remedy == (
+        f"helm upgrade inflight helm/inflight -n inflight-system --reset-then-reuse-values --set {value}=REPOSITORY"
+    )
+
+
 def test_an_image_that_failed_lately_is_a_warning():
     failed = event(reason="Failed", message="Failed to pull image", kind="Warning")
     failed["lastTimestamp"] = datetime.now(UTC).isoformat()

@@ -6,6 +6,7 @@ import pytest
 
 from inflight_base.manifest.engines import EngineType
 from inflight_kubectl.doctor.engines import check_engines, judged
+from tests.kubectl.objects import condition, service
 
 VLLM = EngineType("vllm", plugin=True)
 CUSTOM = EngineType("custom", metrics={"vllm:num_requests_running": "llamacpp:requests_processing"})
@@ -33,6 +34,20 @@ def test_a_page_shows_the_state_of_its_engine(engine, page, level, found):
     assert result.level == level
     assert found in result.found
     assert bool(result.remedy) == (level != "ok")
+
+
+def test_an_operator_without_the_image_for_the_plugin_is_named_with_the_command_that_sets_it():
+    told = condition("TuningActive", "False", "NoPluginImage", "vLLM runs without Inflight's plugin")
+
+    class One:
+        def services(self):
+            found = service(conditions=[told])
+            found.raw["spec"]["engine"] = {"type": "vllm"}
+            return [found]
+
+    (result,) = check_engines(One())
+    assert (result.level, result.found) == ("warn", told["message"])
+    assert result.remedy.startswith("helm upgrade inflight ")
 
 
 def test_services_of_type_inflight_are_not_asked():

@@ -47,6 +47,16 @@ def test_a_pod_that_waits_for_a_node_says_what_the_scheduler_said():
     assert (found.state, found.detail, found.node) == ("Pending", "0/1 nodes", "")
 
 
+def test_a_pod_whose_init_container_fails_shows_why():
+    waiting = {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}
+    found = pod(
+        ready=False,
+        initContainerStatuses=[{"name": "inflight-plugin", "restartCount": 0, "state": waiting}],
+        containerStatuses=[{"name": "engine", "restartCount": 0, "state": {"waiting": {"reason": "PodInitializing"}}}],
+    )
+    assert (found.state, found.detail) == ("ImagePullBackOff", "no such image")
+
+
 def test_a_pod_that_crashes_shows_its_last_words():
     statuses = [
         {

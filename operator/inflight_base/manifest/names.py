@@ -45,6 +45,9 @@ DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 ENGINE_CONTAINER = "engine"
 """Name of the engine's container in its pod. A pod without a container of this name has its engine in the first one."""
 
+PLUGIN_CONTAINER, MODEL_CONTAINER = "inflight-plugin", "inflight-model"
+"""Names of the init containers of vLLM's pods: one brings the plugin, one writes a built-in model."""
+
 HTTP_PORT_NAME = "http"
 """Name of the port of the OpenAI API, in pods and Services."""
 

@@ -18,3 +18,16 @@ def engine_container(containers: Sequence[Manifest]) -> Manifest:
 def condition(status: Mapping[str, Any], kind: str) -> Mapping[str, Any]:
     """A condition in a status; empty without it."""
     return next((one for one in status.get("conditions") or () if one.get("type") == kind), {})
+
+
+def blocking_init_container(status: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Returns the status of the init container that fails and so keeps the engine from starting; empty if none does."""
+    engine = engine_container(status.get("containerStatuses", [])).get("state", {})
+    if engine and engine.get("waiting", {}).get("reason") != "PodInitializing":
+        return {}
+    for one in status.get("initContainerStatuses", []):
+        state = one.get("state", {})
+        reason = state.get("waiting", {}).get("reason", "")
+        if reason not in ("", "PodInitializing", "ContainerCreating") or state.get("terminated", {}).get("exitCode"):
+            return dict(one)
+    return {}

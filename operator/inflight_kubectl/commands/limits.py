@@ -83,7 +83,7 @@ def limits(
         raise click.UsageError("--for needs --max-num-seqs, --max-num-batched-tokens or both")
     cluster = target.connect()
     found = cluster.service(service)
-    if setting and not found.engine.live_limits:
+    if setting and not found.live_limits:
         kind = "vllm without the plugin" if found.engine.name == VLLM else found.engine.name
         raise Problem(
             f"limits of running engines of type {kind} cannot change",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
-from inflight_base.manifest.names import SERVICE_LABEL
+from inflight_base.manifest.names import MODEL_CONTAINER, PLUGIN_CONTAINER, SERVICE_LABEL
 from inflight_base.manifest.units import parse_quantity
 from inflight_kubectl.cluster import Cluster, Json
 from inflight_kubectl.doctor.monitoring import PART
@@ -15,6 +15,12 @@ from inflight_kubectl.operators import upgrade_command
 from inflight_kubectl.resources import Service
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
+_INIT_IMAGES = {
+    PLUGIN_CONTAINER: ("the operator's image, which brings the plugin for vLLM", "image"),
+    MODEL_CONTAINER: ("Inflight's engine image, which has the built-in model", "engine.image"),
+}
+"""For the init containers of engine pods: their image, and the group of chart values that names it."""
+
 _LATELY = timedelta(hours=1)
 _DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"
 
@@ -50,9 +56,9 @@ def check_images(cluster: Cluster) -> Iterator[Result]:
     """Checks for pods of engines and operator whose image cannot be pulled, now or within the last hour."""
     path = "/api/v1" if cluster.scope is None else f"/api/v1/namespaces/{cluster.scope}"
     pods = {one["metadata"]["name"]: one for one in cluster.list(f"{path}/pods", labelSelector=PART)["items"]}
-    bad = [(name, problem) for name, pod in pods.items() if (problem := _pull_problem(pod))]
-    for name, problem in bad:
-        yield fail("images", f"{name} cannot pull its image: {problem}", _other_image(pods[name]))
+    bad = [(pod, container) for pod in pods.values() if (container := _unpulled(pod))]
+    for pod, container in bad:
+        yield _pull_problem(pod, container)
     if bad:
         return
     events = [Event.of(one) for one in cluster.list(f"{path}/events", fieldSelector="reason=Failed")["items"]]
@@ -113,18 +119,24 @@ def _allocatable(nodes: list[Json], resource: str) -> int:
     return sum(int(parse_quantity(node.get("status", {}).get("allocatable", {}).get(resource, 0))) for node in nodes)
 
 
-def _pull_problem(pod: Json) -> str:
-    for container in pod.get("status", {}).get("containerStatuses", []):
-        waiting = container.get("state", {}).get("waiting") or {}
-        if waiting.get("reason") in _IMAGE_REASONS:
-            return " ".join(str(waiting.get("message") or waiting["reason"]).split())
-    return ""
+def _unpulled(pod: Json) -> Json:
+    """Returns the status of the container whose image cannot be pulled; empty if there is none."""
+    status = pod.get("status", {})
+    for container in (*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])):
+        if (container.get("state", {}).get("waiting") or {}).get("reason") in _IMAGE_REASONS:
+            return dict(container)
+    return {}
 
 
-def _other_image(pod: Json) -> str:
-    namespace, labels = pod["metadata"]["namespace"], pod["metadata"].get("labels") or {}
-    service = labels.get(SERVICE_LABEL)
-    if service is None:
-        return upgrade_command(pod, "--set image.repository=REPOSITORY")
-    change = '{"spec":{"engine":{"image":"REPOSITORY:TAG"}}}'
-    return f"kubectl -n {namespace} patch ifsvc {service} --type merge -p '{change}'"
+def _pull_problem(pod: Json, container: Json) -> Result:
+    waiting, name = container["state"]["waiting"], container.get("name")
+    said = " ".join(str(waiting.get("message") or waiting["reason"]).split())
+    what, value = _INIT_IMAGES.get(str(name), ("its image", "image"))
+    service = (pod["metadata"].get("labels") or {}).get(SERVICE_LABEL)
+    if service is None or name in _INIT_IMAGES:
+        installed = pod if service is None else {"metadata": {"namespace": "inflight-system"}}
+        remedy = upgrade_command(installed, f"--set {value}.repository=REPOSITORY")
+    else:
+        change = '{"spec":{"engine":{"image":"REPOSITORY:TAG"}}}'
+        remedy = f"kubectl -n {pod['metadata']['namespace']} patch ifsvc {service} --type merge -p '{change}'"
+    return fail("images", f"{pod['metadata']['name']} cannot pull {what}: {said}", remedy)

@@ -123,8 +123,9 @@ def _tuning(service: Service) -> list[str]:
         return []
     found = [f"tuning: {active.message}"]
     if limits is not None and service.ready:
-        count = f"{limits.pods_in_force} of {service.ready} pods run with them"
-        found.append(f"limits: {limits.max_num_seqs} seqs and {limits.max_num_batched_tokens} tokens; {count}")
+        count = f"; {limits.pods_in_force} of {service.ready} pods run with them"
+        held = count if service.live_limits else ", which pods start with"
+        found.append(f"limits: {limits.max_num_seqs} seqs and {limits.max_num_batched_tokens} tokens{held}")
     seen = service.observed
     if seen is not None and seen.ttft_p95 is not None:
         goal = f"{latency(service.ttft_target)}{'' if service.has_slo else ' (default)'}"

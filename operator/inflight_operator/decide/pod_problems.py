@@ -7,12 +7,25 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from inflight_base.manifest.names import MODEL_CONTAINER, PLUGIN_CONTAINER
 from inflight_operator.observe.pods import PodView
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 _CREATE_REASONS = ("CreateContainerConfigError", "CreateContainerError", "RunContainerError")
 _INSUFFICIENT = re.compile(r"Insufficient ([-./a-zA-Z0-9]+?)[.,]?(?:\s|$)")
 _ERROR_LINE = re.compile(r"^(?:inflight-engine: )?error: (.+)$", re.MULTILINE)
+_INIT_IMAGES = {
+    PLUGIN_CONTAINER: (
+        " of the init container that brings Inflight's plugin for vLLM",
+        "the operator's --plugin-image (chart values image.repository and image.tag)",
+    ),
+    MODEL_CONTAINER: (
+        " of the init container that writes the built-in model",
+        "the operator's --engine-image (chart values engine.image.repository and engine.image.tag)",
+    ),
+}
+"""For each init container of the operator: what it does, and where its image is set."""
+
 _TAIL = 300
 """Maximum characters of a container's last log line in a message."""
 
@@ -64,7 +77,8 @@ def _image(pod: PodView, facts: ServiceFacts) -> Problem | None:
     if pod.waiting_reason not in _IMAGE_REASONS:
         return None
     said = _one_line(pod.waiting_message) or pod.waiting_reason
-    text = f"cannot pull image {pod.image}: {said}; correct engine.image, or give template.imagePullSecrets"
+    what, correct = _INIT_IMAGES.get(pod.init_container, ("", "engine.image"))
+    text = f"cannot pull image {pod.image}{what}: {said}; correct {correct}, or give template.imagePullSecrets"
     return Problem(90, "ImagePullFailed", "start", text)
 
 
@@ -111,7 +125,8 @@ def _crash(pod: PodView, facts: ServiceFacts) -> Problem | None:
         return None
     times = f"{pod.restarts} restart{'s' if pod.restarts != 1 else ''}"
     last = _one_line(pod.last_message)[-_TAIL:]
-    words = f"; its last output: {last}" if last else f"; see kubectl logs {pod.name} --previous"
+    container = f" -c {pod.init_container}" if pod.init_container else ""
+    words = f"; its last output: {last}" if last else f"; see kubectl logs {pod.name}{container} --previous"
     return Problem(70, "EngineCrashes", "load", f"ended with exit code {pod.exit_code} ({times}){words}")
 
 

@@ -279,6 +279,10 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
     "Measuring": lambda n: f"measuring the limits in force for {n['seconds']} s more",
     "NoLiveLimits": lambda n: f"engines of type {n['type']} have no limits that the operator could tune",
     "NoPlugin": lambda n: "vLLM runs without Inflight's plugin (engine.plugin false), so its limits do not change",
+    "NoPluginImage": lambda n: (
+        "vLLM runs without Inflight's plugin, so its limits do not change: start the operator with --plugin-image, its"
+        " own image, or set engine.plugin: false"
+    ),
     "PluginUnsupported": lambda n: f"Inflight's plugin serves this vLLM without changing it: {n['said']}",
     "NoLimits": lambda n: "no ready engine reports its limits",
     "NoReadyEngines": lambda n: "no engine is ready for tuning",

@@ -15,7 +15,7 @@ from inflight_base.manifest.names import (
     HTTP_PORT_NAME,
     METRICS_PORT_NAME,
 )
-from inflight_base.manifest.pods import condition, engine_container
+from inflight_base.manifest.pods import blocking_init_container, condition, engine_container
 from inflight_base.manifest.slices import address_of
 from inflight_settings.limits import LimitsInForce
 
@@ -49,6 +49,7 @@ class PodView:
         restarts: restarts of the engine container.
         image: image of the engine container, or of an init container that fails: the fields on its container are those
             of that one then.
+        init_container: name of the init container that fails; empty without one.
         waiting_reason, waiting_message: why its container is not running (`ImagePullBackOff`, `CrashLoopBackOff`).
         last_reason, last_message, exit_code: details of the container's last termination, if any.
         unschedulable: the scheduler's message while no node fits, else empty.
@@ -89,6 +90,7 @@ class PodView:
     unready_since: float | None = None
     deletion_cost: int = 0
     engine: EngineType = field(default_factory=EngineType)
+    init_container: str = ""
 
     @property
     def serves(self) -> bool:
@@ -104,7 +106,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
     """Returns the view of `pod`, a v1 Pod as the API returns it in JSON."""
     metadata, spec, status = pod.get("metadata", {}), pod.get("spec", {}), pod.get("status", {})
     engine = engine_container(status.get("containerStatuses", []))
-    failed = _failed_before(status) if _not_begun(engine.get("state", {})) else {}
+    failed = blocking_init_container(status)
     container = failed or engine
     declared = engine_container(spec.get("containers", []))
     ports = {one.get("name"): one.get("containerPort") for one in declared.get("ports", [])}
@@ -140,22 +142,8 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         deletion_cost=_number(metadata.get("annotations", {}).get(DELETION_COST, "0")),
         created=_moment(metadata.get("creationTimestamp")) or 0.0,
         engine=engine_type_of_pod(metadata),
+        init_container=failed.get("name", ""),
     )
-
-
-def _not_begun(state: Mapping[str, Any]) -> bool:
-    """Returns True if a container waits for init containers, by its state."""
-    return not state or state.get("waiting", {}).get("reason") == "PodInitializing"
-
-
-def _failed_before(status: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Returns the status of the init container that keeps the engine's from starting; empty if none does."""
-    for one in status.get("initContainerStatuses", []):
-        state = one.get("state", {})
-        reason = state.get("waiting", {}).get("reason", "")
-        if reason not in ("", "PodInitializing", "ContainerCreating") or state.get("terminated", {}).get("exitCode"):
-            return dict(one)
-    return {}
 
 
 def _unschedulable(status: Mapping[str, Any]) -> str:

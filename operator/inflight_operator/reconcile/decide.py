@@ -263,7 +263,9 @@ def _tuning_finding(snapshot: Snapshot, memory: Memory, pods: Pods, behind: set[
     elif not pods.ready:
         status, reason = "Unknown", Reason("NoReadyEngines")
     elif not facts.live_limits:
-        reason = Reason("NoPlugin", held=memory.tuning_reason)
+        kept = memory.tuning_reason
+        missing = snapshot.policy.plugin_missing
+        reason = Reason("NoPluginImage", held=kept) if missing else Reason("NoPlugin", held=kept)
     elif problem := next((sample.plugin_problem for sample in samples if sample.plugin_problem), ""):
         reason = Reason("PluginUnsupported", {"said": problem})
     elif not any(sample.limits is not None for sample in samples):

@@ -53,6 +53,7 @@ class Policy:
         startup_limit: seconds that a pod may take to start.
         engine: identity of the measured engine: a change invalidates earlier measurements.
         template_inputs: identity of the parts of the spec that the pod template depends on.
+        plugin_missing: vLLM runs without the plugin only because the operator knows no image that has it.
     """
 
     external: bool
@@ -77,6 +78,18 @@ class Policy:
     startup_limit: float
     engine: str
     template_inputs: str
+    plugin_missing: bool = False
+
+
+def servable(service: InferenceService, settings: Settings) -> InferenceService:
+    """Returns the service, without the plugin for vLLM where the operator knows no image that has it: pods that ask for
+    it could not start."""
+    spec = service.spec
+    if settings.plugin_image or not engine_type(spec).plugin:
+        return service
+    engine = spec.engine.model_copy(update={"plugin": False})
+    tuning = spec.tuning.model_copy(update={"override": None})
+    return service.model_copy(update={"spec": spec.model_copy(update={"engine": engine, "tuning": tuning})})
 
 
 def policy_of(service: InferenceService, settings: Settings) -> Policy:

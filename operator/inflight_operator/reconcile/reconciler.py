@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from pydantic import ValidationError
@@ -34,7 +34,7 @@ from inflight_operator.reconcile.decide import decide
 from inflight_operator.reconcile.execute import Executor, ExecutorState
 from inflight_operator.reconcile.memory import Memory, first_memory
 from inflight_operator.reconcile.plan import Outcome, Plan
-from inflight_operator.reconcile.policy import Policy, policy_of
+from inflight_operator.reconcile.policy import Policy, policy_of, servable
 from inflight_operator.reconcile.report import findings_after, spec_problem, unreadable_status
 from inflight_operator.reconcile.reporter import Reporter, ReporterState, service_values
 from inflight_operator.reconcile.snapshot import Snapshot, fresh_samples
@@ -181,8 +181,10 @@ class Reconciler:
         known, settings = self._known.get(key), self._settings()
         if known is not None and known.reading.body is body and known.reading.settings == settings:
             return known
-        service, unread = InferenceService.read(body)
-        reading = _Reading(body, settings, service, unread, policy_of(service, settings))
+        asked, unread = InferenceService.read(body)
+        service = servable(asked, settings)
+        policy = replace(policy_of(service, settings), plugin_missing=service is not asked)
+        reading = _Reading(body, settings, service, unread, policy)
         if known is not None and known.memory.uid == service.metadata.uid:
             known.reading = reading
             return known

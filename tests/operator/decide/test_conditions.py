@@ -98,6 +98,28 @@ def test_an_image_that_cannot_be_pulled(reason):
     assert conditions["ModelLoaded"].status == "Unknown"
 
 
+@pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName"])
+@pytest.mark.parametrize(
+    ("name", "purpose", "value"),
+    [
+        ("inflight-plugin", "brings Inflight's plugin for vLLM", "(chart values image.repository and image.tag)"),
+        ("inflight-model", "writes the built-in model", "(chart values engine.image.repository and engine.image.tag)"),
+    ],
+)
+def test_an_image_of_an_init_container_that_cannot_be_pulled_says_what_it_is_for_and_where_it_is_set(
+    reason, name, purpose, value
+):
+    waiting = {"waiting": {"reason": reason, "message": "not found"}}
+    init = {"name": name, "image": "registry/operator:9", "restartCount": 0, "state": waiting}
+    engine = {"name": "engine", "restartCount": 0, "state": {"waiting": {"reason": "PodInitializing"}}}
+    status = {"phase": "Pending", "initContainerStatuses": [init], "containerStatuses": [engine]}
+    ready = found([pod(**status)], wanted=1)["Ready"]
+    assert (ready.status, ready.reason) == ("False", "ImagePullFailed")
+    assert f"cannot pull image registry/operator:9 of the init container that {purpose}: not found" in ready.message
+    assert value in ready.message
+    assert "correct engine.image" not in ready.message
+
+
 @pytest.mark.parametrize(
     "said",
     [

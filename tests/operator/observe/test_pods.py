@@ -55,9 +55,10 @@ def test_an_init_container_that_fails_is_why_the_pod_waits():
     status = {"initContainerStatuses": [model, plugin], "containerStatuses": [engine]}
     view = pod_view(pod_body("chat-1", ready=False, status=status))
     assert (view.image, view.waiting_reason, view.restarts) == ("operator:1", "ImagePullBackOff", 2)
+    assert view.init_container == "inflight-plugin"
     plugin["state"] = {"running": {}}
     view = pod_view(pod_body("chat-1", ready=False, status=status))
-    assert (view.image, view.waiting_reason) == ("engine:dev", "PodInitializing")
+    assert (view.image, view.waiting_reason, view.init_container) == ("engine:dev", "PodInitializing", "")
 
 
 def test_a_sidecar_that_fails_beside_a_running_engine_is_not_its_state():

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 from collections import Counter
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from urllib.parse import parse_qsl, urlsplit
 
 import pytest
@@ -15,6 +16,7 @@ from inflight_operator.observe.metrics import READER
 from inflight_operator.observe.scrape import ScrapePool, Target
 from tests.base.page.pages import engine_page
 
+READ = "vllm:num_requests_running"
 KEY, OTHER = ServiceKey("team", "chat"), ServiceKey("team", "other")
 PAGE = engine_page().encode()
 
@@ -244,6 +246,20 @@ async def test_errors_are_reported_and_not_raised():
         assert "onnect" in errors["uid-refused"]
         assert all(len(error) < 300 for error in errors.values())
         assert pool.counts.failed == len(targets)
+        assert pool.window(KEY).pods == {}
+
+
+async def test_a_page_without_the_metric_that_a_custom_service_names_is_an_error_with_that_name():
+    async def other(writer):
+        writer.write(response(b"vllm:num_requests_running 1\nllamacpp:requests_deferred 0\n"))
+
+    async with world(interval=60.0) as (pods, pool):
+        target = replace(pods.target("llama", other), names={READ: "llamacpp:requests_processing"})
+        pool.keep(KEY, [target])
+        await until(lambda: pool.errors(KEY))
+        (error,) = pool.errors(KEY).values()
+        assert error.startswith("llama: /llama/metrics: llamacpp:requests_processing is missing")
+        assert READ not in error
         assert pool.window(KEY).pods == {}
 
 

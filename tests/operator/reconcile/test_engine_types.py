@@ -4,11 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from tests.operator.fakes import PORTS
+from inflight_base.manifest.engines import engine_type_of_pod
+from tests.operator.fakes import KEY, PORTS
 from tests.operator.reconcile.world import SMALL
 
 HTTP = PORTS[:1]
 VLLM = {"engine": {**SMALL["engine"], "type": "vllm", "plugin": False}}
+PLUGIN = {"engine": {**SMALL["engine"], "type": "vllm"}}
 CUSTOM = {
     "model": {"source": "pvc://models/llama"},
     "engine": {
@@ -75,6 +77,26 @@ async def test_a_vllm_that_the_plugin_does_not_know_serves_on_and_the_condition_
     assert engine.pushed == []
 
 
+async def test_an_operator_without_the_image_for_the_plugin_serves_vllm_without_it_and_says_what_to_do(world):
+    world.settings = replace(world.settings, plugin_image="")
+    override = {"maxNumSeqs": 4, "until": "2026-11-21T10:00:00Z"}
+    world.service(spec={**PLUGIN, "tuning": {"override": override}})
+    await world.round()
+    template = world.cache.child(KEY, "Deployment", "chat")["spec"]["template"]
+    assert [one["name"] for one in template["spec"]["initContainers"]] == ["inflight-model"]
+    assert not [one for one in world.command() if "inflight_vllm" in one]
+    assert not engine_type_of_pod(template["metadata"]).plugin
+    engine = world.pod(1, ports=HTTP)
+    engine.foreign = True
+    await load(world, engine, 3)
+    found = world.condition("TuningActive")
+    assert (found["status"], found["reason"]) == ("False", "NoPluginImage")
+    assert "start the operator with --plugin-image" in found["message"]
+    assert "engine.plugin: false" in found["message"]
+    assert world.condition("Ready")["status"] == "True"
+    assert world.status["limits"]["summary"] == "64/2048"
+
+
 async def test_a_custom_engine_has_no_limits_in_the_status_and_its_own_page_is_read(world):
     world.service(spec=CUSTOM)
     engine = world.pod(1, ports=HTTP)
@@ -87,9 +109,6 @@ async def test_a_custom_engine_has_no_limits_in_the_status_and_its_own_page_is_r
     ((target,),) = (kept.values() for kept in world.pool.kept.values())
     assert target.url == "http://10.0.0.1:8000/prometheus"
     assert target.names == {"vllm:num_requests_running": "llamacpp:requests_processing"}
-
-
-PLUGIN = {"engine": {**SMALL["engine"], "type": "vllm"}}
 
 
 @pytest.mark.parametrize(
@@ -105,6 +124,23 @@ async def test_metrics_of_a_service_name_its_kind_of_engines_and_only_limits_tha
     (ready,) = (one for one in world.status["conditions"] if one["type"] == "Ready")
     assert value("inflight_operator_service_state", {**of_service, "state": ready["reason"], "engine": kind}) == 1
     assert value("inflight_operator_service_max_num_seqs", of_service) == limit
+
+
+async def test_custom_engines_without_metrics_keep_their_replicas_and_the_condition_says_so(world):
+    world.service(spec={**CUSTOM, "scaling": {"minReplicas": 1, "maxReplicas": 4}})
+    await world.round()
+    live = world.cache.child(KEY, "Deployment", "chat")
+    world.cache.put("Deployment", {**live, "spec": {**live["spec"], "replicas": 2}})
+    world.restart()
+    for number in (1, 2):
+        world.pod(number, ports=HTTP).silent = True
+    for _ in range(20):
+        await world.round()
+    found = world.condition("MetricsAvailable")
+    assert (found["status"], found["reason"]) == ("False", "ScrapeFailed")
+    assert found["message"] == "2 of 2 ready pods without recent metrics: chat-1 did not answer /metrics"
+    assert world.condition("Ready")["status"] == "True"
+    assert world.replicas() == 2
 
 
 OWN_PAGE = ("/prometheus", {"vllm:num_requests_running": "llamacpp:requests_processing"})

@@ -54,7 +54,7 @@ class World:
         self.api = FakeApi(self.cache)
         self.engines = {}
         self.metrics = OperatorMetrics()
-        self.settings = Settings(engine_image="engine:dev")
+        self.settings = Settings(engine_image="engine:dev", plugin_image="operator:dev")
         self.every = ReconcilerSettings(tuning=TuningPolicy(window=15.0))
         self.pace = UpgradePace()
         self.listed = {}

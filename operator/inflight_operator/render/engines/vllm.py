@@ -8,7 +8,14 @@ load: an init container from that image writes it in Hugging Face's format.
 from __future__ import annotations
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.names import ADMIN_PORT, ADMIN_PORT_NAME, ENGINE_PORT, HTTP_PORT_NAME
+from inflight_base.manifest.names import (
+    ADMIN_PORT,
+    ADMIN_PORT_NAME,
+    ENGINE_PORT,
+    HTTP_PORT_NAME,
+    MODEL_CONTAINER,
+    PLUGIN_CONTAINER,
+)
 from inflight_base.manifest.units import parse_quantity
 from inflight_operator.api.resolve import MODEL_FOLDER, model_argument, served_name, startup_limit_seconds
 from inflight_operator.api.scheduling import ClassSLO
@@ -186,13 +193,13 @@ def _resources(service: InferenceService) -> Manifest:
 def _builtin_model(service: InferenceService, settings: Settings) -> Manifest:
     volume = _model_volume(read_only=False)
     command = ["inflight-engine", "export", service.spec.model.source, _model(service)]
-    return _init_container("inflight-model", settings.engine_image, command, volume, settings)
+    return _init_container(MODEL_CONTAINER, settings.engine_image, command, volume, settings)
 
 
 def _plugin(settings: Settings) -> Manifest:
     command = ["inflight-operator", "export-vllm-plugin", PLUGIN_FOLDER]
     volume = _plugin_volume(PLUGIN_FOLDER, read_only=False)
-    return _init_container("inflight-plugin", settings.plugin_image, command, volume, settings)
+    return _init_container(PLUGIN_CONTAINER, settings.plugin_image, command, volume, settings)
 
 
 def _init_container(name: str, image: str, command: list[str], volume: Volume, settings: Settings) -> Manifest:
