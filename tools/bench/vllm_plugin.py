@@ -131,7 +131,7 @@ def _both(number: int) -> Iterator[Mapping[bool, VllmServer]]:
         for plugin in (False, True):
             log = folder / f"{plugin}.log"
             servers[plugin] = running.enter_context(served_vllm(log, *ENGINE_FLAGS, say=say, plugin=plugin))
-            measured(servers[plugin], plugin=plugin, seed=-1 - number)
+            measured(servers[plugin], plugin=plugin, seed=1000 + number)
         yield servers
 
 

@@ -78,11 +78,13 @@ def engine_type(engine: Part) -> EngineType:
     custom, defaults = engine.part("custom"), EngineType()
     metrics = custom.part("metrics")
     given = {ours: metrics.text(field, ours) for field, ours in METRICS.items()}
+    path = custom.text("metricsPath", defaults.metrics_path)
     return EngineType(
         CUSTOM,
         port=custom.whole("port", defaults.port, least=1),
         metrics_port=custom.whole("metricsPort", None, least=1),
-        metrics_path=custom.text("metricsPath", defaults.metrics_path),
+        # Behind an address, any other text could name another host.
+        metrics_path=path if path.startswith("/") else defaults.metrics_path,
         metrics={ours: theirs for ours, theirs in given.items() if theirs != ours},
     )
 
@@ -120,5 +122,5 @@ def engine_type_of_pod(metadata: Mapping[str, Any]) -> EngineType:
 def _annotated(annotation: str) -> EngineType:
     try:
         return engine_type(Part(json.loads(annotation or "{}"), "spec.engine", []))
-    except ValueError:
+    except (ValueError, RecursionError):
         return EngineType()

@@ -73,7 +73,8 @@ class Attempt:
         request: head and body.
         go: its engines, at least one.
         stream: the answer is a stream.
-        head_due: the engine sends its head before its first token, and so within `Tuning.head_s`.
+        head_due: the engine sends its head before its first token, and so within `Tuning.head_s`; not of a whole answer
+            of an engine that is known to send none.
         reader: parser of a stream without progress frames; None: of another answer without them, nothing is known.
         blocked: the client does not read now.
 
@@ -135,7 +136,7 @@ class Attempt:
             self._call.write(body)
         self._call.sent = True
         self._heard_at = self._loop.time()
-        if self._head_due:
+        if self._head_due and (self._stream or self.endpoint not in self._shared.whole):
             self._watch(self._heard_at + self._silence_s)
 
     def first_token(self) -> None:
@@ -180,7 +181,10 @@ class Attempt:
         if self._blocked:
             self._call.pause()
         events = self._reader is not None and (find(headers, b"content-type") or b"").startswith(b"text/event-stream")
-        if status != 200 or not (events or find(headers, _PROGRESS) is not None):
+        framed = find(headers, _PROGRESS) is not None
+        if status == 200:
+            self._shared.answered(self.endpoint, framed=framed)
+        if status != 200 or not (events or framed):
             self._stop_timer()
             self._owner.plain(status, headers)
             return

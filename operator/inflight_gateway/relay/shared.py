@@ -14,6 +14,9 @@ from inflight_gateway.relay.intake.bodies import MAX_BODIES_BYTES, Bodies
 from inflight_gateway.relay.pickers.alone import Alone
 from inflight_gateway.relay.pickers.asks import Asks
 
+_MAX_WHOLE = 10_000
+"""Most engines that are known by the form of their answers; gone ones are among them."""
+
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
@@ -49,3 +52,15 @@ class Shared:
     admission: Admission
     alone: Alone
     asks: Asks
+    whole: set[str] = field(default_factory=set)
+    """Engines whose latest answer had no progress frames, so that the next may begin when it is whole. While a service
+    changes its type, pods of the earlier one take requests, too."""
+
+    def answered(self, engine: str, *, framed: bool) -> None:
+        """Notes the form of an engine's answer. Args: framed: with progress frames."""
+        if framed:
+            self.whole.discard(engine)
+        elif engine not in self.whole:
+            if len(self.whole) >= _MAX_WHOLE:
+                self.whole.clear()
+            self.whole.add(engine)

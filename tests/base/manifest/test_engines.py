@@ -65,10 +65,16 @@ def test_a_pod_has_the_facts_of_the_type_that_it_was_made_with(engine):
     assert bool(annotation) == (facts.name != "inflight")
 
 
-@pytest.mark.parametrize("annotation", ["", "{", "7", '{"type": 7}', "null"])
+@pytest.mark.parametrize("annotation", ["", "{", "7", '{"type": 7}', "null", "[" * 100_000], ids=lambda one: one[:9])
 def test_a_pod_without_a_readable_annotation_has_inflights_engine(annotation):
     assert engine_type_of_pod({"annotations": {ENGINE_ANNOTATION: annotation}}) == EngineType()
     assert engine_type_of_pod({"annotations": None}) == engine_type_of_pod({}) == EngineType()
+
+
+@pytest.mark.parametrize("path", ["@example.org/", ".example.org/metrics", "metrics"])
+def test_the_annotation_of_a_pod_cannot_send_a_scrape_to_another_host(path):
+    annotation = f'{{"type": "custom", "custom": {{"metricsPath": "{path}"}}}}'
+    assert engine_type_of_pod({"annotations": {ENGINE_ANNOTATION: annotation}}).metrics_path == "/metrics"
 
 
 def test_an_object_that_cannot_be_read_has_inflights_engine():

@@ -255,6 +255,26 @@ async def test_an_answer_in_one_piece_may_take_its_time_and_is_retried(make):
     assert (await vllm.post(asked))[::2] == (500, b'{"error":1}')
 
 
+@pytest.mark.parametrize("earlier", [VLLM, EngineType("custom")], ids=["vllm", "custom"])
+async def test_pods_of_an_earlier_type_still_take_their_time_for_a_whole_answer(make, earlier):
+    """Until Inflight's engines have replaced them."""
+    tuning = replace(QUICK, head_s=0.1)
+    relay = await make(tuning, engines=1, engine=FakeVllm(), of_engines=earlier, max_attempts=1)
+    asked = {**ASKED[CHAT], "stream": False}
+    relay.script(Do(status=200, body=b'{"whole":1}'))
+    assert (await relay.post(asked))[0] == 200
+    await relay.configure(engine=EngineType())
+    relay.script(Do(status=200, body=b'{"whole":2}', pause_s=0.5))
+    assert (await relay.post(asked))[::2] == (200, b'{"whole":2}')
+
+
+async def test_an_engine_that_once_sent_progress_frames_has_to_begin_in_time(make):
+    relay = await make(replace(QUICK, head_s=0.1), engines=1, max_attempts=1)
+    asked = {"model": "m", "messages": MESSAGES, "max_tokens": 3}
+    relay.script(Do(status=200, body=b"{}"), Do(), Do(pause_s=0.5))
+    assert [(await relay.post(asked))[0] for _ in range(3)] == [200, 200, 504]
+
+
 async def test_another_engine_of_no_known_type_is_retried_before_its_first_byte(make):
     other = await make(replace(QUICK, head_s=0.1), engine=FakeVllm(), of_engines=EngineType("custom"))
     other.script(Does(cut=0), Does(pause_s=0.3))
