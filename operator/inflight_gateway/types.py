@@ -224,7 +224,8 @@ class Pick:
         first_token_within_s: seconds without a first token after which the request is retried elsewhere.
         cached_tokens: prompt tokens that the first endpoint should have in its prefix cache.
         scores: scores of the first endpoint by name, for display.
-        prefill_s: part of the predicted TTFT that computes the request's own prompt; None: not known.
+        prefill_s: part of the predicted TTFT that grows with the request's own prompt: not its first step's decodes.
+            None: not known.
     """
 
     endpoints: tuple[Endpoint, ...]

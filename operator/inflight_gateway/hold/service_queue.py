@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import exp, sqrt
+from math import exp, inf, sqrt
 
 from inflight_gateway.hold.bounds import Room
 from inflight_gateway.types import Pick, RequestView, ServiceConfig
@@ -110,7 +110,8 @@ _LOAD_S = 10.0
 
 
 class PrefillLoad:
-    """Replicas that the prompts of a service's requests in time keep computing, on average of the last seconds."""
+    """Replicas that the prompts of requests with a TTFT target that start in time keep computing, on average of the
+    last seconds."""
 
     def __init__(self) -> None:
         self._seconds = 0.0
@@ -161,7 +162,7 @@ class ServiceQueue:
     Attributes:
         room: size of the whole queue.
         lead_time: time before its deadline at which a request has to start.
-        prefill_load: of the requests that started in time.
+        prefill_load: of the requests with a TTFT target that started in time.
         blocked: the head that could not start; None: not tried since a change. blocked_until: when it is tried again
             without one, in seconds.
     """
@@ -246,7 +247,7 @@ class ServiceQueue:
     def kept_free(self, queued: QueuedRequest, now: float) -> float:
         """Returns the number of replicas that the head leaves able to start a request at once, besides its own.
 
-        A late request whose share of the picks has not come keeps as many as the requests in time need, by square-root
+        A late request whose share of the picks has not come keeps as many as those in time need, by square-root
         staffing (Halfin and Whitt 1981): one that arrives while a late prompt of many tokens is computed would else be
         late, too. All others keep none.
         """
@@ -265,7 +266,8 @@ class ServiceQueue:
         self.lead_time.started(request, pick)
         if not tenant.is_late(queued):
             self._num_in_time -= 1
-            self.prefill_load.add(pick.prefill_s or 0.0, now)
+            if request.deadline < inf:
+                self.prefill_load.add(pick.prefill_s or 0.0, now)
         tenant.pick(queued)
         self.charge(request.service_class, request.tenant, tokens)
         self._left(queued)

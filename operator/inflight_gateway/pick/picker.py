@@ -112,7 +112,7 @@ class Picker:
             first_token_within_s=first_token_within(predicted),
             cached_tokens=usable[best.place].cached_tokens,
             scores=best.scores(config.weights),
-            prefill_s=None if cost is None else best.ttft_s - best.backlog_s,
+            prefill_s=None if cost is None else best.own_prefill_s + best.more_steps_s,
         )
 
 

@@ -38,6 +38,7 @@ class Rank(NamedTuple):
         ttft_s: backlog, then the request's own prefill, in as many steps as it takes, which the replica's decodes
             share. The step in progress when the request arrives, if any, counts half.
         own_prefill_s: seconds that the request's own prompt adds: all later requests there wait for it.
+        more_steps_s: seconds of the decodes that share its steps after the first.
         opens_s: seconds until the backlog lets the request start; 0: it does, or something else prevents the start.
     """
 
@@ -49,6 +50,7 @@ class Rank(NamedTuple):
     kv_cache_s: float = 0.0
     ttft_s: float = 0.0
     own_prefill_s: float = 0.0
+    more_steps_s: float = 0.0
     opens_s: float = 0.0
 
     def scores(self, weights: ScoreWeights) -> dict[str, float]:
@@ -213,7 +215,10 @@ class Ranking:
             under_way_s = known.decode_s / 2 if running or pending else 0.0
             running_s = per_ttft * cost.decode_seq_s * max(running, outstanding)
             steps = uncached / known.room
-            ttft_s = under_way_s + backlog_s + own_s + known.decode_s * (steps if steps > 1.0 else 1.0)
+            if steps < 1.0:
+                steps = 1.0
+            ttft_s = under_way_s + backlog_s + own_s + known.decode_s * steps
+            more_steps_s = known.decode_s * (steps - 1.0)
             total = (
                 weights.pending_tokens * backlog_s
                 + weights.running * running_s
@@ -221,7 +226,7 @@ class Ranking:
                 + weights.predicted_ttft * ttft_s
                 + weights.prefix * own_s
             )
-            ready.append(Rank(total, tie, place, backlog_s, running_s, kv_s, ttft_s, own_s))
+            ready.append(Rank(total, tie, place, backlog_s, running_s, kv_s, ttft_s, own_s, more_steps_s))
         return ready, busy
 
     def _of(self, load: EndpointLoad, fallback: CostModel | None, now: float) -> _Constants:

@@ -35,7 +35,7 @@ class Starter:
 
         Args:
             allowed: addresses that another gateway allows; empty: all.
-            kept_free: see `Picker.pick`.
+            kept_free: see `Picker.pick`; ignored with `allowed`, whose requests are not held.
         """
         config = self._catalog.services.get(view.service)
         if config is None:
@@ -51,7 +51,7 @@ class Starter:
                 above_share=above,
                 below_share=below,
                 claimed=claimed,
-                kept_free=kept_free,
+                kept_free=0.0 if allowed else kept_free,
             )
         except Exception:
             # A gateway bug at the head of a queue would block the whole service, and end this process.

@@ -4,7 +4,9 @@ import pytest
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.hold.service_queue import LeadTime
+from inflight_gateway.pick.picker import Picker
 from inflight_gateway.types import Endpoint, Pick, RequestView
+from tests.gateway.pick.loads import CONFIG, NOW, load, request
 
 SERVICE = ServiceKey("default", "chat")
 
@@ -30,6 +32,22 @@ def start(lead, tokens):
 def test_tokens_of_long_prompts_are_known_to_take_longer(tokens):
     lead = learned([1000, 20_000, 4000, 9000] * 25, prefill_s)
     assert 10.0 - start(lead, tokens) == pytest.approx(prefill_s(tokens), rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "cached"),
+    [([100] * 19 + [8000], 0), ([50, 500, 4000], 0), ([2000], 1950)],
+    ids=("rare", "mixed", "cached"),
+)
+def test_a_prompts_lead_is_its_predicted_ttft_whatever_the_lengths_of_the_others(lengths, cached):
+    lead = LeadTime()
+    for tokens in lengths * 30:
+        asked = request(prompt_tokens=tokens)
+        busy = load("a", running=48, kv_utilization=0.5, cached_tokens=min(cached, tokens - 1))
+        lead.started(asked, Picker().pick(asked, CONFIG, [busy], NOW))
+    for tokens in (100, 2000, 8000):
+        found = Picker().pick(request(prompt_tokens=tokens), CONFIG, [load("a", running=48, kv_utilization=0.5)], NOW)
+        assert lead.wait_s + 10.0 - start(lead, tokens) == pytest.approx(found.predicted_ttft_s, rel=0.3)
 
 
 def test_prompts_of_one_length_tell_nothing_about_others():

@@ -192,6 +192,15 @@ def test_a_late_request_out_of_turn_keeps_the_replicas_free_that_the_requests_in
     assert queue.kept_free("late", 12.0) == pytest.approx(load / e + 2 * (load / e) ** 0.5)
 
 
+def test_a_late_request_keeps_no_replica_free_for_requests_without_a_target():
+    config = replace(CONFIG, classes=(ServiceClass("chat", ttft_s=1.0), ServiceClass("batch")))
+    queue = filled(*(request(number, 2.0, service_class="batch") for number in range(9)), config=config)
+    queue.release(2.0, lambda _: replace(PICK, predicted_ttft_s=5.0, prefill_s=5.0))
+    assert queue.offer(request("late", 2.0, service_class="chat", deadline=0.5), config, 2.0) is None
+    queue.release(2.0, nothing)
+    assert queue.kept_free("late", 2.0) == 0.0
+
+
 def test_a_late_request_in_its_turn_or_of_a_service_without_others_keeps_no_replica_free():
     others = [request(number, arrived=2.0, deadline=99.0) for number in range(round(1 / LATE_SHARE) - 1)]
     queue = filled(request("late", deadline=0.5), *others)
