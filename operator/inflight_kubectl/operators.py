@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inflight_base.kube.kinds import object_path
 from inflight_base.manifest.names import OPERATOR_LABELS, selector_string
+from inflight_kubectl.api_problems import ApiProblem
 from inflight_kubectl.cluster import Cluster, Json
 
 OPERATOR_SELECTOR = selector_string(OPERATOR_LABELS)
@@ -31,6 +32,16 @@ def lease_path(deployment: Json) -> str | None:
         return None
     name = next((one.partition("=")[2] for one in given if one.startswith("--lease-name=")), "inflight-operator")
     return object_path("Lease", deployment["metadata"]["namespace"], name)
+
+
+def upgrade_of_operator(cluster: Cluster, *options: str) -> str:
+    """Returns `upgrade_command` for the operator of this cluster; that of the documentation's installation if you may
+    not look for it."""
+    try:
+        found = operators(cluster)
+    except ApiProblem:
+        found = []
+    return upgrade_command(found[0] if found else {"metadata": {"namespace": "inflight-system"}}, *options)
 
 
 def upgrade_command(installed: Json, *options: str) -> str:

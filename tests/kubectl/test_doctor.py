@@ -267,10 +267,13 @@ def test_an_image_of_an_init_container_is_changed_in_the_chart(container, image,
     waiting = {"reason": "ErrImagePull", "message": "not found"}
     bad = pod_body(ready=False, initContainerStatuses=[{"name": container, "state": {"waiting": waiting}}])
     bad["metadata"]["labels"] = {"inflight.dev/service": "chat"}
-    (failed,) = only(well(**{"/api/v1/namespaces/default/pods": items(bad)}), "fail")
+    installed = operator()
+    installed["metadata"]["labels"]["app.kubernetes.io/instance"] = "mine"
+    answers = {"/api/v1/namespaces/default/pods": items(bad), "/apis/apps/v1/deployments": items(installed)}
+    (failed,) = only(well(**answers), "fail")
     assert failed.found == f"chat-1 cannot pull {image}: not found"
     assert failed.remedy == (
-        f"helm upgrade inflight helm/inflight -n inflight-system --reset-then-reuse-values --set {value}=REPOSITORY"
+        f"helm upgrade mine helm/inflight -n inflight-system --reset-then-reuse-values --set {value}=REPOSITORY"
     )
 
 

@@ -45,9 +45,13 @@ def test_an_operator_without_the_image_for_the_plugin_is_named_with_the_command_
             found.raw["spec"]["engine"] = {"type": "vllm"}
             return [found]
 
+        def list(self, path, **query):
+            names = {"app.kubernetes.io/instance": "mine"}
+            return {"items": [{"metadata": {"namespace": "llm", "labels": names}}]}
+
     (result,) = check_engines(One())
     assert (result.level, result.found) == ("warn", told["message"])
-    assert result.remedy.startswith("helm upgrade inflight ")
+    assert result.remedy.startswith("helm upgrade mine helm/inflight -n llm ")
 
 
 def test_services_of_type_inflight_are_not_asked():

@@ -41,6 +41,12 @@ async def kept(client):
     kept.stop()
 
 
+async def test_a_stream_begins_with_a_comment_so_that_a_hang_before_any_silence_is_noticed_as_soon(client, kept):
+    await kept(STREAM)
+    await kept(event(b"a", more=False))
+    assert client.bodies == [COMMENT, b"a"]
+
+
 async def test_a_comment_follows_each_time_of_silence(client, kept):
     await kept(STREAM)
     async with asyncio.timeout(5):
@@ -54,14 +60,14 @@ async def test_nothing_follows_the_end(client, kept):
     await kept(STREAM)
     await kept(event(b"a", more=False))
     await asyncio.sleep(4 * SILENCE)
-    assert client.bodies == [b"a"]
+    assert client.bodies == [COMMENT, b"a"]
 
 
 async def test_a_stop_ends_the_comments(client, kept):
     await kept(STREAM)
     kept.stop()
     await asyncio.sleep(4 * SILENCE)
-    assert client.bodies == []
+    assert client.bodies == [COMMENT]
 
 
 async def test_only_event_streams_get_comments(client, kept):
@@ -77,8 +83,8 @@ async def test_a_client_that_does_not_read_gets_no_more_comments_and_all_message
     await asyncio.sleep(6 * SILENCE)  # one comment is on its way
     messages = asyncio.create_task(kept(event(b"a")))
     await asyncio.sleep(6 * SILENCE)
-    assert client.bodies == []
+    assert client.bodies == [COMMENT]
     client.open.set()
     await messages
     await kept(event(b"b", more=False))
-    assert client.bodies == [COMMENT, b"a", b"b"]
+    assert client.bodies == [COMMENT, COMMENT, b"a", b"b"]

@@ -94,8 +94,8 @@ async def test_a_silent_stream_gets_comments(serve, vllm, monkeypatch):
     client = serve()
     client.inflight._app = stream
     answer = await client.post("/v1/completions", json={"prompt": "x", "stream": True})
-    first, *comments, second, end = answer.text.split("\n\n")
-    assert (first, second, end) == ("data: 1", "data: 2", "")
+    opening, first, *comments, second, end = answer.text.split("\n\n")
+    assert (opening, first, second, end) == (": keep-alive", "data: 1", "data: 2", "")
     assert comments
     assert set(comments) == {": keep-alive"}
 

@@ -15,8 +15,8 @@ COMMENT: Final = b": keep-alive\n\n"
 
 
 class KeptAlive:
-    """An ASGI `send` that adds a comment to an event stream after each `silence` seconds without a message. Each
-    message has to be whole events, as vLLM's are."""
+    """An ASGI `send` that adds a comment to an event stream at its start, by which the gateway knows that it may count
+    on them, and after each `silence` seconds without a message. Each message has to be whole events, as vLLM's are."""
 
     def __init__(self, send: Send, silence: float) -> None:
         self._send = send
@@ -38,9 +38,12 @@ class KeptAlive:
         if kind == "http.response.body" and not message.get("more_body"):
             self.stop()
         await self._send(message)
+        begins = kind == "http.response.start" and _is_stream(message)
+        if begins:
+            await self._send_comment()
         self._sending = False
         self._latest = self._loop.time()
-        if kind == "http.response.start" and _is_stream(message):
+        if begins:
             self._wait()
 
     def stop(self) -> None:
@@ -57,9 +60,11 @@ class KeptAlive:
             self._latest = now  # the client has not taken the bytes before
         elif now >= self._latest + self._silence:
             self._latest = now
-            comment = {"type": "http.response.body", "body": COMMENT, "more_body": True}
-            self._comment = asyncio.ensure_future(self._send(comment))
+            self._comment = asyncio.ensure_future(self._send_comment())
         self._wait()
+
+    async def _send_comment(self) -> None:
+        await self._send({"type": "http.response.body", "body": COMMENT, "more_body": True})
 
 
 def _is_stream(start: Message) -> bool:

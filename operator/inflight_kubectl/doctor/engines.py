@@ -10,7 +10,7 @@ from inflight_base.page.reader import PageError
 from inflight_kubectl.cluster import Cluster
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
 from inflight_kubectl.engine_metrics import metrics_port, page_text
-from inflight_kubectl.operators import upgrade_command
+from inflight_kubectl.operators import upgrade_of_operator
 from inflight_kubectl.output import Problem
 from inflight_kubectl.resources import Service
 
@@ -33,7 +33,7 @@ def _engines_of(cluster: Cluster, service: Service) -> Iterator[Result]:
     name = f"engines of {service.namespace}/{service.name}"
     tuning = service.condition("TuningActive")
     if tuning is not None and tuning.reason == "NoPluginImage":
-        yield warn(name, tuning.message, upgrade_command({"metadata": {"namespace": "inflight-system"}}))
+        yield warn(name, tuning.message, upgrade_of_operator(cluster))
         return
     # Pods of an earlier type leave.
     pod = next((one for one in cluster.pods(service) if one.serves and one.engine == service.engine), None)

@@ -11,7 +11,7 @@ from inflight_kubectl.cluster import Cluster, Json
 from inflight_kubectl.doctor.monitoring import PART
 from inflight_kubectl.doctor.result import Result, fail, ok, warn
 from inflight_kubectl.events import Event
-from inflight_kubectl.operators import upgrade_command
+from inflight_kubectl.operators import upgrade_command, upgrade_of_operator
 from inflight_kubectl.resources import Service
 
 _IMAGE_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -58,7 +58,7 @@ def check_images(cluster: Cluster) -> Iterator[Result]:
     pods = {one["metadata"]["name"]: one for one in cluster.list(f"{path}/pods", labelSelector=PART)["items"]}
     bad = [(pod, container) for pod in pods.values() if (container := _unpulled(pod))]
     for pod, container in bad:
-        yield _pull_problem(pod, container)
+        yield _pull_problem(cluster, pod, container)
     if bad:
         return
     events = [Event.of(one) for one in cluster.list(f"{path}/events", fieldSelector="reason=Failed")["items"]]
@@ -128,14 +128,16 @@ def _unpulled(pod: Json) -> Json:
     return {}
 
 
-def _pull_problem(pod: Json, container: Json) -> Result:
+def _pull_problem(cluster: Cluster, pod: Json, container: Json) -> Result:
     waiting, name = container["state"]["waiting"], container.get("name")
     said = " ".join(str(waiting.get("message") or waiting["reason"]).split())
     what, value = _INIT_IMAGES.get(str(name), ("its image", "image"))
     service = (pod["metadata"].get("labels") or {}).get(SERVICE_LABEL)
-    if service is None or name in _INIT_IMAGES:
-        installed = pod if service is None else {"metadata": {"namespace": "inflight-system"}}
-        remedy = upgrade_command(installed, f"--set {value}.repository=REPOSITORY")
+    other = f"--set {value}.repository=REPOSITORY"
+    if service is None:
+        remedy = upgrade_command(pod, other)
+    elif name in _INIT_IMAGES:
+        remedy = upgrade_of_operator(cluster, other)
     else:
         change = '{"spec":{"engine":{"image":"REPOSITORY:TAG"}}}'
         remedy = f"kubectl -n {pod['metadata']['namespace']} patch ifsvc {service} --type merge -p '{change}'"

@@ -26,7 +26,7 @@ CORE_DIED = (
 @dataclass(frozen=True)
 class Does(Do):
     """Script of one attempt. Attributes: merged: tokens of each event. old: it knows no `return_token_ids`. kept_alive:
-    a comment before each event. reasoning: a parser takes the first two tokens out of the text."""
+    it begins with a comment, as with the plugin. reasoning: a parser takes the first two tokens out of the text."""
 
     merged: int = 1
     old: bool = False
@@ -132,7 +132,7 @@ class FakeVllm(FakeEngine):
         )
         sent = events(seen.json, seen.target, seen.headers["x-request-id"], CREATED + number, does)
         if does.kept_alive:
-            sent = [part for one in sent for part in (b": keep-alive\n\n", one)]
+            sent.insert(0, b": keep-alive\n\n")
         return await self._write(b"".join(sent), does, seen, reader, writer)
 
     async def _plain(self, body: bytes, writer) -> bool:
