@@ -9,7 +9,8 @@ from collections.abc import Iterator
 import click
 
 from docs.generate.markdown import GENERATED, cell, code, fenced, prose, table
-from docs.generate.parsers import PARSERS, kubectl_inflight, subcommands
+from docs.generate.parsers import PARSERS, subcommands
+from inflight_kubectl.cli import cli
 
 _HEADER = ("flag", "meaning")
 
@@ -17,9 +18,7 @@ _HEADER = ("flag", "meaning")
 def kubectl_page() -> str:
     """`kubectl inflight`."""
     top = GENERATED + "# kubectl inflight\n"
-    return top + "".join(
-        _click_sections(kubectl_inflight, click.Context(kubectl_inflight, info_name="kubectl inflight"))
-    )
+    return top + "".join(_click_sections(cli, click.Context(cli, info_name="kubectl inflight")))
 
 
 def page(program: str) -> str:

@@ -7,11 +7,8 @@ from collections.abc import Callable
 
 from inflight_engine.cli import build_parser as engine_parser
 from inflight_gateway.cli import build_parser as gateway_parser
-from inflight_kubectl.cli import cli as kubectl_inflight
 from inflight_operator.cli import build_parser as operator_parser
 from inflight_simulator.cli import build_parser as simulator_parser
-
-__all__ = ["PARSERS", "flags_of", "kubectl_inflight", "subcommands"]
 
 PARSERS: dict[str, Callable[[], argparse.ArgumentParser]] = {
     "inflight-engine": engine_parser,

@@ -7,16 +7,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
 
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.kube.kinds import object_path
 from inflight_base.manifest.names import KIND
+from inflight_kubectl.cluster import Cluster
 from inflight_kubectl.output import Problem, described
 from inflight_kubectl.resources import Service
-
-if TYPE_CHECKING:
-    from inflight_kubectl.cluster import Cluster
 
 WATCH_SECONDS = 10
 """Length of one watch in seconds. An API server that disappears silently is detected soon after the watch should have

@@ -8,14 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from inflight_kubectl.cluster import Cluster
 from inflight_kubectl.gateways import GatewayPod, behind_gateway, no_gateway, ready_gateways
 from inflight_kubectl.output import Problem
-
-if TYPE_CHECKING:
-    from inflight_kubectl.cluster import Cluster
-    from inflight_kubectl.resources import Service
+from inflight_kubectl.resources import Service
 
 LAST_PICKS = 8
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inflight_base.kube.kinds import object_path
 from inflight_base.manifest.names import (
@@ -16,11 +16,9 @@ from inflight_base.manifest.names import (
 )
 from inflight_base.manifest.pods import condition
 from inflight_kubectl.api_problems import ApiProblem
+from inflight_kubectl.cluster import Cluster
 from inflight_kubectl.output import Problem
-
-if TYPE_CHECKING:
-    from inflight_kubectl.cluster import Cluster
-    from inflight_kubectl.resources import Service
+from inflight_kubectl.resources import Service
 
 Address = tuple[str, str, int]
 """Namespace and name of a pod, and the port."""

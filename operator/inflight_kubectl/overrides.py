@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from inflight_base.kube.kinds import object_path
 from inflight_base.manifest.names import KIND
+from inflight_kubectl.cluster import Cluster
 from inflight_kubectl.output import Problem
 from inflight_kubectl.pods import moment
 from inflight_kubectl.resources import Service
 from inflight_settings.limits import Limits, PartialLimits
-
-if TYPE_CHECKING:
-    from inflight_kubectl.cluster import Cluster
 
 FIELD_MANAGER = "inflight-limits"
 """Owner of the field. GitOps controllers take fields back from managers whose names begin with `kubectl`."""

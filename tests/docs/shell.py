@@ -11,12 +11,14 @@ from pathlib import Path
 
 import click
 
-from docs.generate.parsers import PARSERS, flags_of, kubectl_inflight, subcommands
+from docs.generate.parsers import PARSERS, flags_of, subcommands
+from inflight_kubectl.cli import cli
 from tests.docs.blocks import PROJECT, VALUES
 
 OTHERS = {
     "cd",
     "curl",
+    "cut",
     "docker",
     "export",
     "git",
@@ -86,7 +88,7 @@ def problems(words):
     if program in PARSERS:
         return found + _argparse_problems(PARSERS[program](), rest)
     if program == "inflight" or (program == "kubectl" and rest[:1] == ["inflight"]):
-        return found + _click_problems(kubectl_inflight, rest[program == "kubectl" :])
+        return found + _click_problems(cli, rest[program == "kubectl" :])
     check = {"make": _make_problems, "kubectl": _kubectl_problems, "helm": _helm_problems, "python": _python_problems}
     if program in check:
         return found + check[program](rest)

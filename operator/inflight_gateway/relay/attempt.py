@@ -47,17 +47,14 @@ class Owner(Protocol):
 
     def accepted(self, headers: Headers) -> None:
         """The engine answers with progress frames."""
-        ...
 
     def token(self, data: bytes, now: float) -> bool:
         """Takes a whole frame of one token, the usual data; returns False for any other data, which `frames` gets."""
-        ...
 
     def frames(self, frames: Sequence[Frame], now: float) -> None: ...
 
     def plain(self, status: int, headers: Headers) -> None:
         """The engine sends no progress frames, or rejected the request: a plain response."""
-        ...
 
     def plain_data(self, data: bytes) -> None: ...
 

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from inflight_base.manifest.api_keys import TENANT_NAME
 from inflight_kubectl.api_keys import StoredKey, cautions, keys_secret, named_secret, new_key, rfc3339
-from inflight_kubectl.cluster import Target, cluster_options, completing, service_argument
+from inflight_kubectl.cluster import Cluster, Target, cluster_options, completing, service_argument
 from inflight_kubectl.flag_types import DurationType
 from inflight_kubectl.output import Problem, console, json_option, plain_table, print_json
-
-if TYPE_CHECKING:
-    from inflight_kubectl.cluster import Cluster
-    from inflight_kubectl.resources import Service
+from inflight_kubectl.resources import Service
 
 DAY = 86_400.0
 

@@ -5,19 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 
 import click
 
 from inflight_base.manifest.engines import VLLM
-from inflight_kubectl.cluster import Target, cluster_options, service_argument
+from inflight_kubectl.cluster import Cluster, Target, cluster_options, service_argument
 from inflight_kubectl.flag_types import DurationType, duration_text
 from inflight_kubectl.output import Problem, console, in_utc, json_option, plain_table, print_json
 from inflight_kubectl.overrides import LimitsView, clear_override, limits_view, set_override
 from inflight_settings.limits import HIGHEST_LIMITS, Limits, PartialLimits
-
-if TYPE_CHECKING:
-    from inflight_kubectl.cluster import Cluster
 
 WAIT_SECONDS = 30.0
 """Seconds that the operator and the engines have to apply a change; both usually need one interval of the operator, 3

@@ -5,20 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import click
 
 from inflight_base.kube.kinds import object_path
 from inflight_base.manifest.names import ENGINE_CONTAINER
 from inflight_base.recording import compressor, packed
-from inflight_kubectl.cluster import Target, cluster_options, service_argument
+from inflight_kubectl.cluster import Cluster, Json, Target, cluster_options, service_argument
 from inflight_kubectl.output import Problem, json_option, print_json
 from inflight_kubectl.recordings import Header, parts_of
-
-if TYPE_CHECKING:
-    from inflight_kubectl.cluster import Cluster, Json
-    from inflight_kubectl.resources import Service
+from inflight_kubectl.resources import Service
 
 OPERATOR_CONTAINER = "operator"
 

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from inflight_base.page import reader
 from inflight_base.page.histogram import summed
 from inflight_base.page.reader import PageError, PageReader
+from inflight_kubectl.cluster import Cluster
 from inflight_kubectl.output import Problem
-
-if TYPE_CHECKING:
-    from inflight_kubectl.cluster import Cluster
-    from inflight_kubectl.pods import Pod
+from inflight_kubectl.pods import Pod
 
 _READER = PageReader((reader.RUNNING,), (reader.TTFT,))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from rich.console import Group
 from rich.table import Table
@@ -20,12 +20,9 @@ from inflight_kubectl.engine_metrics import Figures
 from inflight_kubectl.output import age, described
 from inflight_kubectl.pods import Pod
 from inflight_kubectl.resources import Queue, Service
-from inflight_kubectl.top.rows import against, pod_cells, pod_columns, replicas, share
+from inflight_kubectl.top.rows import Cell, against, pod_cells, pod_columns, replicas, share
 from inflight_kubectl.top.summary import STYLES
 from inflight_kubectl.top.widgets import Banner, Grid, LiveScreen, away, clock, title_line
-
-if TYPE_CHECKING:
-    from inflight_kubectl.top.rows import Cell
 
 
 class ServiceScreen(LiveScreen):

@@ -10,10 +10,8 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from inflight_settings.engine import EngineConfig
+from inflight_settings.engine import EngineConfig
 
 _GROUP_EXIT_SECONDS = 5.0
 """Time for the kernel to end killed processes and to free their memory."""

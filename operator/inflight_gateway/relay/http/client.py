@@ -72,11 +72,9 @@ class Exchange(Protocol):
 
     def left(self) -> None:
         """The client disconnected."""
-        ...
 
     def client_writable(self, *, now: bool) -> None:
         """Pause or resume writing of the response."""
-        ...
 
 
 class ClientConnection(asyncio.Protocol):

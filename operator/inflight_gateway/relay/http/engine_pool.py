@@ -75,7 +75,6 @@ class ResponseReader(Protocol):
 
     def engine_writable(self, *, now: bool) -> None:
         """Pause or resume writing of the request's body."""
-        ...
 
 
 class EnginePool:
