@@ -89,21 +89,11 @@ class DeadlineQueue(Generic[Item]):
         late, in_time = self._late.first(), self._in_time.first()
         if late is None:
             return None if in_time is None else in_time[1]
-        return late[1] if in_time is None or self._is_due(late[0][0]) else in_time[1]
+        most = self._most_while_overdue if late[0][0] <= self._overdue else self._most_passed_over
+        return late[1] if in_time is None or self._passed_over >= most else in_time[1]
 
     def is_late(self, item: Item) -> bool:
         return item in self._late
-
-    def is_spare(self, item: Item) -> bool:
-        """Returns whether a late item's share of the picks has not come: it is the head only while no item in time
-        waits."""
-        late = self._late.first()
-        return late is not None and item in self._late and not self._is_due(late[0][0])
-
-    def _is_due(self, place: float) -> bool:
-        """Returns whether the next pick belongs to the late items. Args: place: of the first of them."""
-        most = self._most_while_overdue if place <= self._overdue else self._most_passed_over
-        return self._passed_over >= most
 
     def pick(self, item: Item) -> None:
         """Remove the head, which is picked.

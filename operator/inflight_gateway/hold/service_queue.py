@@ -9,7 +9,7 @@ from math import exp, inf, sqrt
 
 from inflight_gateway.hold.bounds import Room
 from inflight_gateway.types import Pick, RequestView, ServiceConfig
-from inflight_policies.deadline import OVERDUE_WAIT_SHARE, DeadlineQueue
+from inflight_policies.deadline import LATE_SHARE, OVERDUE_SHARE, OVERDUE_WAIT_SHARE, DeadlineQueue
 from inflight_policies.lazy_heap import LazyHeap
 from inflight_policies.priority import aged
 from inflight_policies.service_counter import MAX_DEBTORS, ServiceCounters, unit_of_weight
@@ -173,7 +173,10 @@ class ServiceQueue:
         self.room = Room()
         self.lead_time = LeadTime()
         self.prefill_load = PrefillLoad()
-        self._num_in_time = 0
+        self._in_time: LazyHeap[QueuedRequest] = LazyHeap()
+        """Requests of all tenants that are not late, by their latest start."""
+        self._passed_over = 0
+        """Starts in time, while late requests waited, since the last late start."""
         self._by_tenant: dict[str, Room] = {}
         self._counters = VirtualCounters()
         self._classes: dict[str, _ClassQueue] = {}
@@ -208,7 +211,7 @@ class ServiceQueue:
         place = aged(queued.since, request.priority - chosen.priority, config.priority_aging_s)
         latest_start = self.lead_time.latest_start(request, config.ttft_of(chosen))
         tenant.push(queued, place, queued.sequence, latest_start)
-        self._num_in_time += 1
+        self._in_time.push(queued, (latest_start, queued.sequence))
         self._by_age.push(queued, (queued.since, queued.sequence))
         self.room.add(request)
         self._by_tenant.setdefault(request.tenant, Room()).add(request)
@@ -247,11 +250,15 @@ class ServiceQueue:
     def kept_free(self, queued: QueuedRequest, now: float) -> float:
         """Returns the number of replicas that the head leaves able to start a request at once, besides its own.
 
-        A late request whose share of the picks has not come keeps as many as those in time need, by square-root
-        staffing (Halfin and Whitt 1981): one that arrives while a late prompt of many tokens is computed would else be
-        late, too. All others keep none.
+        A late request keeps as many as those in time need, by square-root staffing (Halfin and Whitt 1981): one that
+        arrives while a late prompt of many tokens is computed would else be late, too. It keeps none while one in time
+        waits, whose turn comes after its own, nor when the late requests' share of the starts has come: of all tenants
+        and classes, since those of one may have no request in time that passes them over.
         """
-        if self._num_in_time or not self._tenant(queued).is_spare(queued):
+        while (first := self._in_time.first()) is not None and first[0][0] < now + self.lead_time.wait_s:
+            self._in_time.remove(first[1])
+        share = OVERDUE_SHARE if queued.since <= self._overdue(now) else LATE_SHARE
+        if len(self._in_time) or self._passed_over >= int(1 / share) - 1:
             return 0.0
         load = self.prefill_load.replicas(now)
         return load + 2 * sqrt(load)
@@ -264,8 +271,10 @@ class ServiceQueue:
         """
         request, tenant = queued.request, self._tenant(queued)
         self.lead_time.started(request, pick)
-        if not tenant.is_late(queued):
-            self._num_in_time -= 1
+        if tenant.is_late(queued):
+            self._passed_over = 0
+        else:
+            self._passed_over += len(self._by_age) > len(self._in_time)
             if request.deadline < inf:
                 self.prefill_load.add(pick.prefill_s or 0.0, now)
         tenant.pick(queued)
@@ -274,9 +283,7 @@ class ServiceQueue:
 
     def discard(self, queued: QueuedRequest) -> None:
         """Remove a request at any position."""
-        tenant = self._tenant(queued)
-        self._num_in_time -= not tenant.is_late(queued)
-        tenant.remove(queued)
+        self._tenant(queued).remove(queued)
         self._left(queued)
 
     def charge(self, service_class: str, tenant: str, tokens: int) -> None:
@@ -291,6 +298,8 @@ class ServiceQueue:
     def _left(self, queued: QueuedRequest) -> None:
         request = queued.request
         self._by_age.remove(queued)
+        if queued in self._in_time:
+            self._in_time.remove(queued)
         self.room.add(request, -1)
         room = self._by_tenant[request.tenant]
         room.add(request, -1)
@@ -306,7 +315,12 @@ class ServiceQueue:
     def _head(self, tenant: DeadlineQueue[QueuedRequest], now: float) -> QueuedRequest | None:
         """Returns the next of a tenant's requests, and leaves it in place."""
         # The prefill of a request that is sent now begins after `wait_s`.
-        overdue = now - OVERDUE_WAIT_SHARE * self.config.hold.max_wait_s
-        late, _ = tenant.pass_time(now + self.lead_time.wait_s, overdue)
-        self._num_in_time -= len(late)
+        late, _ = tenant.pass_time(now + self.lead_time.wait_s, self._overdue(now))
+        for queued in late:
+            if queued in self._in_time:
+                self._in_time.remove(queued)
         return tenant.head()
+
+    def _overdue(self, now: float) -> float:
+        """Returns the time since when late requests have to wait to be overdue."""
+        return now - OVERDUE_WAIT_SHARE * self.config.hold.max_wait_s

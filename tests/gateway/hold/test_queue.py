@@ -201,6 +201,33 @@ def test_a_late_request_keeps_no_replica_free_for_requests_without_a_target():
     assert queue.kept_free("late", 2.0) == 0.0
 
 
+def late_beside_another_tenant(starts, now=2.0):
+    """Returns a queue with a late request of tenant a, after so many starts in time of tenant b while it waited."""
+    others = [request(number, now, tenant="b", deadline=99.0) for number in range(starts)]
+    queue = filled(request("late", tenant="a", deadline=0.5), *others)
+    queue.release(now, nothing)
+    queue.served(request("", tenant="a"), 10**6)  # so that b is next
+    released = queue.release(now, lambda each: replace(PICK, prefill_s=1.0) if each.tenant == "b" else None)
+    assert len(released) == starts
+    return queue
+
+
+def test_late_requests_of_other_tenants_do_not_count_as_requests_in_time():
+    queue = late_beside_another_tenant(3)
+    assert queue.offer(request("as late", 2.0, tenant="c", deadline=1.0), CONFIG, 2.0) is None
+    assert queue.kept_free("late", 2.0) > 0.0
+    assert queue.offer(request("in time", 2.0, tenant="d", deadline=3.0), CONFIG, 2.0) is None
+    assert queue.kept_free("late", 2.0) == 0.0
+    assert queue.kept_free("late", 3.5) > 0.0
+
+
+@pytest.mark.parametrize(("share", "now"), [(LATE_SHARE, 2.0), (OVERDUE_SHARE, 30.0)], ids=["late", "overdue"])
+def test_the_share_of_late_requests_comes_by_the_starts_of_all_tenants(share, now):
+    turn = round(1 / share) - 1
+    assert late_beside_another_tenant(turn - 1, now).kept_free("late", now) > 0.0
+    assert late_beside_another_tenant(turn, now).kept_free("late", now) == 0.0
+
+
 def test_a_late_request_in_its_turn_or_of_a_service_without_others_keeps_no_replica_free():
     others = [request(number, arrived=2.0, deadline=99.0) for number in range(round(1 / LATE_SHARE) - 1)]
     queue = filled(request("late", deadline=0.5), *others)
@@ -223,10 +250,10 @@ def test_requests_in_time_are_counted_through_starts_removals_and_lateness(event
         queue.release(now, at_most(starts))
         if number % 5 == 0:
             queue.remove(str(number))
-        held = queue._services.get(SERVICE)
-        if held is not None:
-            tenants = [each for one in held._classes.values() for each in one.tenants.values()]
-            assert held._num_in_time == sum(len(each._in_time) for each in tenants)
+        if len(queue):
+            queue.kept_free(next(iter(queue._by_id)), now)
+            in_time = [one for one in queue._by_id.values() if one.request.deadline >= now]
+            assert len(queue._services[SERVICE]._in_time) == len(in_time)
 
 
 def test_a_margin_of_its_classes_target_is_kept_before_a_deadline():

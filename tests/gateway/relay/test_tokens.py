@@ -7,7 +7,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from inflight_gateway.relay.answers.answer import _LOOK_EVERY, Answer
-from inflight_gateway.relay.answers.frames import ONE_TOKEN, Frame, FrameParser
+from inflight_gateway.relay.answers.frames import DONE, ONE_TOKEN, Frame, FrameParser
 from inflight_gateway.relay.delivery import Delivery
 from tests.gateway.relay.fake_engine import Do
 from tests.gateway.relay.test_continue import STREAM
@@ -18,22 +18,26 @@ NOTES = st.one_of(
 )
 
 
-PIECES = st.sampled_from([b":", b"t ", b"0", b" ", b"17", b"\n", b"data:", b" x", b"\r", b",", b"f 0 stop"])
+PIECES = st.sampled_from(
+    [b":", b"t ", b"0", b" ", b"17", b"\n", b"data:", b" {", b" x", b" [DONE]", b"\r", b",", b"f 0 stop"]
+)
 
 
 @given(st.lists(PIECES, max_size=12).map(b"".join))
-@example(b":t 0 1\ndata: x\n\n")
-@example(b":t 0 1\ndata: x\n\n\n")
+@example(b":t 0 1\ndata: {}\n\n")
+@example(b":t 0 1\ndata: {}\n\n\n")
+@example(b":t 0 1\ndata: [DONE]\n\n")
 def test_a_frame_taken_at_once_is_read_as_the_parser_reads_it(text):
     found = ONE_TOKEN.fullmatch(text)
     if found is not None:
         index, token, data = found.groups()
+        assert data != DONE
         assert FrameParser(100).feed(text) == [Frame((b"t %b %b" % (index, token),), data)]
 
 
 def token(answer, note):
     """Applies a note as the usual frame of a stream, if it is one."""
-    found = ONE_TOKEN.fullmatch(note + b"\ndata: x\n\n")
+    found = ONE_TOKEN.fullmatch(note + b"\ndata: {}\n\n")
     return found is not None and answer.token(*found.groups()[:2])
 
 

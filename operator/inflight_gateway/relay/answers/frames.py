@@ -22,8 +22,9 @@ this process much longer than the engine."""
 DONE = b"data: [DONE]\n\n"
 """Data of the last frame of a stream."""
 
-ONE_TOKEN = re.compile(rb":t (\d{1,4}) (\d{1,10})\n(data:[^\n]*\n\n)")
-"""A whole frame of one token, the usual one. Groups: index of the choice, id of the token, data."""
+ONE_TOKEN = re.compile(rb":t (\d{1,4}) (\d{1,10})\n(data: \{[^\n]*\n\n)")
+"""A whole frame of one token, the usual one, and never `DONE`, which ends the stream. Groups: index of the choice, id
+of the token, data."""
 
 _END = b"\n\n"
 
