@@ -17,7 +17,7 @@ from tools.localcluster.progress import Progress
 from tools.testbed.helm import OPERATOR_NAMESPACE
 from tools.testbed.numbers import continuations, owner
 from tools.testbed.pods import Pod, pods
-from tools.testbed.service import Service
+from tools.testbed.service import Service, is_ready
 
 OPERATOR = "inflight-operator"
 GATEWAY = "inflight-gateway"
@@ -98,8 +98,8 @@ class Stage:
         self.wait(f"the service with {REPLICAS} ready pods and no other", self._is_at_start)
 
     def _is_at_start(self) -> bool:
-        view, pods = self.service.view(), self.pods()
-        return view.ready and self.rolled_out() and len(pods) == REPLICAS and all(pod.ready for pod in pods)
+        ready, pods = is_ready(self.service.status()), self.pods()
+        return ready and self.rolled_out() and len(pods) == REPLICAS and all(pod.ready for pod in pods)
 
     def rolled_out(self) -> bool:
         """Returns whether the operator has observed the present spec, and the Deployment's pods are of its template."""

@@ -1,8 +1,7 @@
-import sys
-
 import pytest
 
 from tools.localcluster import kubectl
+from tools.measure.report import say
 from tools.testbed.install import install
 from tools.testbed.namespaces import create_namespace
 from tools.testbed.service import Service
@@ -18,7 +17,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session", autouse=True)
 def client_image():
     """The local cluster with the chart installed, and the image that clients run from. Seconds when it is there."""
-    return install(lambda line: print(line, file=sys.stderr, flush=True))
+    return install(say)
 
 
 @pytest.fixture(scope="module")

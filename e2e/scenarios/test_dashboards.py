@@ -9,6 +9,7 @@ from e2e.scenarios.conftest import apply
 from tools.prometheus.answers import Window, ask, load
 from tools.prometheus.monitors import watching
 from tools.testbed.load_pod import driver_pod
+from tools.testbed.service import is_ready
 
 # A small KV cache with swap, and a short queue: requests are preempted, swapped and rejected under load.
 BUSY = {
@@ -52,7 +53,7 @@ def problems(namespace, client_image):
     service = apply("seen", namespace, **BUSY)
     behind = apply("behind", namespace, **STEADY, gateway={"enabled": True})
     for one in (service, behind):
-        one.wait("Ready", lambda view: view.ready, seconds=180)
+        one.wait("Ready", is_ready, seconds=180)
     with ExitStack() as running:
         prometheus = running.enter_context(watching(SCRAPE_SECONDS, [namespace]))
         running.enter_context(driver_pod(service, "light", list(LIGHT), image=client_image))

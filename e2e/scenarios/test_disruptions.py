@@ -1,7 +1,5 @@
 """The most important disruptions under traffic; `make e2e-disruptions` runs them all."""
 
-import sys
-
 import pytest
 
 from e2e.disruptions import table
@@ -9,6 +7,7 @@ from e2e.disruptions.phases import IN_MAKE_TEST, PHASES
 from e2e.disruptions.run import run_phase
 from e2e.disruptions.stage import Stage
 from tools.localcluster import kubectl
+from tools.measure.report import say
 from tools.testbed.service import Service
 
 TRAFFIC_SECONDS = 12
@@ -16,7 +15,7 @@ TRAFFIC_SECONDS = 12
 
 @pytest.fixture(scope="module")
 def stage(namespace, client_image):
-    stage = Stage(Service("chat", namespace), client_image, lambda line: print(line, file=sys.stderr, flush=True))
+    stage = Stage(Service("chat", namespace), client_image, say)
     stage.settle()
     yield stage
     kubectl("-n", namespace, "delete", "inferenceservice", "chat", "--wait=false")

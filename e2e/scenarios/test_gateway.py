@@ -12,6 +12,7 @@ from e2e.disruptions.stage import continued, node_problem
 from e2e.scenarios.conftest import apply
 from tools.localcluster import kubectl
 from tools.testbed.load_pod import ask_pod, greedy_pod
+from tools.testbed.service import is_ready
 
 pytestmark = pytest.mark.timeout(420)
 
@@ -39,7 +40,7 @@ def service(namespace):
 def wait_whole(service):
     service.wait(
         "two replicas",
-        lambda view: view.ready and view.ready_replicas == len(service.pods()) == REPLICAS,
+        lambda status: is_ready(status) and status.get("readyReplicas") == len(service.pods()) == REPLICAS,
         seconds=240,
     )
 

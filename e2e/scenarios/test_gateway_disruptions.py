@@ -1,8 +1,6 @@
 """The most important disruptions of a service behind the gateway; `make e2e-disruptions ARGS=--gateway` runs them
 all."""
 
-import sys
-
 import pytest
 
 from e2e.disruptions import table
@@ -11,14 +9,12 @@ from e2e.disruptions.run import run_phase
 from e2e.disruptions.stage import Stage
 from e2e.scenarios.test_disruptions import TRAFFIC_SECONDS
 from tools.localcluster import kubectl
+from tools.measure.report import say
 from tools.testbed.service import Service
 
 
 @pytest.fixture(scope="module")
 def stage(namespace, client_image):
-    def say(line):
-        print(line, file=sys.stderr, flush=True)
-
     stage = Stage(Service("chat", namespace), client_image, say, gateway=True)
     stage.settle()
     yield stage
@@ -30,5 +26,5 @@ def test_only_requests_on_a_killed_gateway_pod_are_lost(stage, name):
     outcome = run_phase(PHASES[name], stage, TRAFFIC_SECONDS)
     if outcome.skipped:
         pytest.skip(outcome.note)
-    print(table.text([outcome]), file=sys.stderr)
+    say(table.text([outcome]))
     assert outcome.problems == (), table.text([outcome])

@@ -7,11 +7,13 @@ import httpx
 
 from e2e.disruptions.stage import GATEWAY, system_pods
 from e2e.scenarios.conftest import apply
+from inflight_base.manifest.pods import condition
 from inflight_kubectl.cluster import Target
 from inflight_kubectl.engine_access import PortForward
 from tools.localcluster import kubeconfig_path, kubectl
 from tools.testbed.helm import OPERATOR_NAMESPACE
 from tools.testbed.other_gateway import BY_HEADER, PICKED, bootstrap
+from tools.testbed.service import is_ready
 
 OTHER = "other-gateway"
 PORT = 8080
@@ -23,8 +25,8 @@ def test_another_gateway_reaches_the_engine_that_the_picker_of_the_services_pool
     spec = {"scaling": {"minReplicas": 1, "maxReplicas": 1}, "tuning": {"mode": "Off"}}
     service = apply("pooled", namespace, **spec, gateway={"enabled": True, "inferencePool": {"enabled": True}})
     # The operator looks for the API once a minute.
-    view = service.wait("its InferencePool", lambda view: status_of(view) == "True", seconds=75)
-    assert view.conditions["InferencePool"]["reason"] == "PoolNotReferenced"
+    status = service.wait("its InferencePool", has_pool, seconds=75)
+    assert condition(status, "InferencePool")["reason"] == "PoolNotReferenced"
 
     pool, picker = get(namespace, "inferencepool", "pooled")["spec"], get(namespace, "service", "pooled-picker")["spec"]
     reference, (port,) = pool["endpointPickerRef"], picker["ports"]
@@ -34,7 +36,7 @@ def test_another_gateway_reaches_the_engine_that_the_picker_of_the_services_pool
     in_time("the picker's endpoints", lambda: endpoints(namespace) == gateway_endpoints(port["targetPort"]))
 
     start_other_gateway(namespace, f"{picker['clusterIP']}:9002")
-    service.wait("Ready", lambda view: view.ready, seconds=180)
+    service.wait("Ready", is_ready, seconds=180)
     answer = ask_other_gateway(namespace)
     assert answer.json()["choices"][0]["message"]["content"]
     assert answer.headers[PICKED].split(",") == engines(namespace)
@@ -43,8 +45,8 @@ def test_another_gateway_reaches_the_engine_that_the_picker_of_the_services_pool
     in_time("no trace of the pool", lambda: not pool_objects(namespace))
 
 
-def status_of(view):
-    return view.conditions.get("InferencePool", {}).get("status")
+def has_pool(status):
+    return condition(status, "InferencePool").get("status") == "True"
 
 
 def get(namespace, kind, *name):

@@ -9,11 +9,13 @@ from pathlib import Path
 import pytest
 
 from e2e.scenarios.conftest import apply
+from inflight_base.manifest.pods import condition
 from inflight_kubectl.cluster import Target
 from inflight_kubectl.engine_access import forward_to_service
 from tools.localcluster import kubeconfig_path, kubectl
 from tools.terminal import terminal
 from tools.testbed.helm import OPERATOR_NAMESPACE
+from tools.testbed.service import is_ready
 
 PROGRAM = str(Path(sys.executable).with_name("kubectl-inflight"))
 
@@ -21,7 +23,7 @@ PROGRAM = str(Path(sys.executable).with_name("kubectl-inflight"))
 @pytest.fixture(scope="module")
 def service(namespace):
     service = apply("chat", namespace, slo={"ttftP95": "5s", "tpotP95": "1s"}, scaling={"maxReplicas": 1})
-    service.wait("the service to be Ready", lambda view: view.ready, seconds=180)
+    service.wait("the service to be Ready", is_ready, seconds=180)
     return service
 
 
@@ -53,7 +55,7 @@ def test_requests_reach_an_engine_through_a_port_forward_and_top_shows_its_figur
         screen.sees("Enter Open")
         screen.press("q")
         screen.sees("exit code 0")
-    service.wait("the service to be Ready again", lambda view: view.ready, seconds=180)
+    service.wait("the service to be Ready again", is_ready, seconds=180)
 
 
 def test_why_explains_a_service_that_waits_for_a_gpu(namespace, environment):
@@ -61,7 +63,7 @@ def test_why_explains_a_service_that_waits_for_a_gpu(namespace, environment):
     try:
         large.wait(
             "the scheduler to find no node",
-            lambda view: view.conditions.get("Scheduled", {}).get("reason") == "Unschedulable",
+            lambda status: condition(status, "Scheduled").get("reason") == "Unschedulable",
             seconds=60,
         )
         report = json.loads(_run(environment, "why", "large", "-n", namespace, "--json").stdout)

@@ -9,6 +9,7 @@ import pytest
 
 from e2e.scenarios.conftest import apply
 from tools.localcluster import kubeconfig_path
+from tools.testbed.service import is_ready
 
 pytestmark = pytest.mark.timeout(240)
 
@@ -18,7 +19,7 @@ PROGRAM = [sys.executable, "-c", "from inflight_kubectl.cli import main; main()"
 @pytest.fixture(scope="module")
 def service(namespace):
     service = apply("tools", namespace, slo={"ttftP95": "2s", "tpotP95": "500ms"}, scaling={"maxReplicas": 1})
-    service.wait("Ready", lambda view: view.ready, seconds=180)
+    service.wait("Ready", is_ready, seconds=180)
     return service
 
 

@@ -9,6 +9,7 @@ from e2e.scenarios.conftest import apply
 from tools.localcluster import kubectl
 from tools.testbed.helm import OPERATOR_NAMESPACE
 from tools.testbed.load_pod import ask_pod, driver_pod
+from tools.testbed.service import is_ready
 
 CHILDREN = "deployment,replicaset,pod,service,secret,configmap,poddisruptionbudget,networkpolicy"
 
@@ -16,7 +17,7 @@ CHILDREN = "deployment,replicaset,pod,service,secret,configmap,poddisruptionbudg
 @pytest.fixture(scope="module")
 def service(namespace):
     service = apply("life", namespace, tuning={"mode": "Off"}, scaling={"maxReplicas": 1})
-    service.wait("Ready", lambda view: view.ready, seconds=180)
+    service.wait("Ready", is_ready, seconds=180)
     return service
 
 
@@ -57,11 +58,11 @@ def test_the_operator_killed_and_restarted_loses_nothing(service):
     # A change made while it is away is carried out, and what was not changed stays the same process.
     apply(service.name, service.namespace, tuning={"mode": "Off"}, scaling={"minReplicas": 2, "maxReplicas": 2})
     kubectl("-n", OPERATOR_NAMESPACE, "rollout", "status", "deployment/inflight-operator", "--timeout=90s")
-    service.wait("two replicas", lambda view: view.ready_replicas == 2, seconds=120)
+    service.wait("two replicas", lambda status: status.get("readyReplicas") == 2, seconds=120)
     kept = {pod.uid: pod.restarts for pod in service.pods()}
     assert all(kept.get(pod.uid) == pod.restarts for pod in before)
     apply(service.name, service.namespace, tuning={"mode": "Off"}, scaling={"maxReplicas": 1})
-    service.wait("one replica", lambda view: view.replicas == view.ready_replicas == 1, seconds=120)
+    service.wait("one replica", lambda status: status.get("replicas") == status.get("readyReplicas") == 1, seconds=120)
 
 
 def test_a_spec_change_rolls_out_under_traffic_and_no_request_is_lost(service, client_image):
@@ -78,7 +79,7 @@ def test_a_spec_change_rolls_out_under_traffic_and_no_request_is_lost(service, c
         closing = closing_line(pod)
     assert closing["lost"] == {}
     assert closing["answered"] == closing["sent"] > 0
-    assert service.view().ready
+    assert is_ready(service.status())
     (pod,) = service.pods()
     scheduling = service.runtime_config(pod.name)["scheduling"]
     assert scheduling["policy"] == "priority"

@@ -26,7 +26,7 @@ def sleeper(namespace, **hold):
 
 
 def wait_asleep(service):
-    service.wait("no replica", lambda view: view.replicas == 0 and not service.pods(), seconds=240)
+    service.wait("no replica", lambda status: not status.get("replicas") and not service.pods(), seconds=240)
 
 
 def ask_at_once(service, name, requests, image):
@@ -50,7 +50,7 @@ def test_fifty_requests_at_once_wake_the_service_and_are_all_answered(namespace,
     assert closing["lost"] == {}
     assert closing["answered"] == closing["sent"] == AT_ONCE
     assert closing["retries"] == 0
-    assert service.view().replicas == 1
+    assert service.status()["replicas"] == 1
     wait_asleep(service)
 
 

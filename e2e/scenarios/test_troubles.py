@@ -5,7 +5,9 @@ import json
 import pytest
 
 from e2e.scenarios.conftest import apply, manifest
+from inflight_base.manifest.pods import condition
 from tools.localcluster import ClusterError, kubectl
+from tools.testbed.service import is_ready
 
 TROUBLES = {
     "no-gpu": ({"accelerator": {"count": 1}}, ["nvidia.com/gpu", "accelerator.count"]),
@@ -25,13 +27,13 @@ def services(namespace):
 @pytest.mark.parametrize("name", TROUBLES)
 def test_a_service_that_cannot_start_says_why(services, name):
     words = TROUBLES[name][1]
-    view = services[name].wait(
-        f"a message with {words}",
-        lambda view: not view.ready and all(word in view.message for word in words),
-        seconds=120,
-    )
-    assert view.conditions["Ready"]["status"] == "False"
-    assert len(view.message) < 500
+
+    def says(status):
+        return not is_ready(status) and all(word in condition(status, "Ready").get("message", "") for word in words)
+
+    status = services[name].wait(f"a message with {words}", says, seconds=120)
+    assert condition(status, "Ready")["status"] == "False"
+    assert len(condition(status, "Ready")["message"]) < 500
 
 
 BAD_SPECS = {

@@ -2,7 +2,6 @@
 
 import json
 import re
-import sys
 
 import pytest
 
@@ -10,9 +9,11 @@ from e2e.disruptions import table
 from e2e.disruptions.phases import PHASES
 from e2e.disruptions.run import run_phase
 from e2e.disruptions.stage import REPLICAS, Stage, replicas, specification
+from inflight_base.manifest.pods import condition
 from tools.localcluster import kubectl
+from tools.measure.report import say
 from tools.testbed.load_pod import ask_pod, driver_pod
-from tools.testbed.service import Service
+from tools.testbed.service import Service, is_ready
 
 pytestmark = pytest.mark.timeout(2400)
 
@@ -22,10 +23,6 @@ TRAFFIC_SECONDS = 30
 DISRUPTIONS = (
     "engine-killed", "pod-killed", "pod-deleted", "scale-out", "scale-in", "rollout-surge-first", "limits-changed",
 )  # fmt: skip
-
-
-def say(line):
-    print(line, file=sys.stderr, flush=True)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +54,7 @@ def running(service, pod):
 
 def test_it_becomes_ready_and_answers_by_its_name(stage):
     stage.apply(scaling=replicas(1), gateway={"enabled": False})
-    stage.service.wait("Ready", lambda view: view.ready, seconds=START_SECONDS, saying=say)
+    stage.service.wait("Ready", is_ready, seconds=START_SECONDS, saying=say)
     assert "rainbow" in answer(stage.service, "ask", stage.image).lower()
 
 
@@ -68,9 +65,12 @@ def test_limits_move_while_requests_run_and_vllm_runs_as_many(stage):
         tuning = {"mode": "Off", "override": {"maxNumSeqs": number, "until": "2100-01-01T00:00:00Z"}}
         stage.apply(scaling=replicas(1), gateway={"enabled": False}, tuning=tuning)
 
+    def has_two_slots(status):
+        return is_ready(status) and status.get("limits", {}).get("maxNumSeqs") == 2
+
     limited(2)
     service = stage.service
-    service.wait("Ready", lambda view: view.ready and view.limits and view.limits[0] == 2, seconds=START_SECONDS)
+    service.wait("Ready", has_two_slots, seconds=START_SECONDS)
     (pod,) = service.pods()
     arguments = ["--clients=16", "--requests=100000", "--seconds=90", "--max-tokens=60", "--prompt-words=20"]
     with driver_pod(service, "limits", arguments, image=stage.image) as load:
@@ -99,18 +99,18 @@ def test_a_version_that_the_plugin_does_not_know_serves_on_and_pod_and_service_s
     service = Service("newer", namespace)
     service.apply(specification(engine=engine, scaling=replicas(1), tuning={"mode": "Auto"}, template=template))
 
-    def tuning(view):
-        return view.conditions.get("TuningActive", {})
+    def tuning(status):
+        return condition(status, "TuningActive")
 
-    view = service.wait(
+    status = service.wait(
         "Ready, with a reason why its limits are not tuned",
-        lambda view: view.ready and tuning(view).get("reason") == "PluginUnsupported",
+        lambda status: is_ready(status) and tuning(status).get("reason") == "PluginUnsupported",
         seconds=START_SECONDS,
         saying=say,
     )
     reason = "vLLM 9.9.9+cpu is not one that this plugin was tested with"
-    assert tuning(view)["status"] == "False"
-    assert reason in tuning(view)["message"]
+    assert tuning(status)["status"] == "False"
+    assert reason in tuning(status)["message"]
     assert "rainbow" in answer(service, "ask-newer", client_image).lower()
     (pod,) = service.pods()
     assert pod.restarts == 0
@@ -143,7 +143,7 @@ def test_requests_wake_it_from_zero_and_are_all_answered(stage, at_start):
         gateway={"enabled": True, "hold": {"maxWait": "600s"}},
     )
     service = stage.service
-    service.wait("no replica", lambda view: view.replicas == 0 and not service.pods(), seconds=START_SECONDS)
+    service.wait("no replica", lambda status: not status.get("replicas") and not service.pods(), seconds=START_SECONDS)
     arguments = ["--clients=10", "--requests=10", "--max-tokens=8", "--prompt-words=20", "--new-connections"]
     with driver_pod(service, "wake", [*arguments, "--patience=600"], image=stage.image) as pod:
         closing = json.loads("".join(pod.follow()).strip().splitlines()[-1])

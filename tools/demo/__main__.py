@@ -17,7 +17,7 @@ from tools.testbed.install import install
 from tools.testbed.load_pod import ask_pod
 from tools.testbed.numbers import numbers
 from tools.testbed.pods import Pod
-from tools.testbed.service import Service
+from tools.testbed.service import Service, is_ready
 
 EXAMPLE = REPOSITORY / "examples" / "chat.yaml"
 CHAT = Service("chat")
@@ -65,7 +65,7 @@ def apply_and_wait() -> Pod:
     spec = [line for line in EXAMPLE.read_text().splitlines() if not line.startswith("#")]
     print("\n".join(f"     {line}" for line in spec))
     kubectl("apply", "-f", str(EXAMPLE))
-    CHAT.wait("the service to be Ready", lambda view: view.ready, seconds=READY_SECONDS, saying=waiting)
+    CHAT.wait("the service to be Ready", is_ready, seconds=READY_SECONDS, saying=waiting)
     pod = next(pod for pod in CHAT.pods() if pod.ready)
     print(f"   Ready: pod {pod.name}")
     return pod

@@ -80,7 +80,7 @@ class Watch:
         self._started = time.monotonic()
         self._last_row = ""
         self._next_row = 0.0
-        self._seen = {_key(decision) for decision in service.view().decisions}
+        self._seen = {_key(decision) for decision in service.status().get("decisions", ())}
         self.most_queued = 0
         self.most_kv = 0.0
         self.most_ready = 0
@@ -95,7 +95,7 @@ class Watch:
         self.most_kv = max(self.most_kv, seen.kv_utilization or 0.0)
         self.most_ready = max(self.most_ready, seen.ready_replicas or 0)
         now, decided = time.monotonic() - self._started, False
-        for decision in self._service.view().decisions:
+        for decision in self._service.status().get("decisions", ()):
             if _key(decision) not in self._seen:
                 self._seen.add(_key(decision))
                 decided = True

@@ -10,35 +10,12 @@ from typing import Any
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import API_VERSION, KIND
+from inflight_base.manifest.pods import condition
 from tools.localcluster import kubectl
 from tools.testbed.pods import Pod, pods
 
-
-@dataclass(frozen=True)
-class ServiceView:
-    """A service's status at one moment. Live numbers are on the operator's metrics page: `tools.testbed.numbers`.
-
-    Attributes:
-        replicas: ordered by the operator; ready_replicas: pods that serve.
-        limits: `max_num_seqs` and `max_num_batched_tokens` in force.
-        decisions: oldest first.
-        conditions: by type.
-    """
-
-    replicas: int
-    ready_replicas: int
-    limits: tuple[int, int] | None
-    decisions: tuple[dict[str, Any], ...]
-    conditions: dict[str, dict[str, Any]]
-
-    @property
-    def ready(self) -> bool:
-        return self.conditions.get("Ready", {}).get("status") == "True"
-
-    @property
-    def message(self) -> str:
-        """The sentence that says why it is not Ready, or that it is."""
-        return str(self.conditions.get("Ready", {}).get("message", "not seen by the operator yet"))
+Status = Mapping[str, Any]
+"""A service's `status` at one moment. Live numbers are on the operator's metrics page: `tools.testbed.numbers`."""
 
 
 @dataclass(frozen=True)
@@ -66,10 +43,10 @@ class Service:
         """Create or change it. Raises ClusterError where the cluster rejects it."""
         kubectl("apply", "-f", "-", input=json.dumps(self.manifest(spec)))
 
-    def view(self) -> ServiceView:
-        """Returns the present status."""
+    def status(self) -> Status:
+        """Returns the present status; empty before the operator has written it."""
         manifest = json.loads(kubectl("-n", self.namespace, "get", "inferenceservice", self.name, "-o", "json"))
-        return view_of(manifest.get("status", {}))
+        return dict(manifest.get("status", {}))
 
     def pods(self) -> list[Pod]:
         """Returns its pods that are not being deleted."""
@@ -83,38 +60,32 @@ class Service:
     def wait(
         self,
         goal: str,
-        holds: Callable[[ServiceView], bool],
+        holds: Callable[[Status], bool],
         *,
         seconds: float,
         saying: Callable[[str], None] = lambda message: None,
         interval: float = 1.0,
-    ) -> ServiceView:
+    ) -> Status:
         """Poll the status until it `holds`. `saying` receives each new reason why the service is not Ready.
 
         Raises:
-            TimeoutError: it did not hold in time; the message has the last view.
+            TimeoutError: it did not hold in time; the message has the last status.
         """
         deadline = time.monotonic() + seconds
         last_message = ""
         while True:
-            view = self.view()
-            if holds(view):
-                return view
-            if view.message != last_message:
-                last_message = view.message
-                saying(last_message)
+            status = self.status()
+            if holds(status):
+                return status
+            message = condition(status, "Ready").get("message", "not seen by the operator yet")
+            if message != last_message:
+                last_message = message
+                saying(message)
             if time.monotonic() > deadline:
-                raise TimeoutError(f"waited {seconds:.0f} s for {goal}; last seen: {view}")
+                raise TimeoutError(f"waited {seconds:.0f} s for {goal}; last seen: {status}")
             time.sleep(interval)
 
 
-def view_of(status: dict[str, Any]) -> ServiceView:
-    """Reads a resource's `status`."""
-    limits = status.get("limits")
-    return ServiceView(
-        replicas=status.get("replicas", 0),
-        ready_replicas=status.get("readyReplicas", 0),
-        limits=(limits["maxNumSeqs"], limits["maxNumBatchedTokens"]) if limits else None,
-        decisions=tuple(status.get("decisions") or ()),
-        conditions={condition["type"]: condition for condition in status.get("conditions") or ()},
-    )
+def is_ready(status: Status) -> bool:
+    """Returns whether the service is Ready."""
+    return condition(status, "Ready").get("status") == "True"

@@ -208,7 +208,7 @@ def test_a_request_that_keeps_replicas_free_starts_while_more_of_them_are_ready(
 
 @pytest.mark.parametrize(("ready", "starts"), [(MOST_BY_LOAD - 1, False), (MOST_BY_LOAD, True)])
 def test_in_a_large_service_enough_are_kept_free_if_those_with_the_least_load_are_ready(ready, starts):
-    """Those that hold the prompt's prefix are busy."""
+    """The others, which hold the prefix of the prompt, are busy."""
     loads = [load(f"10.0.0.{number}:80", in_flight=0 if number < ready else 10**6) for number in range(MOST_RANKED)]
     assert (Picker().pick(request(), CONFIG, loads, NOW, replicas=500, kept_free=99.0) is not None) is starts
 

@@ -3,7 +3,7 @@
 from tools.demo import burst
 from tools.demo.burst import Slo, verdict
 from tools.testbed.numbers import Numbers
-from tools.testbed.service import Service, ServiceView
+from tools.testbed.service import Service
 
 SLO = Slo(ttft=2.0, tpot=0.06)
 
@@ -26,7 +26,7 @@ def test_rows_show_latencies_beside_their_targets_and_decisions_at_once(monkeypa
     clock, decisions = [0.0], []
     monkeypatch.setattr(burst.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(burst, "numbers", lambda service: Numbers(12, 3, 0.25, 2, 1, round(clock[0]), 8192))
-    monkeypatch.setattr(Service, "view", lambda service: ServiceView(1, 1, None, tuple(decisions), {}))
+    monkeypatch.setattr(Service, "status", lambda service: {"decisions": decisions})
     watch = burst.Watch(Service("chat"), SLO)
     for clock[0] in (1.0, 2.0, 3.0, 5.0):
         if clock[0] == 3:
