@@ -23,6 +23,8 @@ def test_help_shows_an_example(capsys):
         ["run", "--engine-image", "x", "--metrics-port", "70000"],
         ["run", "--engine-image", "x", "--interval", "0"],
         ["run", "--engine-image", "x", "--interval", "soon"],
+        ["run", "--engine-image", "x", "--engine-upgrades-at-once", "0"],
+        ["run", "--engine-image", "x", "--engine-traces-sampling-ratio", "nan"],
         ["run", "--engine-image", "x", "--gateway-service", "inflight-gateway"],
         ["run", "--engine-image", "x", "--gateway-service", "inflight-gateway.system.svc"],
         ["run", "--engine-image", "x", "--gateway-service", "http://g.system.svc.cluster.local"],
