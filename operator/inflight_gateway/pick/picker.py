@@ -23,6 +23,10 @@ UNPREDICTED_FIRST_TOKEN_WITHIN_S = 60.0
 MOST_KEPT_FREE = 0.5
 """Share of the replicas that a late request keeps free at most: the others work on what waits."""
 
+LARGEST_KEPT_FREE = 7
+"""Most replicas that a late request keeps free besides its own. Of a large service, the eight with the least load are
+ranked, beside those that hold most of the prompt (`engines.fleet`): all of these may be busy while others idle."""
+
 
 class Picker:
     """Picks replicas. Stateless: equal arguments give equal picks, in any process.
@@ -60,7 +64,7 @@ class Picker:
             below_share: the tenant has less than its share.
             claimed: slots that a tenant above its share should leave free, over all replicas.
             kept_free: replicas that must be able to start a request soon, besides the picked one; at most
-                `MOST_KEPT_FREE` of them are asked for.
+                `MOST_KEPT_FREE` and `LARGEST_KEPT_FREE` of them are asked for.
 
         None: no replica can start the request soon, or none exists; the gateway should hold it.
         """
@@ -72,7 +76,7 @@ class Picker:
         replicas = replicas or len(loads)
         claimed_of_each = -(-claimed // replicas)
         if any(is_fresh(load, now) for load in usable):
-            kept_free = min(kept_free, MOST_KEPT_FREE * len(usable))
+            kept_free = min(kept_free, MOST_KEPT_FREE * len(usable), LARGEST_KEPT_FREE)
             pick = self._by_score(
                 *(request, config, usable, loads, now, above_share, below_share, claimed_of_each, kept_free)
             )

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_gateway.engines.fleet import MOST_BY_LOAD, MOST_RANKED
 from inflight_gateway.pick.growth import Growing, Growth
 from inflight_gateway.pick.late_binding import LEAST_STEPS, most_outstanding, slots_worth
 from inflight_gateway.pick.load import STALE_S, EndpointLoad, decode_work
@@ -203,6 +204,13 @@ def test_the_predicted_ttft_of_a_long_prompt_has_the_decodes_of_each_of_its_step
 def test_a_request_that_keeps_replicas_free_starts_while_more_of_them_are_ready(ready, kept_free, starts):
     loads = [load(f"10.0.0.{number}:8000", in_flight=0 if number < ready else 10**6) for number in range(6)]
     assert (Picker().pick(request(), CONFIG, loads, NOW, kept_free=kept_free) is not None) is starts
+
+
+@pytest.mark.parametrize(("ready", "starts"), [(MOST_BY_LOAD - 1, False), (MOST_BY_LOAD, True)])
+def test_in_a_large_service_enough_are_kept_free_if_those_with_the_least_load_are_ready(ready, starts):
+    """The others, which hold the prefix of the prompt, are busy."""
+    loads = [load(f"10.0.0.{number}:80", in_flight=0 if number < ready else 10**6) for number in range(MOST_RANKED)]
+    assert (Picker().pick(request(), CONFIG, loads, NOW, replicas=500, kept_free=99.0) is not None) is starts
 
 
 def test_half_of_the_replicas_are_kept_free_at_most_and_an_only_one_is_not():
