@@ -58,10 +58,10 @@ def best_limits(
     decodes = min(most, _overload(replica, workload, longest) * workload.output)
     if running is not None:
         decodes = min(decodes, max(1.0, running))
-    prefill = _largest(lambda tokens: _seconds(replica, workload, decodes, tokens) <= longest)
+    prefill = largest(lambda tokens: _seconds(replica, workload, decodes, tokens) <= longest)
     budget = min(decodes + prefill, bounds.high.max_num_batched_tokens)
     least_prefill = min(prefill, budget) / 2
-    slots = _largest(
+    slots = largest(
         lambda seqs: (
             seqs <= max(decodes, budget - least_prefill)
             and _seconds(replica, workload, seqs, max(0.0, budget - seqs)) <= longest / _FULL_STEP * _ALL_SLOTS
@@ -111,13 +111,13 @@ def _overload(replica: Replica, workload: Workload, longest: float) -> float:
     def holds(requests: float) -> bool:
         return _seconds(replica, workload, requests * workload.output, requests * workload.computed) <= longest
 
-    return _largest(holds)
+    return largest(holds)
 
 
 def _efficient_prefill(replica: Replica, workload: Workload) -> float:
     """Prompt tokens of a step from which larger steps compute hardly more of them a second."""
     longest = _seconds(replica, workload, 0, _MOST_TOKENS)
-    return _largest(
+    return largest(
         lambda tokens: tokens * longest <= _THROUGHPUT * _MOST_TOKENS * _seconds(replica, workload, 0, tokens)
     )
 
@@ -127,11 +127,11 @@ def _seconds(replica: Replica, workload: Workload, decodes: float, prefill: floa
     return replica.cost.seconds(StepWork(decodes, prefill, decodes * workload.decode_context, attended))
 
 
-def _largest(holds: Callable[[float], bool]) -> float:
-    """The largest number up to `_MOST_TOKENS` for which `holds`, which is true up to some number, is true."""
-    if holds(_MOST_TOKENS):
-        return _MOST_TOKENS
-    low, high = 0.0, _MOST_TOKENS
+def largest(holds: Callable[[float], bool], most: float = _MOST_TOKENS) -> float:
+    """The largest number up to `most` for which `holds`, which is true up to some number, is true."""
+    if holds(most):
+        return most
+    low, high = 0.0, most
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         low, high = (middle, high) if holds(middle) else (low, middle)

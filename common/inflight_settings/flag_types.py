@@ -43,6 +43,32 @@ def above_zero(most: float) -> Callable[[str], float]:
     return parse
 
 
+def whole(expected: str, least: int, most: float = math.inf) -> Callable[[str], int]:
+    """A parser of a whole number in digits alone. Args: expected: what the error message asks for."""
+
+    def parse(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+        return int(text)
+
+    return parse
+
+
+def between(least: float, most: float, unit: str = "") -> Callable[[str], float]:
+    """A parser of a number whose error message repeats the text. Args: unit: in the message, such as ` of seconds`."""
+
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number{unit} from {least:g} to {most:g}")
+        return value
+
+    return parse
+
+
 def size(text: str, least: int = 1) -> int:
     """Bytes from `2Gi`, `512Mi`, `1.5G` or a plain number: Kubernetes' suffixes."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kMGT]|[KMGT]i)?B?", text.strip())

@@ -4,31 +4,20 @@ from __future__ import annotations
 
 import argparse
 import socket
-from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from inflight_base import logs
 from inflight_base.manifest.names import POOL_PORTS
 from inflight_gateway.settings import CA_FILE, GATEWAY_KEY_FILE, LINK_PORT, EnvoySettings, Jwt, Sockets
+from inflight_settings.flag_types import between, whole
 
-
-def _whole(expected: str, least: int, most: int) -> Callable[[str], int]:
-    """Returns a parser of whole numbers. Args: expected: what the error message asks for."""
-
-    def parse(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-            raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
-        return int(text)
-
-    return parse
-
-
-count = _whole("a whole number from 1 to 64", 1, 64)
+count = whole("a whole number from 1 to 64", 1, 64)
 """Parser of a number of processes."""
-_mebibytes = _whole("a whole number of MiB from 64 to 1048576", 64, 2**20)
-_port = _whole("a port from 0 to 65535", 0, 65535)
-_rate = _whole("a whole number from 0 to 1000000", 0, 1_000_000)
+_mebibytes = whole("a whole number of MiB from 64 to 1048576", 64, 2**20)
+_port = whole("a port from 0 to 65535", 0, 65535)
+_rate = whole("a whole number from 0 to 1000000", 0, 1_000_000)
+_seconds = between(0, 86_400, " of seconds")
 
 
 def envoy(parser: argparse.ArgumentParser) -> None:
@@ -296,13 +285,3 @@ def _https(text: str) -> str:
     if address.scheme != "https" or not address.hostname:
         raise argparse.ArgumentTypeError(f"{text!r} is not https://HOST/...")
     return text
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 0 <= seconds <= 86_400:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 86400")
-    return seconds

@@ -8,6 +8,12 @@ import re
 
 from inflight_base.manifest import Manifest
 from inflight_operator.api.observability import ENDPOINT_PATTERN
+from inflight_settings.flag_types import between, whole
+
+share = between(0, 1)
+interval = between(0.5, 60, " of seconds")
+positive = whole("a whole number above 0", 1)
+port = whole("a port: give 1 to 65535, or 0 for a free one", 0, 65535)
 
 
 def collector(text: str) -> str:
@@ -28,16 +34,6 @@ def gateway_service(text: str) -> str:
     return text
 
 
-def share(text: str) -> float:
-    try:
-        share = float(text)
-    except ValueError:
-        share = -1.0
-    if not 0 <= share <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 to 1")
-    return share
-
-
 def peers(text: str) -> tuple[Manifest, ...]:
     try:
         peers = json.loads(text)
@@ -53,25 +49,3 @@ def service(text: str) -> str:
     if not namespace or not name or "/" in name:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAMESPACE/NAME")
     return text
-
-
-def positive(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def port(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or int(text) > 65535:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a port: give 1 to 65535, or 0 for a free one")
-    return int(text)
-
-
-def interval(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = 0.0
-    if not 0.5 <= seconds <= 60:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.5 to 60")
-    return seconds

@@ -9,7 +9,7 @@ from dataclasses import astuple, dataclass, replace
 import msgspec
 
 from inflight_cost.capacity import Margins, Replica, Steady, Targets, Workload, largest_rate, steady
-from inflight_cost.limits import best_limits
+from inflight_cost.limits import best_limits, largest
 from inflight_cost.staffing import smallest
 from inflight_settings.limits import Limits, LimitsBounds
 from inflight_simulator.fleet.config import FleetConfig, ReplicaModel
@@ -54,7 +54,6 @@ TTFT, TPOT, KV_CACHE, SLOTS = "TTFT", "TPOT", "KV cache", "slots"
 
 MOST = 1000.0
 """Multiple of the load from which a resource counts as unlimited."""
-_HALVINGS = 40
 
 
 def breaking_points(
@@ -87,13 +86,8 @@ def first_to_break(points: Mapping[str, float]) -> str:
 
 def _largest_factor(holds: Callable[[float], bool]) -> float:
     """Returns the largest factor up to `MOST` that holds; infinite if `MOST` does."""
-    if holds(MOST):
-        return math.inf
-    low, high = 0.0, MOST
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    factor = largest(holds, MOST)
+    return factor if factor < MOST else math.inf
 
 
 _LEAST_LIMITS = Limits(1, 64)
