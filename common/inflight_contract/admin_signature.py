@@ -99,8 +99,9 @@ def authorization(pod: str, time: str, signature: str) -> str:
 
 
 def is_proof(token: bytes, signature: str, given: str) -> bool:
-    """Return whether `given` is the proof that belongs to a call's signature."""
-    return hmac.compare_digest(proof(token, signature).encode(), given.encode())
+    """Return whether `given` is the proof that belongs to a call's signature. HTTP clients give bytes of a header that
+    are not UTF-8 as surrogates."""
+    return hmac.compare_digest(proof(token, signature).encode(), given.encode(errors="surrogatepass"))
 
 
 def _mac(token: bytes, message: str) -> str:

@@ -20,5 +20,5 @@ def test_only_the_proof_of_this_call_under_this_token_is_one():
     assert is_proof(b"token", SIGNED, PROOF)
     assert not is_proof(b"other", SIGNED, PROOF)
     assert not is_proof(b"token", SIGNED[::-1], PROOF)
-    for wrong in ("", PROOF.upper(), PROOF[:-1], "é" * 64):
+    for wrong in ("", PROOF.upper(), PROOF[:-1], "é" * 64, "\udcff"):
         assert not is_proof(b"token", SIGNED, wrong)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,6 +39,9 @@ from inflight_gateway.types import ServiceConfig
 
 _UNREADABLE = ClientError(400, "the request's body cannot be read as a JSON object", "unreadable_body")
 _FORGED = ClientError(400, "inflight_continuation is a field of the gateway", "unsupported_parameter")
+
+_COMMENTS = re.compile(rb"(?::[^\r\n]*\n\n)+")
+"""Data of an event stream that say only that the server lives."""
 
 _NO_USAGE = b',"usage":null'
 """Written in each event of a stream with token counts, but the last."""
@@ -79,6 +83,9 @@ class Generation:
         self._plain: PlainUsage | None = None
         self._plain_head: tuple[int, Headers] | None = None
         """Sent with the first byte of the body: until then, another engine may answer."""
+        self._unheard_until = 0.0
+        """The client gets no comments of a plain stream before this time of the loop's clock; then it needs them, as
+        proxies cut silent streams."""
         self._vllm: VllmStream | None = None
         self._probe: Probe | None = None
         self._event: bytearray | None = None
@@ -401,6 +408,7 @@ class Generation:
             self._failed(Failure.ENGINE)
             return
         self._plain = PlainUsage(strip=self._delivery.strip and status == 200)
+        self._unheard_until = self._loop.time() + self._shared.tuning.waiting_s
         if not self._delivery.started:
             if self._delivery.strip:
                 # Its length changes.
@@ -414,6 +422,8 @@ class Generation:
         if self._event is not None:
             self._event += data[: _MAX_EVENT_BYTES - len(self._event)]
             return
+        if not self._answer.advanced and self._loop.time() < self._unheard_until and _COMMENTS.fullmatch(data):
+            return  # without a byte, another engine can still answer
         self._start_plain()
         self._client.write(self._plain.take(data))
         self._record.wrote(self._loop.time())

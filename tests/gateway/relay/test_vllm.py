@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import time
@@ -227,6 +228,30 @@ async def test_an_old_server_without_ids_streams_and_is_not_continued(vllm):
     vllm.script(Does(old=True, cut=1300), Does())
     _, _, body = await vllm.post(ASKED[CHAT])
     assert b'"engine_lost"' in body.split(b"\n\n")[-2]
+
+
+async def test_a_comment_is_no_first_byte_of_a_stream_that_only_its_engine_can_continue(vllm):
+    asked = {**ASKED[CHAT], "stop": ["never"]}
+    vllm.script(Does(cut=len(b": keep-alive\n\n"), kept_alive=True), Does())
+    status, _, body = await vllm.post(asked)
+    assert status == 200
+    check(body, asked, CHAT)
+    assert len(vllm.engine.seen) == 2
+
+
+async def test_comments_of_a_stream_that_waits_for_long_reach_the_client(make):
+    """Else proxies would cut it."""
+
+    class Waiting(FakeVllm):
+        async def _answer(self, do, seen, number, reader, writer):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n")
+            for comment in (b": one\n\n", b": two\n\n"):
+                await asyncio.sleep(0.4)
+                writer.write(comment)
+            return False
+
+    relay = await make(replace(QUICK, waiting_s=0.3), engine=Waiting(), of_engines=VLLM, max_attempts=1)
+    assert (await relay.post({**ASKED[CHAT], "stop": ["never"]}))[2] == b": one\n\n: two\n\n"
 
 
 async def test_a_request_that_an_engine_refuses_is_answered_with_its_error(vllm):
