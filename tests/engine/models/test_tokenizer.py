@@ -71,7 +71,7 @@ def write(folder, name, value):
 
 @pytest.mark.parametrize("method", ["encode", "spell"])
 def test_other_threads_run_while_a_long_text_is_converted(smollm2, method):
-    text = "Requests wait. " * 20_000
+    text = "Requests wait. " * 60_000
     given = text if method == "encode" else smollm2.encode(text)
     done, turns = threading.Event(), 0
 
@@ -85,7 +85,7 @@ def test_other_threads_run_while_a_long_text_is_converted(smollm2, method):
         time.sleep(0.001)
         turns += 1
     thread.join()
-    assert turns > 5
+    assert turns > 2  # One, where the conversion keeps the others waiting.
 
 
 def test_the_builtin_model(smollm2):
