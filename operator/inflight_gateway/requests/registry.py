@@ -293,11 +293,8 @@ class Requests:
         def start(waiting: RequestView) -> Pick | None:
             if waiting.service in self._settling:
                 return None
-            allowed, kept_free = (
-                self._requests[waiting.request_id].allowed,
-                self._holds.kept_free(waiting.request_id, now),
-            )
-            return self._starter.start(waiting, allowed, now, kept_free)
+            kept_free = self._holds.kept_free(waiting.request_id, now)
+            return self._starter.start(waiting, self._requests[waiting.request_id].allowed, now, kept_free)
 
         for waiting, pick in self._holds.release(*(now, start, service, self._starter.shares.above), changed=changed):
             self._go(self._requests[waiting.request_id], pick, now)
