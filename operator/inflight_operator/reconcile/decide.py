@@ -229,6 +229,7 @@ def _pool_condition(snapshot: Snapshot) -> Finding:
         picker=settings.endpoint_picker,
         api=INFERENCE_POOL_API in settings.available_apis,
         parents=snapshot.pool_parents,
+        elsewhere=sum(pod.serves and pod.engine.port != snapshot.policy.engine_type.port for pod in snapshot.pods),
     )
 
 
