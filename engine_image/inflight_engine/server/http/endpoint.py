@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fastapi import Request
 
 from inflight_contract.errors import ApiError, bad_request
+from inflight_engine.request import Grammar
 from inflight_engine.server.answers.writer import PROGRESS_HEADER
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.fields import ContinuedChoice, Conversation, GenerationFields, PlainText, Prompt
@@ -53,8 +54,10 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     tokenizer, facts = service.model
     fields = [body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}" for i in range(len(prompts))]
     token_ids = await encode(tokenizer, dict(zip(fields, prompts, strict=True)))
+    source = body.grammar(tokenizer.is_special)
+    grammar = None if source is None else await service.grammars.check(source)
     echoes = await _texts(tokenizer, prompts, [*token_ids.values()]) if body.echoes() else [None] * len(prompts)
-    requests = _requests(service, body, exchange, facts, token_ids, echoes, continued, relayed=relayed)
+    requests = _requests(service, body, exchange, facts, token_ids, echoes, continued, grammar, relayed=relayed)
     inbox = Inbox(service.deliveries)
     generations = service.registry.submit(requests, tokenizer, arrived, inbox)
     call = Call(generations, inbox, sum(map(len, token_ids.values())), n, bool(body.stream), relayed)
@@ -70,6 +73,7 @@ def _requests(
     token_ids: Mapping[str, list[int]],
     echoes: Sequence[str | None],
     continued: Sequence[ContinuedChoice],
+    grammar: Grammar | None,
     *,
     relayed: bool,
 ) -> list[GenerationRequest]:
@@ -98,7 +102,7 @@ def _requests(
                     request_id=request_id,
                     index=index,
                     prompt_token_ids=prompt,
-                    sampling=replace(sampling, seed=seed),
+                    sampling=replace(sampling, seed=seed, grammar=grammar),
                     scheduling=replace(scheduling, predicted_tokens=predicted),
                     stop=body.stop_strings(),
                     streaming=bool(body.stream) or relayed,

@@ -160,7 +160,6 @@ class ChatCompletionRequest(OpenAIFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
-    response_format: Annotated[object, only({"type": "text"})] = None
     tools: Tools | None = None
     tool_choice: Annotated[object, only("none", "auto")] = None
     parallel_tool_calls: Annotated[object, only(True, False)] = None
