@@ -25,7 +25,8 @@ def test_arguments_are_variables_that_replace_nothing_of_the_conversation():
 
 
 @pytest.mark.parametrize(
-    ("shown", "open_end"), [("{{ m.content }}", "a b "), ("{{ m.content | trim }}", "a b"), ("{{ m.content }}!", "a b ")]
+    ("shown", "open_end"),
+    [("{{ m.content }}", "a b "), ("{{ m.content | trim }}", "a b"), ("{{ m.content }}!", "a b ")],
 )
 def test_an_open_ended_message_ends_the_prompt_with_its_content(shown, open_end):
     template = "{% for m in messages %}<" + shown + "></s>{% endfor %}"
@@ -50,7 +51,10 @@ def test_blocks_leave_no_blank_lines():
 
 
 def test_special_tokens_and_the_generation_prompt_are_there():
-    assert render("{{ bos_token }}{% if add_generation_prompt %}go{% endif %}", special_tokens={"bos_token": "<s>"}) == "<s>go"
+    assert (
+        render("{{ bos_token }}{% if add_generation_prompt %}go{% endif %}", special_tokens={"bos_token": "<s>"})
+        == "<s>go"
+    )
 
 
 def test_json_is_not_escaped_for_html():
