@@ -64,7 +64,6 @@ async def test_the_end_of_the_prompt(make_fake, path, body, continues, open_ende
         ({"chat_template_kwargs": {"messages": []}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"add_generation_prompt": False}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": {"bos_token": "x"}}, "chat_template_kwargs"),
-        ({"chat_template_kwargs": {"a": "\ud800"}}, "chat_template_kwargs"),
         ({"chat_template_kwargs": [1]}, "chat_template_kwargs"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"continue_final_message": True, "messages": [{"role": "assistant"}]}, "messages.0.content"),
