@@ -173,8 +173,8 @@ def conversation(
     """
     open_ended = bool(fields.continue_final_message)
     if open_ended and fields.add_generation_prompt:
-        message = "continue_final_message: not together with add_generation_prompt: true"
-        raise bad_request(message, "continue_final_message")
+        why = "continue_final_message: not together with add_generation_prompt: true"
+        raise bad_request(why, "continue_final_message")
     for index, message in enumerate(messages):
         if message.role != "assistant" and message.content is None:
             raise _wrong(index, "content", "is required: only an assistant's message may have none")
