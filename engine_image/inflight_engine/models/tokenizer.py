@@ -61,6 +61,11 @@ class Tokenizer:
         """Write it as a tokenizer.json."""
         self._backend.save(str(path))
 
+    def serialized(self) -> str:
+        """Return it as the text of a tokenizer.json."""
+        text: str = self._backend.to_str()
+        return text
+
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt. `special_tokens`: with those that the model expects around it (bos, where it has
         one). Other threads run meanwhile."""
