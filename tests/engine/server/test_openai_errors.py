@@ -29,7 +29,6 @@ CHAT = [
     ("modalities", ["text", "audio"]),
     ("audio", {"voice": "alloy", "format": "wav"}),
     ("prediction", {"type": "content", "content": "x"}),
-    ("reasoning_effort", "high"),
     ("verbosity", "low"),
     ("service_tier", "flex"),
     ("store", True),

@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 from fastapi import Request
 
 from inflight_contract.errors import ApiError, bad_request
+from inflight_engine.models.conversation import Conversation
 from inflight_engine.request import Grammar
 from inflight_engine.server.answers.writer import PROGRESS_HEADER
 from inflight_engine.server.requests.call import Call
-from inflight_engine.server.requests.fields import ContinuedChoice, Conversation, GenerationFields, PlainText, Prompt
+from inflight_engine.server.requests.fields import ContinuedChoice, GenerationFields, PlainText, Prompt
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.prepare import (
@@ -143,11 +144,12 @@ async def _texts(tokenizer: Tokenizer, prompts: Sequence[Prompt], token_ids: Seq
 
 
 def _size(prompt: Prompt) -> int:
-    """Estimate of the characters to tokenize; for tools and their calls the length of their JSON."""
+    """Estimate of the characters to tokenize; of tools, their calls and arguments of the
+    template the most: their JSON can be long."""
     if isinstance(prompt, Conversation):
-        if prompt.tools or any("tool_calls" in message for message in prompt.messages):
+        if prompt.tools or prompt.arguments or any("tool_calls" in message for message in prompt.messages):
             return LONG_TEXT
-        return sum(len(message["content"]) for message in prompt.messages)
+        return sum(len(message["content"]) + len(message.get("reasoning", "")) for message in prompt.messages)
     return len(prompt.text) if isinstance(prompt, PlainText) else 0
 
 
@@ -159,7 +161,7 @@ def _encode(tokenizer: Tokenizer, field: str, prompt: Prompt) -> list[int]:
     try:
         match prompt:
             case Conversation():
-                return tokenizer.encode_chat(prompt.messages, prompt.tools, continues=prompt.continues)
+                return tokenizer.encode_chat(prompt)
             case PlainText():
                 return tokenizer.encode(prompt.text, special_tokens=prompt.special_tokens)
             case _:

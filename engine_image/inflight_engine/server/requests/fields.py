@@ -12,6 +12,7 @@ from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import bad_request
 from inflight_engine.grammars.sources import Source
+from inflight_engine.models.conversation import Conversation
 from inflight_engine.request import MAX_LOGIT_BIAS, Scheduling
 from inflight_settings.requests import MAX_N
 from inflight_settings.scheduling import ServiceClass
@@ -58,21 +59,6 @@ TokenIdName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 """A token id as a key of a JSON object."""
 StopString = Annotated[str, Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Input of a chat template.
-
-    Attributes:
-        messages: `role` and `content` of each, and where they are there `name`, `tool_calls` and `tool_call_id`.
-        tools: for the chat template; None: none.
-        continues: the prompt ends at the start of an assistant's answer.
-    """
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    continues: bool = True
 
 
 @dataclass(frozen=True, slots=True)
