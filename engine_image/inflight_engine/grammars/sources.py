@@ -47,17 +47,17 @@ class Tag(NamedTuple):
 
 
 def of_schema(field: str, schema: Mapping[str, Any], options: JsonCompileOptions | None = None) -> Source:
-    """A JSON schema. `options` win over `x-guidance` in the schema."""
+    """Make a grammar of a JSON schema. `options` win over `x-guidance` in the schema."""
     return Source(field, LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options), schema)
 
 
 def of_regex(field: str, regex: str) -> Source:
-    """A regular expression that the whole text matches, in the syntax of Rust's regex crate."""
+    """Make a grammar of a regular expression, in the syntax of Rust's regex crate, that the whole text matches."""
     return Source(field, LLMatcher.grammar_from_regex(regex))
 
 
 def of_choice(field: str, choices: Sequence[str]) -> Source:
-    """One of some texts."""
+    """Make a grammar of some texts, of which the answer is one."""
     alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
     return Source(field, LLMatcher.grammar_from_lark(f"start: {alternatives}"))
 

@@ -24,7 +24,7 @@ _CODE = "invalid_grammar"
 
 Schema: TypeAlias = dict[str, Any]
 IsSpecial: TypeAlias = Callable[[str], bool]
-"""Whether a text is the name of a special token of the model."""
+"""Tells whether a text is the name of a special token of the model."""
 
 _ANY_OBJECT = {"type": "object"}
 
