@@ -27,6 +27,7 @@ class Parsing:
         opened: the prompt ends inside of the reasoning.
         schemas: of the functions that may be called.
         parallel: further calls than the first are kept.
+        named: the request names the function that is called.
     """
 
     format: Format | None = None
@@ -34,6 +35,7 @@ class Parsing:
     opened: bool = False
     schemas: Schemas = field(default_factory=dict)
     parallel: bool = True
+    named: bool = False
 
     @property
     def channels(self) -> bool:

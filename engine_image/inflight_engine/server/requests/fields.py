@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import bad_request
+from inflight_engine.formats.choose import Chosen
+from inflight_engine.formats.parser import Parsing
 from inflight_engine.models.conversation import Conversation
 from inflight_engine.request import MAX_LOGIT_BIAS, Scheduling
 from inflight_settings.requests import MAX_N
@@ -178,6 +180,17 @@ class GenerationFields(SamplingFields, SchedulingFields):
 
     def num_prompt_logprobs(self) -> int | None:
         """Value of `SamplingParams.prompt_logprobs`."""
+        return None
+
+    def parsing(self, formats: Chosen, prompt_end: Callable[[], str]) -> Parsing | None:
+        """How the answers are parsed; None: they are text.
+
+        Args:
+            prompt_end: the end of the prompt, special tokens by their names.
+
+        Raises:
+            ApiError: 400, the model's format is not known.
+        """
         return None
 
     def echoes(self) -> bool:
