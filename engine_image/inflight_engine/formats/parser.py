@@ -38,6 +38,11 @@ class Parsing:
     named: bool = False
 
     @property
+    def thinks(self) -> bool:
+        """The answer begins inside of the reasoning."""
+        return self.reasoning is not None and (self.opened or self.reasoning.implied)
+
+    @property
     def channels(self) -> bool:
         return (self.format is not None and self.format.channels) or (
             self.reasoning is not None and self.reasoning.channels
@@ -80,7 +85,7 @@ class AnswerParser:
 
     def _answer(self) -> Reading[None]:
         source, content, reasoning = self._source, self._content, self._how.reasoning
-        thinks = reasoning is not None and (self._how.opened or reasoning.implied)
+        thinks = self._how.thinks
         while True:
             if thinks and reasoning is not None:
                 yield from self._think(reasoning)

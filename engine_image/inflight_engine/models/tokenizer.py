@@ -99,6 +99,10 @@ class Tokenizer:
         (text,) = self._backend.decode_batch([list(token_ids)], skip_special_tokens=False)
         return text
 
+    def is_special(self, text: str) -> bool:
+        """Return whether a text is the name of a special token."""
+        return self._backend.token_to_id(text) in self._special_ids
+
     def names(self, token_ids: Sequence[int]) -> list[str]:
         """The tokens as the vocabulary has them; empty for ids beyond it."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]

@@ -75,6 +75,9 @@ class ByteTokenizer:
         text = "".join(f"{m['role']}:{m['content']}\n" for m in messages)
         return self.encode(text + ("" if conversation.continues else "end"))
 
+    def is_special(self, text):
+        return text == "<end>"
+
     def spell(self, token_ids):
         return bytes(token_ids).decode(errors="replace")
 
@@ -154,7 +157,7 @@ class FakeEngine(asyncio.Protocol):
                 np.array([slot for slot, _ in tokens], np.int32).tobytes(),
                 np.array([token for _, token in tokens], np.int32).tobytes(),
                 list(logprobs),
-                [Finished(request_id, reason) for request_id, reason in finished],
+                [Finished(*each) for each in finished],
                 StepStats(**{**dict.fromkeys(StepStats.__struct_fields__, 0), **stats}),
                 list(prompt_logprobs),
                 list(preempted),

@@ -180,3 +180,17 @@ def merged(data):
 def test_the_settings_name_every_format():
     assert get_args(ToolCallParser) == TOOL_CALL_PARSERS
     assert get_args(ReasoningParser) == REASONING_PARSERS
+
+
+@pytest.mark.parametrize(("content", "after"), [("<think>", tuple(b"</think>")), ("hi", ())])
+async def test_a_grammar_begins_after_reasoning_that_the_prompt_opened(make_fake, content, after):
+    tokenizer = ByteTokenizer()
+    tokenizer.model_text = THINK_MODEL
+    fake = await make_fake(tokenizer=tokenizer)
+    body = {"messages": [{"role": "assistant", "content": content}], "response_format": {"type": "json_object"}}
+    call = asyncio.create_task(fake.post("/v1/chat/completions", **body))
+    await until(lambda: fake.engine.requests or call.done())
+    (request,) = fake.engine.requests.values()
+    assert request.sampling.grammar.after == after
+    fake.engine.answer(0, "{}")
+    await call

@@ -13,6 +13,7 @@ from fastapi import Request
 from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.formats.parser import Parsing
 from inflight_engine.models.conversation import Conversation
+from inflight_engine.request import Grammar
 from inflight_engine.server.answers.writer import PROGRESS_HEADER
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.fields import ContinuedChoice, GenerationFields, PlainText, Prompt
@@ -60,8 +61,14 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     token_ids = await encode(tokenizer, dict(zip(fields, prompts, strict=True)))
     last = [*token_ids.values()][-1]
     parsing = body.parsing(service.formats, lambda: tokenizer.spell(last[-_PROMPT_END:]))
+    source = body.grammar(tokenizer.is_special)
+    grammar = None if source is None else await service.grammars.check(source)
+    if grammar is not None and parsing is not None and parsing.thinks:
+        grammar = replace(grammar, after=service.reasoning_end)
     echoes = await _texts(tokenizer, prompts, [*token_ids.values()]) if body.echoes() else [None] * len(prompts)
-    requests = _requests(service, body, exchange, facts, token_ids, echoes, continued, parsing, relayed=relayed)
+    requests = _requests(
+        service, body, exchange, facts, token_ids, echoes, continued, grammar, parsing, relayed=relayed
+    )
     inbox = Inbox(service.deliveries)
     generations = service.registry.submit(requests, tokenizer, arrived, inbox)
     call = Call(generations, inbox, sum(map(len, token_ids.values())), n, bool(body.stream), relayed)
@@ -77,6 +84,7 @@ def _requests(
     token_ids: Mapping[str, list[int]],
     echoes: Sequence[str | None],
     continued: Sequence[ContinuedChoice],
+    grammar: Grammar | None,
     parsing: Parsing | None,
     *,
     relayed: bool,
@@ -106,7 +114,7 @@ def _requests(
                     request_id=request_id,
                     index=index,
                     prompt_token_ids=prompt,
-                    sampling=replace(sampling, seed=seed),
+                    sampling=replace(sampling, seed=seed, grammar=grammar),
                     scheduling=replace(scheduling, predicted_tokens=predicted),
                     stop=body.stop_strings(),
                     streaming=bool(body.stream) or relayed,

@@ -216,7 +216,6 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
-    response_format: Annotated[object, only({"type": "text"})] = None
     tools: Tools | None = None
     tool_choice: Annotated[object, only("none", "auto")] = None
     parallel_tool_calls: bool | None = None

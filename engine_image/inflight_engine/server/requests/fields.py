@@ -13,6 +13,7 @@ from pydantic_core import PydanticCustomError
 from inflight_contract.errors import bad_request
 from inflight_engine.formats.choose import Chosen
 from inflight_engine.formats.parser import Parsing
+from inflight_engine.grammars.sources import Source
 from inflight_engine.models.conversation import Conversation
 from inflight_engine.request import MAX_LOGIT_BIAS, Scheduling
 from inflight_settings.requests import MAX_N
@@ -35,6 +36,17 @@ def only(*neutral: object) -> AfterValidator:
         ):
             return value
         raise PydanticCustomError("unsupported_parameter", "this parameter is not supported by this server")
+
+    return AfterValidator(check)
+
+
+def replaced_by(name: str) -> AfterValidator:
+    """A parameter of earlier servers; only null is accepted."""
+
+    def check(value: Any) -> Any:
+        if value is not None:
+            raise PydanticCustomError("unsupported_parameter", f"this parameter is not supported; use {name}")
+        return value
 
     return AfterValidator(check)
 
@@ -180,6 +192,17 @@ class GenerationFields(SamplingFields, SchedulingFields):
 
     def num_prompt_logprobs(self) -> int | None:
         """Value of `SamplingParams.prompt_logprobs`."""
+        return None
+
+    def grammar(self, is_special: Callable[[str], bool]) -> Source | None:
+        """The grammar that the answer follows; None: none.
+
+        Args:
+            is_special: whether a text is the name of a special token.
+
+        Raises:
+            ApiError: 400, it is not one grammar.
+        """
         return None
 
     def parsing(self, formats: Chosen, prompt_end: Callable[[], str]) -> Parsing | None:
