@@ -35,6 +35,9 @@ class ServerSettings:
         "(vLLM's value `vllm`); or a folder with such a file",
         metavar="auto|none|FOLDER",
     )
+    chat_template: Path | None = setting(
+        None, "file with a chat template in Jinja (default: the model's chat_template.jinja, or tokenizer_config.json)"
+    )
     trust_tenant_header: bool = setting(
         False,
         "the header X-Inflight-Tenant says whose a request is: only where a gateway sets it and removes what "

@@ -32,7 +32,7 @@ SETTINGS = Settings(
         {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
     ),
 )
-PLAN = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 7), admin_token="secret")
+PLAN = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 7), admin_token="secret", spec_digest="spec")
 
 SPECS = {
     "behind the gateway": {

@@ -13,6 +13,7 @@ from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.answers.respond import Heartbeats
 from inflight_engine.server.engine.session import EngineSession
 from inflight_engine.server.requests.counts import Counts
+from inflight_engine.server.requests.grammar_fields import CheckedGrammars
 from inflight_engine.server.requests.inbox import Deliveries
 from inflight_engine.server.requests.prepare import ModelFacts
 from inflight_engine.server.requests.registry import RequestRegistry
@@ -32,6 +33,7 @@ class Service:
         created: when the process started, Unix seconds.
         draining: shutting down; responses close their connections, and /ready fails.
         deliveries: updates of generations, to the writers of their responses.
+        grammars: validates those of requests.
         heartbeats: of open responses for relays.
         tenants: determines the tenant of a request.
         spans: creates the traces of requests; None: no tracing.
@@ -48,6 +50,7 @@ class Service:
         self.registry = RequestRegistry(config, self.session, self.admission, self.counts)
         self.metrics = EngineMetrics(config.served_model_name, self.counts, self.admission.demand, self._gauges)
         self.deliveries = Deliveries()
+        self.grammars = CheckedGrammars()
         self.heartbeats = Heartbeats(lambda: self.session.stalled)
         self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)
         self.spans: Spans | None = None

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from inflight_engine.models.conversation import Conversation
 from tests.engine.server.fake_engine import ByteTokenizer, until
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -23,7 +24,8 @@ async def chat(make_fake, **body):
     await until(lambda: fake.engine.requests or call.done())
     if fake.engine.requests:
         fake.engine.answer(0, "2")
-    return await call, *(tokenizer.chats or [(None, None)])[0]
+    given = tokenizer.chats[0] if tokenizer.chats else Conversation([])
+    return await call, given.messages, given.tools
 
 
 async def test_tool_calls_results_and_names_reach_the_template(make_fake):

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from inflight_operator.api.observability import ENDPOINT_PATTERN
-from inflight_operator.render.deployment import SPEC_DIGEST, TEMPLATE_DIGEST
+from inflight_operator.render.deployment import TEMPLATE_DIGEST, template_inputs
 from inflight_operator.render.plan import EngineObservability
 from inflight_operator.render.service_children import render
 from tests.operator.render.services import CPU, PLAN, SETTINGS, make
@@ -179,10 +179,10 @@ def test_a_change_of_the_installation_is_one_of_the_release_and_a_change_of_the_
 
     plain = digests(make(**CPU))
     release = digests(make(**CPU), traces_endpoint=COLLECTOR)
-    user = digests(make(**CPU, engine={"tracing": {"endpoint": COLLECTOR}}))
-    assert release[SPEC_DIGEST] == plain[SPEC_DIGEST]
+    traced = make(**CPU, engine={"tracing": {"endpoint": COLLECTOR}})
+    user = digests(traced)
     assert release[TEMPLATE_DIGEST] != plain[TEMPLATE_DIGEST]
-    assert user[SPEC_DIGEST] != plain[SPEC_DIGEST]
+    assert template_inputs(traced.spec) != template_inputs(make(**CPU).spec)
     assert user[TEMPLATE_DIGEST] == release[TEMPLATE_DIGEST]
 
 

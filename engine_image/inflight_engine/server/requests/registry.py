@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inflight_contract.errors import ApiError
+from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.messages import (
     AddRequest,
     Admission,
@@ -277,7 +277,7 @@ class RequestRegistry:
             return
         self._slots.free(generation)
         if not generation.done:
-            self._finish(generation, finished.reason, _engine_error(finished.reason))
+            self._finish(generation, finished.reason, _engine_error(finished))
         self._forget(generation)
 
     # Phases.
@@ -334,8 +334,11 @@ def _packed(token_ids: Sequence[int]) -> bytes:
     return np.array(token_ids, np.dtype("<i4")).tobytes()
 
 
-def _engine_error(reason: FinishReason) -> ApiError | None:
+def _engine_error(finished: Finished) -> ApiError | None:
     """The error for a client whose request the engine ended."""
+    reason = finished.reason
+    if finished.refusal:
+        return bad_request(f"the grammar cannot be followed: {finished.refusal}", code="invalid_grammar")
     if reason in (FinishReason.STOP, FinishReason.LENGTH):
         return None
     if reason is FinishReason.OUT_OF_MEMORY:

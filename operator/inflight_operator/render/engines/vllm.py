@@ -25,7 +25,6 @@ from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY
 from inflight_operator.render.engine_flags import class_text, has_ttft_target, number, seconds, ttft_target
 from inflight_operator.render.engines.container import (
     ADMIN_ENVIRONMENT,
-    KEEPS_SERVING,
     LIMITS_PATH,
     PROPAGATION_SECONDS,
     RESTRICTED,
@@ -33,6 +32,7 @@ from inflight_operator.render.engines.container import (
     EngineContainer,
     Volume,
     hub_environment,
+    keeps_serving,
     third_party_probes,
 )
 from inflight_operator.render.observability import observability_of, vllm_trace_environment, vllm_trace_flags
@@ -80,7 +80,7 @@ def vllm_container(service: InferenceService, settings: Settings) -> EngineConta
         resources=_resources(service),
         # The plugin answers /ready while vLLM is healthy and the pod is not draining.
         probes=third_party_probes("/ready" if plugin else "/health", "/health", startup_limit_seconds(service.spec)),
-        stop={} if plugin else KEEPS_SERVING,
+        stop={} if plugin else keeps_serving(),
         admin=plugin,
         shared_memory=True,
         volumes=(
