@@ -162,7 +162,8 @@ def verdict(found: Sequence[Pair]) -> tuple[bool, dict[str, object]]:
     say(
         f"median of {len(found)} pairs: {ratio:.3f} of the throughput (goal: at least {1 - THROUGHPUT_GOAL:.2f}; "
         f"quartiles {percentile(ratios, 0.25):.3f} and {percentile(ratios, 0.75):.3f}), {cpu:.3f} of the CPU time "
-        f"(API process: {api:.3f}), {own_s * 1e6:.0f} us a step (goal: at most {OWN_SECONDS_GOAL * 1e6:.0f}), {beside_s * 1e6:.0f} us beside it"
+        f"(API process: {api:.3f}), {own_s * 1e6:.0f} us a step (goal: at most {OWN_SECONDS_GOAL * 1e6:.0f}), "
+        f"{beside_s * 1e6:.0f} us beside it"
     )
     good = ratio >= 1 - THROUGHPUT_GOAL and own_s <= OWN_SECONDS_GOAL
     pairs = [{"plain": pair.plain._asdict(), "plugin": pair.plugin._asdict()} for pair in found]
