@@ -98,7 +98,7 @@ class CostMeter:
 
     @property
     def due(self) -> bool:
-        """Whether enough is new for another fit."""
+        """True: enough is new for another fit."""
         return self._fit.due(self._clock())
 
     def fit(self) -> None:
@@ -120,7 +120,7 @@ class RequestMeter:
 
     @property
     def known(self) -> bool:
-        """Whether there are requests that had not ended at the latest survey."""
+        """True: at the latest survey, some requests had not ended."""
         return bool(self._requests)
 
     def arrive(self, request: ScheduledRequest) -> None:
