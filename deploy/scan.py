@@ -103,7 +103,7 @@ def engine_objects() -> list[Manifest]:
     settings = Settings(
         engine_image="inflight-engine:scan", plugin_image="inflight-operator:scan", operator_namespace="inflight-system"
     )
-    plan = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 1), admin_token="scan")
+    plan = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 1), admin_token="scan", spec_digest="scan")
     objects = [
         child
         for name, spec in ENGINES.items()

@@ -62,11 +62,14 @@ class OutputLengths:
             begin, index = until, index + 1
 
     def generated_many(self, begins: Sequence[int], ends: Sequence[int]) -> None:
-        """Call `generated` for each pair."""
+        """Call `generated` for each pair; none of `begins` is above its end."""
+        lengths = np.minimum((*ends, *begins), _LONGEST)
+        signs = np.repeat((1.0, -1.0), len(begins))
         bounds = np.array(self._bounds)
-        low = np.maximum(bounds[:-1], np.array(begins)[:, None])  # [pairs, ranges]
-        high = np.minimum(bounds[1:], np.array(ends)[:, None])
-        self._tokens = (np.array(self._tokens) + np.clip(high - low, 0, None).sum(axis=0)).tolist()
+        ranges = np.searchsorted(bounds, lengths, side="right") - 1
+        in_last = np.bincount(ranges, signs * (lengths - bounds[ranges]), len(bounds))[:-1]
+        longer = np.bincount(ranges, signs, len(bounds))[:0:-1].cumsum()[::-1]
+        self._tokens = (np.array(self._tokens) + (longer * np.diff(bounds) + in_last)).tolist()
 
     def ended(self, length: int) -> None:
         """An output is complete with its last token, which was counted by `generated`."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 from typing import Generic, TypeVar
@@ -74,6 +75,8 @@ class EngineChannel:
         self._decoder = FrameDecoder.for_engine()
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._woken = os.eventfd(0, os.EFD_NONBLOCK)
+        self._poll.register(self._woken, select.POLLIN)
 
     def send(self, message: FromEngine) -> None:
         try:
@@ -81,8 +84,12 @@ class EngineChannel:
         except (BrokenPipeError, ConnectionResetError) as error:
             raise ChannelClosedError("the API process is gone") from error
 
+    def wake(self) -> None:
+        """End the wait of `receive`, or of its next call; from any thread."""
+        os.eventfd_write(self._woken, 1)
+
     def receive(self, *, wait: bool) -> list[ToEngine]:
-        """Receive all messages that are there; with `wait`, block until there is at least one.
+        """Receive all messages that are there; with `wait`, block until there is at least one, or `wake` is called.
 
         Raises:
             ChannelClosedError: the API process is gone.
@@ -99,4 +106,7 @@ class EngineChannel:
         return messages
 
     def _readable(self, *, wait: bool) -> bool:
-        return bool(self._poll.poll(None if wait else 0))
+        ready = {descriptor for descriptor, _ in self._poll.poll(None if wait else 0)}
+        if self._woken in ready:
+            os.eventfd_read(self._woken)
+        return self._socket.fileno() in ready

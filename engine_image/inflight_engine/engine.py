@@ -12,6 +12,7 @@ import numpy as np
 
 from inflight_cost.model import StepWork
 from inflight_engine import logs
+from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.measurements import Measurements
 from inflight_engine.messages import (
     SHORT_STEP_SECONDS,
@@ -81,6 +82,7 @@ class Engine:
         step_times: predicts what a step may take.
         cost_fit: fits the cost model to the steps.
         announce: called before a step that may take long is computed, and before one with starts to be announced.
+        compiling: compiles the grammars of requests; None: no request has one.
         device_failed: whether no further step can succeed after this error.
         clock: monotonic seconds.
     """
@@ -95,6 +97,7 @@ class Engine:
         step_times: StepTimes | None = None,
         cost_fit: OnlineFit | None = None,
         announce: Callable[[LongStep | Starting], None] = lambda step: None,
+        compiling: CompilingRequests | None = None,
         device_failed: Callable[[Exception], bool] = lambda error: False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -107,6 +110,7 @@ class Engine:
         )
         self._reports = StepReports(scheduler)
         self._announce = announce
+        self._compiling = compiling
         self._device_failed = device_failed
         self._clock = clock
         self._to_announce: set[int] = set()
@@ -122,6 +126,8 @@ class Engine:
     @property
     def has_work(self) -> bool:
         """Something to compute, or something to report."""
+        if self._compiling is not None and self._compiling.ready:
+            return True
         return self._scheduler.has_work or self._in_flight is not None or bool(self._ended)
 
     def handle(self, message: AddRequest | CancelRequest | Configure | FlushRecord) -> FromEngine | None:
@@ -143,6 +149,8 @@ class Engine:
     def step(self) -> StepReport:
         """Run one iteration: take in the oldest step in flight, or else the next, once the step after it is launched
         where the runner looks ahead. Call it only when there is work."""
+        if self._compiling is not None and self._compiling.ready:
+            self._add_compiled(self._compiling)
         step = self._in_flight or self._launch()
         self._in_flight = None
         if step is None:
@@ -213,11 +221,18 @@ class Engine:
         for request in failed:
             _log_failed(request, FinishReason.OUT_OF_MEMORY)
         discarded = scheduler.discarded_slots(plan)
+        grammar_ends = [
+            (scheduler.running.table.request(slot).request_id, error)
+            for slot, error in output.grammar_ends
+            if slot not in discarded
+        ]
         ended = failed + scheduler.update(plan, output.token_ids)
         done = self._clock()
         seconds = done - max(step.started, self._done)
         if self._recorder is not None:
             self._recorder.stepped(plan, step.work, ended, seconds, ahead=ahead, failed_slots=output.failed_slots)
+        for request_id, refusal in grammar_ends:
+            self._end_text(request_id, refusal)
         computing = collected - max(step.planned, self._collected)
         self._measurements.observe(step.work, started=step.started, done=done, seconds=seconds, computing=computing)
         self._collected, self._done = collected, done
@@ -273,20 +288,45 @@ class Engine:
             external_id=message.external_id,
             output_token_ids=np.frombuffer(message.output_token_ids, np.int32),
         )
+        if message.announce_start:
+            self._to_announce.add(message.request_id)
+        if request.sampling.grammar is not None and self._compiling is not None:
+            self._compiling.put(request)
+        else:
+            self._queue(request)
+
+    def _add_compiled(self, compiling: CompilingRequests) -> None:
+        for request, complete, error in compiling.take():
+            if complete or error:
+                self._to_announce.discard(request.request_id)
+                self._ended.append(_end_of_text(request.request_id, error))
+            else:
+                self._queue(request)
+
+    def _queue(self, request: Request) -> None:
         try:
             self._inputs.add(request)
         except ValueError:
             # The API process checks first, so this is a fault between the two; it costs this request only.
-            number, extra = message.request_id, logs.of_request(message.external_id)
+            number, extra = request.request_id, logs.of_request(request.external_id)
             log.exception("request %d was refused by the scheduler", number, extra=extra)
-            self._ended.append(Finished(message.request_id, FinishReason.ERROR))
-            return
-        if message.announce_start:
-            self._to_announce.add(message.request_id)
+            self._to_announce.discard(request.request_id)
+            self._ended.append(Finished(request.request_id, FinishReason.ERROR))
+
+    def _end_text(self, request_id: int, refusal: str) -> None:
+        """End a request whose grammar allows no further token, if it has not ended with its latest one."""
+        end = _end_of_text(request_id, refusal)
+        if self._cancel(request_id, end.reason):
+            self._ended.append(end)
 
     def _cancel(self, request_id: int, reason: FinishReason) -> bool:
         self._to_announce.discard(request_id)
-        return self._inputs.cancel(request_id, reason)
+        compiled = self._compiling is not None and self._compiling.cancel(request_id)
+        return compiled or self._inputs.cancel(request_id, reason)
+
+
+def _end_of_text(request_id: int, refusal: str) -> Finished:
+    return Finished(request_id, FinishReason.ERROR if refusal else FinishReason.STOP, refusal)
 
 
 def _log_failed(request: Request, reason: FinishReason) -> None:

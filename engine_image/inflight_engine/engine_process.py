@@ -16,11 +16,14 @@ import threading
 from collections.abc import Callable
 
 import msgspec
+from llguidance import LLTokenizer
 
 from inflight_engine import logs
 from inflight_engine import placement as placing
 from inflight_engine.channel import ChannelClosedError, EngineChannel
 from inflight_engine.engine import Engine
+from inflight_engine.grammars.compiled import Grammars
+from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.messages import EngineFailed, EngineReady, LongStep, Shutdown, Starting
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.scheduling.config import SchedulerConfig
@@ -47,9 +50,11 @@ _WARM_UP_TOKENS_GPU = 512
 
 
 def load(
-    config: EngineConfig, announce: Callable[[LongStep | Starting], None] = lambda step: None
+    config: EngineConfig,
+    announce: Callable[[LongStep | Starting], None] = lambda step: None,
+    wake: Callable[[], None] = lambda: None,
 ) -> tuple[Engine, EngineReady]:
-    """Load the model and size everything. `announce`: as in `Engine`.
+    """Load the model and size everything. `announce`: as in `Engine`; `wake`: as in `CompilingRequests`.
 
     Raises:
         ValueError: the model or a size is wrong; the message says what to do.
@@ -59,7 +64,8 @@ def load(
     from inflight_engine.execution.device import device_failed
     from inflight_engine.execution.parallel.ranks import make_runner
 
-    runner = make_runner(config)
+    grammars = Grammars(lambda: _vocabulary(config, runner.info.vocab_size))
+    runner = make_runner(config, grammars)
     info = runner.info
     capacity = Limits(config.max_num_seqs, config.max_num_batched_tokens)
     scheduler_config = SchedulerConfig(
@@ -88,10 +94,21 @@ def load(
         step_times=step_times,
         cost_fit=OnlineFit(compiles=not on_cpu),
         announce=announce,
+        compiling=CompilingRequests(grammars, wake),
         device_failed=device_failed,
         swap_rates=None if info.copy_tokens_per_second is None else SwapRateMeter(info.copy_tokens_per_second),
     )
     return engine, EngineReady(capacity, info)
+
+
+def _vocabulary(config: EngineConfig, vocab_size: int) -> LLTokenizer:
+    from inflight_engine.models.source import resolve
+    from inflight_engine.models.tokenizer import load_tokenizer  # imports the tokenizers library
+
+    tokenizer = load_tokenizer(resolve(config.model, config.revision))
+    return LLTokenizer(
+        tokenizer.serialized(), max(vocab_size, tokenizer.vocab_size), eos_token=list(tokenizer.eos_token_ids) or None
+    )
 
 
 def serve(engine: Engine, channel: EngineChannel) -> None:
@@ -133,7 +150,7 @@ def start(channel: EngineChannel) -> Engine | None:
         placement = placing.here(config.num_threads)
         if placement is not None:
             placing.bind(placement.engine)
-        engine, ready = load(config, channel.send)
+        engine, ready = load(config, channel.send, channel.wake)
     except ChannelClosedError:
         raise
     except (ValueError, OSError, MemoryError) as error:

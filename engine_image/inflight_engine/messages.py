@@ -84,8 +84,11 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
+    """A request ended. `refusal`: why its grammar cannot be followed, a sentence for the client."""
+
     request_id: int
     reason: FinishReason
+    refusal: str = ""
 
 
 class StepStats(msgspec.Struct, frozen=True, array_like=True):

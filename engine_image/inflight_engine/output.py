@@ -44,6 +44,14 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: bytes
 
 
+class GrammarEnd(NamedTuple):
+    """The text of a slot's grammar ends with its latest token. `error`: why no token can follow; empty: the text is
+    complete."""
+
+    slot: int
+    error: str
+
+
 class StepOutput(NamedTuple):
     """Results of a step that succeeded.
 
@@ -54,6 +62,7 @@ class StepOutput(NamedTuple):
             they asked for; their token, if they have one, means nothing.
         prompt_logprobs: log-probabilities of chunks whose requests asked for them.
         out_of_memory: an attempt to compute the step had no memory.
+        grammar_ends: slots whose grammar allows no token after this one.
     """
 
     token_ids: TokenIds
@@ -61,3 +70,4 @@ class StepOutput(NamedTuple):
     failed_slots: tuple[int, ...] = ()
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     out_of_memory: bool = False
+    grammar_ends: Sequence[GrammarEnd] = ()

@@ -43,6 +43,21 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """Language of the text that a request may generate.
+
+    Attributes:
+        text: the grammar as llguidance serializes it (`LLMatcher.grammar_from_json_schema`, `grammar_from_lark` and
+            `grammar_from_regex`). Requests with the same text share what it compiles to.
+        after: token ids which turn the grammar on once they are generated in this order, such as the end of reasoning;
+            tokens up to and including them are free. Empty: it holds from the first token.
+    """
+
+    text: str
+    after: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to choose each next token, and when to stop. Meanings are those of OpenAI's and vLLM's parameters.
 
@@ -66,6 +81,8 @@ class SamplingParams:
             They are the model's own: taken before temperature, penalties and filters.
         prompt_logprobs: the same for each token of the prompt after the first. Such a request finds no cached prefix of
             others, because all of its prompt has to be computed, and others find none of its own.
+        grammar: only tokens that continue a text of this grammar are sampled, and a token of `stop_token_ids` only
+            where the text is complete; None: all tokens.
     """
 
     max_tokens: int
@@ -82,6 +99,7 @@ class SamplingParams:
     logprobs: int | None = None
     min_tokens: int = 0
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ class Gateway:
     def _changed(self, change: Change) -> None:
         for key in change.services | change.endpoints:
             self._usable.pop(key, None)
-        self._scraper.keep(self.catalog.by_address())
+        self._scraper.keep(self.catalog.by_endpoint())
         for key in change.endpoints:
             now = frozenset(endpoint.address for endpoint in self.catalog.endpoints_of(key))
             for gone in self._addresses.get(key, frozenset()) - now:

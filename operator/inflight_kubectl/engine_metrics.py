@@ -81,7 +81,7 @@ def figures(pages: Sequence[tuple[float, Page]]) -> Figures:
     return Figures(
         running=last.count(reader.RUNNING),
         waiting=last.count(reader.WAITING),
-        kv=last.largest(reader.KV_USAGE) or 0.0,
+        kv=last.largest(reader.KV_USAGE),
         tokens_per_s=grown(reader.GENERATION_TOKENS) / elapsed if elapsed > 0 else None,
         preemptions=int(grown(reader.PREEMPTIONS)) if elapsed > 0 else None,
         max_num_seqs=last.whole(reader.MAX_NUM_SEQS),

@@ -71,7 +71,7 @@ class Observed:
     """Combined reports of all engines; latencies in seconds, None without a request."""
 
     running: int
-    kv: float
+    kv: float | None
     ttft_p95: float | None
     tpot_p95: float | None
     preemptions_per_minute: float
@@ -263,7 +263,7 @@ def _observed(body: Mapping[str, Any] | None) -> Observed | None:
     times = Part(body, "status.observed", [])
     return Observed(
         running=body.get("running", 0),
-        kv=body.get("kvUtilization", 0.0),
+        kv=body.get("kvUtilization"),
         ttft_p95=times.seconds("ttftP95", None),
         tpot_p95=times.seconds("tpotP95", None),
         preemptions_per_minute=body.get("preemptionsPerMinute", 0.0),

@@ -115,7 +115,7 @@ def stranger_pod(namespace, **metadata):
 def children(kubectl, chart, namespace):
     kubectl.create(service_manifest(namespace, {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}}))
     service = InferenceService.from_dict(kubectl.json("get", "ifsvc", "chat", "-n", namespace))
-    plan = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 7), admin_token="secret")
+    plan = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 7), admin_token="secret", spec_digest="spec")
     settings = Settings(engine_image="example.com/engine:1", operator_namespace=SYSTEM)
     return {child["kind"]: child for child in render(service, plan, settings)}
 

@@ -26,6 +26,7 @@ OTHERS = {
     "openssl",
     "sleep",
     "tar",
+    "unzip",
     "base64",
     "tools/bench/gpu.sh",
     "pip",

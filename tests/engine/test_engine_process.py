@@ -55,7 +55,7 @@ def run_main(monkeypatch, load, *, config=CONFIG, listening=True):
 
 
 def raising(error):
-    def load(config, announce):
+    def load(config, announce, wake):
         raise error
 
     return load
@@ -91,7 +91,7 @@ def test_it_is_bound_to_its_cpus_before_it_loads(monkeypatch):
     monkeypatch.setattr(placement, "here", lambda num_threads: placement.place(num_threads, frozenset({2, 3}), 8))
     monkeypatch.setattr(placement, "bind", done.append)
 
-    def load(config, announce):
+    def load(config, announce, wake):
         done.append("loaded")
         return Broken(), READY
 

@@ -94,7 +94,7 @@ def test_step_that_is_measured_before_requests_come_bounds_the_first_ones_and_le
 def test_engine_is_loaded_with_a_measured_step(monkeypatch, tmp_path):
     make_model(tmp_path, "llama-gqa-untied")
     runner = tiny_runner(tmp_path)
-    monkeypatch.setattr(ranks, "make_runner", lambda config: runner)
+    monkeypatch.setattr(ranks, "make_runner", lambda config, grammars: runner)
     engine, _ = engine_process.load(EngineConfig(str(tmp_path), max_num_seqs=4, max_num_batched_tokens=64))
     assert engine._measurements.longest(work(32, 32)) < StepTimes().longest(work(32, 32)) / 2
 

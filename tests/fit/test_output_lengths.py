@@ -87,9 +87,10 @@ def test_outputs_longer_than_any_range_count_in_the_last():
     assert seen.estimate().mean > 1 << 19
 
 
-def test_many_outputs_at_once_count_as_one_by_one():
+@given(st.lists(st.tuples(st.integers(0, 1 << 21), st.integers(0, 1 << 20)), min_size=1))
+def test_many_outputs_at_once_count_as_one_by_one(outputs):
     one, many = OutputLengths(), OutputLengths()
-    pairs = [(0, 5), (3, 900), (40, 40), (17, 60_000)]
+    pairs = [(0, 900), *((begin, begin + more) for begin, more in outputs)]
     for begin, end in pairs:
         one.generated(begin, end)
     many.generated_many(*zip(*pairs, strict=True))

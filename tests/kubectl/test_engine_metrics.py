@@ -32,6 +32,11 @@ def test_a_page_gives_figures_of_what_happened_between_two_reads():
     assert found.tpot_p95 is None
 
 
+def test_an_engine_that_does_not_report_its_kv_cache_has_no_figure_for_it():
+    page = "\n".join(line for line in (PAGE % (100, 10, 10, 10)).splitlines() if "kv_cache" not in line)
+    assert figures([(0.0, READER.read(f"{page}\n"))]).kv is None
+
+
 def test_the_first_read_of_an_engine_has_no_rate_and_no_percentile():
     found = figures([(0.0, READER.read(PAGE % (100, 10, 10, 10)))])
     assert (found.tokens_per_s, found.ttft_p95) == (None, None)

@@ -15,6 +15,7 @@ from inflight_kubectl.top.rows import (
     share,
     short,
 )
+from inflight_kubectl.top.service_screen import head
 from tests.kubectl.objects import NOW, pod, service
 
 
@@ -35,6 +36,19 @@ def test_a_service_that_was_never_measured_shows_dashes():
     shown = columns(79, namespaces=False)
     cells = service_cells(service("new", observed=None, queue=None, limits=None, decisions=[]), shown, NOW, wide=False)
     assert [cell.text for cell in cells][3:] == ["-"] * 7
+
+
+def test_engines_that_do_not_report_their_kv_cache_have_a_dash_for_it():
+    columns_of_services, columns_of_pods = columns(120, namespaces=False), pod_columns(120)
+    found = service("chat", observed={"running": 3, "preemptionsPerMinute": 0.0})
+    for shown, cells in (
+        (columns_of_services, service_cells(found, columns_of_services, NOW, wide=True)),
+        (columns_of_pods, pod_cells(found, pod("chat-1"), Figures(running=3, waiting=0), columns_of_pods, NOW)),
+    ):
+        texts = dict(zip((one.name for one in shown), (cell.text for cell in cells), strict=True))
+        assert (texts["RUN"], texts["KV"]) == ("3", "-")
+    assert "KV -" in head(found, {"chat-1": Figures(running=3, waiting=0)}, NOW).plain
+    assert arranged([found, service("a")], "kv", reverse=False, text="")[0].name == "a"
 
 
 def test_blocked_replicas_are_counted_and_alarming():

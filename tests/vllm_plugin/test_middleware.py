@@ -179,3 +179,16 @@ async def test_the_admin_port_answers_and_a_port_in_use_is_only_logged(serve, ca
     assert "Address already in use" in caplog.text
     server.cancel()
     await asyncio.gather(server, return_exceptions=True)
+
+
+async def test_a_start_that_fails_leaves_vllms_own_start(serve, vllm, monkeypatch, caplog):
+    seen = []
+
+    async def starts(scope, receive, send):
+        seen.append(scope["type"])
+
+    inflight = serve().inflight
+    monkeypatch.setattr(inflight, "_app", starts)
+    await inflight({"type": "lifespan"}, None, None)  # without the state that vLLM's application has
+    assert seen == ["lifespan"]
+    assert "inflight: the plugin failed; vLLM goes on without it" in caplog.text

@@ -8,13 +8,14 @@ from inflight_operator.observe.metrics import parse_metrics
 from inflight_settings.limits import Limits, PartialLimits
 from inflight_vllm.board import Board, Report
 from inflight_vllm.drain import Drain
+from inflight_vllm.guard import Guard
 from inflight_vllm.limits import LiveLimits
 from inflight_vllm.page import PluginMetrics
 
 
 def page(limits, drain=None):
     registry = CollectorRegistry()
-    registry.register(PluginMetrics("chat", "0.32.0", limits, drain or Drain(0, 0, lambda: None)))
+    registry.register(PluginMetrics("chat", "0.32.0", limits, drain or Drain(0, 0, lambda: None), Guard()))
     vllm = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
     return generate_latest(registry).decode() + vllm
 
@@ -84,3 +85,14 @@ def test_a_page_reads_the_report_once(board, monkeypatch):
     monkeypatch.setattr(board.report, "read", lambda: reads.append(1) or read())
     page(limits)
     assert len(reads) == 1
+
+
+def test_a_report_that_cannot_be_read_leaves_vllms_own_page(board, monkeypatch, caplog):
+    board.report.write(Report(max_num_seqs=64, max_num_batched_tokens=2048))
+    limits = LiveLimits(board, None)
+    board.report.write(Report(arrived="x"))
+    text = page(limits)
+    assert 'reason="the plugin failed: ValidationError",state="unsupported"' in text
+    assert "vllm:num_requests_running 0" in text
+    assert "inflight_max_num_seqs" not in text
+    assert "the plugin failed" in caplog.text

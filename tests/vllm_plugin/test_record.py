@@ -33,4 +33,6 @@ def test_a_full_disk_ends_the_record_and_not_the_engine(caplog):
     record.step(StepWork(1, 0, 5, 0), 0.01)
     record.step(StepWork(1, 0, 6, 0), 0.01)
     record.flush()
-    assert [each.message for each in caplog.records] == ["steps cannot be recorded any more: No space left on device"]
+    assert [each.message for each in caplog.records] == [
+        "inflight: steps cannot be recorded any more: No space left on device"
+    ]

@@ -1,12 +1,15 @@
 """The live scheduler on a scheduler that stands in for vLLM's."""
 
 import sys
+import time
 import types
+from threading import Thread
 from types import SimpleNamespace
 
 import pytest
 
 from inflight_settings.limits import Limits, LimitsInForce
+from inflight_vllm import reports, steps
 from inflight_vllm import scheduler as scheduler_module
 from inflight_vllm.board import Board
 from tests.vllm_plugin.test_steps import ABORTED, FakeRequest
@@ -74,6 +77,9 @@ class Scheduler:
                 del self.requests[name]
         return {}
 
+    def shutdown(self):
+        self.ended = True
+
 
 class AsyncScheduler(Scheduler):
     """Stands in for vLLM's."""
@@ -94,7 +100,18 @@ def live(monkeypatch, tmp_path):
         monkeypatch.setitem(sys.modules, name, module)
     monkeypatch.setenv("INFLIGHT_STATE_FILE", str(tmp_path / "state"))
     monkeypatch.setattr(scheduler_module, "problem", lambda: None)
+    monkeypatch.setattr(reports, "_SECONDS", 0.01)
+    made, make = [], scheduler_module.LiveScheduler
+
+    def kept(**arguments):
+        made.append(make(**arguments))
+        return made[-1]
+
+    monkeypatch.setattr(scheduler_module, "LiveScheduler", kept)
     yield scheduler_module
+    for scheduler in made:
+        scheduler.shutdown()
+        assert scheduler.ended
     sys.modules.pop("inflight_vllm.live", None)
 
 
@@ -113,6 +130,15 @@ def step(scheduler):
 @pytest.fixture
 def board(tmp_path):
     return lambda: Board.open(tmp_path / "state")
+
+
+def until(condition):
+    """Returns the first true value of a condition on what the thread beside the steps does."""
+    end = time.monotonic() + 10
+    while not (found := condition()):
+        assert time.monotonic() < end
+        time.sleep(0.005)
+    return found
 
 
 def test_it_is_of_the_kind_that_vllm_would_make(live):
@@ -159,20 +185,38 @@ def test_running_requests_go_on_when_the_limit_falls(live, board):
     assert len(step(scheduler)) == 6
 
 
-def test_the_last_step_reports_demand_steps_and_revision(live, board):
+def test_demand_steps_and_revision_are_reported(live, board):
     scheduler = live.LiveScheduler(vllm_config=ENGINE)
     board().limits.write(LimitsInForce(Limits(2, 64), 7))
     for number in range(4):
         scheduler.add_request(FakeRequest(str(number), 4))
-    steps = 0
+    count = 0
     while scheduler.requests:
         step(scheduler)
-        steps += 1
-    report = board().report.read()
-    assert (report.revision, report.steps, report.arrived, report.waiting_prompt_tokens) == (7, steps, (4, 16, 64), 0)
+        count += 1
+    until(lambda: board().report.read().steps == count)
+    report = until(lambda: (found := board().report.read()).output_mean and found)
+    assert (report.revision, report.arrived, report.waiting_prompt_tokens) == (7, (4, 16, 64), 0)
     assert report.output_mean == pytest.approx(3, rel=0.05)
-    assert report.own_seconds > 0
-    assert report.step_seconds > 0
+    assert min(report.own_seconds, report.beside_seconds, report.step_seconds) > 0
+
+
+def test_the_cost_is_also_fitted_to_steps_that_ended_before_the_next_fit(live, board):
+    scheduler = live.LiveScheduler(vllm_config=ENGINE)
+    for number in range(40):
+        scheduler.add_request(FakeRequest(str(number), 40))
+    while scheduler.requests:
+        step(scheduler)
+    until(lambda: board().report.read().cost)
+
+
+def test_a_request_that_ends_without_a_step_is_reported(live, board):
+    scheduler = live.LiveScheduler(vllm_config=ENGINE)
+    request = FakeRequest("a", 4)
+    scheduler.add_request(request)
+    until(lambda: board().report.read().waiting_prompt_tokens == 4)
+    request.status = ABORTED
+    until(lambda: board().report.read().waiting_prompt_tokens == 0)
 
 
 def test_steps_planned_ahead_are_measured_in_order(live, board, monkeypatch, tmp_path):
@@ -185,7 +229,7 @@ def test_steps_planned_ahead_are_measured_in_order(live, board, monkeypatch, tmp
     scheduler.update_from_output(second, None)
     while scheduler.requests:
         step(scheduler)
-    lines = (tmp_path / "record").read_text().splitlines()[1:]
+    lines = until(lambda: (found := (tmp_path / "record").read_text().splitlines()[1:])[2:] and found)
     assert [line.split("[")[2].split("]")[0] for line in lines] == ["0, 4, 0, 10, 0", "1, 0, 5, 0, 0", "1, 0, 6, 0, 0"]
 
 
@@ -204,28 +248,56 @@ def test_vllms_own_limit_of_active_requests_is_the_capacity(live, board, monkeyp
     assert scheduler.max_num_active_reqs == 5
 
 
-@pytest.mark.parametrize("part", ["_work.work", "_cost.observe", "_met.arrive", "_met.survey", "board.limits.read"])
+PARTS = {
+    "a step's work": (steps.WorkMeter, "work"),
+    "a step's seconds": (steps.StepClock, "seconds"),
+    "the cost": (steps.CostMeter, "observe"),
+    "an arrival": (steps.RequestMeter, "arrive"),
+    "the survey": (steps.RequestMeter, "survey"),
+    "the limits": (Limits, "at_most"),
+    "the start": (Thread, "start"),
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
 def test_vllm_goes_on_without_a_plugin_that_fails(live, board, monkeypatch, caplog, part):
-    scheduler = live.LiveScheduler(vllm_config=ENGINE)
-    board().limits.write(LimitsInForce(Limits(2, 64), 1))
+    limits = LimitsInForce(Limits(2, 64), 1)
 
     def fail(*arguments, **named):
         raise ZeroDivisionError
 
-    *path, name = part.split(".")
-    owner = scheduler
-    for each in path:
-        owner = getattr(owner, each)
-    monkeypatch.setattr(owner, name, fail)
+    monkeypatch.setattr(*PARTS[part], fail)
+    scheduler = live.LiveScheduler(vllm_config=ENGINE)
+    board().limits.write(limits)
     for number in range(4):
         scheduler.add_request(FakeRequest(str(number), 4))
     for _ in range(20):
         step(scheduler)
     assert not scheduler.requests
+    until(lambda: board().report.read().problem)
     assert [each.message for each in caplog.records if each.levelname == "ERROR"] == [
         "inflight: the plugin failed; vLLM goes on without it, with the limits as they are"
     ]
     assert "ZeroDivisionError" in board().report.read().problem
+
+
+def test_a_record_that_cannot_be_written_leaves_the_limits_live_and_says_so(live, board, monkeypatch, tmp_path, caplog):
+    monkeypatch.setenv("INFLIGHT_RECORD_FILE", str(tmp_path / "none" / "record"))
+    scheduler = live.LiveScheduler(vllm_config=ENGINE)
+    board().limits.write(LimitsInForce(Limits(2, 64), 1))
+    for number in range(4):
+        scheduler.add_request(FakeRequest(str(number), 4))
+    assert len(step(scheduler)) == 2
+    assert [each.message for each in caplog.records if each.levelname == "WARNING"] == [
+        f"inflight: steps cannot be recorded: {tmp_path}/none/record: No such file or directory"
+    ]
+    assert board().report.read().problem is None
+
+
+def test_a_configuration_without_what_the_plugin_reads_leaves_vllms_own_scheduler(live, board):
+    config = SimpleNamespace(**{**vars(engine()), "parallel_config": SimpleNamespace()})
+    assert type(live.LiveScheduler(vllm_config=config)) is AsyncScheduler
+    assert "AttributeError" in board().report.read().problem
 
 
 def test_a_folder_that_cannot_be_written_leaves_vllms_own_scheduler(live, monkeypatch, tmp_path, caplog):

@@ -1,6 +1,6 @@
 """Measurements of a vLLM scheduler's steps."""
 
-from concurrent.futures import Executor, Future
+import itertools
 from dataclasses import dataclass
 
 import pytest
@@ -28,26 +28,13 @@ class FakeRequest:
         return self.status != "running"
 
 
-class AtOnce(Executor):
-    """Does what is submitted before `submit` returns; `hold`: not before `go`."""
+class Clock:
+    """A clock that is set."""
 
-    def __init__(self, *, hold=False):
-        self._held = [] if hold else None
+    now = 0.0
 
-    def submit(self, act, *arguments):
-        done = Future()
-        self._held.append((done, act, arguments)) if self._held is not None else self._do(done, act, arguments)
-        return done
-
-    def go(self):
-        while self._held:
-            self._do(*self._held.pop(0))
-
-    def _do(self, done, act, arguments):
-        try:
-            done.set_result(act(*arguments))
-        except Exception as error:
-            done.set_exception(error)
+    def __call__(self):
+        return self.now
 
 
 def plain_work(scheduled, requests):
@@ -114,42 +101,61 @@ def test_a_step_planned_ahead_takes_from_the_end_of_the_one_before():
     assert [clock.seconds(1.0, 2.0), clock.seconds(1.1, 3.5)] == [1.0, 1.5]
 
 
-def test_the_cost_of_steps_is_found():
-    cost, now = CostModel(0.004, 0.0005, 0.0001, 1e-6, 1e-8), 0.0
-    meter = CostMeter(compiles=False, clock=lambda: 0.0, beside=AtOnce())
-    for step in range(400):
+COST = CostModel(0.004, 0.0005, 0.0001, 1e-6, 1e-8)
+
+
+def varied_steps(count):
+    """Steps one after the other: work, seconds, begin, end."""
+    now = 0.0
+    for step in range(count):
         work = StepWork(step % 17, (step % 5) * 32, (step % 17) * 300, (step % 5) * 4000)
-        seconds = cost.seconds(work)
-        now += 0.05
-        meter.observe(work, seconds, now - seconds, now)
+        began, now = now, now + 0.05
+        yield work, COST.seconds(work), began, now
+
+
+def test_the_cost_of_steps_is_found():
+    clock = Clock()
+    meter = CostMeter(compiles=False, clock=clock)
+    for work, seconds, began, ended in varied_steps(400):
+        meter.observe(work, seconds, began, ended)
+        clock.now = ended
+        if meter.due:
+            meter.fit()
     assert meter.measured is not None
     assert meter.measured.error < 0.02
     work = StepWork(8, 64, 2400, 9000)
-    assert meter.measured.model.seconds(work) == pytest.approx(cost.seconds(work), rel=0.05)
+    assert meter.measured.model.seconds(work) == pytest.approx(COST.seconds(work), rel=0.05)
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12))
+def test_steps_taken_in_together_give_the_same_cost_as_one_by_one(batches):
+    clock, single = Clock(), OnlineFit()
+    meter, steps = CostMeter(compiles=False, clock=clock), iter(varied_steps(sum(batches)))
+    expected = None
+    for size in batches:
+        for work, seconds, began, ended in itertools.islice(steps, size):
+            meter.observe(work, seconds, began, ended)
+            single.observe(work, seconds, ended)
+            clock.now = ended
+        assert meter.due == single.due(clock.now)
+        if meter.due:
+            meter.fit()
+            expected = single.fit(clock.now) or expected
+    assert meter.measured == expected
 
 
 def test_steps_in_flight_during_a_fit_are_left_out(monkeypatch):
     taken, observe = [], OnlineFit.observe
     monkeypatch.setattr(OnlineFit, "observe", lambda fit, *step: taken.append(step[-1]) or observe(fit, *step))
-    beside = AtOnce(hold=True)
-    meter = CostMeter(compiles=False, clock=lambda: 3.5, beside=beside)
-    for now in (1.0, 2.0, 3.0):  # the first one starts a fit
-        meter.observe(StepWork(1, 1, 5, 1), 0.01, now - 0.9, now)
-    beside.go()
-    for now in (4.0, 5.0):
-        meter.observe(StepWork(1, 1, 5, 1), 0.01, now - 0.9, now)
-    assert taken == [1.0, 5.0]
-
-
-def test_an_error_of_a_fit_is_one_of_the_next_step(monkeypatch):
-    def fail(fit, now):
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(OnlineFit, "fit", fail)
-    meter = CostMeter(compiles=False, clock=lambda: 0.0, beside=AtOnce())
-    meter.observe(StepWork(1, 1, 5, 1), 0.01, 1.0, 1.01)
-    with pytest.raises(ZeroDivisionError):
-        meter.observe(StepWork(1, 1, 5, 1), 0.01, 2.0, 2.01)
+    clock = Clock()
+    meter = CostMeter(compiles=False, clock=clock)
+    meter.observe(StepWork(1, 1, 5, 1), 0.01, 0.1, 1.0)
+    monkeypatch.setattr(OnlineFit, "fit", lambda *_: setattr(clock, "now", 3.5))
+    clock.now = 2.0
+    meter.fit()
+    for began, ended in ((1.5, 1.9), (1.9, 2.1), (2.1, 3.0), (1.9, 4.0), (3.4, 4.0), (3.5, 4.0)):
+        meter.observe(StepWork(1, 1, 5, 1), 0.01, began, ended)
+    assert taken == [1.0, 1.9, 4.0]
 
 
 def test_arrivals_and_uncomputed_prompt_tokens_are_counted():

@@ -163,8 +163,8 @@ def load_marked(config: EngineConfig, marks: Marks) -> Engine:
         model.hidden_states, model.logits = marked_hidden_states, marked_logits
         return model
 
-    def make_marked_runner(config: EngineConfig) -> Any:
-        holder.append(MarkedRunner(make_runner(config), marks))
+    def make_marked_runner(*arguments: Any) -> Any:
+        holder.append(MarkedRunner(make_runner(*arguments), marks))
         return holder[0]
 
     build.load_model = load_marked_model

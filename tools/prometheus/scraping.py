@@ -74,6 +74,7 @@ def _scrape_config(monitor: Manifest, scraping: Scraping) -> dict[str, Any]:
     config: dict[str, Any] = {
         "job_name": job_name(monitor),
         "scheme": "https",
+        "metrics_path": endpoint.get("path", "/metrics"),
         "tls_config": dict(scraping.access.tls),
         "honor_labels": bool(endpoint.get("honorLabels", False)),
         "file_sd_configs": [{"files": [str(targets_file(monitor, scraping.targets_folder))]}],
@@ -81,7 +82,7 @@ def _scrape_config(monitor: Manifest, scraping: Scraping) -> dict[str, Any]:
     }
     if scraping.access.token_file:
         config["authorization"] = {"credentials_file": scraping.access.token_file}
-    config["relabel_configs"] += _through_proxy(endpoint.get("path", "/metrics"))
+    config["relabel_configs"] += _THROUGH_PROXY
     return config
 
 
@@ -111,19 +112,17 @@ def _relabelling(own: Manifest) -> dict[str, Any]:
     return {names.get(key, key): value for key, value in own.items()}
 
 
-def _through_proxy(path: str) -> list[dict[str, Any]]:
-    """The API server in place of the pod's address, after all labels are made."""
-    parts = ["namespace", "pod_name", "pod_container_port_number"]
-    proxied = f"/api/v1/namespaces/$1/pods/$2:$3/proxy{path}"
-    return [
-        {
-            "source_labels": [f"{META}{part}" for part in parts],
-            "regex": "(.+);(.+);(.+)",
-            "target_label": "__metrics_path__",
-            "replacement": proxied,
-        },
-        {"source_labels": ["__api_server"], "target_label": "__address__"},
-    ]
+_PARTS = (f"{META}namespace", f"{META}pod_name", f"{META}pod_container_port_number", "__metrics_path__")
+_THROUGH_PROXY = (
+    {
+        "source_labels": list(_PARTS),
+        "regex": "(.+);(.+);(.+);(.+)",
+        "target_label": "__metrics_path__",
+        "replacement": "/api/v1/namespaces/$1/pods/$2:$3/proxy$4",
+    },
+    {"source_labels": ["__api_server"], "target_label": "__address__"},
+)
+"""The API server in place of the pod's address, after all labels are made."""
 
 
 def targets(pods: Iterable[Manifest], access: Access) -> list[dict[str, Any]]:
@@ -142,7 +141,11 @@ def targets(pods: Iterable[Manifest], access: Access) -> list[dict[str, Any]]:
 
 def _labels(pod: Manifest, container: str, port: Manifest) -> dict[str, str]:
     metadata = pod["metadata"]
-    of_pod = {f"{META}pod_label_{_sanitized(label)}": value for label, value in (metadata.get("labels") or {}).items()}
+    of_pod = {
+        f"{META}pod_{kind}_{_sanitized(name)}": value
+        for kind in ("label", "annotation")
+        for name, value in (metadata.get(f"{kind}s") or {}).items()
+    }
     return {
         f"{META}namespace": metadata["namespace"],
         f"{META}pod_name": metadata["name"],

@@ -22,7 +22,7 @@ from inflight_settings.limits import Limits, LimitsInForce
 FILE_VARIABLE = "INFLIGHT_STATE_FILE"
 _SIZE = 1 << 16
 _HALF = _SIZE // 2
-_HEADER = struct.Struct("<QII")
+_HEADER = struct.Struct("=QII")
 _ATTEMPTS = 100
 _LOW = 0xFFFF_FFFF
 
@@ -44,7 +44,8 @@ class Report(msgspec.Struct):
         cost: fitted to recent steps, `cost_error` its median relative error, `cost_steps` the steps behind it.
         steps: number of steps.
         step_seconds: of all steps.
-        own_seconds: of CPU time that the plugin took of these. Fits of the cost run beside the steps.
+        own_seconds: of CPU time that the plugin took of these.
+        beside_seconds: of CPU time of the plugin's thread beside the steps, for reports and fits of the cost.
     """
 
     problem: str | None = None
@@ -64,6 +65,7 @@ class Report(msgspec.Struct):
     steps: int = 0
     step_seconds: float = 0.0
     own_seconds: float = 0.0
+    beside_seconds: float = 0.0
 
     @property
     def capacity(self) -> Limits:
@@ -77,14 +79,14 @@ class Slot(Generic[Document]):
     def __init__(self, memory: mmap.mmap, offset: int, kind: type[Document]) -> None:
         self._memory = memory
         self._offset = offset
+        self._number = memoryview(memory)[offset : offset + 8].cast("Q")
         self._encoder = msgspec.json.Encoder()
         self._kind: type[Document] = kind
 
     @property
     def number(self) -> int:
         """The document's number; 0: there is none."""
-        number: int = _HEADER.unpack_from(self._memory, self._offset)[0]
-        return number
+        return self._number[0]
 
     def write(self, document: Document) -> None:
         """Replace the document."""

@@ -21,6 +21,7 @@ from inflight_vllm.admin import Admin, AdminPath, Answer
 from inflight_vllm.asgi import App, Message, Receive, Scope, Send
 from inflight_vllm.board import Board, board_path
 from inflight_vllm.drain import Drain
+from inflight_vllm.guard import Guard
 from inflight_vllm.keep_alive import KeptAlive
 from inflight_vllm.limits import LiveLimits
 from inflight_vllm.page import PluginMetrics
@@ -43,6 +44,7 @@ class Inflight:
     def __init__(self, app: App) -> None:
         self._app = app
         self._settings = settings = read_settings(os.environ)
+        self._guard = Guard()
         self._limits = LiveLimits(Board.open(board_path()), problem())
         # vLLM handles SIGINT as it handles SIGTERM, which is the drain's now.
         self._drain = Drain(settings.drain_delay, settings.drain_timeout, lambda: os.kill(os.getpid(), signal.SIGINT))
@@ -54,7 +56,7 @@ class Inflight:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Handle one connection, as ASGI says."""
         if scope["type"] == "lifespan":
-            self._start(scope)
+            self._guard.run(self._start, scope)
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket" or (scope["method"] == "POST" and scope["path"] != AdminPath.DRAIN):
             await self._generate(scope, receive, send)
@@ -77,10 +79,10 @@ class Inflight:
         limits.start(settings.limits_file)
         arguments = scope["app"].state.args
         name = (arguments.served_model_name or [arguments.model])[0]
-        REGISTRY.register(PluginMetrics(name, version, limits, self._drain))
+        REGISTRY.register(PluginMetrics(name, version, limits, self._drain, self._guard))
         loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGTERM, self._drain.signal)
         self._server = loop.create_task(_serve(self._admin, settings.admin_port))
+        loop.add_signal_handler(signal.SIGTERM, self._drain.signal)
         log.info(
             "inflight: ready with vLLM %s, limits %s, admin port %d", version, limits.in_force, settings.admin_port
         )

@@ -13,12 +13,14 @@ from inflight_cost.model import TERMS
 from inflight_vllm import VERSION
 from inflight_vllm.board import Report
 from inflight_vllm.drain import Drain
+from inflight_vllm.guard import Guard
 from inflight_vllm.limits import LiveLimits
 
 _INFO = ("inflight_plugin_info", "The plugin in this vLLM server; always 1.")
 _STEPS = ("inflight_plugin_steps", "Steps of vLLM's scheduler.")
 _STEP_SECONDS = ("inflight_plugin_step_seconds", "Seconds of these steps.")
 _OWN_SECONDS = ("inflight_plugin_own_seconds", "CPU seconds of these that the plugin itself took.")
+_BESIDE_SECONDS = ("inflight_plugin_beside_seconds", "CPU seconds of the plugin's thread beside the steps.")
 
 
 class PluginMetrics(Collector):
@@ -27,24 +29,34 @@ class PluginMetrics(Collector):
     Args:
         model_name: label of every series.
         vllm_version: of the plugin's information.
+        guard: of the plugin's parts in this process: vLLM's own page has these families too.
     """
 
-    def __init__(self, model_name: str, vllm_version: str, limits: LiveLimits, drain: Drain) -> None:
+    def __init__(self, model_name: str, vllm_version: str, limits: LiveLimits, drain: Drain, guard: Guard) -> None:
         self._model_name = model_name
         self._vllm_version = vllm_version
         self._limits = limits
         self._drain = drain
+        self._guard = guard
 
     def describe(self) -> list[Metric]:
         """Nothing: a registry asks before the engine has reported."""
         return []
 
     def collect(self) -> Iterable[Metric]:
-        """All families."""
+        """All families; after an error the plugin's information only."""
+        families: list[Metric] = []
+        self._guard.run(lambda: families.extend([*self._families()]))
+        return families or [self._info(self._guard.problem)]
+
+    def _info(self, problem: str | None) -> Metric:
+        state = "active" if problem is None else "unsupported"
+        info = {"version": VERSION, "vllm_version": self._vllm_version, "state": state, "reason": problem or ""}
+        return self._gauge(_INFO, [(info, 1)])
+
+    def _families(self) -> Iterable[Metric]:
         report, drain = self._limits.report, self._drain
-        state = "active" if report.problem is None else "unsupported"
-        info = {"version": VERSION, "vllm_version": self._vllm_version, "state": state, "reason": report.problem or ""}
-        yield self._gauge(_INFO, [(info, 1)])
+        yield self._info(report.problem)
         yield self._gauge(shared.DRAINING, [({}, float(drain.draining))])
         yield self._counter(shared.ADMISSION_REJECTIONS, {"reason": "draining"}, drain.refused)
         if report.problem is None:
@@ -72,6 +84,7 @@ class PluginMetrics(Collector):
             (_STEPS, report.steps),
             (_STEP_SECONDS, report.step_seconds),
             (_OWN_SECONDS, report.own_seconds),
+            (_BESIDE_SECONDS, report.beside_seconds),
         ):
             yield self._counter(metric, {}, count)
         cost = report.cost

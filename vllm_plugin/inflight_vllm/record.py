@@ -21,7 +21,16 @@ FILE_VARIABLE = "INFLIGHT_RECORD_FILE"
 _HEADER_TAG, _VERSION = "inflight-engine schedule", 6
 _BUFFER_BYTES = 1 << 18
 
-log = logging.getLogger("inflight_vllm")
+log = logging.getLogger("vllm.inflight")
+
+
+def open_record(path: Path, capacity: Limits, sizes: Mapping[str, int]) -> StepRecord | None:
+    """Make a record; None, with a warning: the file cannot be written."""
+    try:
+        return StepRecord(path, capacity, sizes)
+    except OSError as error:
+        log.warning("inflight: steps cannot be recorded: %s: %s", path, error.strerror or error)
+        return None
 
 
 class StepRecord:
@@ -65,5 +74,5 @@ class StepRecord:
             self._end(error)
 
     def _end(self, error: OSError) -> None:
-        log.warning("steps cannot be recorded any more: %s", error.strerror or error)
+        log.warning("inflight: steps cannot be recorded any more: %s", error.strerror or error)
         self._file = None

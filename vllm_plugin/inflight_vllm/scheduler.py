@@ -14,7 +14,11 @@ log = logging.getLogger("vllm.inflight")
 def LiveScheduler(**arguments: Any) -> Any:
     """Return a scheduler with live limits, of the kind that vLLM would make; vLLM's own where they cannot change."""
     config = arguments["vllm_config"]
-    found = _unsupported(config)
+    try:
+        found = _unsupported(config)
+    except Exception as error:
+        log.exception("inflight: vLLM's configuration cannot be read")
+        found = f"the plugin failed: {type(error).__name__}"
     board = None
     try:
         board = Board.create(board_path())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from concurrent.futures import Executor, Future
 from typing import Protocol
 
 from inflight_cost.model import StepWork, attended_tokens
@@ -78,39 +77,35 @@ class StepClock:
 
 
 class CostMeter:
-    """The cost model fitted to recent steps. A fit takes some milliseconds, so it runs beside the steps.
+    """The cost model fitted to recent steps.
 
     Args:
         compiles: as in `OnlineFit`.
         clock: monotonic seconds.
-        beside: runs the fits.
     """
 
-    def __init__(self, *, compiles: bool, clock: Callable[[], float], beside: Executor) -> None:
+    def __init__(self, *, compiles: bool, clock: Callable[[], float]) -> None:
         self.measured: MeasuredCost | None = None
         self._fit = OnlineFit(compiles=compiles)
         self._clock = clock
-        self._beside = beside
-        self._fitting: Future[tuple[MeasuredCost | None, float]] | None = None
-        self._fitted = 0.0
-        """When the latest fit ended; a step that was in flight meanwhile is measured too long."""
+        self._fit_began = self._fit_ended = -1.0
+        """Times of the latest fit, which takes some milliseconds. A step in flight meanwhile is measured too long."""
 
-    def observe(self, work: StepWork, seconds: float, began: float, now: float) -> None:
-        """Take in a step, and start a fit where enough is new."""
-        if self._fitting is not None:
-            if not self._fitting.done():
-                return
-            measured, self._fitted = self._fitting.result()
-            self.measured = measured or self.measured
-            self._fitting = None
-        if began < self._fitted or not work.decode_seqs + work.prefill_tokens:
-            return
-        self._fit.observe(work, seconds, now)
-        if self._fit.due(now):
-            self._fitting = self._beside.submit(self._run, now)
+    def observe(self, work: StepWork, seconds: float, began: float, ended: float) -> None:
+        """Take in a step. Args: began, ended: monotonic seconds."""
+        if began >= self._fit_ended or ended <= self._fit_began:
+            self._fit.observe(work, seconds, ended)
 
-    def _run(self, now: float) -> tuple[MeasuredCost | None, float]:
-        return self._fit.fit(now), self._clock()
+    @property
+    def due(self) -> bool:
+        """True: enough is new for another fit."""
+        return self._fit.due(self._clock())
+
+    def fit(self) -> None:
+        """Fit the cost to the steps so far."""
+        began = self._clock()
+        self.measured = self._fit.fit(began) or self.measured
+        self._fit_began, self._fit_ended = began, self._clock()
 
 
 class RequestMeter:
@@ -122,6 +117,11 @@ class RequestMeter:
         self.waiting_prompt_tokens = 0
         self._requests: dict[str, ScheduledRequest] = {}
         self._counted: dict[str, int] = {}
+
+    @property
+    def known(self) -> bool:
+        """True: at the latest survey, some requests had not ended."""
+        return bool(self._requests)
 
     def arrive(self, request: ScheduledRequest) -> None:
         """Count a new request."""

@@ -19,8 +19,8 @@ SCHEDULER = "inflight_vllm.scheduler.LiveScheduler"
 NAMES = {
     "v1/core/sched/async_scheduler.py": ("AsyncScheduler",),
     "v1/core/sched/scheduler.py": (
-        "Scheduler.schedule", "Scheduler.update_from_output", "Scheduler.add_request", "Scheduler.requests",
-        "Scheduler.running", "Scheduler.block_size", "Scheduler.vllm_config", "Scheduler.max_num_active_reqs",
+        "Scheduler.schedule", "Scheduler.update_from_output", "Scheduler.add_request", "Scheduler.shutdown",
+        "Scheduler.requests", "Scheduler.block_size", "Scheduler.vllm_config", "Scheduler.max_num_active_reqs",
         "Scheduler.max_num_scheduled_tokens",
     ),
     "v1/core/sched/output.py": (
@@ -37,8 +37,15 @@ NAMES = {
         "SchedulerConfig.get_scheduler_cls", "SchedulerConfig.enable_chunked_prefill",
         "SchedulerConfig.disable_chunked_mm_input",
     ),
+    "config/vllm.py": (
+        "VllmConfig.cache_config", "VllmConfig.device_config", "VllmConfig.model_config", "VllmConfig.parallel_config",
+        "VllmConfig.scheduler_config",
+    ),
+    "config/device.py": ("DeviceConfig.device_type",),
+    "config/model.py": ("ModelConfig.max_model_len",),
     "config/parallel.py": ("ParallelConfig.data_parallel_size", "ParallelConfig._api_process_count"),
     "config/cache.py": ("CacheConfig.num_gpu_blocks", "CacheConfig.enable_prefix_caching"),
+    "engine/arg_utils.py": ("EngineArgs.model", "EngineArgs.served_model_name"),
 }  # fmt: skip
 """Classes, and their methods, fields and attributes, by file of the package `vllm`."""
 

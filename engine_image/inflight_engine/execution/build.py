@@ -26,9 +26,11 @@ from inflight_engine.execution.memory.staging import Staging, step_bytes
 from inflight_engine.execution.memory_profile import measure
 from inflight_engine.execution.pieces import Pieces
 from inflight_engine.execution.runner import Runner
+from inflight_engine.execution.sampling.grammar_masks import GrammarMasks
 from inflight_engine.execution.sampling.sampler import Sampler, make_sampler
 from inflight_engine.execution.step_shapes import graph_shapes
 from inflight_engine.execution.token_feed import TokenFeed
+from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.models.kv_scales import load_kv_scales
 from inflight_engine.models.parallel import ALONE, Parallel
 from inflight_engine.models.protocol import Model
@@ -40,12 +42,13 @@ from inflight_settings.engine import EngineConfig
 log = logging.getLogger(__name__)
 
 
-def build_runner(config: EngineConfig, parallel: Parallel = ALONE) -> Runner:
+def build_runner(config: EngineConfig, parallel: Parallel = ALONE, grammars: Grammars | None = None) -> Runner:
     """Load the model, allocate the KV cache and capture the graphs.
 
     Args:
         parallel: the runners that share every layer, each with its part of the weights and of the KV cache; all are
             given the same plans. `kv_cache_memory` and `swap_space` are of each.
+        grammars: compiles those of requests; None: no request has one.
 
     Raises:
         ModelSourceError, UnsupportedModelError, KVCacheSizeError, ValueError: all are ValueErrors whose message is one
@@ -85,6 +88,7 @@ def build_runner(config: EngineConfig, parallel: Parallel = ALONE) -> Runner:
         sampler,
         PersistentBatch(spec.max_num_seqs, spec.max_model_len, spec.block_size),
         host_cache,
+        GrammarMasks(grammars),
         graphs=graphs,
         # If only some ranks cut a step into pieces, the ranks would deadlock.
         pieces=Pieces(torch.cuda.empty_cache) if parallel.size == 1 else None,

@@ -1,9 +1,9 @@
 """Steps as CUDA graphs: one launch instead of hundreds, over a ladder of shapes.
 
 A graph replays kernels with the shapes and addresses they were captured with. So a step runs the graph of the least
-shape that holds it, its further tokens and rows being padding; all that a graph reads or writes
-lies in buffers that stay where they are. The graph of a shape takes its tokens from the feed, computes logits, chooses
-tokens, and feeds them to the next step. Only log-probabilities are launched behind it.
+shape that holds it, its further tokens and rows being padding; all that a graph reads or writes lies in buffers that
+stay where they are. A shape has two graphs: one takes its tokens from the feed and computes logits, the other chooses
+tokens and feeds them to the next step. Between them logits can be masked; log-probabilities are launched behind them.
 
 All graphs are captured at start, largest first, into one memory pool: they never run at once, so the smaller ones fit
 into what the largest took. That costs tens of milliseconds a shape at start (51 shapes for 256 sequences), and
@@ -69,7 +69,7 @@ class StepGraphs:
         self._feed = feed
         self._sampler = sampler
         self._shapes = tuple(shapes)
-        self._graphs: dict[StepShape, Callable[[], None]] = {}
+        self._graphs: dict[StepShape, tuple[Callable[[], None], Callable[[], None]]] = {}
         # Shared by all graphs, which would otherwise keep logits for every shape of the ladder.
         most_rows = max(shape.num_sequences for shape in shapes)
         self._logits = torch.empty((most_rows, vocab_size), dtype=torch.float32, device=device)
@@ -85,8 +85,13 @@ class StepGraphs:
             return False
         return True
 
-    def replay(self, packed: PackedStep) -> Sampled | None:
-        """Run a step; None: no shape holds it."""
+    def replay(self, packed: PackedStep, mask: Callable[[torch.Tensor], torch.Tensor] | None = None) -> Sampled | None:
+        """Run a step; None: no shape holds it.
+
+        Args:
+            mask: changes the logits of the sampled rows, float32 [n, vocab_size], before tokens are chosen; returns
+                those to report.
+        """
         attention = packed.attention
         num_sequences = len(attention.decode_slots) + len(attention.chunks)
         decodes_only = not attention.chunks
@@ -94,44 +99,52 @@ class StepGraphs:
         if shape is None:
             return None
         self._forward.send(packed, shape)
-        self._graphs[shape]()
+        compute, choose = self._graphs[shape]
         num_sampled = len(packed.sampled_slots)
-        return Sampled(self._logits[:num_sampled], self._chosen[:num_sampled])
+        logits = self._logits[:num_sampled]
+        compute()
+        if mask is not None:
+            logits = mask(logits)
+        choose()
+        return Sampled(logits, self._chosen[:num_sampled])
 
     @torch.inference_mode()
     def _capture(self, capture: Capture) -> None:
         for shape in reversed(self._shapes):
             chunked = None if shape.decodes_only else _NONE
             empty = PackedStep(_NONE, chunked, _NONE, _NO_BATCH, chunked, _NONE, _NONE)
-            self._graphs[shape] = capture(self._step(self._forward.send(empty, shape)))
+            compute, choose = self._step(self._forward.send(empty, shape))
+            self._graphs[shape] = (capture(compute), capture(choose))
 
-    def _step(self, inputs: StepInputs) -> Callable[[], None]:
+    def _step(self, inputs: StepInputs) -> tuple[Callable[[], None], Callable[[], None]]:
         slots, positions = inputs.sampled_slots, inputs.sampled_positions
+        logits, chosen = self._logits[: len(slots)], self._chosen[: len(slots)]
 
-        def step() -> None:
-            logits, chosen = self._logits[: len(slots)], self._chosen[: len(slots)]
+        def compute() -> None:
             logits.copy_(self._model.logits(self._forward.run(inputs)))
+
+        def choose() -> None:
             chosen.copy_(choose_and_feed(self._sampler, self._feed, logits, slots, positions))
 
-        return step
+        return compute, choose
 
 
 class CudaCapture:
     """Captures into one memory pool.
 
     A step that waits for the device cannot be captured, and after the attempt some versions of torch can free no memory
-    any more. So the first step is tried with such waits forbidden before any is captured.
+    any more. So the first of each kind, forward passes and choices of tokens, is tried with such waits forbidden.
     """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
-        self._tried = False
+        self._num_untried = 2
 
     def __call__(self, step: Callable[[], None]) -> Callable[[], None]:
         step()  # What happens once (compiling, choosing kernels, workspaces) must not be part of the graph.
-        if not self._tried:
+        if self._num_untried:
             _run_without_waiting(step)
-            self._tried = True
+            self._num_untried -= 1
         graph = torch.cuda.CUDAGraph()
         # Some versions of torch leave the capture's stream the current one when it fails.
         with (

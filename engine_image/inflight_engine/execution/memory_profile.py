@@ -125,6 +125,7 @@ def _measure_graphs(
     left = [torch.cuda.mem_get_info(device)[0]]
     capture = CudaCapture()
 
+    # Each shape has two graphs.
     def metered(step: Callable[[], None]) -> Callable[[], None]:
         replay = capture(step)
         left.append(torch.cuda.mem_get_info(device)[0])
@@ -134,10 +135,10 @@ def _measure_graphs(
     feed = TokenFeed(spec.max_num_seqs, device)
     forward = Forward(model, attention, feed, staging)
     graphs = StepGraphs(model, forward, feed, sampler, shapes[-2:], spec.shape.vocab_size, device)
-    return graph_bytes(left, len(shapes)) if graphs.try_capture(metered) else 0
+    return graph_bytes(left[::2], len(shapes)) if graphs.try_capture(metered) else 0
 
 
-def graph_bytes(left: list[int], num_graphs: int) -> int:
-    """Return the bytes of all graphs, from the memory that was left before the first capture and after each."""
+def graph_bytes(left: list[int], num_shapes: int) -> int:
+    """Return the bytes of all graphs, from the memory that was left before the first shape and after each."""
     taken = [max(0, before - after) for before, after in pairwise(left)]
-    return taken[0] + sum(taken[1:2]) * (num_graphs - 1)
+    return taken[0] + sum(taken[1:2]) * (num_shapes - 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -15,6 +16,7 @@ from inflight_engine.execution.graphs import Sampled, StepGraphs
 from inflight_engine.execution.host_cache import HostCache
 from inflight_engine.execution.memory.staging import Fetch
 from inflight_engine.execution.pieces import Pieces
+from inflight_engine.execution.sampling.grammar_masks import GrammarMasks, GrammarRow, take_tokens
 from inflight_engine.execution.sampling.logprobs import Reported, token_logprobs
 from inflight_engine.execution.sampling.prompt_logprobs import PromptSpan, PromptTensors, prompt_reports, score_prompts
 from inflight_engine.execution.sampling.sampler import Sampler
@@ -32,9 +34,11 @@ class Runner:
     """Launches and collects. A `StepExecutor`.
 
     Positions, lengths and block tables of a step follow from the plans alone, and its decodes read their tokens on the
-    device. So a step can be launched while the one before it runs.
+    device. So a step can be launched while the one before it runs. Where a request has a grammar, its forward pass is
+    launched so, and its tokens are chosen when those of the step before are on the host and masks follow from them.
 
     Args:
+        masks: of requests with a grammar.
         graphs: CUDA graphs of small steps; None: all steps are launched kernel by kernel.
         pieces: cuts steps for which the device has no memory; None: such a step fails.
         lookahead: a second step may be launched before the first is collected.
@@ -49,6 +53,7 @@ class Runner:
         sampler: Sampler,
         batch: PersistentBatch,
         host_cache: HostCache,
+        masks: GrammarMasks,
         *,
         graphs: StepGraphs | None,
         pieces: Pieces | None,
@@ -62,6 +67,7 @@ class Runner:
         self._sampler = sampler
         self._batch = batch
         self._host_cache = host_cache
+        self._masks = masks
         self._graphs = graphs
         self._pieces = pieces
         self._on_gpu = info.device.startswith("cuda")
@@ -94,6 +100,7 @@ class Runner:
             self._host_cache.copy_out(preemption.block_ids.tolist(), preemption.host_block_ids)
         self._batch.apply(plan)
         self._sampler.apply(plan)
+        self._masks.apply(plan)
         self._feed.start(plan.starts)
         for start in plan.starts:
             if start.host_block_ids:
@@ -117,9 +124,11 @@ class Runner:
         without graphs."""
         packed = self._batch.pack(plan)
         prompts, num_sampled = packed.prompts, len(packed.sampled_slots)
-        replayed = self._graphs.replay(packed) if self._graphs is not None and prompts is None else None
+        rows = self._masks.rows(packed.sampled_slots)
+        mask = partial(self._mask, rows) if rows else None
+        replayed = self._graphs.replay(packed, mask) if self._graphs is not None and prompts is None else None
         if replayed is not None:
-            return _Computed(packed, replayed if num_sampled else None)
+            return _Computed(packed, replayed if num_sampled else None, rows=rows)
         inputs = self._forward.send(packed)
         hidden = self._forward.run(inputs)
         scored = None
@@ -132,58 +141,78 @@ class Runner:
         if not num_sampled:
             return _Computed(packed, None, scored)
         logits = self._model.logits(hidden[:num_sampled])
+        reported = logits if mask is None else mask(logits)
         slots, positions = inputs.sampled_slots, inputs.sampled_positions
         token_ids = choose_and_feed(self._sampler, self._feed, logits, slots, positions)
-        return _Computed(packed, Sampled(logits, token_ids), scored)
+        return _Computed(packed, Sampled(reported, token_ids), scored, rows)
+
+    def _mask(self, rows: Sequence[GrammarRow], logits: torch.Tensor) -> torch.Tensor:
+        """Mask the rows in place, when the tokens of all earlier steps are there; returns the logits to report."""
+        for step in self._in_flight:
+            step.wait()
+        reported = logits.clone() if self._sampler.reports else logits
+        self._masks.mask(rows, logits)
+        return reported
 
     def _fetch(self, computed: _Computed) -> _Piece:
         """Begin to bring what was computed to the host."""
-        packed, sampled, scored = computed
+        packed, sampled, scored, rows = computed
         slots, tensors, reported = packed.sampled_slots, [], None
         if sampled is not None:
             reported = self._sampler.report(sampled.logits, sampled.token_ids, slots)
             tensors = [sampled.token_ids]
             tensors += () if reported is None or reported.tensors is None else reported.tensors
         spans = packed.prompts.spans if packed.prompts is not None else ()
-        return _Piece(Fetch([*tensors, *(scored or ())], self._on_gpu), slots, reported, spans)
+        return _Piece(Fetch([*tensors, *(scored or ())], self._on_gpu), slots, reported, spans, rows)
 
 
 class _Computed(NamedTuple):
     """Results of a step or a piece, on the device. `sampled`: None: it samples nothing. `scored`: the scores of its
-    prompt tokens; None: no request asks for them."""
+    prompt tokens; None: no request asks for them. `rows`: sampled with a grammar."""
 
     packed: PackedStep
     sampled: Sampled | None
     scored: PromptTensors | None = None
+    rows: Sequence[GrammarRow] = ()
 
 
-class _InFlight(NamedTuple):
+class _InFlight:
     """A launched step.
 
-    Attributes:
+    Args:
         slots: the slot of each token that the step samples.
         failed_slots: slots whose chunk was not computed.
         ran_out: an attempt to compute the step had no memory.
     """
 
-    pieces: list[_Piece]
-    slots: Slots
-    failed_slots: tuple[int, ...] = ()
-    ran_out: bool = False
+    def __init__(
+        self, pieces: list[_Piece], slots: Slots, failed_slots: tuple[int, ...] = (), ran_out: bool = False
+    ) -> None:
+        self._pieces = pieces
+        self._slots = slots
+        self._failed_slots = failed_slots
+        self._ran_out = ran_out
+        self._output: StepOutput | None = None
 
     def wait(self) -> StepOutput:
-        """The step's output, once it is computed."""
-        outputs = [piece.wait() for piece in self.pieces]
-        if len(outputs) == 1 and not self.ran_out:
+        """The step's output, once it is computed; its tokens go to the grammars of their requests."""
+        if self._output is None:
+            self._output = self._wait()
+        return self._output
+
+    def _wait(self) -> StepOutput:
+        outputs = [piece.wait() for piece in self._pieces]
+        if len(outputs) == 1 and not self._ran_out:
             return outputs[0]
-        token_ids = np.zeros(len(self.slots), np.int32)
-        token_ids[~np.isin(self.slots, self.failed_slots)] = np.concatenate([each.token_ids for each in outputs])
+        token_ids = np.zeros(len(self._slots), np.int32)
+        token_ids[~np.isin(self._slots, self._failed_slots)] = np.concatenate([each.token_ids for each in outputs])
         return StepOutput(
             token_ids,
             [logprobs for each in outputs for logprobs in each.logprobs],
-            (*self.failed_slots, *(slot for each in outputs for slot in each.failed_slots)),
-            [scored for each in outputs for scored in each.prompt_logprobs if scored.slot not in self.failed_slots],
-            self.ran_out,
+            (*self._failed_slots, *(slot for each in outputs for slot in each.failed_slots)),
+            [scored for each in outputs for scored in each.prompt_logprobs if scored.slot not in self._failed_slots],
+            self._ran_out,
+            [end for each in outputs for end in each.grammar_ends],
         )
 
 
@@ -193,22 +222,25 @@ class _Piece(NamedTuple):
     Attributes:
         fetch: tokens where there are sampled slots, then the tensors of `reported`, then `PromptTensors` where there
             are spans.
+        rows: sampled with a grammar.
     """
 
     fetch: Fetch
     slots: Slots
     reported: Reported | None = None
     spans: Sequence[PromptSpan] = ()
+    rows: Sequence[GrammarRow] = ()
 
     def wait(self) -> StepOutput:
         """The piece's output, once it is computed."""
         on_host, reported = self.fetch.wait(), self.reported
         token_ids: TokenIds = on_host[0].astype(np.int32) if len(self.slots) else NO_TOKENS
         prompts = prompt_reports(on_host[-len(PromptTensors._fields) :], self.spans) if self.spans else []
+        ends = take_tokens(self.rows, token_ids) if self.rows else ()
         if reported is None:
-            return StepOutput(token_ids, [], prompt_logprobs=prompts)
+            return StepOutput(token_ids, [], prompt_logprobs=prompts, grammar_ends=ends)
         if reported.tensors is None:
-            return StepOutput(token_ids, [], tuple(reported.slots.tolist()), prompts)
+            return StepOutput(token_ids, [], tuple(reported.slots.tolist()), prompts, grammar_ends=ends)
         sampled, top_token_ids, top = on_host[1:4]
         reports = token_logprobs(sampled, top_token_ids, top, reported.slots, reported.num_top)
-        return StepOutput(token_ids, reports, prompt_logprobs=prompts)
+        return StepOutput(token_ids, reports, prompt_logprobs=prompts, grammar_ends=ends)

@@ -8,7 +8,7 @@ The environment is the one transformers documents for chat templates
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
 
@@ -17,6 +17,12 @@ import jinja2.nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from inflight_engine.models.conversation import Conversation
+
+_OPEN_END = "\ue000open end\ue000 "
+"""Marks the end of a last message that is to be continued. Its last space shows whether the template trims messages, as
+in transformers."""
 
 
 class ChatTemplate:
@@ -43,28 +49,36 @@ class ChatTemplate:
             raise ValueError(f"the model's chat template does not compile: {error}") from error
         self._special_tokens = dict(special_tokens)
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        continues: bool = True,
-    ) -> str:
-        """Render the prompt for these messages; with `continues` it ends where the assistant's answer begins.
+    def render(self, conversation: Conversation) -> str:
+        """The prompt of a conversation.
 
         Raises:
-            ValueError: the template refuses them (for instance roles that do not alternate).
+            ValueError: the template refuses it (for instance roles that do not alternate), or leaves out the message
+                that is to be continued.
         """
+        messages = conversation.messages
+        if conversation.open_ended:
+            last = messages[-1]
+            messages = [*messages[:-1], {**last, "content": last["content"] + _OPEN_END}]
+        variables = {"documents": None, **conversation.arguments, **self._special_tokens}
+        variables |= {
+            "messages": messages,
+            "tools": conversation.tools,
+            "add_generation_prompt": conversation.continues,
+        }
         try:
-            return self._template.render(
-                messages=messages,
-                tools=tools,
-                documents=None,
-                add_generation_prompt=continues,
-                **self._special_tokens,
-            )
-        except (jinja2.TemplateError, TypeError, RecursionError) as error:
+            text = self._template.render(variables)
+        # Templates compute with what clients send: any error of theirs is one of the request.
+        except Exception as error:
             raise ValueError(f"the model's chat template refused the messages: {error}") from error
+        return _up_to_open_end(text) if conversation.open_ended else text
+
+
+def _up_to_open_end(text: str) -> str:
+    before, mark, after = text.rpartition(_OPEN_END.rstrip())
+    if not mark:
+        raise ValueError("the model's chat template leaves out the last message, which is to be continued")
+    return before if after.startswith(" ") else before.rstrip()
 
 
 class _GenerationBlock(Extension):

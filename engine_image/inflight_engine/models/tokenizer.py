@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from inflight_engine.formats.choose import UNKNOWN, ModelText
 from inflight_engine.models.chat_template import ChatTemplate
 from inflight_engine.models.config import read_json
+from inflight_engine.models.conversation import Conversation
 from inflight_engine.models.detokenizer import ByteDetokenizer, IncrementalDetokenizer, WindowDetokenizer
 from inflight_engine.models.generation_config import (
     FROM_MODEL,
@@ -37,6 +40,7 @@ class Tokenizer:
         chat_template: None for a model that is not for chat.
         eos_token_ids: any of them ends an answer.
         sampling_defaults: for requests that do not say how to sample.
+        model_text: shows the formats of tool calls and reasoning.
     """
 
     def __init__(
@@ -45,11 +49,13 @@ class Tokenizer:
         chat_template: ChatTemplate | None,
         eos_token_ids: tuple[int, ...],
         sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
+        model_text: ModelText = UNKNOWN,
     ) -> None:
         self._backend = backend
         self._chat_template = chat_template
         self.eos_token_ids = eos_token_ids
         self.sampling_defaults = sampling_defaults
+        self.model_text = model_text
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._special_ids = frozenset(id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special)
         self._byte_level = _is_byte_level(backend.decoder)
@@ -60,6 +66,11 @@ class Tokenizer:
         """Write it as a tokenizer.json."""
         self._backend.save(str(path))
 
+    def serialized(self) -> str:
+        """Return it as the text of a tokenizer.json."""
+        text: str = self._backend.to_str()
+        return text
+
     def encode(self, text: str, *, special_tokens: bool = True) -> list[int]:
         """Token ids of a plain prompt. `special_tokens`: with those that the model expects around it (bos, where it has
         one). Other threads run meanwhile."""
@@ -67,27 +78,16 @@ class Tokenizer:
         (encoded,) = self._backend.encode_batch_fast([text], add_special_tokens=special_tokens)
         return list(encoded.ids)
 
-    def encode_chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
-        continues: bool = True,
-    ) -> list[int]:
+    def encode_chat(self, conversation: Conversation) -> list[int]:
         """Token ids of a conversation.
 
-        Args:
-            messages: `role` and `content` of each, and whatever else the template looks at.
-            tools: that the model may call, in OpenAI's shape.
-            continues: it ends where the assistant's answer begins.
-
         Raises:
-            ValueError: the model has no chat template, or the template refuses the messages.
+            ValueError: the model has no chat template, or the template refuses the conversation.
         """
         if self._chat_template is None:
             raise ValueError("the model has no chat template: use /v1/completions, or a model made for chat")
         # The template writes bos itself.
-        text = self._chat_template.render(messages, tools, continues=continues)
+        text = self._chat_template.render(conversation)
         return self.encode(text, special_tokens=False)
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -99,20 +99,36 @@ class Tokenizer:
         (text,) = self._backend.decode_batch([list(token_ids)], skip_special_tokens=False)
         return text
 
+    def is_special(self, text: str) -> bool:
+        """Return whether a text is the name of a special token."""
+        return self._backend.token_to_id(text) in self._special_ids
+
     def names(self, token_ids: Sequence[int]) -> list[str]:
         """The tokens as the vocabulary has them; empty for ids beyond it."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def detokenizer(self, prompt_token_ids: Sequence[int] = ()) -> IncrementalDetokenizer:
+    def special_ids(self, text: str) -> frozenset[int]:
+        """Special tokens whose names are in a text."""
+        return frozenset(each for each in self._special_ids if (self._backend.id_to_token(each) or "\0") in text)
+
+    def detokenizer(
+        self, prompt_token_ids: Sequence[int] = (), shown: frozenset[int] = frozenset()
+    ) -> IncrementalDetokenizer:
         """A fresh detokenizer for one answer.
 
         Args:
             prompt_token_ids: what the answer continues. SentencePiece vocabularies need it to know whether the
                 answer begins with a space; byte-level ones do not look at it.
+            shown: special tokens whose names are text.
         """
+        names = {token_id: self.token_bytes(token_id) for token_id in shown}
         if self._byte_level:
-            return ByteDetokenizer(self._token_bytes)
-        return WindowDetokenizer(self.decode, self._fallback_bytes.get, self._has_text, prompt_token_ids)
+            token_bytes = self._token_bytes
+            return ByteDetokenizer(
+                (lambda token_id: names.get(token_id) or token_bytes(token_id)) if names else token_bytes
+            )
+        spelled = {token_id: name.decode() for token_id, name in names.items()}
+        return WindowDetokenizer(self.decode, self._fallback_bytes.get, self._has_text, prompt_token_ids, spelled)
 
     def _has_text(self, token_id: int) -> bool:
         return token_id < self.vocab_size and token_id not in self._special_ids
@@ -147,23 +163,28 @@ class Tokenizer:
             return token.encode("utf-8")
 
 
-def load_tokenizer(files: ModelFiles, generation_config: str = FROM_MODEL) -> Tokenizer:
+def load_tokenizer(
+    files: ModelFiles, generation_config: str = FROM_MODEL, chat_template: Path | None = None
+) -> Tokenizer:
     """Load the tokenizer of a model.
 
     Args:
         generation_config: `source` of `read_generation_config`.
+        chat_template: file with the Jinja text that replaces the model's chat template.
 
     Raises:
         ModelSourceError: the folder has no tokenizer.json.
         ValueError: a file is damaged; the message names it.
+        OSError: the chat template cannot be read.
     """
+    own_template = None if chat_template is None else chat_template.read_text(encoding="utf-8")
     generation = read_generation_config(files, generation_config)
     if files.gguf is not None:
-        return _from_gguf(read_gguf(files.gguf), generation)
-    return _from_folder(files, generation)
+        return _from_gguf(read_gguf(files.gguf), generation, own_template)
+    return _from_folder(files, generation, own_template)
 
 
-def _from_folder(files: ModelFiles, generation: GenerationConfig) -> Tokenizer:
+def _from_folder(files: ModelFiles, generation: GenerationConfig, own_template: str | None) -> Tokenizer:
     path = files.folder / "tokenizer.json"
     if not path.is_file():
         raise ModelSourceError(
@@ -187,9 +208,15 @@ def _from_folder(files: ModelFiles, generation: GenerationConfig) -> Tokenizer:
     if not eos and "eos_token" in special_tokens:
         eos_id = backend.token_to_id(special_tokens["eos_token"])
         eos = () if eos_id is None else (eos_id,)
-    template = _folder_template(files, settings)
+    template = own_template or _folder_template(files, settings)
     chat_template = ChatTemplate(template, special_tokens) if template else None
-    return Tokenizer(backend, chat_template, eos, generation.defaults)
+    response_template = settings.get("response_template")
+    model_text = ModelText(
+        "" if response_template is None else json.dumps(response_template, ensure_ascii=False),
+        template or "",
+        str(config.get("model_type", "")),
+    )
+    return Tokenizer(backend, chat_template, eos, generation.defaults, model_text)
 
 
 def _folder_template(files: ModelFiles, settings: dict[str, Any]) -> str | None:
@@ -208,7 +235,7 @@ def _optional_json(files: ModelFiles, name: str) -> dict[str, Any]:
     return read_json(path) if path.is_file() else {}
 
 
-def _from_gguf(gguf: GGUFFile, generation: GenerationConfig) -> Tokenizer:
+def _from_gguf(gguf: GGUFFile, generation: GenerationConfig, own_template: str | None) -> Tokenizer:
     """The tokenizer of the built-in model."""
     meta = gguf.metadata
     tokens = meta["tokenizer.ggml.tokens"].decode()
@@ -230,7 +257,9 @@ def _from_gguf(gguf: GGUFFile, generation: GenerationConfig) -> Tokenizer:
     special = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     special_tokens = {f"{name}_token": tokens[meta[f"tokenizer.ggml.{key}_token_id"]] for name, key in special.items()}
     eos = generation.eos_token_ids or token_ids(meta["tokenizer.ggml.eos_token_id"])
-    return Tokenizer(backend, ChatTemplate(meta["tokenizer.chat_template"], special_tokens), eos, generation.defaults)
+    template = own_template or meta["tokenizer.chat_template"]
+    chat_template = ChatTemplate(template, special_tokens)
+    return Tokenizer(backend, chat_template, eos, generation.defaults, ModelText(chat_template=template))
 
 
 def _is_byte_level(decoder: Any) -> bool:

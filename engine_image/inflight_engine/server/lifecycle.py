@@ -214,4 +214,4 @@ def _load_tokenizer(config: ServerConfig) -> Tokenizer:
     from inflight_engine.models.tokenizer import load_tokenizer
 
     files = resolve(config.engine.model, config.engine.revision)
-    return load_tokenizer(files, config.generation_config)
+    return load_tokenizer(files, config.generation_config, config.chat_template)

@@ -103,10 +103,10 @@ class Catalog:
         """Returns the number of endpoints of each service."""
         return {key: len(self.endpoints_of(key)) for key in self._services}
 
-    def by_address(self) -> dict[str, ServiceConfig]:
-        """Returns the service of each endpoint's address."""
+    def by_endpoint(self) -> dict[Endpoint, ServiceConfig]:
+        """Returns the service of each endpoint."""
         services = self._services.items()
-        return {endpoint.address: config for key, config in services for endpoint in self.endpoints_of(key)}
+        return {endpoint: config for key, config in services for endpoint in self.endpoints_of(key)}
 
     def service_of(self, address: str) -> ServiceKey | None:
         """Returns the service whose endpoint has this address; None: there is none."""

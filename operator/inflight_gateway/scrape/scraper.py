@@ -14,7 +14,7 @@ from inflight_base.manifest.engines import EngineType
 from inflight_base.page.scraper import Engine, Scraper
 from inflight_gateway.scrape.page import READER, read_page
 from inflight_gateway.scrape.samples import Samples
-from inflight_gateway.types import ServiceConfig
+from inflight_gateway.types import Endpoint, ServiceConfig
 from inflight_settings.limits import DEFAULT_LIMITS
 
 INTERVAL_SECONDS = 1.0
@@ -42,8 +42,9 @@ CONNECT_SECONDS = 0.5
 
 @dataclass(slots=True, eq=False)
 class _Scraped(Engine):
-    """An endpoint. Attributes: max_num_seqs: its slots where its page does not have them."""
+    """An endpoint. Attributes: pod: name; empty: unknown. max_num_seqs: its slots where its page does not have them."""
 
+    pod: str = ""
     max_num_seqs: int = DEFAULT_LIMITS.max_num_seqs
 
 
@@ -70,24 +71,29 @@ class EndpointScraper(Scraper[_Scraped]):
         self._samples = samples
         self._engines: dict[str, _Scraped] = {}
 
-    def keep(self, services: Mapping[str, ServiceConfig]) -> None:
+    def keep(self, services: Mapping[Endpoint, ServiceConfig]) -> None:
         """Sets the endpoints to scrape; new ones are scraped at once, many of them one after another.
 
+        A pod keeps the page of the engine type that its service has when the pod comes: another type replaces pods.
+
         Args:
-            services: configuration of the service of each address.
+            services: configuration of the service of each endpoint.
         """
-        self._samples.keep(services.keys())
-        for gone in self._engines.keys() - services.keys():
+        addresses = {endpoint.address for endpoint in services}
+        self._samples.keep(addresses)
+        for gone in self._engines.keys() - addresses:
             self.drop(self._engines.pop(gone))
         new = 0
-        for address, config in services.items():
-            url, names = _page_url(address, config.engine), config.engine.metrics
+        for endpoint, config in services.items():
+            address, url = endpoint.address, _page_url(endpoint.address, config.engine)
             engine = self._engines.get(address)
             if engine is None:
                 self._engines[address] = engine = _Scraped(address, url)
                 self.add(engine, delay=new / MAX_PER_SECOND)
                 new += 1
-            engine.url, engine.names, engine.max_num_seqs = url, names, config.max_num_seqs
+            if not endpoint.pod or engine.pod != endpoint.pod:
+                engine.url, engine.names, engine.pod = url, config.engine.metrics, endpoint.pod
+            engine.max_num_seqs = config.max_num_seqs
 
     def close(self) -> None:
         """Stops scraping; samples stay."""

@@ -269,7 +269,7 @@ _SORT_KEYS: dict[str, Callable[[Service], float]] = {
     "name": lambda one: 0.0,
     "state": lambda one: _URGENCY[one.state] - bool(one.blocked) / 2,
     "queue": lambda one: -float(one.queue.waiting) if one.queue else 0.0,
-    "kv": lambda one: -one.observed.kv if one.observed else 0.0,
+    "kv": lambda one: -(one.observed.kv or 0.0) if one.observed else 0.0,
     "ttft": lambda one: _over(one.observed.ttft_p95, one.ttft_target) if one.observed else 0.0,
     "tpot": lambda one: _over(one.observed.tpot_p95, one.tpot_target) if one.observed else 0.0,
     "last": lambda one: -(one.decisions[-1].time.timestamp() if one.decisions and one.decisions[-1].time else 0.0),

@@ -185,14 +185,15 @@ def history(service: Service, now: datetime) -> Group:
     return Group(Text(f"Decisions, the last {len(service.decisions)}", style="bold"), table)
 
 
-def _now(figures: Mapping[str, Figures]) -> tuple[int, int, float] | None:
-    """Returns waiting and running requests of all engines, and the mean use of their caches; None unless all were
-    read."""
-    read = [one for one in figures.values() if one.problem is None and one.kv is not None]
+def _now(figures: Mapping[str, Figures]) -> tuple[int, int, float | None] | None:
+    """Returns waiting and running requests of all engines, and the mean use of their caches, None where they
+    do not report it; None unless all were read."""
+    read = [one for one in figures.values() if one.problem is None and one.running is not None]
     if not read or len(read) < len(figures):
         return None
     queue, running = sum(one.waiting or 0 for one in read), sum(one.running or 0 for one in read)
-    return queue, running, sum(one.kv or 0.0 for one in read) / len(read)
+    kv = [one.kv for one in read if one.kv is not None]
+    return queue, running, sum(kv) / len(kv) if kv else None
 
 
 def _labelled(lines: Text, label: str, cell: Cell) -> None:

@@ -66,7 +66,7 @@ def _targets(service: Service) -> list[str]:
         found.append(
             f"{inside} requests run or wait, a replica is added above {concurrency * ready} ({concurrency} each)"
         )
-    if kv is not None:
+    if kv is not None and seen.kv is not None:
         found.append(f"the KV cache is {seen.kv:.0%} full, a replica is added above {kv:.0%}")
     return [f"targets: {one}" for one in found]
 

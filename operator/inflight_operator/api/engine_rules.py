@@ -40,8 +40,8 @@ TYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
     "engine.queueTimeout": _OWN,
     "engine.requestTimeout": _OWN,
     "engine.servingMetrics": _OWN,
-    "engine.tracing.endpoint": _OWN,
-    "engine.tracing.samplingRatio": _OWN,
+    "engine.tracing.endpoint": _STARTED,
+    "engine.tracing.samplingRatio": _STARTED,
     "engine.logs.format": _OWN,
     "engine.logs.accessLog": _OWN,
 }
@@ -56,7 +56,7 @@ _POLICIES = {VLLM: ("fcfs", "priority", "deadline"), CUSTOM: ("fcfs", "deadline"
 VLLM_FLAGS = (
     "host port model revision served-model-name scheduler-cls tensor-parallel-size tp dtype max-model-len max-num-seqs"
     " max-num-batched-tokens gpu-memory-utilization kv-cache-memory-bytes kv-cache-dtype enable-prefix-caching"
-    " no-enable-prefix-caching scheduling-policy shutdown-timeout"
+    " no-enable-prefix-caching scheduling-policy shutdown-timeout otlp-traces-endpoint"
 ).split()
 """Flags of `vllm serve` that the operator sets; extraArgs may not repeat them. Underscores mean dashes there."""
 

@@ -84,7 +84,10 @@ class ObservedStatus(StatusModel):
     """Last reports of the ready engines, combined."""
 
     running: int = Field(description="Running requests of all engines.")
-    kv_utilization: float = Field(description="Share of the KV cache in use, 0 to 1, as the mean of all engines.")
+    kv_utilization: float | None = Field(
+        default=None,
+        description="Share of the KV cache in use, 0 to 1, as the mean of the engines that report it.",
+    )
     ttft_p95: str | None = Field(
         default=None, description="95th percentile of time to first token over the last window."
     )

@@ -10,7 +10,7 @@ replica that does not start, requests are not answered, and Ready is False with 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inflight_operator.decide.conditions import Finding
 from inflight_operator.decide.decision import Number, Reason
@@ -86,13 +86,16 @@ def _sleep(facts: GatewayFacts) -> tuple[Finding, ...]:
     return idle, Finding("Waking", "True", "Waking", sentence(waking))
 
 
-def pool_condition(*, gateway: bool, picker: bool, api: bool, parents: Sequence[PoolParent]) -> Finding:
+def pool_condition(
+    *, gateway: bool, picker: bool, api: bool, parents: Sequence[PoolParent], elsewhere: int = 0
+) -> Finding:
     """Returns the condition InferencePool of a service that enables gateway.inferencePool.
 
     Args:
         gateway: the operator runs with a gateway. picker: that gateway serves other gateways.
         api: the cluster has InferencePools.
         parents: gateways that report on the pool.
+        elsewhere: ready pods of an earlier engine type that serve on another port than the pool's one.
     """
     refused = next((one for one in parents if one.complaint), None)
     if not gateway:
@@ -108,4 +111,6 @@ def pool_condition(*, gateway: bool, picker: bool, api: bool, parents: Sequence[
     else:
         reason = Reason("PoolNotReferenced")
     works = reason.code in ("PoolInUse", "PoolNotReferenced")
+    if works and elsewhere:
+        reason = replace(reason, held=Reason("PoolOtherPort", {"pods": elsewhere}))
     return Finding("InferencePool", "True" if works else "False", reason.code, sentence(reason))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from inflight_operator.decide.behavior import Behavior, ScalingHistory, rate_limited, recorded, stabilized
 from inflight_operator.decide.decision import Decision, Number, Reason
-from inflight_operator.observe.metrics import Sample
+from inflight_operator.observe.metrics import Sample, mean_kv_usage
 
 TOLERANCE = 0.1
 """A ratio of measured to target within 1 +/- this asks for no change (the default of the Horizontal Pod Autoscaler)."""
@@ -186,8 +186,8 @@ def _recommendations(
         return recommendations or _by_held(observation)
     if targets.waiting_requests is not None:
         recommendations.append(_by_waiting(observation, targets.waiting_requests))
-    if targets.kv_utilization is not None:
-        recommendations.append(_by_kv(observation, targets.kv_utilization))
+    if targets.kv_utilization is not None and (kv := mean_kv_usage(observation.loads)) is not None:
+        recommendations.append(_by_kv(observation, kv, targets.kv_utilization))
     if targets.concurrency is not None:
         recommendations.append(_by_concurrency(observation, targets.concurrency))
     if targets.ttft_p95 is not None:
@@ -288,10 +288,9 @@ def _slots(observation: ScalingObservation) -> int | None:
     return max(1, sum(reported) // len(reported)) if reported else observation.slots or None
 
 
-def _by_kv(observation: ScalingObservation, target: float) -> Recommendation:
-    total = sum(load.kv_usage for load in observation.loads)
-    numbers = {"kv": total / len(observation.loads), "target": target}
-    return Recommendation(_by_ratio(observation, total, target), Reason("KvUtilization", numbers))
+def _by_kv(observation: ScalingObservation, measured: float, target: float) -> Recommendation:
+    wanted = _by_ratio(observation, measured * len(observation.loads), target)
+    return Recommendation(wanted, Reason("KvUtilization", {"kv": measured, "target": target}))
 
 
 def _by_concurrency(observation: ScalingObservation, target: float) -> Recommendation:

@@ -236,6 +236,10 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
     ),
     "PoolRefused": lambda n: f"{n['who']} does not use the InferencePool: {n['said']}",
     "PoolInUse": lambda n: f"the InferencePool is used by {n['who']}",
+    "PoolOtherPort": lambda n: (
+        f"{count(n['pods'], 'pod')} of an earlier engine type {'serves' if n['pods'] == 1 else 'serve'} on another port"
+        " than the InferencePool has, and gateways that use it may not reach them"
+    ),
     "PoolNotReferenced": lambda n: "no gateway uses the InferencePool yet: an HTTPRoute must have it as a backend",
     # Replicas: reasons for no change.
     "NoTargets": lambda n: "no scaling target is set: replicas stay as they are",

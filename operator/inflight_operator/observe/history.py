@@ -43,7 +43,7 @@ class Gauges:
 
     running: float
     waiting: float
-    kv_usage: float
+    kv_usage: float | None
     waiting_prompt_tokens: float | None
 
 

@@ -10,6 +10,7 @@ A page comes from a pod that runs a tenant's model and is not trusted: an imposs
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, get_origin, get_type_hints
@@ -33,8 +34,10 @@ def _count_or_none(page: Page, name: str) -> int | None:
     return int(page.total(name)) if page.values[name] else None
 
 
-def _share(page: Page, name: str) -> float:
-    share = page.largest(name) or 0.0
+def _share(page: Page, name: str) -> float | None:
+    share = page.largest(name)
+    if share is None:
+        return None
     if share > 1 + _ROUNDING:
         raise PageError(f"{name} is {share:g}; a share is at most 1")
     return min(1.0, share)
@@ -102,7 +105,7 @@ class Sample(Counters):
     Attributes:
         time: seconds on the steady clock of the scraper.
         running, waiting: requests with a slot, requests in the queue.
-        kv_usage: share of KV blocks in use, 0 to 1.
+        kv_usage: share of KV blocks in use, 0 to 1; None if not reported.
         waiting_prompt_tokens: prompt tokens not computed yet.
         limits: limits in force.
         capacity: largest limits that the engine accepts, set at its start.
@@ -120,7 +123,7 @@ class Sample(Counters):
     time: float
     running: Annotated[int, Page.count, reader.RUNNING] = 0
     waiting: Annotated[int, Page.count, reader.WAITING] = 0
-    kv_usage: Annotated[float, _share, reader.KV_USAGE] = 0.0
+    kv_usage: Annotated[float | None, _share, reader.KV_USAGE] = None
     waiting_prompt_tokens: Annotated[int | None, _count_or_none, reader.WAITING_PROMPT_TOKENS] = None
     limits: Annotated[Limits | None, _limits, reader.MAX_NUM_SEQS, reader.MAX_NUM_BATCHED_TOKENS] = None
     capacity: Annotated[Limits | None, _limits, *_CAPACITY] = None
@@ -143,7 +146,7 @@ class Sample(Counters):
     @property
     def request_tokens(self) -> float | None:
         """Tokens that its requests hold in the KV cache or still have to compute."""
-        if self.kv_tokens is None or self.waiting_prompt_tokens is None:
+        if self.kv_usage is None or self.kv_tokens is None or self.waiting_prompt_tokens is None:
             return None
         return self.kv_usage * self.kv_tokens + self.waiting_prompt_tokens
 
@@ -151,6 +154,12 @@ class Sample(Counters):
     def warmth(self) -> float:
         """Share of prompt tokens that were found in the prefix cache; 0 if not reported."""
         return self.prefix_hits / self.prefix_queries if self.prefix_queries else 0.0
+
+
+def mean_kv_usage(samples: Iterable[Sample]) -> float | None:
+    """Returns the mean share of KV blocks in use, 0 to 1, over the samples that report it; None if none does."""
+    reported = [sample.kv_usage for sample in samples if sample.kv_usage is not None]
+    return sum(reported) / len(reported) if reported else None
 
 
 _READINGS = [

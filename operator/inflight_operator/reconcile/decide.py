@@ -125,7 +125,14 @@ def _is_held(child: Manifest, template: Template, step: Front) -> bool:
 def _children(snapshot: Snapshot, memory: Memory, step: Front) -> tuple[Memory, Rendered]:
     pods = snapshot.gateway_pods or () if snapshot.policy.inference_pool else ()
     plan = ChildPlan(
-        memory.replicas, memory.limits, snapshot.admin_token, snapshot.tenant_keys, pods, step.pods, step.leaving
+        memory.replicas,
+        memory.limits,
+        snapshot.admin_token,
+        snapshot.policy.template_inputs,
+        snapshot.tenant_keys,
+        pods,
+        step.pods,
+        step.leaving,
     )
     known = memory.rendered
     if known is not None and known.made_of(snapshot.service, snapshot.settings, plan):
@@ -222,6 +229,7 @@ def _pool_condition(snapshot: Snapshot) -> Finding:
         picker=settings.endpoint_picker,
         api=INFERENCE_POOL_API in settings.available_apis,
         parents=snapshot.pool_parents,
+        elsewhere=sum(pod.serves and pod.engine.port != snapshot.policy.engine_type.port for pod in snapshot.pods),
     )
 
 

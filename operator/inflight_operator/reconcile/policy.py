@@ -52,7 +52,7 @@ class Policy:
         facts: names used in sentences about pods.
         startup_limit: seconds that a pod may take to start.
         engine: identity of the measured engine: a change invalidates earlier measurements.
-        template_inputs: identity of the parts of the spec that the pod template depends on.
+        template_inputs: identity of the parts of the spec, as asked for, that the pod template depends on.
         plugin_missing: vLLM runs without the plugin only because the operator knows no image that has it.
     """
 
@@ -78,7 +78,7 @@ class Policy:
     startup_limit: float
     engine: str
     template_inputs: str
-    plugin_missing: bool = False
+    plugin_missing: bool
 
 
 def servable(service: InferenceService, settings: Settings) -> InferenceService:
@@ -92,8 +92,9 @@ def servable(service: InferenceService, settings: Settings) -> InferenceService:
     return service.model_copy(update={"spec": spec.model_copy(update={"engine": engine, "tuning": tuning})})
 
 
-def policy_of(service: InferenceService, settings: Settings) -> Policy:
-    """Returns the policy of a service's spec."""
+def policy_of(asked: InferenceService, settings: Settings) -> Policy:
+    """Returns the policy of a service's spec, of which `servable` is in effect."""
+    service = servable(asked, settings)
     spec = service.spec
     facts = engine_type(spec)
     external, gateway = spec.scaling.mode == "External", behind_gateway(service, settings)
@@ -129,7 +130,8 @@ def policy_of(service: InferenceService, settings: Settings) -> Policy:
         facts=_facts(service, settings),
         startup_limit=parse_duration(spec.rollout.startup_timeout),
         engine=digest(_engine(spec)),
-        template_inputs=template_inputs(spec),
+        template_inputs=template_inputs(asked.spec),
+        plugin_missing=service is not asked,
     )
 
 

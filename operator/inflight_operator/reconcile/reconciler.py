@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from pydantic import ValidationError
@@ -183,8 +183,7 @@ class Reconciler:
             return known
         asked, unread = InferenceService.read(body)
         service = servable(asked, settings)
-        policy = replace(policy_of(service, settings), plugin_missing=service is not asked)
-        reading = _Reading(body, settings, service, unread, policy)
+        reading = _Reading(body, settings, service, unread, policy_of(asked, settings))
         if known is not None and known.memory.uid == service.metadata.uid:
             known.reading = reading
             return known

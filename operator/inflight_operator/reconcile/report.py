@@ -33,6 +33,7 @@ from inflight_operator.decide import decision as decided
 from inflight_operator.decide.conditions import Finding, pool_refused, stuck
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.sentences import change_text, sentence
+from inflight_operator.observe.metrics import mean_kv_usage
 from inflight_operator.observe.pods import PodView
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.snapshot import Snapshot, engine_image
@@ -246,9 +247,10 @@ def _observed(snapshot: Snapshot, plan: Plan) -> ObservedStatus | None:
     fresh, measured = snapshot.fresh.values(), plan.measured
     if not fresh:
         return None
+    kv = mean_kv_usage(fresh)
     return ObservedStatus(
         running=sum(one.running for one in fresh),
-        kv_utilization=round(sum(one.kv_usage for one in fresh) / len(fresh), 3),
+        kv_utilization=None if kv is None else round(kv, 3),
         ttft_p95=None if measured.ttft_p95 is None else format_seconds(measured.ttft_p95),
         tpot_p95=None if measured.tpot_p95 is None else format_seconds(measured.tpot_p95),
         preemptions_per_minute=round(measured.preemptions_per_min, 1),

@@ -19,6 +19,7 @@ from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock, pause
 from inflight_operator.decide.sentences import FOLLOW_TRAFFIC
 from inflight_operator.observe.cache import ClusterCache
+from inflight_operator.observe.metrics import mean_kv_usage
 from inflight_operator.reconcile.plan import Outcome, Plan
 from inflight_operator.reconcile.report import Event, build_status, events_of, recorded
 from inflight_operator.reconcile.snapshot import Snapshot
@@ -152,7 +153,7 @@ def _measurements(status: InferenceServiceStatus) -> dict[str, tuple[float, floa
     found = {"cost": (float(cost or 0), 0.0)}
     if (observed := status.observed) is not None:
         found["running"] = observed.running, 2.0
-        found["kv"] = observed.kv_utilization, 0.05
+        found["kv"] = observed.kv_utilization or 0.0, 0.05
         found["ttft"] = _seconds(observed.ttft_p95), 0.01
         found["tpot"] = _seconds(observed.tpot_p95), 0.001
         found["preemptions"] = observed.preemptions_per_minute, 1.0
@@ -199,7 +200,7 @@ def service_values(snapshot: Snapshot, plan: Plan) -> ServiceValues:
         blocked=plan.blocked,
         waiting=sum(one.waiting for one in fresh) + (0 if snapshot.gateway is None else snapshot.gateway.held),
         running=sum(one.running for one in fresh),
-        kv_utilization=sum(one.kv_usage for one in fresh) / len(fresh) if fresh else 0.0,
+        kv_utilization=mean_kv_usage(fresh),
         preemptions_per_minute=plan.measured.preemptions_per_min,
         limits=plan.limits.limits if policy.engine_type.limits else None,
         modelled=plan.modelled,

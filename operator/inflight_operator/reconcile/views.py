@@ -189,7 +189,7 @@ def tuning_view(window: Window, start: float, now: float, slo: Slo, names: Mappi
         running_now=int(span.largest_now(lambda sample: sample.running)),
         waiting=span.mean_per_pod(lambda sample: sample.waiting) or 0.0,
         waiting_prompt_tokens=span.mean_per_pod(lambda sample: sample.waiting_prompt_tokens),
-        kv_usage=span.peak(lambda sample: sample.kv_usage),
+        kv_usage=span.peak(lambda sample: sample.kv_usage or 0.0),
         preemptions_per_min=_per_pod(span.pods, lambda pod: pod.preemptions) * 60,
         quality=_quality(span.pods, slo),
         by_pod=tuple(

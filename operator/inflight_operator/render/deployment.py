@@ -13,7 +13,7 @@ from inflight_operator.api.spec import InferenceServiceSpec
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.engine_flags import ttft_flags
 from inflight_operator.render.metadata import child
-from inflight_operator.render.plan import Settings
+from inflight_operator.render.plan import ChildPlan, Settings
 from inflight_operator.render.pod import pod_template
 
 _ROLLING_UPDATE = {
@@ -29,19 +29,19 @@ TEMPLATE_DIGEST = "inflight.dev/template-digest"
 """Annotation of the Deployment: identity of its pod template as it was made, without the API server's defaults."""
 
 
-def deployment(service: InferenceService, replicas: int, settings: Settings) -> Manifest:
+def deployment(service: InferenceService, plan: ChildPlan, settings: Settings) -> Manifest:
     """The Deployment with its pod template, and the identity of its inputs."""
     name, rollout = service.metadata.name, service.spec.rollout
     template = pod_template(service, settings)
     manifest = child("apps/v1", "Deployment", service)
     manifest["metadata"]["annotations"] = {
-        SPEC_DIGEST: template_inputs(service.spec),
+        SPEC_DIGEST: plan.spec_digest,
         TEMPLATE_DIGEST: digest(template),
     }
     return {
         **manifest,
         "spec": {
-            "replicas": replicas,
+            "replicas": plan.replicas,
             "selector": {"matchLabels": pod_labels(name)},
             "strategy": {"type": "RollingUpdate", "rollingUpdate": dict(_ROLLING_UPDATE[rollout.strategy])},
             "revisionHistoryLimit": 3,

@@ -7,10 +7,11 @@ running services are updated in turn, as in an engine upgrade.
 from __future__ import annotations
 
 import ipaddress
+import re
 from urllib.parse import urlsplit
 
 from inflight_base.manifest import Manifest
-from inflight_base.manifest.engines import INFLIGHT
+from inflight_base.manifest.engines import CUSTOM
 from inflight_base.manifest.names import ENGINE_CONTAINER
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.engine_flags import number
@@ -21,12 +22,14 @@ _DNS_PORTS = tuple({"port": port, "protocol": protocol} for port in (53, 5353) f
 """Policies see the ports of the pods behind the Service of DNS: 5353 on OpenShift, 53 elsewhere."""
 
 _PORTS = {"http": 80, "https": 443}
+_PATH = re.compile("[a-z]+://[^/]+/.+")
+"""A URL with a path."""
 
 
 def observability_of(service: InferenceService, settings: Settings) -> EngineObservability:
-    """The effective settings of a service: its own fields, else those of the installation. Only Inflight's engine takes
-    them."""
-    if service.spec.engine.type != INFLIGHT:
+    """The effective settings of a service: its own fields, else those of the installation. vLLM takes those of traces,
+    and a custom engine none."""
+    if service.spec.engine.type == CUSTOM:
         return EngineObservability()
     tracing, logs, default = service.spec.engine.tracing, service.spec.engine.logs, settings.observability
     ratio = default.sampling_ratio if tracing.sampling_ratio is None else tracing.sampling_ratio
@@ -52,8 +55,31 @@ def observability_flags(observability: EngineObservability) -> list[str]:
     return flags
 
 
+def vllm_trace_flags(observability: EngineObservability) -> list[str]:
+    """Arguments of `vllm serve`. Unlike Inflight's engine, it takes a URL without a path as it is."""
+    endpoint = observability.traces_endpoint
+    if not endpoint:
+        return []
+    url = endpoint if _PATH.match(endpoint) else f"{endpoint.rstrip('/')}/v1/traces"
+    return [f"--otlp-traces-endpoint={url}"]
+
+
+def vllm_trace_environment(service: InferenceService, observability: EngineObservability) -> dict[str, Manifest]:
+    """Variables for vLLM: its protocol is gRPC by default, and its sampler is the SDK's, which has no flag."""
+    if not observability.traces_endpoint:
+        return {}
+    variables = {"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL": "http/protobuf"}
+    if observability.sampling_ratio != _DEFAULTS.sampling_ratio:
+        variables["OTEL_TRACES_SAMPLER"] = "parentbased_traceidratio"
+        variables["OTEL_TRACES_SAMPLER_ARG"] = number(observability.sampling_ratio)
+    return {
+        **trace_environment(service, observability),
+        **{name: {"value": value} for name, value in variables.items()},
+    }
+
+
 def trace_environment(service: InferenceService, observability: EngineObservability) -> dict[str, Manifest]:
-    """Variables that name the sender of traces; none without traces. `INFLIGHT_POD_UID` is set before them."""
+    """Variables that name the sender of traces; none without traces."""
     if not observability.traces_endpoint:
         return {}
     metadata = service.metadata
@@ -65,10 +91,15 @@ def trace_environment(service: InferenceService, observability: EngineObservabil
         "k8s.container.name": ENGINE_CONTAINER,
     }
     return {
-        "INFLIGHT_POD_NAME": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}},
+        "INFLIGHT_POD_UID": _field("metadata.uid"),
+        "INFLIGHT_POD_NAME": _field("metadata.name"),
         "OTEL_SERVICE_NAME": {"value": metadata.name},
         "OTEL_RESOURCE_ATTRIBUTES": {"value": ",".join(f"{key}={value}" for key, value in resource.items())},
     }
+
+
+def _field(path: str) -> Manifest:
+    return {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
 
 
 def collector_egress(observability: EngineObservability) -> list[Manifest]:

@@ -20,6 +20,8 @@ class ChildPlan:
         replicas: replicas of the Deployment.
         limits: limits in force, with which new pods start.
         admin_token: token for the engines' admin calls.
+        spec_digest: identity of the spec that the pods are asked for (`template_inputs`); settings of the installation
+            may leave a part of it out.
         tenant_keys: current and previous key by which engines verify that the gateway signed a request; empty for a
             service that is not behind the gateway.
         gateway_pods: endpoints of the picker of the service's InferencePool; empty for one without.
@@ -30,6 +32,7 @@ class ChildPlan:
     replicas: int
     limits: LimitsInForce
     admin_token: str
+    spec_digest: str
     tenant_keys: tuple[str, ...] = ()
     gateway_pods: tuple[GatewayAddress, ...] = ()
     front_pods: tuple[GatewayAddress, ...] = ()

@@ -35,7 +35,7 @@ class ServiceValues:
         unmeasured: ready pods whose newest sample is missing or stale.
         blocked: replicas that will not become ready without intervention.
         waiting: requests, at the gateway and in all pods. running: requests, over all pods.
-        kv_utilization: share of the KV cache in use, 0 to 1, the mean of pods.
+        kv_utilization: share of the KV cache in use, 0 to 1, the mean of pods that report it; None if none does.
         preemptions_per_minute: preemptions per minute, over all pods.
         limits: limits in force; None where the operator does not know those of the engines.
         overridden: True while limits set by hand are in force.
@@ -57,7 +57,7 @@ class ServiceValues:
     blocked: int
     waiting: int
     running: int
-    kv_utilization: float
+    kv_utilization: float | None
     preemptions_per_minute: float
     limits: Limits | None
     overridden: bool

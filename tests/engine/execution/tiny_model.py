@@ -83,7 +83,7 @@ def generate(model, prompt, num_tokens):
     return output[0, len(prompt) :].tolist()
 
 
-def tiny_runner(folder, *, lookahead=False, capture=None, backend=None, **options):
+def tiny_runner(folder, *, lookahead=False, capture=None, backend=None, grammars=None, **options):
     """A runner on the CPU. `lookahead`, `capture` (of graphs) and `backend` (of attention) are what a CPU does not have
     by itself."""
     defaults = {"dtype": "float32", "device": "cpu", "max_num_seqs": 32, "block_size": 4, "num_kv_blocks": 256}
@@ -99,4 +99,4 @@ def tiny_runner(folder, *, lookahead=False, capture=None, backend=None, **option
             patch.setattr(build, "CudaCapture", lambda: capture)
         if backend is not None:
             patch.setattr(build, "choose_backend", lambda name, spec: backend)
-        return build.build_runner(config)
+        return build.build_runner(config, grammars=grammars)

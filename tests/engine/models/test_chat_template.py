@@ -3,18 +3,47 @@
 import pytest
 
 from inflight_engine.models.chat_template import ChatTemplate
+from inflight_engine.models.conversation import Conversation
 
 MESSAGES = [{"role": "user", "content": "<b>"}]
 
 
-def render(template, messages=MESSAGES, **special_tokens):
-    return ChatTemplate(template, special_tokens).render(messages)
+def render(template, messages=MESSAGES, special_tokens=None, **conversation):
+    return ChatTemplate(template, special_tokens or {}).render(Conversation(messages, **conversation))
 
 
 def test_tools_are_shown_and_the_answer_need_not_begin():
-    template = ChatTemplate("{{ tools | tojson }}{% if add_generation_prompt %}go{% endif %}", {})
-    assert template.render(MESSAGES, [{"name": "f"}], continues=False) == '[{"name": "f"}]'
-    assert template.render(MESSAGES) == "nullgo"
+    template = "{{ tools | tojson }}{% if add_generation_prompt %}go{% endif %}"
+    assert render(template, tools=[{"name": "f"}], continues=False) == '[{"name": "f"}]'
+    assert render(template) == "nullgo"
+
+
+def test_arguments_are_variables_that_replace_nothing_of_the_conversation():
+    template = "{{ enable_thinking }} {{ bos_token }} {{ messages[0].content }} {{ missing is defined }}"
+    arguments = {"enable_thinking": False, "bos_token": "x", "messages": []}
+    assert render(template, special_tokens={"bos_token": "<s>"}, arguments=arguments) == "False <s> <b> False"
+
+
+@pytest.mark.parametrize(
+    ("shown", "open_end"),
+    [("{{ m.content }}", "a b "), ("{{ m.content | trim }}", "a b"), ("{{ m.content }}!", "a b ")],
+)
+def test_an_open_ended_message_ends_the_prompt_with_its_content(shown, open_end):
+    template = "{% for m in messages %}<" + shown + "></s>{% endfor %}"
+    messages = [{"role": "user", "content": "a b "}, {"role": "assistant", "content": "a b "}]
+    closed = render(template, messages[:1])
+    assert render(template, messages, continues=False, open_ended=True) == f"{closed}<{open_end}"
+
+
+def test_a_template_without_the_last_message_cannot_continue_it():
+    with pytest.raises(ValueError, match="leaves out the last message"):
+        render("x", open_ended=True)
+
+
+@pytest.mark.parametrize("computed", ["{{ 1 // n }}", "{{ 'x'.rjust('a') }}", "{{ [1][n:][3] + 1 }}"])
+def test_any_error_of_a_template_is_a_refusal(computed):
+    with pytest.raises(ValueError, match="refused the messages"):
+        render(computed, arguments={"n": 0})
 
 
 def test_blocks_leave_no_blank_lines():
@@ -22,7 +51,10 @@ def test_blocks_leave_no_blank_lines():
 
 
 def test_special_tokens_and_the_generation_prompt_are_there():
-    assert render("{{ bos_token }}{% if add_generation_prompt %}go{% endif %}", bos_token="<s>") == "<s>go"
+    assert (
+        render("{{ bos_token }}{% if add_generation_prompt %}go{% endif %}", special_tokens={"bos_token": "<s>"})
+        == "<s>go"
+    )
 
 
 def test_json_is_not_escaped_for_html():

@@ -10,6 +10,7 @@ import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors
 
+from inflight_engine.models.conversation import Conversation
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.models.source import ModelFiles, ModelSourceError, resolve
 from inflight_engine.models.tokenizer import load_tokenizer
@@ -111,7 +112,7 @@ def test_digits_are_tokens_of_their_own(smollm2):
 
 
 def test_a_conversation_ends_where_the_answer_begins(smollm2):
-    text = smollm2._backend.decode(smollm2.encode_chat(CHAT), skip_special_tokens=False)
+    text = smollm2._backend.decode(smollm2.encode_chat(Conversation(CHAT)), skip_special_tokens=False)
     assert text == (
         "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\nHi<|im_end|>\n"
         "<|im_start|>assistant\nHello<|im_end|>\n<|im_start|>user\nBye<|im_end|>\n<|im_start|>assistant\n"
@@ -127,14 +128,16 @@ def test_the_builtin_model_tokenizes_as_transformers_does(smollm2):
     for text in TEXTS:
         assert smollm2.encode(text) == reference(text)["input_ids"]
     chat = reference.apply_chat_template(CHAT, add_generation_prompt=True, tokenize=True, return_dict=True)
-    assert smollm2.encode_chat(CHAT) == chat["input_ids"]
+    assert smollm2.encode_chat(Conversation(CHAT)) == chat["input_ids"]
 
 
 def test_loading_imports_neither_torch_nor_transformers():
     code = (
         "import sys; from inflight_engine.models.source import resolve;"
         "from inflight_engine.models.tokenizer import load_tokenizer;"
-        "t = load_tokenizer(resolve('builtin://smollm2')); t.encode_chat([{'role': 'user', 'content': 'x'}]);"
+        "from inflight_engine.models.conversation import Conversation;"
+        "t = load_tokenizer(resolve('builtin://smollm2'));"
+        "t.encode_chat(Conversation([{'role': 'user', 'content': 'x'}]));"
         "assert not {'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
@@ -156,25 +159,53 @@ def test_a_prompt_may_do_without_what_the_tokenizer_adds(folder):
 
 def test_a_chat_template_writes_bos_itself(folder):
     write(folder, "tokenizer_config.json", {"bos_token": {"content": "<s>"}, "chat_template": "{{ bos_token }}x"})
-    ids = load(folder).encode_chat([{"role": "user", "content": "hi"}])
+    ids = load(folder).encode_chat(Conversation([{"role": "user", "content": "hi"}]))
     assert ids.count(0) == 1
 
 
 def test_a_template_file_wins_over_the_settings(folder):
     write(folder, "tokenizer_config.json", {"chat_template": "old"})
     write(folder, "chat_template.jinja", "new")
-    assert load(folder).decode(load(folder).encode_chat([])) == "new"
+    assert load(folder).decode(load(folder).encode_chat(Conversation([]))) == "new"
+
+
+def test_a_given_template_replaces_that_of_the_model(folder, tmp_path):
+    write(folder, "chat_template.jinja", "new")
+    write(tmp_path, "own.jinja", "own")
+    tokenizer = load_tokenizer(ModelFiles("m", folder), chat_template=tmp_path / "own.jinja")
+    assert tokenizer.decode(tokenizer.encode_chat(Conversation([]))) == "own"
+    with pytest.raises(FileNotFoundError):
+        load_tokenizer(ModelFiles("m", folder), chat_template=tmp_path / "none.jinja")
+
+
+def test_the_built_in_model_takes_a_given_template_too(tmp_path):
+    write(tmp_path, "own.jinja", "own")
+    tokenizer = load_tokenizer(resolve("builtin://smollm2"), chat_template=tmp_path / "own.jinja")
+    assert tokenizer.decode(tokenizer.encode_chat(Conversation([]))) == "own"
+
+
+def test_special_tokens_of_formats_are_text_where_they_are_asked_for(folder, smollm2):
+    for tokenizer, text in ((load(folder), "ab"), (smollm2, "Hi é")):
+        (special,) = tokenizer.special_ids("<s>" if tokenizer is not smollm2 else "<|im_start|>")
+        ids = tokenizer.encode(text, special_tokens=False)
+        name = tokenizer.spell([special])
+        answer = [*ids, special, *ids]
+        for shown, expected in ((frozenset(), text + text), (frozenset([special]), text + name + text)):
+            detokenizer = tokenizer.detokenizer((), shown)
+            assert "".join(detokenizer.push([each]) for each in answer) + detokenizer.flush() == expected
+            detokenizer = tokenizer.detokenizer((), shown)
+            assert detokenizer.push(answer) + detokenizer.flush() == expected
 
 
 def test_of_named_templates_the_default_one_is_taken(folder):
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     write(folder, "tokenizer_config.json", {"chat_template": named})
-    assert load(folder).decode(load(folder).encode_chat([])) == "plain"
+    assert load(folder).decode(load(folder).encode_chat(Conversation([]))) == "plain"
 
 
 def test_without_a_chat_template_a_conversation_is_refused(folder):
     with pytest.raises(ValueError, match="has no chat template"):
-        load(folder).encode_chat([{"role": "user", "content": "hi"}])
+        load(folder).encode_chat(Conversation([{"role": "user", "content": "hi"}]))
 
 
 def test_eos_comes_from_the_generation_config_first(folder):

@@ -8,6 +8,7 @@ import socket
 import numpy as np
 
 from inflight_engine.channel import FrameDecoder, encode
+from inflight_engine.formats.choose import ModelText
 from inflight_engine.messages import (
     AddRequest,
     Admission,
@@ -50,10 +51,11 @@ READY = EngineReady(
 
 
 class ByteTokenizer:
-    """Token id = byte; `chats` are the messages and tools that it was given.
+    """Token id = byte; `chats` are the conversations that it was given.
     What is not text is a TypeError, as in the tokenizers library."""
 
     eos_token_ids = (EOS,)
+    model_text = ModelText()
 
     def __init__(self, sampling_defaults=OPENAI_DEFAULTS):
         self.sampling_defaults = sampling_defaults
@@ -65,11 +67,16 @@ class ByteTokenizer:
         except UnicodeEncodeError as error:
             raise TypeError from error
 
-    def encode_chat(self, messages, tools=None, *, continues=True):
-        self.chats.append((messages, tools))
+    def encode_chat(self, conversation):
+        self.chats.append(conversation)
+        messages = conversation.messages
         if messages[0]["content"] == "no template":
             raise ValueError("the model has no chat template")
-        return self.encode("".join(f"{m['role']}:{m['content']}\n" for m in messages) + ("" if continues else "end"))
+        text = "".join(f"{m['role']}:{m['content']}\n" for m in messages)
+        return self.encode(text + ("" if conversation.continues else "end"))
+
+    def is_special(self, text):
+        return text == "<end>"
 
     def spell(self, token_ids):
         return bytes(token_ids).decode(errors="replace")
@@ -77,8 +84,11 @@ class ByteTokenizer:
     def names(self, token_ids):
         return [chr(token_id) for token_id in token_ids]
 
-    def detokenizer(self, prompt_token_ids):
+    def detokenizer(self, prompt_token_ids, shown=frozenset()):
         return ByteDetokenizer()
+
+    def special_ids(self, text):
+        return frozenset()
 
     def token_bytes(self, token_id):
         return b"<end>" if token_id == EOS else bytes([token_id])
@@ -147,7 +157,7 @@ class FakeEngine(asyncio.Protocol):
                 np.array([slot for slot, _ in tokens], np.int32).tobytes(),
                 np.array([token for _, token in tokens], np.int32).tobytes(),
                 list(logprobs),
-                [Finished(request_id, reason) for request_id, reason in finished],
+                [Finished(*each) for each in finished],
                 StepStats(**{**dict.fromkeys(StepStats.__struct_fields__, 0), **stats}),
                 list(prompt_logprobs),
                 list(preempted),

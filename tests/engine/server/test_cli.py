@@ -55,6 +55,7 @@ def test_every_flag_reaches_the_configuration():
     config = parse(
         *shlex.split(
             "m --host ::1 --port 9 --admin-port 10 --no-serving-metrics --trust-tenant-header --generation-config none "
+            "--chat-template t.jinja "
             "--served-model-name n --revision r --device cpu --dtype float32 --max-model-len 7 "
             "--max-num-seqs 3 --max-num-batched-tokens 5 --block-size 8 --kv-cache-memory 2Gi --seed 4 "
             "--kv-headroom 0.1 "
@@ -108,7 +109,7 @@ def test_every_flag_reaches_the_configuration():
     )
     assert (config.host, config.port, config.served_model_name, str(config.limits_file)) == ("::1", 9, "n", "l")
     assert (config.admin_port, config.serving_metrics, config.trust_tenant_header) == (10, False, True)
-    assert config.generation_config == "none"
+    assert (config.generation_config, config.chat_template) == ("none", Path("t.jinja"))
     assert (config.max_queued_requests, config.max_queued_tokens) == (6, 77)
     assert (config.shed_after, config.queue_timeout, config.request_timeout) == (8, 1.5, 2.5)
     assert (config.drain_delay, config.drain_timeout) == (3, 4)

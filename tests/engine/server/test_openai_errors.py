@@ -17,11 +17,11 @@ BODIES = {"/v1/chat/completions": {"messages": MESSAGES}, "/v1/completions": {"p
 BOTH = [
     ("best_of", 2),
     ("guided_json", {}),
+    ("guided_regex", "a"),
     ("service_class", "default"),
     ("no_such_parameter", None),
 ]
 CHAT = [
-    ("response_format", {"type": "json_object"}),
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
     ("tool_choice", "required"),
     ("functions", [{"name": "f"}]),
@@ -29,7 +29,6 @@ CHAT = [
     ("modalities", ["text", "audio"]),
     ("audio", {"voice": "alloy", "format": "wav"}),
     ("prediction", {"type": "content", "content": "x"}),
-    ("reasoning_effort", "high"),
     ("verbosity", "low"),
     ("service_tier", "flex"),
     ("store", True),

@@ -22,6 +22,7 @@ CASES = {
         **{**SAMPLED, "presence_penalty": 1.0, "frequency_penalty": 0.7, "repetition_penalty": 1.2},
         **{"logit_bias": {"28": 4.0, "198": -100}, "min_tokens": 16, "stop": ["the", "a "], "stop_token_ids": [30]},
     },
+    "of a grammar": {**SAMPLED, "structured_outputs": {"regex": "The (cat|dog) said: [A-Z][a-z ]{4,30}[.!]"}},
     "choices": {**SAMPLED, "ignore_eos": True, "n": 2},
 }
 WHOLE = ("greedy, with penalties", "seeded, with penalties, a bias and stops", "choices")

@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from inflight_engine.models.conversation import Conversation
 from tests.engine.server.fake_engine import ByteTokenizer, until
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
@@ -23,7 +24,8 @@ async def chat(make_fake, **body):
     await until(lambda: fake.engine.requests or call.done())
     if fake.engine.requests:
         fake.engine.answer(0, "2")
-    return await call, *(tokenizer.chats or [(None, None)])[0]
+    given = tokenizer.chats[0] if tokenizer.chats else Conversation([])
+    return await call, given.messages, given.tools
 
 
 async def test_tool_calls_results_and_names_reach_the_template(make_fake):
@@ -51,7 +53,7 @@ async def test_tools_that_must_not_be_called_are_shown_to_the_model(make_fake):
     ("choice", "param"),
     [(None, "tools"), ("auto", "tools"), ("required", "tool_choice"), ({"type": "function"}, "tool_choice")],
 )
-async def test_tools_that_may_be_called_are_refused(make_fake, choice, param):
+async def test_tools_that_may_be_called_are_refused_where_the_format_is_unknown(make_fake, choice, param):
     answer, *_ = await chat(make_fake, tools=[TOOL], tool_choice=choice)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert answer.json()["error"]["code"] == "unsupported_parameter"

@@ -262,7 +262,7 @@ def test_indexes_agree_with_the_content_after_any_updates(steps):
     for address in ("10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"):
         owners = [key for key in live if address in endpoints.get(key, ())]
         assert known.service_of(address) == (owners[0] if owners else None)
-        assert (address in known.by_address()) == bool(owners)
+        assert (Endpoint(address, address) in known.by_endpoint()) == bool(owners)
     for key in live:
         assert known.resolve_host(f"{key.name}.{key.namespace}") == key
 

@@ -19,7 +19,7 @@ from inflight_gateway.scrape import samples as samples_module
 from inflight_gateway.scrape import scraper as scraper_module
 from inflight_gateway.scrape.samples import Samples
 from inflight_gateway.scrape.scraper import EndpointScraper
-from inflight_gateway.types import ServiceConfig
+from inflight_gateway.types import Endpoint, ServiceConfig
 from tests.gateway.waiting import until
 
 PAGE = b"vllm:num_requests_running 3\n"
@@ -27,7 +27,7 @@ CONFIG = ServiceConfig(ServiceKey("ns", "svc"), "uid", "m")
 
 
 def of_one_service(addresses, config=CONFIG):
-    return dict.fromkeys(addresses, config)
+    return {Endpoint(address, f"pod-{address}"): config for address in addresses}
 
 
 def answer(body=PAGE, status="200 OK", **headers):
@@ -177,7 +177,7 @@ async def test_an_engine_with_other_names_is_read_by_those_of_its_service():
     engine = await FakeEngine(other).start()
     config = replace(CONFIG, engine=EngineType("custom", metrics_path="/stats", metrics=LLAMA_CPP), max_num_seqs=4)
     async with scraping() as (samples, scraper, _):
-        scraper.keep({engine.address: config})
+        scraper.keep(of_one_service([engine.address], config))
         await until(lambda: samples.get(engine.address) is not None)
     sample = samples.get(engine.address)
     assert (sample.running, sample.kv_utilization, sample.limits.max_num_seqs) == (2, 0.5, 4)
@@ -185,10 +185,35 @@ async def test_an_engine_with_other_names_is_read_by_those_of_its_service():
     await engine.stop()
 
 
+@pytest.mark.parametrize(
+    ("pod", "then", "pages"),
+    [
+        ("chat-old", "chat-old", ["/metrics"]),
+        ("chat-old", "chat-new", ["/metrics", "/stats"]),
+        ("", "", ["/metrics", "/stats"]),
+    ],
+    ids=["the same pod", "another pod with its address", "a file's endpoint without a pod"],
+)
+async def test_after_a_change_of_type_a_pod_keeps_the_page_of_the_type_that_it_came_with(pod, then, pages):
+    async with scraping() as (_, scraper, _):
+        engine = await FakeEngine(well).start()
+        scraper.keep({Endpoint(engine.address, pod): CONFIG})
+        await until(lambda: engine.heads)
+        custom = replace(CONFIG, engine=EngineType("custom", metrics_path="/stats"))
+        scraper.keep({Endpoint(engine.address, then): custom})
+        before = len(engine.heads)
+        await until(lambda: len(engine.heads) >= before + 3)
+        read = [head.split("?")[0].removeprefix("GET ").split()[0] for head in engine.heads]
+        assert list(dict.fromkeys(read)) == pages
+        assert read[-1] == pages[-1]
+        await engine.stop()
+
+
 async def test_an_engine_whose_metrics_port_is_closed_stays_reachable():
     engine = await FakeEngine(well).start()
     async with scraping() as (samples, scraper, _):
-        scraper.keep({engine.address: replace(CONFIG, engine=EngineType("custom", metrics_port=1))})
+        closed = replace(CONFIG, engine=EngineType("custom", metrics_port=1))
+        scraper.keep(of_one_service([engine.address], closed))
         await until(lambda: samples.error(engine.address))
         await asyncio.sleep(0.5)
         assert samples.reachable(engine.address)

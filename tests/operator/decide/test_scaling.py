@@ -26,7 +26,7 @@ loads = st.lists(
         loaded,
         waiting=st.integers(0, 200),
         running=st.integers(0, 64),
-        kv_usage=st.floats(0, 1),
+        kv_usage=st.none() | st.floats(0, 1),
         max_num_seqs=st.sampled_from([None, 8, 64]),
     ),
     max_size=6,

@@ -1,16 +1,24 @@
-"""The table of metrics of other servers in the guide: each name is read as the field that it stands for."""
+"""The table of metrics of other servers in the guide: each name is read as the field that it stands for, and those of
+llama.cpp's server are on the page that it really has."""
 
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
 from inflight_base.manifest.engines import METRICS, engine_type_of
 from inflight_base.page.names import renamed
+from inflight_gateway.scrape.page import read_page
 from inflight_operator.api.types import InferenceService
 from inflight_operator.observe.metrics import parse_metrics
 
-GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "bring-your-vllm.md"
+ROOT = Path(__file__).parents[3]
+GUIDE = ROOT / "docs" / "guides" / "bring-your-vllm.md"
+EXAMPLE = ROOT / "examples" / "custom.yaml"
+LLAMA_CPP = Path(__file__).with_name("llama-cpp-python-0.3.36-metrics.txt")
+"""Page of llama.cpp's server 0.5.0-dev, commit 0c1e570, built from the sources of llama-cpp-python 0.3.36 and started
+with --parallel 2 --metrics: after one request of 5 tokens, with two requests running and three waiting."""
 FIELDS = {
     "running": lambda sample: sample.running,
     "waiting": lambda sample: sample.waiting,
@@ -49,6 +57,18 @@ def page(names):
         else:
             lines.append(f"{name} {number / 10 if field == 'kvUtilization' else number}")
     return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("metrics", ["guide", "example"])
+def test_the_page_of_llama_cpps_server_is_read_by_the_names_of_the_guide_and_of_the_example(metrics):
+    body = yaml.safe_load(EXAMPLE.read_text())
+    if metrics == "guide":
+        body["spec"]["engine"]["custom"]["metrics"] = next(SERVERS[one] for one in SERVERS if "llama.cpp" in one)
+    text = renamed(LLAMA_CPP.read_bytes(), engine_type_of(body).metrics).decode()
+    sample, seen = parse_metrics(text, 1.0), read_page(text.encode(), 1.0, max_num_seqs=2)
+    assert (sample.running, sample.waiting, sample.prompt_tokens, sample.generation_tokens) == (2, 3, 40, 5)
+    assert (sample.kv_usage, sample.ttft.count, sample.limits) == (None, 0, None)
+    assert (seen.running, seen.waiting, seen.limits.max_num_seqs) == (2, 3, 2)
 
 
 def test_every_field_has_a_reading_and_three_servers_are_named():

@@ -240,7 +240,7 @@ def reference(text):
     return {
         "running": int(sum(values["vllm:num_requests_running"])),
         "waiting": int(sum(values["vllm:num_requests_waiting"])),
-        "kv_usage": max(values["vllm:kv_cache_usage_perc"], default=0.0),
+        "kv_usage": max(values["vllm:kv_cache_usage_perc"], default=None),
         "preemptions": sum(values["vllm:num_preemptions_total"]),
         "generation_tokens": sum(values["vllm:generation_tokens_total"]),
         "waiting_prompt_tokens": int(sum(prompt_tokens)) if prompt_tokens else None,

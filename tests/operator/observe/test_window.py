@@ -133,7 +133,7 @@ def scrapes(draw):
                 ttft=histogram(*observed),
                 generation_tokens=tokens,
                 running=draw(st.integers(0, 64)),
-                kv_usage=draw(st.sampled_from([0.0, 0.25, 0.5, 1.0])),
+                kv_usage=draw(st.sampled_from([None, 0.0, 0.25, 0.5, 1.0])),
                 waiting_prompt_tokens=draw(st.none() | st.integers(0, 100)),
             )
         )
@@ -176,7 +176,7 @@ def test_a_span_is_what_all_samples_together_tell_from_its_base_on(samples, back
     shown = within[1:] or within
     assert span.mean.running == pytest.approx(sum(one.running for one in shown) / len(shown))
     assert span.peak.running == max(one.running for one in shown)
-    assert span.peak.kv_usage == max(one.kv_usage for one in shown)
+    assert (span.peak.kv_usage or 0.0) == max(one.kv_usage or 0.0 for one in shown)
     reported = [one.waiting_prompt_tokens for one in shown if one.waiting_prompt_tokens is not None]
     assert span.mean.waiting_prompt_tokens == (pytest.approx(sum(reported) / len(reported)) if reported else None)
     assert span.peak.waiting_prompt_tokens == (max(reported) if reported else None)

@@ -111,6 +111,24 @@ async def test_a_custom_engine_has_no_limits_in_the_status_and_its_own_page_is_r
     assert target.names == {"vllm:num_requests_running": "llamacpp:requests_processing"}
 
 
+async def test_engines_that_do_not_report_their_kv_cache_have_no_number_for_it_anywhere(world, monkeypatch):
+    """A target that is set for it asks for nothing: the queue alone decides."""
+    targets = {"kvUtilization": 0.5, "waitingRequests": 2}
+    world.service(spec={**CUSTOM, "scaling": {"minReplicas": 1, "maxReplicas": 4, "targets": targets}})
+    engine = world.pod(1, ports=HTTP)
+    engine.foreign = True
+    sample = engine.sample
+    monkeypatch.setattr(engine, "sample", lambda: replace(sample(), running=8, waiting=8, kv_usage=None))
+    for _ in range(3):
+        await world.round()
+    assert world.status["observed"]["running"] == 8
+    assert "kvUtilization" not in world.status["observed"]
+    of_service = {"namespace": "team", "name": "chat"}
+    assert world.metrics.registry.get_sample_value("inflight_operator_service_kv_utilization", of_service) is None
+    assert world.replicas() > 1
+    assert not [one for one in world.status["decisions"] if "KV" in one["reason"]]
+
+
 @pytest.mark.parametrize(
     ("spec", "kind", "limit"),
     [(SMALL, "inflight", 64), (PLUGIN, "vllm", 64), (VLLM, "vllm-plain", 64), (CUSTOM, "custom", None)],

@@ -61,6 +61,23 @@ async def test_the_picker_follows_the_gateways_pods_and_keeps_them_while_they_ar
     assert endpoints(world) == ["10.0.0.3"]
 
 
+async def test_ready_pods_of_an_earlier_type_on_another_port_are_named_until_they_are_replaced(world):
+    def custom(port):
+        return {**POOL, "engine": {"type": "custom", "image": "server:1", "custom": {"port": port}}}
+
+    world.service(spec=custom(8080))
+    world.pod(1)
+    world.pod(2)
+    await world.round()
+    assert "another port" not in world.condition("InferencePool")["message"]
+    world.service(spec=custom(9090), generation=2)
+    world.pod(3)
+    await world.round()
+    found = world.condition("InferencePool")
+    assert (found["status"], found["reason"]) == ("True", "PoolNotReferenced")
+    assert "2 pods of an earlier engine type serve on another port than the InferencePool has" in found["message"]
+
+
 @pytest.mark.parametrize("off", [{"gateway_service": ""}, {"endpoint_picker": False}])
 async def test_without_the_right_to_pools_the_pool_is_left_and_its_picker_goes(world, off):
     world.service(spec=POOL)

@@ -2,8 +2,10 @@
 
 from dataclasses import replace
 
+import pytest
+
 from inflight_operator.render.plan import EngineObservability
-from tests.operator.fakes import KEY, delete, service_body
+from tests.operator.fakes import KEY, PORTS, delete, service_body
 from tests.operator.reconcile.world import OTHER, SMALL
 
 
@@ -56,6 +58,42 @@ async def test_a_new_service_with_fields_of_another_version_gets_no_pods_that_la
     await world.round()
     assert "Deployment" not in [call[1] for call in world.api.of("apply")]
     assert world.condition("Progressing")["reason"] == "SpecNotUnderstood"
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [("", "operator:dev"), ("operator:dev", ""), ("operator:1", "operator:2")]
+)
+async def test_another_image_for_the_plugin_waits_for_its_turn_as_a_newer_engine_release_does(world, before, after):
+    vllm = {**SMALL, "engine": {**SMALL["engine"], "type": "vllm"}}
+    world.settings = replace(world.settings, plugin_image=before)
+    world.service(spec=vllm)
+    engine = world.pod(1, ports=PORTS if before else PORTS[:1])
+    engine.foreign = not before
+    for _ in range(3):
+        await world.round()
+    template = world.cache.child(KEY, "Deployment", "chat")["spec"]["template"]
+    world.pace.note(OTHER, "Moving")
+    world.settings = replace(world.settings, plugin_image=after)
+    for _ in range(3):
+        await world.round()
+        assert world.cache.child(KEY, "Deployment", "chat")["spec"]["template"] == template
+    assert world.status["engine"]["upgrade"] == "Pending"
+    world.pace.note(OTHER, None)
+    await world.round()
+    assert world.cache.child(KEY, "Deployment", "chat")["spec"]["template"] != template
+    assert world.status["engine"]["upgrade"] == "Moving"
+
+
+async def test_the_plugin_that_a_user_turns_off_goes_at_once(world):
+    vllm = {**SMALL, "engine": {**SMALL["engine"], "type": "vllm"}}
+    world.service(spec=vllm)
+    world.pod(1)
+    await world.round()
+    template = world.cache.child(KEY, "Deployment", "chat")["spec"]["template"]
+    world.pace.note(OTHER, "Moving")
+    world.service(spec={**vllm, "engine": {**vllm["engine"], "plugin": False}}, generation=2)
+    await world.round()
+    assert world.cache.child(KEY, "Deployment", "chat")["spec"]["template"] != template
 
 
 async def test_a_newer_engine_release_waits_for_its_turn_and_then_moves(world):

@@ -6,7 +6,7 @@ from inflight_operator.render.service_children import render
 from inflight_settings.limits import Limits, LimitsInForce
 
 SETTINGS = Settings(engine_image="example.com/engine:1", operator_namespace="inflight-system")
-PLAN = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 7), admin_token="secret")
+PLAN = ChildPlan(replicas=2, limits=LimitsInForce(Limits(64, 1024), 7), admin_token="secret", spec_digest="spec")
 CPU = {"accelerator": {"count": 0}}
 
 EVERYTHING = {

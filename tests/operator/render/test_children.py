@@ -46,8 +46,8 @@ def test_a_pod_monitor_is_built_only_where_the_api_exists():
     with_api = replace(SETTINGS, available_apis=POD_MONITOR)
     assert {manifest["kind"] for manifest in render(make(), PLAN, with_api)} == always | {"PodMonitor"}
     (endpoint,) = child("PodMonitor", make(), settings=with_api)["spec"]["podMetricsEndpoints"]
-    assert endpoint.pop("relabelings") == [{"targetLabel": "name", "replacement": "chat"}]
-    assert endpoint == {"port": "http", "path": "/metrics", "interval": "15s"}
+    assert endpoint.pop("relabelings")[0] == {"targetLabel": "name", "replacement": "chat"}
+    assert endpoint == {"port": "http", "interval": "15s"}
 
 
 def test_prometheus_scrapes_the_admin_port_of_a_service_without_metrics_on_its_serving_port():

@@ -1,6 +1,8 @@
 """Pods of each engine type: a command that the type has, no field lost, and Pod Security restricted."""
 
+import itertools
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -13,7 +15,7 @@ from inflight_operator.api.template import OWN_MOUNTS
 from inflight_operator.render.engines.vllm import PLUGIN_FOLDER
 from inflight_vllm.requests import RequestRules
 from inflight_vllm.settings import read_settings
-from tests.operator.render.services import SETTINGS, child, make, pod
+from tests.operator.render.services import CPU, SETTINGS, child, make, pod
 
 ALL = replace(
     SETTINGS,
@@ -221,17 +223,49 @@ def test_a_custom_engine_runs_as_its_spec_says():
     assert environment(**spec)["INFLIGHT_SERVED_NAME"] == "chat"
 
 
+def test_a_custom_engine_serves_for_the_drain_timeout_before_it_is_ended_and_then_has_time_to_exit():
+    """llama.cpp's server breaks answers off after SIGTERM."""
+    for timeout, seconds in (("120s", 125), ("1m0.5s", 66)):
+        spec = pod(make(engine=SERVER, rollout={"drainTimeout": timeout}), ALL)["spec"]
+        assert spec["containers"][0]["lifecycle"] == {"preStop": {"sleep": {"seconds": seconds}}}
+        assert spec["terminationGracePeriodSeconds"] == seconds + 20
+
+
 def test_the_image_of_a_custom_engine_starts_what_it_starts_unless_the_spec_says():
     one = container(model={"source": "hf://Qwen/Qwen3-8B"}, engine=SERVER)
     assert not {"command", "args"} & one.keys()
     assert environment(model={"source": "hf://Qwen/Qwen3-8B"}, engine=SERVER)["INFLIGHT_MODEL"] == "Qwen/Qwen3-8B"
 
 
+def metrics_path(endpoint, pod):
+    """The path by which Prometheus scrapes a pod: that of the endpoint, after its relabellings."""
+    path, (annotation,) = endpoint.get("path", "/metrics"), (pod["metadata"].get("annotations") or {"": ""}).values()
+    for one in endpoint["relabelings"]:
+        if one["targetLabel"] == "__metrics_path__":
+            assert one["sourceLabels"] == ["__meta_kubernetes_pod_annotation_inflight_dev_engine"]
+            found = re.fullmatch(one["regex"], annotation)
+            path = path if found is None else found.expand(one["replacement"].replace("$", "\\"))
+    return path
+
+
+def test_prometheus_scrapes_each_pod_by_the_path_that_it_was_made_with_while_the_service_changes_its_type():
+    monitored = replace(ALL, available_apis=frozenset({"monitoring.coreos.com/v1/PodMonitor"}))
+    services = {
+        "/metrics": [make(**CPU), make(engine=vllm()), make(engine=vllm(plugin=False)), make(engine=SERVER)],
+        "/prometheus": [make(engine={**SERVER, "custom": {"metricsPath": "/prometheus"}})],
+    }
+    for of_monitor in itertools.chain(*services.values()):
+        (endpoint,) = child("PodMonitor", of_monitor, settings=monitored)["spec"]["podMetricsEndpoints"]
+        for path, made in services.items():
+            assert [metrics_path(endpoint, pod(one, ALL)) for one in made] == [path] * len(made)
+
+
 def test_prometheus_and_the_gateway_find_the_metrics_of_a_custom_engine():
     service = make(engine={**SERVER, "custom": CUSTOM}, gateway={"enabled": True})
     monitored = replace(ALL, available_apis=frozenset({"monitoring.coreos.com/v1/PodMonitor"}))
     (endpoint,) = child("PodMonitor", service, settings=monitored)["spec"]["podMetricsEndpoints"]
-    assert (endpoint["port"], endpoint["path"]) == ("metrics", "/prometheus")
+    assert endpoint["port"] == "metrics"
+    assert metrics_path(endpoint, pod(service, ALL)) == "/prometheus"
     rules = child("NetworkPolicy", service, settings=ALL)["spec"]["ingress"]
     (metrics,) = [rule for rule in rules if rule["ports"][0]["port"] == "metrics"]
     names = [peer["podSelector"]["matchLabels"]["app.kubernetes.io/name"] for peer in metrics["from"]]

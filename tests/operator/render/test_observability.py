@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from inflight_operator.api.observability import ENDPOINT_PATTERN
-from inflight_operator.render.deployment import SPEC_DIGEST, TEMPLATE_DIGEST
+from inflight_operator.render.deployment import TEMPLATE_DIGEST, template_inputs
 from inflight_operator.render.plan import EngineObservability
 from inflight_operator.render.service_children import render
 from tests.operator.render.services import CPU, PLAN, SETTINGS, make
@@ -67,6 +67,47 @@ def test_spans_say_which_service_and_pod_they_come_from():
     assert names.index("INFLIGHT_POD_NAME") < names.index("OTEL_RESOURCE_ATTRIBUTES")
     assert names.index("INFLIGHT_POD_UID") < names.index("OTEL_RESOURCE_ATTRIBUTES")
     assert not {name for name in environment(container(make(**CPU))) if name.startswith("OTEL_")}
+
+
+VLLM = {"type": "vllm"}
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "url"),
+    [
+        (COLLECTOR, f"{COLLECTOR}/v1/traces"),
+        (f"{COLLECTOR}/", f"{COLLECTOR}/v1/traces"),
+        ("https://other/in/v2", "https://other/in/v2"),
+    ],
+)
+@pytest.mark.parametrize("plugin", [True, False])
+def test_vllm_sends_traces_to_the_same_url_by_the_same_protocol(endpoint, url, plugin):
+    service = make(**CPU, engine={**VLLM, "plugin": plugin, "tracing": {"endpoint": endpoint}})
+    one = container(service, log_format="json", access_log=True)
+    plain = container(make(**CPU, engine={**VLLM, "plugin": plugin}))["command"]
+    assert [each for each in one["command"] if each not in plain] == [f"--otlp-traces-endpoint={url}"]
+    variables = environment(one)
+    assert variables["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL"]["value"] == "http/protobuf"
+    assert "OTEL_TRACES_SAMPLER" not in variables
+    names = list(variables)
+    assert names.index("INFLIGHT_POD_UID") < names.index("OTEL_RESOURCE_ATTRIBUTES")
+
+
+def test_vllm_traces_a_share_of_the_requests_that_the_caller_did_not_decide():
+    variables = environment(container(make(**CPU, engine=VLLM), traces_endpoint=COLLECTOR, sampling_ratio=0.1))
+    assert variables["OTEL_TRACES_SAMPLER"]["value"] == "parentbased_traceidratio"
+    assert variables["OTEL_TRACES_SAMPLER_ARG"]["value"] == "0.1"
+
+
+def test_vllm_may_reach_the_collector():
+    found = children(make(**CPU, engine={**VLLM, "tracing": {"endpoint": "http://10.0.0.7:4318"}}))
+    reached = {"to": [{"ipBlock": {"cidr": "10.0.0.7/32"}}], "ports": [{"port": 4318, "protocol": "TCP"}]}
+    assert found["NetworkPolicy"]["spec"]["egress"] == [DNS, reached]
+
+
+def test_a_custom_engine_has_no_traces_of_the_installation():
+    service = make(model={"source": "hf://a/b"}, engine={"type": "custom", "image": "example.com/server:1"})
+    assert children(service, traces_endpoint=COLLECTOR) == children(service)
 
 
 def test_a_user_s_variable_wins():
@@ -138,10 +179,10 @@ def test_a_change_of_the_installation_is_one_of_the_release_and_a_change_of_the_
 
     plain = digests(make(**CPU))
     release = digests(make(**CPU), traces_endpoint=COLLECTOR)
-    user = digests(make(**CPU, engine={"tracing": {"endpoint": COLLECTOR}}))
-    assert release[SPEC_DIGEST] == plain[SPEC_DIGEST]
+    traced = make(**CPU, engine={"tracing": {"endpoint": COLLECTOR}})
+    user = digests(traced)
     assert release[TEMPLATE_DIGEST] != plain[TEMPLATE_DIGEST]
-    assert user[SPEC_DIGEST] != plain[SPEC_DIGEST]
+    assert template_inputs(traced.spec) != template_inputs(make(**CPU).spec)
     assert user[TEMPLATE_DIGEST] == release[TEMPLATE_DIGEST]
 
 

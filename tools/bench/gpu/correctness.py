@@ -302,8 +302,8 @@ class Checks:
         options = {"attention_backend": "torch-sdpa"} if self._device == "cpu" else {}
         with tempfile.TemporaryDirectory() as folder:
 
-            def make_runner(config: EngineConfig) -> Any:
-                return build_runner(config, join(config, 0, Path(folder) / "store"))
+            def make_runner(config: EngineConfig, grammars: Any) -> Any:
+                return build_runner(config, join(config, 0, Path(folder) / "store"), grammars)
 
             try:
                 with mock.patch.object(ranks, "make_runner", make_runner):

@@ -21,8 +21,8 @@ class PlanEncoder:
         self._slots: Slots | None = None
 
     def encode(self, plan: StepPlan) -> bytes:
-        if any(start.sampling.logprobs is not None for start in plan.starts):
-            plan = msgspec.structs.replace(plan, starts=tuple(map(_without_logprobs, plan.starts)))
+        if any(start.sampling.logprobs is not None or start.sampling.grammar is not None for start in plan.starts):
+            plan = msgspec.structs.replace(plan, starts=tuple(map(_for_others, plan.starts)))
         if plan.decode_slots is self._slots:
             plan = msgspec.structs.replace(plan, decode_slots=_SAME_SLOTS)
             return b"=" + pickle.dumps(plan, pickle.HIGHEST_PROTOCOL)
@@ -30,8 +30,8 @@ class PlanEncoder:
         return b"+" + pickle.dumps(plan, pickle.HIGHEST_PROTOCOL)
 
 
-def _without_logprobs(start: SlotStart) -> SlotStart:
-    return msgspec.structs.replace(start, sampling=replace(start.sampling, logprobs=None))
+def _for_others(start: SlotStart) -> SlotStart:
+    return msgspec.structs.replace(start, sampling=replace(start.sampling, logprobs=None, grammar=None))
 
 
 class PlanDecoder:

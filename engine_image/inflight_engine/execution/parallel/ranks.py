@@ -31,6 +31,7 @@ from inflight_engine.execution.memory.resources import choose_num_threads, read_
 from inflight_engine.execution.parallel.plan_frames import PlanEncoder
 from inflight_engine.execution.parallel.process_group import join
 from inflight_engine.execution.runner import Runner
+from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.models.source import resolve
 from inflight_engine.output import StepOutput
 from inflight_engine.scheduling.plan import StepPlan
@@ -52,7 +53,7 @@ class TensorParallelRunner:
         ValueError: the model, the device or an option does not allow it; the message says which.
     """
 
-    def __init__(self, config: EngineConfig) -> None:
+    def __init__(self, config: EngineConfig, grammars: Grammars | None) -> None:
         size = config.tensor_parallel_size
         device = choose_device(config.device)
         _refuse(config, device)
@@ -65,7 +66,7 @@ class TensorParallelRunner:
         self._workers = [_Worker(rank, meeting_place, config) for rank in range(1, size)]
         for worker in self._workers:
             threading.Thread(target=self._watch, args=[worker], daemon=True).start()
-        self._runner = build_runner(config, join(config, 0, meeting_place))
+        self._runner = build_runner(config, join(config, 0, meeting_place), grammars)
         self._loaded = True
         self.lookahead = self._runner.lookahead
         self.info = self._runner.info
@@ -114,15 +115,17 @@ class _Worker:
         os.close(lifeline)
 
 
-def make_runner(config: EngineConfig) -> Runner | TensorParallelRunner:
-    """Make the step executor of a configuration.
+def make_runner(config: EngineConfig, grammars: Grammars | None = None) -> Runner | TensorParallelRunner:
+    """Make the step executor of a configuration. `grammars`: as for `build_runner`.
 
     Raises:
         ValueError: as `build_runner` and `TensorParallelRunner`.
     """
     if config.tensor_parallel_size < 1:
         raise ValueError(f"tensor_parallel_size must be at least 1, not {config.tensor_parallel_size}")
-    return build_runner(config) if config.tensor_parallel_size == 1 else TensorParallelRunner(config)
+    if config.tensor_parallel_size == 1:
+        return build_runner(config, grammars=grammars)
+    return TensorParallelRunner(config, grammars)
 
 
 def _refuse(config: EngineConfig, device: torch.device) -> None:

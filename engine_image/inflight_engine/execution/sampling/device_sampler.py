@@ -21,6 +21,11 @@ class DeviceSampler:
         self._table = SlotTable(max_num_seqs, vocab_size, device)
         self._logprobs = LogprobRequests(max_num_seqs)
 
+    @property
+    def reports(self) -> bool:
+        """See `Sampler`."""
+        return self._logprobs.asked
+
     def apply(self, plan: StepPlan) -> None:
         """See `Sampler`. The values of a released slot are never read: no step has a row for it before its next start,
         which replaces them."""

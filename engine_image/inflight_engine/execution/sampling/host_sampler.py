@@ -40,6 +40,11 @@ class HostSampler:
         self._min_tokens = MinTokens()
         self._logprobs = LogprobRequests(max_num_seqs)
 
+    @property
+    def reports(self) -> bool:
+        """See `Sampler`."""
+        return self._logprobs.asked
+
     def apply(self, plan: StepPlan) -> None:
         """See `Sampler`."""
         self._logprobs.apply(plan)

@@ -17,6 +17,10 @@ from inflight_engine.scheduling.plan import Slots, StepPlan
 class Sampler(Protocol):
     """Keeps the sampling parameters of all slots and, for penalised slots, the counts of tokens."""
 
+    @property
+    def reports(self) -> bool:
+        """Some slot asks for log-probabilities."""
+
     def apply(self, plan: StepPlan) -> None:
         """Apply the starts and releases of a plan, before anything of its step is computed."""
 

@@ -15,7 +15,7 @@ from inflight_contract.errors import bad_request
 from inflight_engine.server.http.endpoint import LONG_TEXT, encode
 from inflight_engine.server.http.openai import check_model
 from inflight_engine.server.http.strict_json import StrictJsonRoute
-from inflight_engine.server.requests.chat_schema import Messages, Tools, conversation
+from inflight_engine.server.requests.chat_schema import Messages, TemplateFields, Tools, conversation
 from inflight_engine.server.requests.fields import Body, PlainText, Prompt, TokenIdList
 from inflight_engine.server.service import ServiceOf
 
@@ -26,11 +26,11 @@ _T = TypeVar("_T")
 _VERSION = version("inflight")
 
 
-class TokenizeRequest(Body):
-    """A prompt, or a conversation.
+class TokenizeRequest(TemplateFields):
+    """A prompt, or a conversation with the fields for its template.
 
-    `add_special_tokens` (default true): of a prompt, as for a completion. `add_generation_prompt` (default true): of a
-    conversation, up to where an answer would begin. `return_token_strs`: the tokens as the vocabulary has them, too.
+    `add_special_tokens` (default true): of a prompt, as for a completion. `return_token_strs`: the tokens as the
+    vocabulary has them, too.
     """
 
     model: str | None = None
@@ -38,7 +38,6 @@ class TokenizeRequest(Body):
     add_special_tokens: bool | None = None
     messages: Messages | None = None
     tools: Tools | None = None
-    add_generation_prompt: bool | None = None
     return_token_strs: bool | None = None
 
 
@@ -74,8 +73,8 @@ def _prompt(body: TokenizeRequest) -> Prompt:
     if body.messages is not None:
         if body.add_special_tokens:
             raise bad_request("add_special_tokens: the chat template writes those of messages", "add_special_tokens")
-        return conversation(body.messages, body.tools, continues=body.add_generation_prompt is not False)
-    for field in ("tools", "add_generation_prompt"):
+        return conversation(body.messages, body.tools, body)
+    for field in ("tools", *TemplateFields.model_fields):
         if getattr(body, field) is not None:
             raise bad_request(f"{field}: only allowed together with messages", field)
     return PlainText(body.prompt or "", special_tokens=body.add_special_tokens is not False)

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import ApiError, bad_request
+from inflight_engine.formats.choose import Chosen
+from inflight_engine.formats.parser import Parsing
+from inflight_engine.models.conversation import Conversation
 from inflight_engine.server.requests.fields import (
     FIRST_ERROR,
     MAX_TOP_LOGPROBS,
     Body,
-    Conversation,
     Prompt,
     only,
 )
@@ -80,6 +82,11 @@ class ToolFunction(Body):
     def plain(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)
 
+    def schemas(self) -> dict[str, Any]:
+        """Schema of each parameter."""
+        properties = (self.parameters or {}).get("properties")
+        return properties if isinstance(properties, dict) else {}
+
 
 class Tool(Body):
     type: Literal["function"]
@@ -93,14 +100,17 @@ Tools: TypeAlias = Annotated[list[Tool], FIRST_ERROR]
 
 
 class ChatMessage(Body):
-    """A message. That of an assistant that called tools may have no content. The null fields are those that OpenAI's
-    SDK sends back with an assistant's message."""
+    """A message. That of an assistant that called tools may have no content. `reasoning`, or `reasoning_content`, its
+    older name: the assistant's thinking before its content. The null fields are those that OpenAI's SDK sends back with
+    an assistant's message."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], FIRST_ERROR] | None = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], FIRST_ERROR] | None = None
     tool_call_id: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     refusal: Annotated[object, only()] = None
     annotations: Annotated[object, only([])] = None
     audio: Annotated[object, only()] = None
@@ -119,29 +129,74 @@ class ChatMessage(Body):
             plain["tool_calls"] = [call.plain() for call in self.tool_calls]
         if self.tool_call_id is not None:
             plain["tool_call_id"] = self.tool_call_id
+        reasoning = self.reasoning_content if self.reasoning is None else self.reasoning
+        if reasoning is not None:
+            # Templates read one of these names.
+            plain |= dict.fromkeys(("reasoning", "reasoning_content", "thinking"), reasoning)
         return plain
 
 
 Messages: TypeAlias = Annotated[list[ChatMessage], Field(min_length=1, fail_fast=True)]
 
 
+_TEMPLATES_OWN = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template", "tokenize")
+"""Variables of templates that fields of a request set, and parameters of transformers' function."""
+
+
+def _are_free(arguments: dict[str, Any]) -> dict[str, Any]:
+    for name in arguments:
+        if name in _TEMPLATES_OWN or name.endswith("_token"):
+            raise PydanticCustomError("not_free", "must not set {name}", {"name": name})
+    _holds_text(arguments)
+    return arguments
+
+
+class TemplateFields(Body):
+    """Fields for the chat template, as in vLLM.
+
+    `chat_template_kwargs`: variables of the template, such as `enable_thinking`. `add_generation_prompt` (default true,
+    unless the final message is continued): the prompt ends where an answer begins. `continue_final_message`: the
+    answer continues the last message.
+    """
+
+    chat_template_kwargs: Annotated[dict[str, Any], AfterValidator(_are_free)] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+
+
 def conversation(
-    messages: Sequence[ChatMessage], tools: Sequence[Tool] | None, *, continues: bool = True
+    messages: Sequence[ChatMessage],
+    tools: Sequence[Tool] | None,
+    fields: TemplateFields,
+    arguments: Mapping[str, Any] | None = None,
 ) -> Conversation:
     """Input of a chat template.
 
+    Args:
+        arguments: defaults of `chat_template_kwargs`.
+
     Raises:
-        ApiError: 400, a message has a field that its role does not permit.
+        ApiError: 400, a message has a field that its role does not permit, or the final message cannot be continued.
     """
+    open_ended = bool(fields.continue_final_message)
+    if open_ended and fields.add_generation_prompt:
+        why = "continue_final_message: not together with add_generation_prompt: true"
+        raise bad_request(why, "continue_final_message")
     for index, message in enumerate(messages):
         if message.role != "assistant" and message.content is None:
             raise _wrong(index, "content", "is required: only an assistant's message may have none")
         if message.role != "assistant" and message.tool_calls:
             raise _wrong(index, "tool_calls", "only an assistant's message may have any")
+        if message.role != "assistant" and not (message.reasoning is None and message.reasoning_content is None):
+            raise _wrong(index, "reasoning", "only an assistant's message may have any")
+    if open_ended and not messages[-1].content:
+        raise _wrong(len(messages) - 1, "content", "is required: continue_final_message continues it")
     return Conversation(
         [message.plain() for message in messages],
         [tool.plain() for tool in tools] if tools else None,
-        continues,
+        {**(arguments or {}), **(fields.chat_template_kwargs or {})},
+        continues=not open_ended and fields.add_generation_prompt is not False,
+        open_ended=open_ended,
     )
 
 
@@ -150,8 +205,9 @@ def _wrong(index: int, field: str, why: str) -> ApiError:
     return bad_request(f"{param}: {why}", param)
 
 
-class ChatCompletionRequest(OpenAIFields):
-    """Body of /v1/chat/completions."""
+class ChatCompletionRequest(OpenAIFields, TemplateFields):
+    """Body of /v1/chat/completions. `reasoning_effort`: for the chat template, which gets `enable_thinking` with it, as
+    in vLLM."""
 
     prompt_field: ClassVar[str] = "messages"
 
@@ -160,16 +216,15 @@ class ChatCompletionRequest(OpenAIFields):
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
-    response_format: Annotated[object, only({"type": "text"})] = None
     tools: Tools | None = None
     tool_choice: Annotated[object, only("none", "auto")] = None
-    parallel_tool_calls: Annotated[object, only(True, False)] = None
+    parallel_tool_calls: bool | None = None
     functions: Annotated[object, only([])] = None
     function_call: Annotated[object, only("none", "auto")] = None
     modalities: Annotated[object, only(["text"])] = None
     audio: Annotated[object, only()] = None
     prediction: Annotated[object, only()] = None
-    reasoning_effort: Annotated[object, only("none")] = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Annotated[object, only()] = None
     service_tier: Annotated[object, only("auto", "default")] = None
     store: Annotated[object, only(False)] = None
@@ -180,17 +235,34 @@ class ChatCompletionRequest(OpenAIFields):
         super().check()
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise bad_request("max_tokens: differs from max_completion_tokens; send one of them", "max_tokens")
-        if self.tools and self.tool_choice != "none":
-            message = (
-                "tools: this server does not parse tool calls out of answers; with tool_choice: none the model sees "
-                "the tools and answers in text"
-            )
-            raise bad_request(message, "tools", "unsupported_parameter")
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs: only allowed together with logprobs: true", "top_logprobs")
 
     def prompts(self) -> list[Prompt]:
-        return [conversation(self.messages, self.tools)]
+        effort = self.reasoning_effort
+        thinking = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        return [conversation(self.messages, self.tools, self, thinking)]
+
+    def parsing(self, formats: Chosen, prompt_end: Callable[[], str]) -> Parsing | None:
+        calls = bool(self.tools) and self.tool_choice != "none"
+        if calls and formats.format is None:
+            message = (
+                "tools: the format of this model's tool calls is not known; start the engine with --tool-call-parser, "
+                "or send tool_choice: none, and the model sees the tools and answers in text"
+            )
+            raise bad_request(message, "tools", "unsupported_parameter")
+        reasoning = formats.reasoning
+        if not calls and reasoning is None:
+            return None
+        schemas = {each.function.name: each.function.schemas() for each in self.tools or ()}
+        opened = reasoning is not None and prompt_end().rstrip().endswith(reasoning.open)
+        return Parsing(
+            formats.format if calls else None,
+            reasoning,
+            opened=opened,
+            schemas=schemas,
+            parallel=self.parallel_tool_calls is not False,
+        )
 
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

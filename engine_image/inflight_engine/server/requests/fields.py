@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
@@ -11,6 +11,10 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import bad_request
+from inflight_engine.formats.choose import Chosen
+from inflight_engine.formats.parser import Parsing
+from inflight_engine.grammars.sources import Source
+from inflight_engine.models.conversation import Conversation
 from inflight_engine.request import MAX_LOGIT_BIAS, Scheduling
 from inflight_settings.requests import MAX_N
 from inflight_settings.scheduling import ServiceClass
@@ -36,6 +40,17 @@ def only(*neutral: object) -> AfterValidator:
     return AfterValidator(check)
 
 
+def replaced_by(name: str) -> AfterValidator:
+    """A parameter of earlier servers; only null is accepted."""
+
+    def check(value: Any) -> Any:
+        if value is not None:
+            raise PydanticCustomError("unsupported_parameter", f"this parameter is not supported; use {name}")
+        return value
+
+    return AfterValidator(check)
+
+
 FIRST_ERROR = Field(fail_fast=True)
 """Validation of a list or object whose size the client chooses ends with the first wrong item: pydantic keeps a
 kilobyte for each, and a body has room for millions."""
@@ -46,21 +61,6 @@ TokenIdName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 """A token id as a key of a JSON object."""
 StopString = Annotated[str, Field(min_length=1)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
-
-
-@dataclass(frozen=True, slots=True)
-class Conversation:
-    """Input of a chat template.
-
-    Attributes:
-        messages: `role` and `content` of each, and where they are there `name`, `tool_calls` and `tool_call_id`.
-        tools: for the chat template; None: none.
-        continues: the prompt ends at the start of an assistant's answer.
-    """
-
-    messages: list[dict[str, Any]]
-    tools: list[dict[str, Any]] | None = None
-    continues: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +192,28 @@ class GenerationFields(SamplingFields, SchedulingFields):
 
     def num_prompt_logprobs(self) -> int | None:
         """Value of `SamplingParams.prompt_logprobs`."""
+        return None
+
+    def grammar(self, is_special: Callable[[str], bool]) -> Source | None:
+        """The grammar that the answer follows; None: none.
+
+        Args:
+            is_special: whether a text is the name of a special token.
+
+        Raises:
+            ApiError: 400, it is not one grammar.
+        """
+        return None
+
+    def parsing(self, formats: Chosen, prompt_end: Callable[[], str]) -> Parsing | None:
+        """How the answers are parsed; None: they are text.
+
+        Args:
+            prompt_end: the end of the prompt, special tokens by their names.
+
+        Raises:
+            ApiError: 400, the model's format is not known.
+        """
         return None
 
     def echoes(self) -> bool:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from inflight_contract.errors import ApiError
+from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.messages import (
     AddRequest,
     Admission,
@@ -130,7 +130,8 @@ class RequestRegistry:
         """
         self.check_admitting()
         generations = [
-            Generation(request, tokenizer.detokenizer(request.prompt_token_ids), arrived, inbox) for request in requests
+            Generation(request, tokenizer.detokenizer(request.prompt_token_ids, request.shown_ids), arrived, inbox)
+            for request in requests
         ]
         unfinished, now = [generation for generation in generations if not generation.done], time.monotonic()
         if not unfinished:
@@ -277,7 +278,7 @@ class RequestRegistry:
             return
         self._slots.free(generation)
         if not generation.done:
-            self._finish(generation, finished.reason, _engine_error(finished.reason))
+            self._finish(generation, finished.reason, _engine_error(finished))
         self._forget(generation)
 
     # Phases.
@@ -334,8 +335,11 @@ def _packed(token_ids: Sequence[int]) -> bytes:
     return np.array(token_ids, np.dtype("<i4")).tobytes()
 
 
-def _engine_error(reason: FinishReason) -> ApiError | None:
+def _engine_error(finished: Finished) -> ApiError | None:
     """The error for a client whose request the engine ended."""
+    reason = finished.reason
+    if finished.refusal:
+        return bad_request(f"the grammar cannot be followed: {finished.refusal}", code="invalid_grammar")
     if reason in (FinishReason.STOP, FinishReason.LENGTH):
         return None
     if reason is FinishReason.OUT_OF_MEMORY:

@@ -7,6 +7,7 @@ from typing import Annotated, ClassVar
 from pydantic import Field
 
 from inflight_contract.errors import bad_request
+from inflight_engine.grammars.sources import Source
 from inflight_engine.server.requests.fields import (
     FIRST_ERROR,
     MAX_TOP_LOGPROBS,
@@ -16,7 +17,9 @@ from inflight_engine.server.requests.fields import (
     Prompt,
     TokenIdList,
     only,
+    replaced_by,
 )
+from inflight_engine.server.requests.grammar_fields import IsSpecial, ResponseFormat, StructuredOutputs, source_of
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""
@@ -54,6 +57,7 @@ class StreamOptions(Body):
 class OpenAIFields(GenerationFields):
     """Fields that both OpenAI endpoints share.
 
+    `response_format` and `structured_outputs` (vLLM's) bind the answer to a grammar.
     `user` is the caller's own note and changes no answer, as at OpenAI. `best_of` above `n`
     would choose among answers, which this server does not. `return_token_ids` (vLLM's): the answer holds the token ids
     of prompt and output too. `prompt_logprobs` (vLLM's): how many of the likeliest tokens to show for each token of the
@@ -67,6 +71,13 @@ class OpenAIFields(GenerationFields):
     best_of: Annotated[int, Field(ge=1)] | None = None
     return_token_ids: bool | None = None
     max_tokens: Annotated[int, Field(ge=0)] | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Annotated[object, replaced_by("structured_outputs.json")] = None
+    guided_regex: Annotated[object, replaced_by("structured_outputs.regex")] = None
+    guided_choice: Annotated[object, replaced_by("structured_outputs.choice")] = None
+    guided_grammar: Annotated[object, replaced_by("structured_outputs.grammar")] = None
+    guided_whitespace_pattern: Annotated[object, replaced_by("structured_outputs.whitespace_pattern")] = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     def check(self) -> None:
@@ -91,6 +102,9 @@ class OpenAIFields(GenerationFields):
 
     def num_prompt_logprobs(self) -> int | None:
         return self.prompt_logprobs
+
+    def grammar(self, is_special: IsSpecial) -> Source | None:
+        return source_of(self.response_format, self.structured_outputs, is_special)
 
     @property
     def include_usage(self) -> bool:

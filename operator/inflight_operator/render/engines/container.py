@@ -90,8 +90,14 @@ ADMIN_ENVIRONMENT: dict[str, Manifest] = {
     "INFLIGHT_POD_UID": {"valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.uid"}}},
 }
 
-KEEPS_SERVING: Manifest = {"preStop": {"sleep": {"seconds": PROPAGATION_SECONDS}}}
-"""`lifecycle` of an engine that takes no requests after SIGTERM: routers still send them for a while."""
+
+def keeps_serving(drain_seconds: int = 0) -> Manifest:
+    """`lifecycle` of an engine that takes no requests after SIGTERM: routers still send them for a while.
+
+    Args:
+        drain_seconds: time for requests in flight, of an engine that may not finish them after SIGTERM.
+    """
+    return {"preStop": {"sleep": {"seconds": PROPAGATION_SECONDS + drain_seconds}}}
 
 
 def hub_environment(service: InferenceService) -> dict[str, Manifest]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
+
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import HTTP_PORT_NAME, METRICS_PORT_NAME
+from inflight_base.manifest.units import parse_duration
 from inflight_operator.api.custom_engine import CustomEngine
 from inflight_operator.api.resolve import model_argument, served_name, startup_limit_seconds
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.engines.container import (
-    KEEPS_SERVING,
     EngineContainer,
     hub_environment,
+    keeps_serving,
     third_party_probes,
 )
 from inflight_operator.render.plan import Settings
@@ -37,6 +40,6 @@ def custom_container(service: InferenceService, settings: Settings) -> EngineCon
         probes=third_party_probes(
             custom.ready_path, custom.live_path or custom.ready_path, startup_limit_seconds(service.spec)
         ),
-        stop=KEEPS_SERVING,
+        stop=keeps_serving(math.ceil(parse_duration(service.spec.rollout.drain_timeout))),
         admin=False,
     )

@@ -25,7 +25,6 @@ from inflight_operator.render.admin_token import SECRET_FOLDER, TENANT_KEY
 from inflight_operator.render.engine_flags import class_text, has_ttft_target, number, seconds, ttft_target
 from inflight_operator.render.engines.container import (
     ADMIN_ENVIRONMENT,
-    KEEPS_SERVING,
     LIMITS_PATH,
     PROPAGATION_SECONDS,
     RESTRICTED,
@@ -33,9 +32,11 @@ from inflight_operator.render.engines.container import (
     EngineContainer,
     Volume,
     hub_environment,
+    keeps_serving,
     third_party_probes,
 )
-from inflight_operator.render.plan import Settings
+from inflight_operator.render.observability import observability_of, vllm_trace_environment, vllm_trace_flags
+from inflight_operator.render.plan import EngineObservability, Settings
 from inflight_operator.render.service import behind_gateway
 
 PLUGIN_FOLDER = "/opt/inflight/vllm"
@@ -64,21 +65,22 @@ _ENVIRONMENT: dict[str, Manifest] = {
 
 def vllm_container(service: InferenceService, settings: Settings) -> EngineContainer:
     """`vllm serve`."""
-    plugin = service.spec.engine.plugin
+    plugin, observability = service.spec.engine.plugin, observability_of(service, settings)
     builtin = service.spec.model.source.startswith(_BUILTIN)
     return EngineContainer(
         image=service.spec.engine.image or settings.vllm_image,
-        start={"command": vllm_command(service)},
+        start={"command": vllm_command(service, observability)},
         ports={HTTP_PORT_NAME: ENGINE_PORT, **({ADMIN_PORT_NAME: ADMIN_PORT} if plugin else {})},
         environment={
             **_ENVIRONMENT,
             **hub_environment(service),
             **(_plugin_environment(service, settings) if plugin else {}),
+            **vllm_trace_environment(service, observability),
         },
         resources=_resources(service),
         # The plugin answers /ready while vLLM is healthy and the pod is not draining.
         probes=third_party_probes("/ready" if plugin else "/health", "/health", startup_limit_seconds(service.spec)),
-        stop={} if plugin else KEEPS_SERVING,
+        stop={} if plugin else keeps_serving(),
         admin=plugin,
         shared_memory=True,
         volumes=(
@@ -92,7 +94,7 @@ def vllm_container(service: InferenceService, settings: Settings) -> EngineConta
     )
 
 
-def vllm_command(service: InferenceService) -> list[str]:
+def vllm_command(service: InferenceService, observability: EngineObservability) -> list[str]:
     """`vllm serve MODEL --flags`, with extraArgs last. Only the sizes and the number type are written with their
     defaults too, as vLLM's own depend on the device."""
     spec = service.spec
@@ -121,6 +123,7 @@ def vllm_command(service: InferenceService) -> list[str]:
         # vLLM ends requests in flight at SIGTERM unless it has time for them.
         f"--shutdown-timeout={_drain_seconds(spec)}",
         *(_plugin_flags() if engine.plugin else []),
+        *vllm_trace_flags(observability),
         *engine.extra_args,
     ]
 

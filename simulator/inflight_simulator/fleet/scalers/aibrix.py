@@ -45,7 +45,7 @@ class Aibrix:
         self._wanted = Recent(COOLDOWN_S)
 
     def replicas(self, view: FleetView) -> int:
-        usages = [sample.kv_usage for sample in samples(view)]
+        usages = [sample.kv_usage or 0.0 for sample in samples(view)]
         if not usages:
             return view.ordered
         for window in (self._stable, self._panic):

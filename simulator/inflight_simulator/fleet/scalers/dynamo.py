@@ -115,7 +115,9 @@ class IterationModel:
 def _engine_loads(view: FleetView) -> list[EngineLoad]:
     return [
         EngineLoad(
-            pod.sample.running, pod.sample.kv_usage * pod.kv_tokens, float(pod.sample.waiting_prompt_tokens or 0)
+            pod.sample.running,
+            (pod.sample.kv_usage or 0.0) * pod.kv_tokens,
+            float(pod.sample.waiting_prompt_tokens or 0),
         )
         for pod in view.ready
         if pod.sample is not None

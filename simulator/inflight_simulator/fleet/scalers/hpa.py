@@ -130,7 +130,7 @@ def hpa_queue(target: float) -> Hpa:
 
 def hpa_kv(target: float) -> Hpa:
     """`hpa-kv:T`: on the share of the KV cache in use, 0 to 1."""
-    return Hpa(by_pods_metric(lambda sample: sample.kv_usage, target))
+    return Hpa(by_pods_metric(lambda sample: sample.kv_usage or 0.0, target))
 
 
 def hpa_concurrency(target: float) -> Hpa:

@@ -36,7 +36,7 @@ def running(view: FleetView) -> float:
 
 def kv_usage(view: FleetView) -> float:
     """Returns the sum of the KV cache usage of all pods: 2 where two are full."""
-    return sum(sample.kv_usage for sample in samples(view))
+    return sum(sample.kv_usage or 0.0 for sample in samples(view))
 
 
 def uncomputed_tokens(view: FleetView) -> float:
@@ -51,7 +51,7 @@ def in_flight(view: FleetView) -> float:
 
 def saturation(view: FleetView) -> float:
     """Returns llm-d's saturation: mean over pods of the larger of queue and KV cache by their thresholds; 0 if none."""
-    shares = [max(s.waiting / QUEUE_DEPTH_THRESHOLD, s.kv_usage / KV_CACHE_THRESHOLD) for s in samples(view)]
+    shares = [max(s.waiting / QUEUE_DEPTH_THRESHOLD, (s.kv_usage or 0.0) / KV_CACHE_THRESHOLD) for s in samples(view)]
     return sum(shares) / len(shares) if shares else 0.0
 
 

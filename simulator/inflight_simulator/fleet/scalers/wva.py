@@ -127,7 +127,7 @@ class _Wva:
             if pod.sample is None:
                 continue
             kv, queue = (of.setdefault(pod.name, Recent(PEAK_S)) for of in (self._kv, self._queue))
-            kv.add(view.now, pod.sample.kv_usage)
+            kv.add(view.now, pod.sample.kv_usage or 0.0)
             queue.add(view.now, pod.sample.waiting)
             loads.append(ReplicaLoad(kv.largest, queue.largest, pod.kv_tokens, pod.limits))
         return loads

@@ -1,0 +1,140 @@
+"""Grammars as clients write them, and their validation without a model's vocabulary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from llguidance import LLMatcher, StructTag, grammar_from
+
+if TYPE_CHECKING:
+    from llguidance._lib import JsonCompileOptions  # a type of the stubs alone
+
+from inflight_engine.grammars.compiled import LIMITS, GrammarError
+
+MAX_BYTES = 512 * 1024
+"""Length of a grammar, in characters."""
+
+_MAX_PROBES = 300
+"""Parts of a schema that are validated to find the one that is refused."""
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
+
+
+class Source(NamedTuple):
+    """A grammar of a request.
+
+    Attributes:
+        field: where the body has it.
+        text: serialized, for `Grammar`.
+        schema: the JSON schema that it is made of; None: it is of another kind.
+    """
+
+    field: str
+    text: str
+    schema: Mapping[str, Any] | None = None
+
+
+class Tag(NamedTuple):
+    """A part of free text that follows a schema, from `begin` to `end`."""
+
+    begin: str
+    schema: Mapping[str, Any]
+    end: str
+
+
+def of_schema(field: str, schema: Mapping[str, Any], options: JsonCompileOptions | None = None) -> Source:
+    """Make a grammar of a JSON schema. `options` win over `x-guidance` in the schema."""
+    return Source(field, LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options), schema)
+
+
+def of_regex(field: str, regex: str) -> Source:
+    """Make a grammar of a regular expression, in the syntax of Rust's regex crate, that the whole text matches."""
+    return Source(field, LLMatcher.grammar_from_regex(regex))
+
+
+def of_choice(field: str, choices: Sequence[str]) -> Source:
+    """Make a grammar of some texts, of which the answer is one."""
+    alternatives = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return Source(field, LLMatcher.grammar_from_lark(f"start: {alternatives}"))
+
+
+def of_grammar(field: str, grammar: str) -> Source:
+    """A grammar in llguidance's dialect of Lark, or in GBNF.
+
+    Raises:
+        GrammarError: it is neither.
+    """
+    try:
+        return Source(field, grammar_from("grammar", grammar))
+    except ValueError as error:
+        raise GrammarError(str(error)) from None
+
+
+def of_tags(field: str, tags: Sequence[Tag], triggers: Sequence[str], is_special: Callable[[str], bool]) -> Source:
+    """Free text in which a trigger begins one of the tags that start with it.
+
+    Args:
+        is_special: whether a text is the name of a special token.
+
+    Raises:
+        GrammarError: a tag starts with no trigger; triggers are special tokens and text.
+    """
+    special = {is_special(trigger) for trigger in triggers}
+    if len(special) > 1:
+        raise GrammarError("triggers must be all special tokens or all text")
+    made = []
+    for tag in tags:
+        trigger = next((each for each in triggers if each and tag.begin.startswith(each)), None)
+        if trigger is None:
+            raise GrammarError(f"the tag {tag.begin!r} begins with no trigger")
+        made.append(StructTag(trigger=trigger, begin=tag.begin, grammar=dict(tag.schema), end=tag.end))
+    return Source(field, LLMatcher.grammar_from_lark(StructTag.to_grammar(made, assume_special=True in special)))
+
+
+def check(source: Source) -> None:
+    """Check that a grammar can be followed. Other threads run meanwhile.
+
+    Raises:
+        GrammarError: it cannot; the message names the place.
+    """
+    if len(source.text) > MAX_BYTES:
+        raise GrammarError(f"{source.field}: the grammar has more than {MAX_BYTES} characters")
+    message = _refusal(source.text)
+    if message:
+        place = "" if source.schema is None else _place(source.schema, message)
+        raise GrammarError(f"{source.field}{place}: {message}")
+
+
+def _refusal(text: str) -> str:
+    return LLMatcher.validate_grammar(text, limits=LIMITS).strip()
+
+
+def _place(schema: Mapping[str, Any], message: str) -> str:
+    """Path of the innermost part of a schema that is refused for this reason by itself."""
+    definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    place, num_probes = "", 0
+    while True:
+        for path, part in _parts(schema):
+            num_probes += 1
+            if num_probes > _MAX_PROBES:
+                return place
+            text = LLMatcher.grammar_from_json_schema(json.dumps({**definitions, **part}))
+            if _refusal(text) == message:
+                place, schema = f"{place}.{path}", part
+                break
+        else:
+            return place
+
+
+def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    for keyword, value in schema.items():
+        if keyword in _SINGLE and isinstance(value, Mapping):
+            yield keyword, value
+        elif keyword in _MAPS and isinstance(value, Mapping):
+            yield from ((f"{keyword}.{name}", part) for name, part in value.items() if isinstance(part, Mapping))
+        elif keyword in _LISTS and isinstance(value, Sequence):
+            yield from ((f"{keyword}.{i}", part) for i, part in enumerate(value) if isinstance(part, Mapping))

@@ -1,0 +1,133 @@
+"""`response_format` and `structured_outputs`: the grammar that the engine gets, and the refusals."""
+
+import asyncio
+import json
+
+import pytest
+
+from inflight_engine.grammars.sources import MAX_BYTES
+from inflight_engine.request import FinishReason
+from tests.engine.server.fake_engine import until
+
+CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
+BODIES = {CHAT: {"messages": [{"role": "user", "content": "hi"}]}, COMPLETION: {"prompt": "hi"}}
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+REFUSED = {"type": "object", "properties": {"a": {"type": "array", "items": {"not": {"type": "null"}}}}}
+TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+
+
+def schema_format(schema, **more):
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema, **more}}}
+
+
+def structured(**fields):
+    return {"structured_outputs": fields}
+
+
+async def grammar_of(make_fake, path, body):
+    """The serialized grammar that the engine gets."""
+    fake = await make_fake()
+    asking = asyncio.ensure_future(fake.post(path, **BODIES[path], **body))
+    await until(lambda: fake.engine.requests or asking.done())
+    assert fake.engine.requests, asking.result().text
+    (request,) = fake.engine.requests.values()
+    asking.cancel()
+    return request.sampling.grammar and request.sampling.grammar.text
+
+
+async def refusal(make_fake, path, body):
+    fake = await make_fake()
+    answer = await fake.post(path, **BODIES[path], **body)
+    assert answer.status_code == 400
+    assert not fake.engine.requests
+    return answer.json()["error"]
+
+
+@pytest.mark.parametrize("path", [CHAT, COMPLETION])
+@pytest.mark.parametrize(
+    ("body", "part"),
+    [
+        ({"response_format": {"type": "json_object"}}, '{"type":"object"}'),
+        (schema_format(SCHEMA), '"additionalProperties":false'),
+        (schema_format(SCHEMA, strict=True, description="d"), '"additionalProperties":false'),
+        ({"response_format": {"type": "structural_tag", **TAG}}, "<f"),
+        (structured(json=SCHEMA), '"additionalProperties":false'),
+        (structured(json=json.dumps(SCHEMA)), '"additionalProperties":false'),
+        (structured(json=SCHEMA, disable_any_whitespace=True), '"whitespace_flexible":false'),
+        (structured(json=SCHEMA, whitespace_pattern=" ?"), '"whitespace_pattern":" ?"'),
+        (structured(json_object=True), '{"type":"object"}'),
+        (structured(regex="[0-9]{2}/x"), "[0-9]{2}"),
+        (structured(choice=["yes", "né 🐈"]), '"yes" | "né 🐈"'),
+        (structured(grammar='start: "a"'), 'start: "a"'),
+        (structured(grammar='root ::= "a" | "b"'), '"b"'),
+        (structured(structural_tag=json.dumps(TAG)), "<f"),
+        (structured(structural_tag={"type": "structural_tag", **TAG}), "<f"),
+    ],
+)
+async def test_the_engine_gets_the_grammar(make_fake, path, body, part):
+    text = await grammar_of(make_fake, path, body)
+    assert part in text.replace(": ", ":").replace('", "', '","') or part in text
+
+
+@pytest.mark.parametrize("body", [{}, {"response_format": {"type": "text"}}, {"structured_outputs": None}])
+async def test_without_a_grammar_there_is_none(make_fake, body):
+    assert await grammar_of(make_fake, CHAT, body) is None
+
+
+@pytest.mark.parametrize("strict", [None, False])
+async def test_keywords_that_cannot_be_enforced_are_left_out_unless_the_schema_is_strict(make_fake, strict):
+    assert '"lenient":true' in await grammar_of(make_fake, CHAT, schema_format(REFUSED, strict=strict))
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "parts"),
+    [
+        (schema_format(REFUSED, strict=True), "response_format", ["schema.properties.a.items", '"not"']),
+        (schema_format({"type": "nothing"}), "response_format", ["Invalid type"]),
+        (structured(json=REFUSED), "structured_outputs", ["structured_outputs.json.properties.a.items", '"not"']),
+        (structured(json="[1]"), "structured_outputs", ["structured_outputs.json", "object"]),
+        (structured(regex="a["), "structured_outputs", ["structured_outputs.regex", "unclosed character class"]),
+        (structured(grammar="start: b"), "structured_outputs", ["structured_outputs.grammar", "unknown name"]),
+        (structured(grammar="root ::= ("), "structured_outputs", ["GBNF"]),
+        (structured(structural_tag=json.dumps(TAG | {"triggers": ["<x"]})), "structured_outputs", ["<f>"]),
+        (structured(structural_tag="{}"), "structured_outputs", ["structures"]),
+        (structured(), "structured_outputs", ["exactly one"]),
+        (structured(json_object=False), "structured_outputs", ["exactly one"]),
+        (structured(regex="a", choice=["a"]), "structured_outputs", ["exactly one", "has 2"]),
+        (structured(regex="a") | {"response_format": {"type": "json_object"}}, "structured_outputs", ["not allowed"]),
+        (structured(regex="a" * MAX_BYTES), "structured_outputs", [str(MAX_BYTES)]),
+    ],
+)
+async def test_a_grammar_that_cannot_be_followed_is_refused_with_its_place(make_fake, body, param, parts):
+    error = await refusal(make_fake, CHAT, body)
+    assert error["param"] == param
+    assert all(part in error["message"] for part in parts), error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema"}}, "response_format"),
+        (schema_format(SCHEMA, strict="yes"), "response_format.json_schema"),
+        (structured(choice=[]), "structured_outputs.choice"),
+        (structured(unknown=1), "structured_outputs.unknown"),
+    ],
+)
+async def test_a_wrong_field_is_named(make_fake, body, param):
+    assert (await refusal(make_fake, CHAT, body))["param"] == param
+
+
+async def test_earlier_names_of_fields_are_refused_with_the_new_ones(make_fake):
+    error = await refusal(make_fake, COMPLETION, {"guided_json": SCHEMA})
+    assert "structured_outputs.json" in error["message"]
+
+
+async def test_a_refusal_of_the_engine_is_the_clients_error(make_fake):
+    fake = await make_fake()
+    asking = asyncio.ensure_future(fake.post(COMPLETION, prompt="hi", structured_outputs={"regex": "a"}))
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(finished=[(next(iter(fake.engine.requests)), FinishReason.ERROR, "no such token")])
+    answer = await asking
+    assert answer.status_code == 400
+    assert (answer.json()["error"]["code"], "no such token" in answer.text) == ("invalid_grammar", True)

@@ -1,0 +1,156 @@
+"""Requests with a grammar in the engine: compiled while they wait, ended with their text, continued and recorded."""
+
+import random
+import threading
+
+import numpy as np
+import pytest
+
+from inflight_engine.engine import Engine
+from inflight_engine.grammars.waiting import CompilingRequests
+from inflight_engine.messages import AddRequest, CancelRequest, Finished
+from inflight_engine.recording.reader import Recording
+from inflight_engine.recording.recorder import Recorder
+from inflight_engine.recording.replay import Survey, replay
+from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.scheduling.config import SchedulerConfig
+from inflight_engine.scheduling.scheduler import Scheduler
+from inflight_settings.limits import Limits
+from tests.engine.execution.tiny_model import make_model, prompts_for, tiny_runner
+from tests.engine.grammars.ascii import EOS, grammars, ids_of, regex, text_of
+
+PROMPT = prompts_for(random.Random(4))[4]
+NUMBER = r"\{\"a\": [0-9]{2,9}\}"
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["plain", "ahead"])
+def runner(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    make_model(folder, "llama-gqa-untied")
+    shared = grammars()
+    runner = tiny_runner(folder, lookahead=request.param, grammars=shared, max_num_seqs=4, num_kv_blocks=64)
+    return runner, shared
+
+
+class Held:
+    """An engine whose compiler's end can be waited for."""
+
+    def __init__(self, runner, record=None):
+        runner, shared = runner
+        config = SchedulerConfig(Limits(4, 64), num_blocks=64, block_size=4, max_model_len=128)
+        scheduler = Scheduler(config)
+        recorder = None if record is None else Recorder.to_file(str(record), config, scheduler.is_cached)
+        self.woken = threading.Event()
+        self.engine = Engine(scheduler, runner, recorder=recorder, compiling=CompilingRequests(shared, self.woken.set))
+
+    def add(self, request_id, pattern, output=(), **sampling):
+        grammar = None if pattern is None else regex(pattern)
+        sampling = SamplingParams(**{"max_tokens": 24, "stop_token_ids": (EOS,)} | sampling, grammar=grammar)
+        prompt, output = (np.array(each, np.int32).tobytes() for each in (PROMPT, output))
+        self.woken.clear()
+        self.engine.handle(AddRequest(request_id, prompt, sampling, 0.0, output_token_ids=output))
+
+    def run(self):
+        """Tokens of each request, and the ends."""
+        found, owners, ends = {}, {}, {}
+        while self.engine.has_work:
+            report = self.engine.step()
+            owners |= {admission.slot: admission.request_id for admission in report.admitted}
+            slots, token_ids = (np.frombuffer(each, np.int32).tolist() for each in (report.slots, report.token_ids))
+            for slot, token_id in zip(slots, token_ids, strict=True):
+                found.setdefault(owners[slot], []).append(token_id)
+            ends |= {each.request_id: each for each in report.finished}
+        return found, ends
+
+
+def answer(runner, pattern, output=(), **sampling):
+    held = Held(runner)
+    held.add(0, pattern, output, **sampling)
+    assert held.woken.wait(10)
+    found, ends = held.run()
+    return found.get(0, []), ends[0]
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_request_ends_as_stop_with_the_token_that_completes_its_text(runner, temperature):
+    tokens, end = answer(runner, NUMBER, temperature=temperature, seed=3)
+    assert end == Finished(0, FinishReason.STOP)
+    assert EOS not in tokens
+    assert text_of(tokens).endswith("}")
+
+
+def test_a_text_of_which_more_could_follow_ends_with_the_token_for_it(runner):
+    tokens, end = answer(runner, "(xy)?", logit_bias=((EOS, 100.0),))
+    assert (tokens, end.reason) == ([EOS], FinishReason.STOP)
+
+
+def test_a_text_is_not_complete_at_max_tokens(runner):
+    tokens, end = answer(runner, "[a-z]{30}", max_tokens=7)
+    assert (len(tokens), end.reason) == (7, FinishReason.LENGTH)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_request_continued_at_any_token_has_the_same_text(runner, temperature):
+    how = {"temperature": temperature, "seed": 3}
+    tokens, _ = answer(runner, NUMBER, **how)
+    for cut in range(1, len(tokens) + 1):
+        rest, end = answer(runner, NUMBER, tokens[:cut], **how)
+        assert tokens[:cut] + rest == tokens
+        assert end == Finished(0, FinishReason.STOP)
+
+
+def test_a_request_continued_with_tokens_of_another_text_is_refused(runner):
+    _, end = answer(runner, NUMBER, ids_of("x"))
+    assert end.reason is FinishReason.ERROR
+    assert "x" in end.refusal
+
+
+def test_a_grammar_that_cannot_be_compiled_ends_its_request_only(runner):
+    held = Held(runner)
+    held.add(1, None, max_tokens=3)
+    held.add(2, "[a")
+    assert held.woken.wait(10)
+    found, ends = held.run()
+    assert len(found[1]) == 3
+    assert 2 not in found
+    assert ends[2].reason is FinishReason.ERROR
+    assert "unclosed character class" in ends[2].refusal
+
+
+def test_others_go_on_while_a_grammar_is_compiled(runner):
+    compiling = threading.Event()
+    runner, shared = runner
+
+    class Slow:
+        def matcher(self, text):
+            assert compiling.wait(10)
+            return shared.matcher(text)
+
+    held = Held((runner, Slow()))
+    held.add(1, NUMBER)
+    held.add(2, None, max_tokens=3)
+    found, ends = held.run()
+    assert (len(found[2]), list(ends)) == (3, [2])
+    compiling.set()
+    assert held.woken.wait(10)
+    _, ends = held.run()
+    assert ends[1].reason is FinishReason.STOP
+
+
+def test_a_request_can_be_cancelled_while_its_grammar_is_compiled(runner):
+    held = Held(runner)
+    held.add(1, NUMBER)
+    held.engine.handle(CancelRequest(1, FinishReason.ABORT))
+    assert held.woken.wait(10)
+    assert held.run() == ({}, {1: Finished(1, FinishReason.ABORT)})
+
+
+def test_a_recording_replays(runner, tmp_path):
+    held = Held(runner, tmp_path / "record")
+    for request_id, pattern in enumerate([NUMBER, None, "yes|no", "[a-c]*"]):
+        held.add(request_id, pattern)
+        assert pattern is None or held.woken.wait(10)
+    held.run()
+    held.engine.close()
+    recording = Recording(tmp_path / "record")
+    assert replay(recording.header.config, recording.events(), Survey(recording.events())) is None
