@@ -4,11 +4,47 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from inflight_settings.setting import setting
 
 PROBE_PATHS = ("/health", "/ready", "/metrics")
 """Paths that machines request every few seconds: no line in the access log by default, and no span ever."""
+
+ToolCallParser = Literal[
+    "auto",
+    "none",
+    "glm47",
+    "glm45",
+    "qwen3_coder",
+    "qwen3_xml",
+    "hermes",
+    "deepseek_v32",
+    "deepseek_v4",
+    "deepseek_v3",
+    "deepseek_v31",
+    "kimi_k2",
+    "gemma4",
+    "openai",
+    "mistral",
+    "llama4_pythonic",
+    "llama3_json",
+    "llama4_json",
+    "pythonic",
+]
+ReasoningParser = Literal[
+    "auto",
+    "none",
+    "openai_gptoss",
+    "gemma4",
+    "mistral",
+    "deepseek_r1",
+    "qwen3",
+    "deepseek_v3",
+    "deepseek_v4",
+    "glm45",
+    "kimi_k2",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +73,14 @@ class ServerSettings:
     )
     chat_template: Path | None = setting(
         None, "file with a chat template in Jinja (default: the model's chat_template.jinja, or tokenizer_config.json)"
+    )
+    tool_call_parser: ToolCallParser = setting(
+        "auto",
+        "format of the model's tool calls, by vLLM's names; auto: as its chat template or model type says; none: tool "
+        "calls stay text",
+    )
+    reasoning_parser: ReasoningParser = setting(
+        "auto", "format of the model's reasoning, likewise; none: reasoning is part of the content"
     )
     trust_tenant_header: bool = setting(
         False,

@@ -27,6 +27,7 @@ class Parsing:
         opened: the prompt ends inside of the reasoning.
         schemas: of the functions that may be called.
         parallel: further calls than the first are kept.
+        named: the request names the function that is called.
     """
 
     format: Format | None = None
@@ -34,6 +35,12 @@ class Parsing:
     opened: bool = False
     schemas: Schemas = field(default_factory=dict)
     parallel: bool = True
+    named: bool = False
+
+    @property
+    def thinks(self) -> bool:
+        """The answer begins inside of the reasoning."""
+        return self.reasoning is not None and (self.opened or self.reasoning.implied)
 
     @property
     def channels(self) -> bool:
@@ -78,7 +85,7 @@ class AnswerParser:
 
     def _answer(self) -> Reading[None]:
         source, content, reasoning = self._source, self._content, self._how.reasoning
-        thinks = reasoning is not None and (self._how.opened or reasoning.implied)
+        thinks = self._how.thinks
         while True:
             if thinks and reasoning is not None:
                 yield from self._think(reasoning)

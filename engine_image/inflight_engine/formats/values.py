@@ -26,7 +26,7 @@ _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
 _WORDS = {"true": "true", "false": "false", "null": "null"}
 _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null", **_WORDS}
 _PYTHON_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "0": "\0", "a": "\a", "v": "\v", "\n": ""}
-_GEMMA_QUOTE = '<|"|>'
+GEMMA_QUOTE = '<|"|>'
 
 
 def quoted(text: str) -> str:
@@ -257,10 +257,10 @@ def python_arguments(source: Source, out: Out) -> Reading[None]:
 
 def gemma_value(source: Source, out: Out, depth: int = 0) -> Reading[None]:
     """Read a value in Gemma's notation."""
-    if (yield from source.accept(_GEMMA_QUOTE)):
+    if (yield from source.accept(GEMMA_QUOTE)):
         out('"')
-        yield from text_until(source, (_GEMMA_QUOTE,), lambda text: out(quoted(text)))
-        yield from source.expect(_GEMMA_QUOTE)
+        yield from text_until(source, (GEMMA_QUOTE,), lambda text: out(quoted(text)))
+        yield from source.expect(GEMMA_QUOTE)
         out('"')
         return
     char = yield from source.peek()
@@ -281,10 +281,10 @@ def gemma_value(source: Source, out: Out, depth: int = 0) -> Reading[None]:
 
 
 def _gemma_member(source: Source, out: Out, depth: int) -> Reading[None]:
-    if (yield from source.accept(_GEMMA_QUOTE)):
+    if (yield from source.accept(GEMMA_QUOTE)):
         parts: list[str] = []
-        yield from text_until(source, (_GEMMA_QUOTE,), parts.append)
-        yield from source.expect(_GEMMA_QUOTE)
+        yield from text_until(source, (GEMMA_QUOTE,), parts.append)
+        yield from source.expect(GEMMA_QUOTE)
         key = "".join(parts)
     else:
         key = (yield from source.matching(_BARE_KEY, _MAX_KEY)).strip()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import groupby
 from typing import Protocol
 
@@ -58,6 +58,7 @@ class WindowDetokenizer:
         byte_of: the byte that a token id stands for, None for other tokens.
         has_text: False for tokens that `decode` skips wherever they stand, special ones among them.
         context: tokens before the answer; without them the answer's first space would be lost.
+        spelled: text of special tokens that have one, whatever stands beside them.
     """
 
     _MOST_HELD_BACK = 8
@@ -70,15 +71,26 @@ class WindowDetokenizer:
         byte_of: Callable[[int], int | None] = lambda _: None,
         has_text: Callable[[int], bool] = lambda _: True,
         context: Sequence[int] = (),
+        spelled: Mapping[int, str] | None = None,
     ) -> None:
         self._decode = decode
         self._byte_of = byte_of
         self._has_text = has_text
+        self._spelled = spelled or {}
         self._bytes = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._window = list(filter(has_text, context[-_CONTEXT:]))
         self._num_emitted = len(self._window)
 
     def push(self, token_ids: Sequence[int]) -> str:
+        if self._spelled.keys().isdisjoint(token_ids):
+            return self._push(token_ids)
+        pieces = []
+        for token_id in token_ids:
+            name = self._spelled.get(token_id)
+            pieces.append(self._push((token_id,)) if name is None else self.flush() + name)
+        return "".join(pieces)
+
+    def _push(self, token_ids: Sequence[int]) -> str:
         pieces = []
         for are_bytes, group in groupby(filter(self._has_text, token_ids), lambda id_: self._byte_of(id_) is not None):
             run = [*group]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 from tokenizers import Tokenizer as Backend
 
+from inflight_engine.formats.choose import UNKNOWN, ModelText
 from inflight_engine.models.chat_template import ChatTemplate
 from inflight_engine.models.config import read_json
 from inflight_engine.models.conversation import Conversation
@@ -38,6 +40,7 @@ class Tokenizer:
         chat_template: None for a model that is not for chat.
         eos_token_ids: any of them ends an answer.
         sampling_defaults: for requests that do not say how to sample.
+        model_text: shows the formats of tool calls and reasoning.
     """
 
     def __init__(
@@ -46,11 +49,13 @@ class Tokenizer:
         chat_template: ChatTemplate | None,
         eos_token_ids: tuple[int, ...],
         sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
+        model_text: ModelText = UNKNOWN,
     ) -> None:
         self._backend = backend
         self._chat_template = chat_template
         self.eos_token_ids = eos_token_ids
         self.sampling_defaults = sampling_defaults
+        self.model_text = model_text
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         self._special_ids = frozenset(id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special)
         self._byte_level = _is_byte_level(backend.decoder)
@@ -102,16 +107,28 @@ class Tokenizer:
         """The tokens as the vocabulary has them; empty for ids beyond it."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def detokenizer(self, prompt_token_ids: Sequence[int] = ()) -> IncrementalDetokenizer:
+    def special_ids(self, text: str) -> frozenset[int]:
+        """Special tokens whose names are in a text."""
+        return frozenset(each for each in self._special_ids if (self._backend.id_to_token(each) or "\0") in text)
+
+    def detokenizer(
+        self, prompt_token_ids: Sequence[int] = (), shown: frozenset[int] = frozenset()
+    ) -> IncrementalDetokenizer:
         """A fresh detokenizer for one answer.
 
         Args:
             prompt_token_ids: what the answer continues. SentencePiece vocabularies need it to know whether the
                 answer begins with a space; byte-level ones do not look at it.
+            shown: special tokens whose names are text.
         """
+        names = {token_id: self.token_bytes(token_id) for token_id in shown}
         if self._byte_level:
-            return ByteDetokenizer(self._token_bytes)
-        return WindowDetokenizer(self.decode, self._fallback_bytes.get, self._has_text, prompt_token_ids)
+            token_bytes = self._token_bytes
+            return ByteDetokenizer(
+                (lambda token_id: names.get(token_id) or token_bytes(token_id)) if names else token_bytes
+            )
+        spelled = {token_id: name.decode() for token_id, name in names.items()}
+        return WindowDetokenizer(self.decode, self._fallback_bytes.get, self._has_text, prompt_token_ids, spelled)
 
     def _has_text(self, token_id: int) -> bool:
         return token_id < self.vocab_size and token_id not in self._special_ids
@@ -193,7 +210,13 @@ def _from_folder(files: ModelFiles, generation: GenerationConfig, own_template: 
         eos = () if eos_id is None else (eos_id,)
     template = own_template or _folder_template(files, settings)
     chat_template = ChatTemplate(template, special_tokens) if template else None
-    return Tokenizer(backend, chat_template, eos, generation.defaults)
+    response_template = settings.get("response_template")
+    model_text = ModelText(
+        "" if response_template is None else json.dumps(response_template, ensure_ascii=False),
+        template or "",
+        str(config.get("model_type", "")),
+    )
+    return Tokenizer(backend, chat_template, eos, generation.defaults, model_text)
 
 
 def _folder_template(files: ModelFiles, settings: dict[str, Any]) -> str | None:
@@ -234,8 +257,9 @@ def _from_gguf(gguf: GGUFFile, generation: GenerationConfig, own_template: str |
     special = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
     special_tokens = {f"{name}_token": tokens[meta[f"tokenizer.ggml.{key}_token_id"]] for name, key in special.items()}
     eos = generation.eos_token_ids or token_ids(meta["tokenizer.ggml.eos_token_id"])
-    template = ChatTemplate(own_template or meta["tokenizer.chat_template"], special_tokens)
-    return Tokenizer(backend, template, eos, generation.defaults)
+    template = own_template or meta["tokenizer.chat_template"]
+    chat_template = ChatTemplate(template, special_tokens)
+    return Tokenizer(backend, chat_template, eos, generation.defaults, ModelText(chat_template=template))
 
 
 def _is_byte_level(decoder: Any) -> bool:

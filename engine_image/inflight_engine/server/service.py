@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from fastapi import Depends, Request
 
 from inflight_contract.tenants import Tenants
+from inflight_engine.formats.choose import Chosen, choose
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.answers.respond import Heartbeats
@@ -33,6 +34,9 @@ class Service:
         created: when the process started, Unix seconds.
         draining: shutting down; responses close their connections, and /ready fails.
         deliveries: updates of generations, to the writers of their responses.
+        formats: of the model's tool calls and reasoning; none until it is loaded.
+        shown_ids: special tokens that these formats are made of.
+        reasoning_end: tokens that end the reasoning.
         grammars: validates those of requests.
         heartbeats: of open responses for relays.
         tenants: determines the tenant of a request.
@@ -54,6 +58,9 @@ class Service:
         self.heartbeats = Heartbeats(lambda: self.session.stalled)
         self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)
         self.spans: Spans | None = None
+        self.formats = Chosen()
+        self.shown_ids: frozenset[int] = frozenset()
+        self.reasoning_end: tuple[int, ...] = ()
         self._tokenizer: Tokenizer | None = None
 
     @property
@@ -81,6 +88,10 @@ class Service:
     async def open(self, tokenizer: Tokenizer, limits: LimitsInForce) -> None:
         """Start accepting requests: the model is loaded."""
         await self.session.open(limits)
+        self.formats = choose(tokenizer.model_text, self.config.tool_call_parser, self.config.reasoning_parser)
+        self.shown_ids = tokenizer.special_ids(self.formats.marks)
+        if self.formats.reasoning is not None:
+            self.reasoning_end = tuple(tokenizer.encode(self.formats.reasoning.close, special_tokens=False))
         self._tokenizer = tokenizer
 
     def _gauges(self) -> Gauges:

@@ -184,6 +184,19 @@ def test_the_built_in_model_takes_a_given_template_too(tmp_path):
     assert tokenizer.decode(tokenizer.encode_chat(Conversation([]))) == "own"
 
 
+def test_special_tokens_of_formats_are_text_where_they_are_asked_for(folder, smollm2):
+    for tokenizer, text in ((load(folder), "ab"), (smollm2, "Hi é")):
+        (special,) = tokenizer.special_ids("<s>" if tokenizer is not smollm2 else "<|im_start|>")
+        ids = tokenizer.encode(text, special_tokens=False)
+        name = tokenizer.spell([special])
+        answer = [*ids, special, *ids]
+        for shown, expected in ((frozenset(), text + text), (frozenset([special]), text + name + text)):
+            detokenizer = tokenizer.detokenizer((), shown)
+            assert "".join(detokenizer.push([each]) for each in answer) + detokenizer.flush() == expected
+            detokenizer = tokenizer.detokenizer((), shown)
+            assert detokenizer.push(answer) + detokenizer.flush() == expected
+
+
 def test_of_named_templates_the_default_one_is_taken(folder):
     named = [{"name": "tool_use", "template": "tools"}, {"name": "default", "template": "plain"}]
     write(folder, "tokenizer_config.json", {"chat_template": named})

@@ -8,6 +8,7 @@ import socket
 import numpy as np
 
 from inflight_engine.channel import FrameDecoder, encode
+from inflight_engine.formats.choose import ModelText
 from inflight_engine.messages import (
     AddRequest,
     Admission,
@@ -54,6 +55,7 @@ class ByteTokenizer:
     What is not text is a TypeError, as in the tokenizers library."""
 
     eos_token_ids = (EOS,)
+    model_text = ModelText()
 
     def __init__(self, sampling_defaults=OPENAI_DEFAULTS):
         self.sampling_defaults = sampling_defaults
@@ -82,8 +84,11 @@ class ByteTokenizer:
     def names(self, token_ids):
         return [chr(token_id) for token_id in token_ids]
 
-    def detokenizer(self, prompt_token_ids):
+    def detokenizer(self, prompt_token_ids, shown=frozenset()):
         return ByteDetokenizer()
+
+    def special_ids(self, text):
+        return frozenset()
 
     def token_bytes(self, token_id):
         return b"<end>" if token_id == EOS else bytes([token_id])

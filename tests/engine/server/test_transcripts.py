@@ -53,7 +53,7 @@ async def test_tools_that_must_not_be_called_are_shown_to_the_model(make_fake):
     ("choice", "param"),
     [(None, "tools"), ("auto", "tools"), ("required", "tool_choice"), ({"type": "function"}, "tool_choice")],
 )
-async def test_tools_that_may_be_called_are_refused(make_fake, choice, param):
+async def test_tools_that_may_be_called_are_refused_where_the_format_is_unknown(make_fake, choice, param):
     answer, *_ = await chat(make_fake, tools=[TOOL], tool_choice=choice)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert answer.json()["error"]["code"] == "unsupported_parameter"

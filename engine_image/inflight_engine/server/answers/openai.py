@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from inflight_engine.request import FinishReason
+from inflight_engine.server.answers.events import CallIds, delta, message
 from inflight_engine.server.answers.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, with_prompt
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.choice_text import Piece
@@ -72,7 +74,7 @@ class _Answer(ABC):
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
         choices = [
-            _choice(choice, self._whole_content(piece.text), self._scores(choice, piece), _finish_reason(choice))
+            _choice(choice, self._whole_content(choice, piece), self._scores(choice, piece), _finish_reason(choice))
             | self._new_token_ids(choice, piece)
             | self._prompt_in_choice(choice, piece.prompt)
             for choice, piece in zip(self._call.choices, pieces, strict=True)
@@ -82,8 +84,9 @@ class _Answer(ABC):
 
     def piece(self, choice: Generation, piece: Piece) -> bytes:
         index = choice.request.index
-        if choice.scored or self._shown.continuous_usage or self._shown.token_ids:
-            return self._news(choice, piece, _choice(choice, self._content(piece.text), self._scores(choice, piece)))
+        if choice.scored or choice.request.parsing or self._shown.continuous_usage or self._shown.token_ids:
+            content = self._part(choice, piece, piece.text)
+            return self._news(choice, piece, _choice(choice, content, self._scores(choice, piece)))
         around = self._around.get(index)
         if around is None:
             around = self._around[index] = self._chunk([_choice(choice, self._content(_MARK))]).split(_encode(_MARK))
@@ -92,7 +95,8 @@ class _Answer(ABC):
 
     def last(self, choice: Generation, piece: Piece) -> bytes:
         scores = self._scores(choice, piece) if piece.num_scored else None
-        written = _choice(choice, self._content(piece.text or None), scores, _finish_reason(choice))
+        content = self._part(choice, piece, piece.text or None)
+        written = _choice(choice, content, scores, _finish_reason(choice))
         return self._news(choice, piece, written)
 
     def end(self) -> bytes:
@@ -140,6 +144,10 @@ class _Answer(ABC):
             shown["prompt_logprobs"] = prompt_logprobs(scores, self._shown.prompt_logprobs, self._tokenizer.token_bytes)
         return shown
 
+    def _part(self, choice: Generation, piece: Piece, text: str | None) -> dict[str, Any]:
+        """A part of a choice in a chunk. `text`: the piece's; None: the chunk has none."""
+        return self._content(text)
+
     def _scores(self, choice: Generation, piece: Piece) -> dict[str, Any] | None:
         return self._logprobs(choice, piece) if choice.scored else None
 
@@ -163,7 +171,7 @@ class _Answer(ABC):
         """Text in a chunk; None: the chunk has none."""
 
     @abstractmethod
-    def _whole_content(self, text: str) -> dict[str, Any]: ...
+    def _whole_content(self, choice: Generation, piece: Piece) -> dict[str, Any]: ...
 
 
 class ChatAnswer(_Answer):
@@ -193,8 +201,21 @@ class ChatAnswer(_Answer):
     def _content(self, text: str | None) -> dict[str, Any]:
         return {"delta": {} if text is None else {"content": text}}
 
-    def _whole_content(self, text: str) -> dict[str, Any]:
-        return {"message": {"role": "assistant", "content": text, "refusal": None}}
+    def _part(self, choice: Generation, piece: Piece, text: str | None) -> dict[str, Any]:
+        if choice.request.parsing is None:
+            return self._content(text)
+        return {"delta": delta(piece.events, self._ids(choice))}
+
+    def _whole_content(self, choice: Generation, piece: Piece) -> dict[str, Any]:
+        said: dict[str, Any] = {"content": piece.text}
+        if choice.request.parsing is not None:
+            said = message(piece.events, self._ids(choice))
+        return {"message": {"role": "assistant", **said, "refusal": None}}
+
+    def _ids(self, choice: Generation) -> CallIds:
+        parsing = choice.request.parsing
+        short = parsing is not None and parsing.format is not None and parsing.format.short_ids
+        return CallIds(f"{self._head['id']} {self._head['created']} {choice.request.index}", short=short)
 
 
 class CompletionAnswer(_Answer):
@@ -219,8 +240,8 @@ class CompletionAnswer(_Answer):
     def _content(self, text: str | None) -> dict[str, Any]:
         return {"text": text or ""}
 
-    def _whole_content(self, text: str) -> dict[str, Any]:
-        return {"text": text}
+    def _whole_content(self, choice: Generation, piece: Piece) -> dict[str, Any]:
+        return {"text": piece.text}
 
 
 def _choice(
@@ -243,4 +264,5 @@ def _counts(prompt: int, completion: int) -> dict[str, int]:
 def _finish_reason(generation: Generation) -> str:
     if generation.finish_reason is None:
         raise AssertionError("the generation has not ended")
-    return generation.finish_reason.value
+    stopped = generation.finish_reason is FinishReason.STOP
+    return "tool_calls" if stopped and generation.called else generation.finish_reason.value

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fastapi import Request
 
 from inflight_contract.errors import ApiError, bad_request
+from inflight_engine.formats.parser import Parsing
 from inflight_engine.models.conversation import Conversation
 from inflight_engine.request import Grammar
 from inflight_engine.server.answers.writer import PROGRESS_HEADER
@@ -36,6 +37,9 @@ LONG_TEXT = 4096
 """Characters from which tokenizing (1 to 2 ms for so many) would hold up the streams of others: it goes to a thread,
 which costs about 0.1 ms."""
 
+_PROMPT_END = 16
+"""Tokens at the end of a prompt, which show whether it ends inside of reasoning."""
+
 
 async def begin(service: Service, http: Request, body: GenerationFields) -> Call:
     """Convert a validated body to generations in the engine's queue, one for each prompt and sample: all of them, or
@@ -55,10 +59,16 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     tokenizer, facts = service.model
     fields = [body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}" for i in range(len(prompts))]
     token_ids = await encode(tokenizer, dict(zip(fields, prompts, strict=True)))
+    last = [*token_ids.values()][-1]
+    parsing = body.parsing(service.formats, lambda: tokenizer.spell(last[-_PROMPT_END:]))
     source = body.grammar(tokenizer.is_special)
     grammar = None if source is None else await service.grammars.check(source)
+    if grammar is not None and parsing is not None and parsing.thinks:
+        grammar = replace(grammar, after=service.reasoning_end)
     echoes = await _texts(tokenizer, prompts, [*token_ids.values()]) if body.echoes() else [None] * len(prompts)
-    requests = _requests(service, body, exchange, facts, token_ids, echoes, continued, grammar, relayed=relayed)
+    requests = _requests(
+        service, body, exchange, facts, token_ids, echoes, continued, grammar, parsing, relayed=relayed
+    )
     inbox = Inbox(service.deliveries)
     generations = service.registry.submit(requests, tokenizer, arrived, inbox)
     call = Call(generations, inbox, sum(map(len, token_ids.values())), n, bool(body.stream), relayed)
@@ -75,6 +85,7 @@ def _requests(
     echoes: Sequence[str | None],
     continued: Sequence[ContinuedChoice],
     grammar: Grammar | None,
+    parsing: Parsing | None,
     *,
     relayed: bool,
 ) -> list[GenerationRequest]:
@@ -115,6 +126,8 @@ def _requests(
                     num_reported=len(before.token_ids),
                     end_reported=before.finish_reason is not None,
                     earlier=earlier_of(before, index, sampling, body, facts),
+                    parsing=parsing,
+                    shown_ids=frozenset() if parsing is None else service.shown_ids,
                 )
             )
     return requests

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, TypeAlias
 
 from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import ApiError, bad_request
+from inflight_engine.formats.choose import Chosen
+from inflight_engine.formats.parser import Parsing
 from inflight_engine.models.conversation import Conversation
 from inflight_engine.server.requests.fields import (
     FIRST_ERROR,
@@ -79,6 +81,11 @@ class ToolFunction(Body):
 
     def plain(self) -> dict[str, Any]:
         return self.model_dump(exclude_none=True)
+
+    def schemas(self) -> dict[str, Any]:
+        """Schema of each parameter."""
+        properties = (self.parameters or {}).get("properties")
+        return properties if isinstance(properties, dict) else {}
 
 
 class Tool(Body):
@@ -211,7 +218,7 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
 
     tools: Tools | None = None
     tool_choice: Annotated[object, only("none", "auto")] = None
-    parallel_tool_calls: Annotated[object, only(True, False)] = None
+    parallel_tool_calls: bool | None = None
     functions: Annotated[object, only([])] = None
     function_call: Annotated[object, only("none", "auto")] = None
     modalities: Annotated[object, only(["text"])] = None
@@ -228,12 +235,6 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
         super().check()
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise bad_request("max_tokens: differs from max_completion_tokens; send one of them", "max_tokens")
-        if self.tools and self.tool_choice != "none":
-            message = (
-                "tools: this server does not parse tool calls out of answers; with tool_choice: none the model sees "
-                "the tools and answers in text"
-            )
-            raise bad_request(message, "tools", "unsupported_parameter")
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs: only allowed together with logprobs: true", "top_logprobs")
 
@@ -241,6 +242,27 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
         effort = self.reasoning_effort
         thinking = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
         return [conversation(self.messages, self.tools, self, thinking)]
+
+    def parsing(self, formats: Chosen, prompt_end: Callable[[], str]) -> Parsing | None:
+        calls = bool(self.tools) and self.tool_choice != "none"
+        if calls and formats.format is None:
+            message = (
+                "tools: the format of this model's tool calls is not known; start the engine with --tool-call-parser, "
+                "or send tool_choice: none, and the model sees the tools and answers in text"
+            )
+            raise bad_request(message, "tools", "unsupported_parameter")
+        reasoning = formats.reasoning
+        if not calls and reasoning is None:
+            return None
+        schemas = {each.function.name: each.function.schemas() for each in self.tools or ()}
+        opened = reasoning is not None and prompt_end().rstrip().endswith(reasoning.open)
+        return Parsing(
+            formats.format if calls else None,
+            reasoning,
+            opened=opened,
+            schemas=schemas,
+            parallel=self.parallel_tool_calls is not False,
+        )
 
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from inflight_engine.formats.events import Event
+from inflight_engine.formats.parser import AnswerParser, Parsing
 from inflight_engine.models.detokenizer import IncrementalDetokenizer
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.server.requests.prompt_scores import PromptScores
@@ -26,6 +28,7 @@ class Piece(NamedTuple):
         prompt: in the first part, where log-probabilities of the prompt were asked for.
         num_tokens: of the answer, up to this part: the text of the last ones may come with a later part.
         logprobs: of the tokens without log-probabilities in an earlier part, if requested.
+        events: the text, where tool calls or reasoning are parsed out of it.
     """
 
     text: str
@@ -33,6 +36,7 @@ class Piece(NamedTuple):
     prompt: PromptScores | None = None
     num_tokens: int = 0
     logprobs: Sequence[TokenLogprobs] = ()
+    events: Sequence[Event] = ()
 
     @property
     def num_scored(self) -> int:
@@ -41,7 +45,7 @@ class Piece(NamedTuple):
 
     @property
     def empty(self) -> bool:
-        return not (self.text or self.num_scored)
+        return not (self.text or self.events or self.num_scored)
 
 
 NO_PIECE = Piece("", [])
@@ -55,13 +59,16 @@ class ChoiceText:
         stop_token_ids: have no text.
         min_tokens: the text of so many first tokens is not searched for stop strings.
         echo: the prompt's text, with which the choice begins.
+        parsing: of its text; None: it stays text.
     """
 
     __slots__ = (
         "_decoded",
         "_detokenizer",
+        "_events",
         "_min_tokens",
         "_num_decoded",
+        "_parser",
         "_released",
         "_stop",
         "_stop_token_ids",
@@ -76,6 +83,7 @@ class ChoiceText:
         stop_token_ids: frozenset[int],
         min_tokens: int,
         echo: str,
+        parsing: Parsing | None = None,
     ) -> None:
         self._detokenizer = detokenizer
         self._stop = StopStrings(stop)
@@ -87,6 +95,13 @@ class ChoiceText:
         # Characters of the text: decoded, and of them not held back as a possible stop string.
         self._decoded = self._released = len(echo)
         self._untaken: list[ScoredToken] = []
+        self._parser = None if parsing is None else AnswerParser(parsing)
+        self._events: list[Event] = []
+
+    @property
+    def calls(self) -> int:
+        """How many tool calls began in the text."""
+        return 0 if self._parser is None else self._parser.calls
 
     @property
     def stopped(self) -> bool:
@@ -124,9 +139,16 @@ class ChoiceText:
         text, self._text = self._text, ""
         return text, self._take_tokens(all_out=all_out) if self._untaken else []
 
+    def take_events(self, *, done: bool) -> list[Event]:
+        """Events of the text that was taken; all of the rest when the choice is done."""
+        events, self._events = self._events, []
+        if done and self._parser is not None:
+            events += self._parser.finish()
+        return events
+
     def drop(self) -> None:
         """Another replica has sent the text so far."""
-        self._text = ""
+        self._text, self._events = "", []
 
     def _take_tokens(self, *, all_out: bool) -> list[ScoredToken]:
         """Take the tokens whose text was released. Tokens of a stop string, and any after it, are never taken."""
@@ -137,7 +159,10 @@ class ChoiceText:
         return taken
 
     def _release(self, text: str) -> None:
-        self._text += text
+        if self._parser is None:
+            self._text += text
+        else:
+            self._events += self._parser.feed(text)
         self._released += len(text)
 
 

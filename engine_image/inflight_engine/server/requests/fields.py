@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validat
 from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import bad_request
+from inflight_engine.formats.choose import Chosen
+from inflight_engine.formats.parser import Parsing
 from inflight_engine.grammars.sources import Source
 from inflight_engine.models.conversation import Conversation
 from inflight_engine.request import MAX_LOGIT_BIAS, Scheduling
@@ -200,6 +202,17 @@ class GenerationFields(SamplingFields, SchedulingFields):
 
         Raises:
             ApiError: 400, it is not one grammar.
+        """
+        return None
+
+    def parsing(self, formats: Chosen, prompt_end: Callable[[], str]) -> Parsing | None:
+        """How the answers are parsed; None: they are text.
+
+        Args:
+            prompt_end: the end of the prompt, special tokens by their names.
+
+        Raises:
+            ApiError: 400, the model's format is not known.
         """
         return None
 

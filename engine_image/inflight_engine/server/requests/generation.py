@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from inflight_contract.errors import ApiError
+from inflight_engine.formats.parser import Parsing
 from inflight_engine.models.detokenizer import IncrementalDetokenizer
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
@@ -44,6 +45,8 @@ class GenerationRequest:
         earlier: the retained part of these; None: the response starts here.
         echo: the prompt's text, with which the answer begins; None: it does not.
         prompt_only: sampled tokens are not part of the response.
+        parsing: how tool calls and reasoning are parsed out of the text; None: they are not.
+        shown_ids: special tokens whose names are in the text.
         external_id: id of the HTTP request (X-Request-Id); shared by its choices.
     """
 
@@ -62,6 +65,8 @@ class GenerationRequest:
     num_reported: int = 0
     end_reported: bool = False
     earlier: Earlier | None = None
+    parsing: Parsing | None = None
+    shown_ids: frozenset[int] = frozenset()
 
 
 class Generation:
@@ -144,7 +149,9 @@ class Generation:
         self._stop_token_ids = frozenset(request.sampling.stop_token_ids)
         self._placed = self.scored or bool(request.stop)
         """The position of each token in the text matters."""
-        self._text = ChoiceText(detokenizer, request.stop, self._stop_token_ids, self._min_tokens, request.echo or "")
+        self._text = ChoiceText(
+            detokenizer, request.stop, self._stop_token_ids, self._min_tokens, request.echo or "", request.parsing
+        )
         self._prompt_scores = self._no_prompt_scores()
         if request.earlier is not None:
             self._go_on(request.earlier)
@@ -199,6 +206,12 @@ class Generation:
         """Another replica has written its end."""
         earlier = self.request.earlier
         return earlier is not None and earlier.written and earlier.finish_reason is not None
+
+    @property
+    def called(self) -> bool:
+        """The text has a tool call that the model chose."""
+        parsing = self.request.parsing
+        return parsing is not None and not parsing.named and self._text.calls > 0
 
     @property
     def holds_back(self) -> bool:
@@ -263,7 +276,8 @@ class Generation:
         # A failed or aborted request may not have computed its whole prompt.
         prompt = self._prompt_scores if self.finish_reason in (None, FinishReason.STOP, FinishReason.LENGTH) else None
         self._prompt_scores = None
-        piece = Piece(text, tokens, prompt, len(self.token_ids))
+        events = self._text.take_events(done=self.done)
+        piece = Piece(text, tokens, prompt, len(self.token_ids), events=events)
         if self.logprobs and (self.done or not piece.empty):
             piece, self.logprobs = piece._replace(logprobs=self.logprobs), []
         return piece

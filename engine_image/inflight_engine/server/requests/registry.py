@@ -130,7 +130,8 @@ class RequestRegistry:
         """
         self.check_admitting()
         generations = [
-            Generation(request, tokenizer.detokenizer(request.prompt_token_ids), arrived, inbox) for request in requests
+            Generation(request, tokenizer.detokenizer(request.prompt_token_ids, request.shown_ids), arrived, inbox)
+            for request in requests
         ]
         unfinished, now = [generation for generation in generations if not generation.done], time.monotonic()
         if not unfinished:

@@ -1,0 +1,71 @@
+"""The formats of a model: by name, else by what its files say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from inflight_engine.formats.format import Format, Reasoning
+from inflight_engine.formats.table import FORMATS, REASONINGS
+from inflight_engine.formats.values import GEMMA_QUOTE
+
+AUTO, NONE = "auto", "none"
+"""Names beside those of formats: the model's files decide; there is none."""
+
+TOOL_CALL_PARSERS = (AUTO, NONE, *dict.fromkeys(name for each in FORMATS for name in each.names))
+REASONING_PARSERS = (AUTO, NONE, *dict.fromkeys(name for each in REASONINGS for name in each.names))
+
+
+class ModelText(NamedTuple):
+    """Texts of a model's files by which its formats are known.
+
+    Attributes:
+        response_template: of tokenizer_config.json, as JSON; empty: there is none.
+        chat_template: empty: there is none.
+        model_type: of config.json.
+    """
+
+    response_template: str = ""
+    chat_template: str = ""
+    model_type: str = ""
+
+
+UNKNOWN = ModelText()
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """The formats of a model. Attributes: `format`, `reasoning`: None: none is known."""
+
+    format: Format | None = None
+    reasoning: Reasoning | None = None
+
+    @property
+    def marks(self) -> str:
+        """All texts that parsers look for, joined: special tokens with such names must be in the text."""
+        return "\n".join(map(repr, (self.format, self.reasoning))) + "<|start|> <|end|> <|message|>" + GEMMA_QUOTE
+
+
+def choose(model: ModelText, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO) -> Chosen:
+    """The formats of a model, or those that are named."""
+    return Chosen(_format(model, tool_call_parser), _reasoning(model, reasoning_parser))
+
+
+def _format(model: ModelText, name: str) -> Format | None:
+    if name == NONE:
+        return None
+    known = [each for each in FORMATS if name in (AUTO, *each.names)]
+    for text in (model.response_template, model.chat_template):
+        for each in known:
+            if each.markers and all(marker in text for marker in each.markers):
+                return each
+    return known[-1] if name != AUTO else next((each for each in known if model.model_type in each.model_types), None)
+
+
+def _reasoning(model: ModelText, name: str) -> Reasoning | None:
+    if name == NONE:
+        return None
+    if name != AUTO:
+        return next(each for each in REASONINGS if name in each.names)
+    texts = (model.response_template, model.chat_template)
+    return next((each for text in texts for each in REASONINGS if any(mark in text for mark in each.markers)), None)

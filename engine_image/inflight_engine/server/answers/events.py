@@ -1,0 +1,61 @@
+"""Reasoning, content and tool calls of an answer in OpenAI's JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import blake2b
+from typing import Any
+
+from inflight_engine.formats.events import CallEvent, Event, TextEvent
+
+_ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+
+
+class CallIds:
+    """Ids of the calls of a choice: another replica that continues the answer gives the same.
+
+    Args:
+        choice: differs between choices.
+        short: nine letters and digits, as Mistral's chat templates demand.
+    """
+
+    def __init__(self, choice: str, *, short: bool) -> None:
+        self._choice = choice
+        self._short = short
+
+    def of(self, call: CallEvent) -> str:
+        """The id of a call."""
+        if call.id is not None:
+            return call.id
+        digest = blake2b(f"{self._choice} {call.index}".encode(), digest_size=12)
+        if not self._short:
+            return f"call_{digest.hexdigest()}"
+        return "".join(_ALPHANUMERIC[byte % len(_ALPHANUMERIC)] for byte in digest.digest()[:9])
+
+
+def delta(events: Iterable[Event], ids: CallIds) -> dict[str, Any]:
+    """`delta` of a chunk. Reasoning has the names of vLLM's versions before and since 0.16."""
+    written: dict[str, Any] = {}
+    calls: dict[int, dict[str, Any]] = {}
+    for event in events:
+        if isinstance(event, TextEvent):
+            written[event.kind] = written.get(event.kind, "") + event.text
+            continue
+        entry = calls.setdefault(event.index, {"index": event.index, "function": {"arguments": ""}})
+        if event.name is not None:
+            entry |= {"id": ids.of(event), "type": "function"}
+            entry["function"] = {"name": event.name, "arguments": ""}
+        entry["function"]["arguments"] += event.arguments
+    if "reasoning" in written:
+        written["reasoning_content"] = written["reasoning"]
+    if calls:
+        written["tool_calls"] = [*calls.values()]
+    return written
+
+
+def message(events: Iterable[Event], ids: CallIds) -> dict[str, Any]:
+    """Fields of a whole message: `content` is null where there are only tool calls."""
+    written = delta(events, ids)
+    for call in written.get("tool_calls", ()):
+        del call["index"]
+    return {"content": None if "tool_calls" in written else "", **written}

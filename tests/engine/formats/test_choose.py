@@ -1,0 +1,53 @@
+"""The formats of a model, by name or by what its files say."""
+
+import pytest
+
+from inflight_engine.formats.choose import REASONING_PARSERS, TOOL_CALL_PARSERS, Chosen, ModelText, choose
+
+
+def names(chosen):
+    return (chosen.format and chosen.format.names[0], chosen.reasoning and chosen.reasoning.names[0])
+
+
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (ModelText(), (None, None)),
+        (ModelText(chat_template="<tool_call>{'name'}</tool_call>", model_type="qwen2"), ("hermes", None)),
+        (ModelText(chat_template="<tool_call> <think>", model_type="qwen3"), ("hermes", "qwen3")),
+        (ModelText(chat_template="<tool_call><function=", model_type="qwen3_moe"), ("qwen3_coder", None)),
+        (ModelText(chat_template="<tool_call><arg_key> <think>"), ("glm47", "qwen3")),
+        (ModelText(chat_template="<｜DSML｜function_calls>"), ("deepseek_v32", None)),
+        (ModelText(chat_template="<｜tool▁sep｜> ```json"), ("deepseek_v3", None)),
+        (ModelText(chat_template="<｜tool▁sep｜>"), ("deepseek_v31", None)),
+        (ModelText(chat_template="[TOOL_CALLS] [ARGS] [THINK]"), ("mistral", "mistral")),
+        (ModelText(chat_template="<|channel|>analysis functions."), ("openai", "openai_gptoss")),
+        (ModelText(chat_template="no marks", model_type="kimi_k2"), ("kimi_k2", None)),
+        (ModelText('{"open": "<|tool_call>"}', "<tool_call>", "qwen3"), ("gemma4", None)),
+    ],
+)
+def test_files_of_the_model_tell(model, expected):
+    assert names(choose(model)) == expected
+
+
+def test_names_win_over_the_files():
+    model = ModelText(chat_template="<tool_call> <think>")
+    assert names(choose(model, "kimi_k2", "gemma4")) == ("kimi_k2", "gemma4")
+    assert choose(model, "none", "none") == Chosen()
+
+
+def test_each_name_is_a_format():
+    for name in TOOL_CALL_PARSERS[2:]:
+        assert name in choose(ModelText(), name).format.names
+    for name in REASONING_PARSERS[2:]:
+        assert name in choose(ModelText(), "none", name).reasoning.names
+
+
+def test_mistral_is_the_version_of_the_template():
+    assert choose(ModelText(chat_template="[TOOL_CALLS][ARGS]"), "mistral").format.section is None
+    assert choose(ModelText(chat_template="[TOOL_CALLS]"), "mistral").format.section is not None
+
+
+def test_marks_hold_the_special_tokens_of_the_formats():
+    assert "<|tool_call_begin|>" in choose(ModelText(), "kimi_k2").marks
+    assert "[/THINK]" in choose(ModelText(), "none", "mistral").marks

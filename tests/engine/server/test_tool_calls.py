@@ -1,0 +1,196 @@
+"""Tool calls and reasoning in answers: whole, streamed, and continued by another replica."""
+
+import asyncio
+import json
+from typing import get_args
+
+import pytest
+
+from inflight_engine.formats.choose import REASONING_PARSERS, TOOL_CALL_PARSERS, ModelText
+from inflight_engine.formats.parser import AnswerParser, Parsing
+from inflight_engine.request import FinishReason
+from inflight_engine.server.answers.events import CallIds, delta
+from inflight_settings.server import ReasoningParser, ToolCallParser
+from tests.engine.server.fake_engine import ByteTokenizer, until
+from tests.engine.server.relay_model import HEADERS, frames
+
+CHAT = {"messages": [{"role": "user", "content": "?"}]}
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}}
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+THINK_MODEL = ModelText(chat_template="<think>")
+
+
+async def ask(make_fake, text, reason=FinishReason.STOP, headers=None, model=None, slots=1, **body):
+    """The response to a chat, which the engine answers with this text."""
+    tokenizer = ByteTokenizer()
+    tokenizer.model_text = model or ModelText()
+    fake = await make_fake(tokenizer=tokenizer, tool_call_parser="hermes")
+    call = asyncio.create_task(fake.http.post("/v1/chat/completions", json={**CHAT, **body}, headers=headers))
+    await until(lambda: len(fake.engine.requests) == slots or call.done())
+    for request_id in fake.engine.requests:
+        fake.engine.answer(request_id, text, slot=request_id, reason=reason)
+    return await call
+
+
+def choices(answer):
+    """Messages and reasons of the choices of a stream or of a whole answer. The ids of calls are left out."""
+    if answer.headers["content-type"].startswith("application/json"):
+        found = {each["index"]: [each["message"], each["finish_reason"]] for each in answer.json()["choices"]}
+        for said, _ in found.values():
+            assert said.pop("refusal") is None
+    else:
+        found = {}
+        for line in answer.text.split("\n\n"):
+            if line.removeprefix("data: ").startswith("{"):
+                add(found, json.loads(line.removeprefix("data: ")))
+    for said, _ in found.values():
+        ids = [call.pop("id") for call in said.get("tool_calls", ())]
+        assert len({*ids}) == len(ids)
+        assert all(each.startswith("call_") for each in ids)
+    return [found[index] for index in sorted(found)]
+
+
+def add(found, chunk):
+    for each in chunk["choices"]:
+        said, _ = found.setdefault(each["index"], [{}, None])
+        found[each["index"]][1] = each["finish_reason"]
+        for field, value in each["delta"].items():
+            if field != "tool_calls":
+                said[field] = said.get(field, "") + value
+                continue
+            for part in value:
+                calls = said.setdefault("tool_calls", [])
+                if part["index"] == len(calls):
+                    assert {*part} == {"index", "id", "type", "function"}
+                    calls.append({"id": part["id"], "type": part["type"], "function": dict(part["function"])})
+                else:
+                    assert {*part} == {"index", "function"}
+                    calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+
+
+def called(*arguments):
+    return [{"type": "function", "function": {"name": "f", "arguments": each}} for each in arguments]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+async def test_a_call_in_a_whole_answer(make_fake, n):
+    answer = await ask(make_fake, CALL, tools=[TOOL], n=n, slots=n)
+    said = {"role": "assistant", "content": None, "tool_calls": called('{"a": 1}')}
+    assert choices(answer) == [[said, "tool_calls"]] * n
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("logprobs", [None, False])
+async def test_a_call_in_a_stream(make_fake, n, logprobs):
+    answer = await ask(make_fake, "See: " + CALL, tools=[TOOL], stream=True, n=n, slots=n, logprobs=logprobs)
+    said = {"role": "assistant", "content": "See:", "tool_calls": called('{"a": 1}')}
+    assert choices(answer) == [[said, "tool_calls"]] * n
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_of_calls_that_must_not_be_parallel_the_first_counts(make_fake, stream):
+    text = '<tool_call>{"name": "f"}</tool_call><tool_call>{"name": "g"}</tool_call>'
+    answer = await ask(make_fake, text, tools=[TOOL], parallel_tool_calls=False, stream=stream)
+    ((said, reason),) = choices(answer)
+    assert (said["tool_calls"], reason) == (called("{}"), "tool_calls")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("body", [{"tools": [TOOL], "tool_choice": "none"}, {"tools": []}, {}])
+async def test_without_tools_calls_are_text(make_fake, stream, body):
+    answer = await ask(make_fake, CALL, stream=stream, **body)
+    assert choices(answer) == [[{"role": "assistant", "content": CALL}, "stop"]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_that_is_cut_off_has_what_there_is_of_the_call(make_fake, stream):
+    answer = await ask(make_fake, CALL[:45], FinishReason.LENGTH, tools=[TOOL], stream=stream)
+    ((said, reason),) = choices(answer)
+    assert (said["tool_calls"], reason) == (called('{"a": 1'), "length")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_reasoning_has_both_of_its_names(make_fake, stream):
+    answer = await ask(make_fake, "<think>\nHm.\n</think>\n\nYes", model=THINK_MODEL, stream=stream)
+    said = {"role": "assistant", "content": "Yes", "reasoning": "Hm.", "reasoning_content": "Hm."}
+    assert choices(answer) == [[said, "stop"]]
+
+
+async def test_a_prompt_may_end_inside_of_the_reasoning(make_fake):
+    messages = [{"role": "assistant", "content": "<think>"}]
+    answer = await ask(make_fake, "Hm.</think>Yes", model=THINK_MODEL, messages=messages)
+    ((said, _),) = choices(answer)
+    assert (said["reasoning"], said["content"]) == ("Hm.", "Yes")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_stop_strings_end_calls_too(make_fake, stream):
+    answer = await ask(make_fake, CALL, tools=[TOOL], stop="1", stream=stream)
+    ((said, _),) = choices(answer)
+    assert said["tool_calls"] == called('{"a": ')
+
+
+async def test_a_model_whose_format_is_unknown_refuses_tools(make_fake):
+    fake = await make_fake()
+    error = (await fake.post("/v1/chat/completions", **CHAT, tools=[TOOL])).json()["error"]
+    assert (error["param"], error["code"]) == ("tools", "unsupported_parameter")
+    assert "--tool-call-parser" in error["message"]
+
+
+@pytest.mark.parametrize("text", ["See: " + CALL + " done", "<think>Hm.</think>" + CALL])
+async def test_an_answer_continued_after_any_token_is_the_same(make_fake, text):
+    """The part that one replica streamed, and the part that the next one streams, are the answer."""
+    tokenizer = ByteTokenizer()
+    tokenizer.model_text = THINK_MODEL
+    fake = await make_fake(tokenizer=tokenizer, tool_call_parser="hermes")
+    body = {**CHAT, "tools": [TOOL], "stream": True, "max_tokens": 80}
+    how = Parsing(fake.service.formats.format, fake.service.formats.reasoning)
+    whole = merged(chunks(AnswerParser(how), text, done=True))
+    for end in range(1, len(text)):
+        continuation = {"choices": [{"token_ids": [*text[:end].encode()]}], "created": 1}
+        call = asyncio.create_task(
+            fake.http.post(
+                "/v1/chat/completions", json={**body, "inflight_continuation": continuation}, headers=HEADERS
+            )
+        )
+        await until(lambda end=end: len(fake.engine.requests) == end)
+        fake.engine.answer([*fake.engine.requests][-1], text[end:])
+        rest = [json.loads(data) for _, data in frames((await call).text) if data and data != "[DONE]"]
+        assert merged([*chunks(AnswerParser(how), text[:end]), *rest]) == whole
+
+
+def chunks(parser, text, *, done=False):
+    """The chunk of a replica that streams this text, and the end of the answer."""
+    events = parser.feed(text) + (parser.finish() if done else [])
+    said = {"role": "assistant", "content": "", **delta(events, CallIds("x", short=False))}
+    return [{"choices": [{"index": 0, "delta": said, "finish_reason": "tool_calls" if done else None}]}]
+
+
+def merged(data):
+    """The choice of some chunks, without the ids of its calls. A continued answer does not repeat the role."""
+    found = {}
+    for each in data:
+        add(found, each)
+    ((said, reason),) = found.values()
+    for each in said.get("tool_calls", ()):
+        del each["id"]
+    return said, reason
+
+
+def test_the_settings_name_every_format():
+    assert get_args(ToolCallParser) == TOOL_CALL_PARSERS
+    assert get_args(ReasoningParser) == REASONING_PARSERS
+
+
+@pytest.mark.parametrize(("content", "after"), [("<think>", tuple(b"</think>")), ("hi", ())])
+async def test_a_grammar_begins_after_reasoning_that_the_prompt_opened(make_fake, content, after):
+    tokenizer = ByteTokenizer()
+    tokenizer.model_text = THINK_MODEL
+    fake = await make_fake(tokenizer=tokenizer)
+    body = {"messages": [{"role": "assistant", "content": content}], "response_format": {"type": "json_object"}}
+    call = asyncio.create_task(fake.post("/v1/chat/completions", **body))
+    await until(lambda: fake.engine.requests or call.done())
+    (request,) = fake.engine.requests.values()
+    assert request.sampling.grammar.after == after
+    fake.engine.answer(0, "{}")
+    await call
