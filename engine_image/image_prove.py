@@ -21,6 +21,7 @@ SERVING_MODULES = (
     "httptools",
     "huggingface_hub",
     "jinja2",
+    "llguidance",
     "msgspec",
     "opentelemetry.exporter.otlp.proto.http.trace_exporter",
     "opentelemetry.sdk.trace",

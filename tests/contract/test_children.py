@@ -26,6 +26,7 @@ pytestmark = pytest.mark.contract
 SETTINGS = Settings(
     engine_image="localhost/engine:test",
     operator_namespace="inflight-system",
+    plugin_image="example.com/operator:1",
     gateway_service="inflight-gateway.inflight-system.svc.cluster.local",
     admin_peers=(
         {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}},
@@ -44,6 +45,12 @@ SPECS = {
     "four lines": {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}},
     "a GPU": {"model": {"source": "hf://Qwen/Qwen3-8B", "servedName": "qwen", "storage": "40Gi"}},
     "a claim": {"model": {"source": "pvc://models/qwen3/8b"}, "rollout": {"strategy": "ReleaseFirst"}},
+    "vLLM": {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}, "engine": {"type": "vllm"}},
+    "a server of another type": {
+        "model": {"source": "pvc://models/llama"},
+        "engine": {"type": "custom", "image": "example.com/server:1", "custom": {"port": 8080, "metricsPort": 9000}},
+        "rollout": {"drainTimeout": "90s"},
+    },
     "everything in the template": {
         "model": {"source": "builtin://smollm2"},
         "accelerator": {"count": 0},

@@ -62,8 +62,6 @@ class AutopilotPolicy:
         recovery: time within which the backlog should be processed.
         remember: retention of jumps and peaks.
         cold: initial time of a service in which growth does not count as a jump.
-        tolerance: share of a jump that replicas stand ready for; the rest is missing for no longer than a replica takes
-            to start, by requests whose targets cannot all be kept then.
         headroom: above the last peaks, for which replicas stand ready where demand jumps.
         brief: share of the remembered time that a peak must have lasted.
         farthest: maximum extrapolation of demand, however long replicas take to start.
@@ -74,7 +72,7 @@ class AutopilotPolicy:
     late: float = 0.015
     alone: float = 0.05
     growth: float = 0.3
-    room: float = 1.0
+    room: float = 1.3
     young: float = 1.8
     fast: float = 15.0
     level: float = 60.0
@@ -88,8 +86,7 @@ class AutopilotPolicy:
     recovery: float = 60.0
     remember: float = 1200.0
     cold: float = 150.0
-    tolerance: float = 0.75
-    headroom: float = 1.2
+    headroom: float = 1.1
     brief: float = 0.03
     farthest: float = 300.0
     season: float = 0.9
@@ -230,7 +227,8 @@ def decide_replicas(
             need, sized = kept, risen
     memory = memory.with_need(view, sizing.need, staffed, ahead, policy)
 
-    lately, jump = 0, policy.tolerance * memory.jump
+    # For growth up to `growth` there is room without it.
+    lately, jump = 0, memory.jump - policy.growth
     if jump > 1:
         peak = memory.peak_need(policy.brief) * (policy.headroom if jump > _JUMPY else 1.0)
         lately = min(round(peak), queues.replicas(expected * jump))

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from inflight_engine.execution import int4_matmul, invariant_matmul, triton_ops
-from inflight_engine.execution.sampling import gumbel_triton, triton_filters, triton_logits
+from inflight_engine.execution.sampling import gumbel_triton, triton_filters, triton_logits, triton_mask
 from inflight_engine.models.ops import FP8_LEAST_SCALE, FP8_MAX
 from tests.engine.execution.tiny_model import make_model
 from tests.engine.execution.triton_compile import ARCHITECTURES, compile_kernel
@@ -152,8 +152,20 @@ SEARCHED = SPLIT | {"PADDED_SPLITS": 32, "BITS": gumbel_triton._BITS}
             {"slots": "*i64", "token_ids": "*i64", "met": "*i16", "vocab_size": "i32", "num_rows": "i32"},
             {"BLOCK": 128},
         ),
+        (
+            triton_mask.mask_kernel,
+            {
+                "logits": "*fp32",
+                "rows": "*i64",
+                "bits": "*i32",
+                "stride": "i32",
+                "vocab_size": "i32",
+                "num_words": "i32",
+            },
+            {"BLOCK": triton_mask._BLOCK},
+        ),
     ],
-    ids=["peak", "top_k", "top_p", "pick", "combine", "count"],
+    ids=["peak", "top_k", "top_p", "pick", "combine", "count", "mask"],
 )
 def test_sampling_compiles(kernel, signature, constants):
     compile_kernel(kernel, 90, signature, constants, num_warps=gumbel_triton._WARPS, enable_fp_fusion=False)

@@ -160,6 +160,27 @@ def test_where_demand_jumps_replicas_stand_ready_between_the_jumps():
     assert len(memory.spells) <= 100
 
 
+@pytest.mark.parametrize("factor", [3.0, 4.5])
+def test_replicas_that_stand_ready_carry_the_next_jump_within_the_growth_that_has_room_anyway(factor):
+    memory, low = DemandMemory(), 30.0
+    for step in range(700):
+        now = 3.0 * step
+        rates = [low * factor if (now - 3 * back) // 300 % 2 else low for back in range(60)][::-1]
+        replicas, _, memory = decided(view(rates, now=now), memory)
+    assert now % 600 == 297
+    least = decided(view([low * (factor - AutopilotPolicy().growth)] * 60))[0]
+    assert replicas in (least, least + 1)  # demand is expected to rise on while it rises
+
+
+def test_growth_that_there_is_room_for_keeps_no_replicas_ready():
+    memory = DemandMemory()
+    for step in range(700):
+        now = 3.0 * step
+        rates = [24.0 if (now - 3 * back) // 300 % 2 else 20.0 for back in range(60)][::-1]
+        replicas, _, memory = decided(view(rates, now=now), memory)
+    assert replicas == decided(view([20.0] * 60))[0]
+
+
 def test_a_service_whose_demand_never_jumped_keeps_nothing():
     memory = DemandMemory()
     for step in range(400):

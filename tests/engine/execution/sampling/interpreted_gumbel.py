@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from inflight_engine.execution.sampling import gumbel_triton
+from inflight_engine.execution.sampling import grammar_masks, gumbel_triton, triton_mask
 from inflight_engine.request import SamplingParams
 from tests.engine.execution.sampling import gumbel
 from tests.engine.execution.sampling.slot_tables import random_samplings, table_of
@@ -93,3 +93,14 @@ def test_tokens_are_counted_as_torch_counts_them():
         assert torch.equal(tables[0].met, tables[1].met)
     assert tables[0].met[2, 3] == 2 * 4
     assert tables[0].met[1, 4] == 2**15 - 1
+
+
+def test_masked_logits_of_a_grammar_are_those_of_numpy(monkeypatch):
+    monkeypatch.setattr(triton_mask, "_BLOCK", 64)
+    masked = logits_of(5)
+    expected, bits = masked.clone(), np.random.default_rng(2).integers(-(2**31), 2**31, (3, 4)).astype(np.int32)
+    rows = np.array([4, 0, 2])
+    grammar_masks.mask_rows(expected, rows, bits)
+    triton_mask.mask_on_device(masked, torch.from_numpy(rows), torch.from_numpy(bits))
+    assert torch.equal(masked, expected)
+    assert torch.isinf(masked).sum() > 100
