@@ -1,4 +1,4 @@
-"""Grammars of tool calls, in the dialect of Lark that llguidance's docs/syntax.md describes."""
+"""Grammars of tool calls, in llguidance's dialect of Lark."""
 
 from __future__ import annotations
 
