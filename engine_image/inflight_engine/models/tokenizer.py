@@ -107,6 +107,10 @@ class Tokenizer:
         """The tokens as the vocabulary has them; empty for ids beyond it."""
         return [self._backend.id_to_token(token_id) or "" for token_id in token_ids]
 
+    def special_id(self, name: str) -> int | None:
+        """The special token with this name."""
+        return self._backend.token_to_id(name) if self.is_special(name) else None
+
     def special_ids(self, text: str) -> frozenset[int]:
         """Special tokens whose names are in a text."""
         return frozenset(each for each in self._special_ids if (self._backend.id_to_token(each) or "\0") in text)

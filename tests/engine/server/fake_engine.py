@@ -87,6 +87,9 @@ class ByteTokenizer:
     def detokenizer(self, prompt_token_ids, shown=frozenset()):
         return ByteDetokenizer()
 
+    def special_id(self, name):
+        return None
+
     def special_ids(self, text):
         return frozenset()
 

@@ -23,7 +23,6 @@ BOTH = [
 ]
 CHAT = [
     ("tools", [{"type": "function", "function": {"name": "f"}}]),
-    ("tool_choice", "required"),
     ("functions", [{"name": "f"}]),
     ("function_call", {"name": "f"}),
     ("modalities", ["text", "audio"]),

@@ -194,3 +194,32 @@ async def test_a_grammar_begins_after_reasoning_that_the_prompt_opened(make_fake
     assert request.sampling.grammar.after == after
     fake.engine.answer(0, "{}")
     await call
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        (
+            {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice.function.name",
+        ),
+    ],
+)
+async def test_a_choice_of_tools_that_are_not_there_is_refused(make_fake, body, param):
+    fake = await make_fake(tool_call_parser="hermes")
+    answer = await fake.post("/v1/chat/completions", **CHAT, **body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_demanded_calls_have_a_grammar(make_fake):
+    answer_of = {"required": "tool_calls", "named": "stop"}
+    for kind, reason in answer_of.items():
+        choice = kind if kind == "required" else {"type": "function", "function": {"name": "f"}}
+        fake = await make_fake(tool_call_parser="hermes")
+        call = asyncio.create_task(fake.post("/v1/chat/completions", **CHAT, tools=[TOOL], tool_choice=choice))
+        await until(lambda fake=fake, call=call: fake.engine.requests or call.done())
+        (request,) = fake.engine.requests.values()
+        assert "<tool_call>" in request.sampling.grammar.text
+        fake.engine.answer(0, CALL)
+        assert [each for _, each in choices(await call)] == [reason]

@@ -11,7 +11,9 @@ from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.formats.choose import Chosen
+from inflight_engine.formats.grammar import calls_grammar
 from inflight_engine.formats.parser import Parsing
+from inflight_engine.grammars.sources import Source, of_grammar
 from inflight_engine.models.conversation import Conversation
 from inflight_engine.server.requests.fields import (
     FIRST_ERROR,
@@ -94,6 +96,17 @@ class Tool(Body):
 
     def plain(self) -> dict[str, Any]:
         return {"type": self.type, "function": self.function.plain()}
+
+
+class FunctionName(Body):
+    name: str
+
+
+class NamedTool(Body):
+    """A function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
 Tools: TypeAlias = Annotated[list[Tool], FIRST_ERROR]
@@ -217,7 +230,7 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
 
     tools: Tools | None = None
-    tool_choice: Annotated[object, only("none", "auto")] = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     functions: Annotated[object, only([])] = None
     function_call: Annotated[object, only("none", "auto")] = None
@@ -235,8 +248,31 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
         super().check()
         if self.max_tokens is not None and self.max_completion_tokens not in (None, self.max_tokens):
             raise bad_request("max_tokens: differs from max_completion_tokens; send one of them", "max_tokens")
+        self._check_tool_choice()
         if self.top_logprobs is not None and not self.logprobs:
             raise bad_request("top_logprobs: only allowed together with logprobs: true", "top_logprobs")
+
+    def _check_tool_choice(self) -> None:
+        choice = self.tool_choice
+        if not self.tools and choice not in (None, "none", "auto"):
+            raise bad_request("tool_choice: needs tools", "tool_choice")
+        if isinstance(choice, NamedTool) and choice.function.name not in {
+            each.function.name for each in self.tools or ()
+        }:
+            message = f"tool_choice.function.name: {choice.function.name!r} is none of the tools"
+            raise bad_request(message, "tool_choice.function.name")
+
+    def forced_calls(self, parsing: Parsing | None, token_of: Callable[[str], int | None]) -> Source | None:
+        """The grammar of tool calls, where the request demands them."""
+        choice = self.tool_choice
+        if parsing is None or parsing.format is None or choice in (None, "auto", "none"):
+            return None
+        name = choice.function.name if isinstance(choice, NamedTool) else None
+        functions = [each.function.plain() for each in self.tools or () if name in (None, each.function.name)]
+        several = name is None and parsing.parallel
+        thinks = None if parsing.thinks else parsing.reasoning
+        text = calls_grammar(parsing.format, functions, token_of, several=several, reasoning=thinks)
+        return of_grammar("tools", text)
 
     def prompts(self) -> list[Prompt]:
         effort = self.reasoning_effort
@@ -262,6 +298,7 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
             opened=opened,
             schemas=schemas,
             parallel=self.parallel_tool_calls is not False,
+            named=isinstance(self.tool_choice, NamedTool),
         )
 
     def num_logprobs(self) -> int | None:

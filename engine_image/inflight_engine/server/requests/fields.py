@@ -205,6 +205,14 @@ class GenerationFields(SamplingFields, SchedulingFields):
         """
         return None
 
+    def forced_calls(self, parsing: Parsing | None, token_of: Callable[[str], int | None]) -> Source | None:
+        """The grammar of tool calls, where the request demands them; None: it does not.
+
+        Args:
+            token_of: id of the special token with a name.
+        """
+        return None
+
     def parsing(self, formats: Chosen, prompt_end: Callable[[], str]) -> Parsing | None:
         """How the answers are parsed; None: they are text.
 

@@ -1,0 +1,278 @@
+"""Grammars of tool calls, in llguidance's dialect of Lark."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+from inflight_engine.formats.format import (
+    Format,
+    GemmaArguments,
+    Json,
+    JsonCall,
+    Maybe,
+    Name,
+    NumberedName,
+    Part,
+    PythonCall,
+    Reasoning,
+    Space,
+    Tagged,
+)
+from inflight_engine.formats.values import GEMMA_QUOTE, json_types
+
+TokenOf = Callable[[str], int | None]
+"""Id of the special token with this name; None: there is none."""
+
+_TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+"""White space as Python's json writes it, and as models were trained on."""
+
+_SPECIAL = re.compile(r"(<[^<>\s]+>|\[[A-Z_/]+\]|｜DSML｜)")
+
+_NOTATIONS = r"""
+NUMBER: /-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?/
+INTEGER: /-?(0|[1-9][0-9]*)/
+STRING: /"([^"\\\x00-\x1f]|\\["\\nrt])*"/
+"""
+
+
+class GrammarText:
+    """Rules of a grammar under construction.
+
+    Args:
+        token_of: special tokens are no text of a grammar, but ids.
+    """
+
+    def __init__(self, token_of: TokenOf) -> None:
+        self.rules: list[str] = []
+        self._token_of = token_of
+        self.numbers = count()
+
+    def literal(self, text: str) -> str:
+        """An expression for exactly this text."""
+        pieces: list[str] = []
+        plain = ""
+        for piece in _SPECIAL.split(text):
+            token_id = self._token_of(piece) if piece else None
+            if token_id is None:
+                plain += piece
+                continue
+            if plain:
+                pieces.append(json.dumps(plain, ensure_ascii=False))
+            pieces.append(f"<[{token_id}]>")
+            plain = ""
+        if plain:
+            pieces.append(json.dumps(plain, ensure_ascii=False))
+        return " ".join(pieces)
+
+    def rule(self, body: str, attributes: str = "") -> str:
+        """Add a rule; returns its name."""
+        name = f"r{next(self.numbers)}"
+        self.rules.append(f"{name}{attributes}: {body}")
+        return name
+
+    def json(self, schema: Mapping[str, Any]) -> str:
+        """A rule for JSON of this schema."""
+        given = schema.get("x-guidance")
+        options = {**_TIGHT, **given} if isinstance(given, dict) else _TIGHT
+        return self.rule("%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False))
+
+    def text_up_to(self, end: str) -> str:
+        """A rule for any text that ends with the first `end`."""
+        begins = self.literal(end)
+        if begins.startswith("<["):
+            return self.rule(rf"/(?s:.*)/ {begins}")
+        return self.rule(r"/(?s:.*)/", f"[suffix={json.dumps(end, ensure_ascii=False)}]")
+
+
+def calls_grammar(
+    form: Format,
+    tools: Sequence[Mapping[str, Any]],
+    token_of: TokenOf,
+    *,
+    several: bool,
+    reasoning: Reasoning | None = None,
+) -> str:
+    """The grammar of an answer that calls tools.
+
+    Args:
+        tools: the functions that may be called, in OpenAI's shape: `name` and `parameters`.
+        several: more than one call is allowed.
+        reasoning: may come before the calls; None: not here.
+    """
+    text = GrammarText(token_of)
+    calls = [_call(text, form.call, tool) for tool in tools]
+    call = text.rule(" | ".join(calls))
+    separator = form.between if form.section is None or not form.section.separator else form.section.separator
+    # One text with what follows it: the end of the section may begin alike.
+    later = [_call(text, (separator, *form.call), tool) for tool in tools]
+    again = f"({' | '.join(later)})*" if several and not form.channels else ""
+    begin = "" if form.section is None else _sequence(text, form.section.open)
+    end = "" if form.section is None else _sequence(text, form.section.close)
+    thinking = _thinking(text, form, reasoning)
+    rules = "\n".join(text.rules)
+    return f"%llguidance {{}}\nstart: {thinking} {begin} {call} {again} {end}\n{rules}\n{_NOTATIONS}"
+
+
+def _thinking(text: GrammarText, form: Format, reasoning: Reasoning | None) -> str:
+    if reasoning is None:
+        return ""
+    after = "<|start|>assistant" if form.channels else "\n\n"
+    body = text.text_up_to(reasoning.close)
+    return f"({text.literal(reasoning.open)} {body} {text.literal(after)})?"
+
+
+def _call(text: GrammarText, parts: Sequence[Part], tool: Mapping[str, Any]) -> str:
+    name, schema = tool["name"], tool.get("parameters") or {"type": "object", "properties": {}}
+    written: list[str] = []
+    plain = ""
+    for part in parts:
+        match part:
+            case str():
+                plain += part
+                continue
+            case Space():
+                plain += part.written
+                continue
+            case Maybe():
+                plain += part.text
+                continue
+            case Name():
+                plain += name + part.ends[0]
+                continue
+            case NumberedName():
+                begin, follows = f"{part.prefix}{name}:", f"/[0-9]+/ {text.literal(part.end)}"
+            case Json():
+                begin, follows = "", text.json(schema)
+            case JsonCall():
+                begin = f'{{"{part.name}": {json.dumps(name)}, "{part.arguments[0]}": '
+                follows = f"{text.json(schema)} {text.literal('}')}"
+            case Tagged():
+                begin, follows = "", _tagged(text, part, schema)
+            case GemmaArguments():
+                begin, follows = "", f"{_arguments(text, schema, ':', ',', _gemma)} {text.literal('}')}"
+            case PythonCall():
+                begin, follows = f"{name}(", f"{_arguments(text, schema, '=', ', ', _python)} {text.literal(')')}"
+        written += [text.literal(plain + begin), follows]
+        plain = ""
+    return text.rule(" ".join(filter(None, [*written, text.literal(plain)])))
+
+
+def _sequence(text: GrammarText, parts: Sequence[Part]) -> str:
+    written = ""
+    for part in parts:
+        match part:
+            case str():
+                written += part
+            case Space():
+                written += part.written
+            case Maybe():
+                written += part.text
+            case _:
+                raise AssertionError(f"{part} is not text")
+    return text.literal(written)
+
+
+def _properties(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
+    """Parameters of a function: name, schema with the definitions that it may refer to, and whether it is required."""
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    properties, required = schema.get("properties"), schema.get("required")
+    if not isinstance(properties, dict):
+        return []
+    return [
+        (name, {**definitions, **each} if isinstance(each, dict) else {}, name in (required or ()))
+        for name, each in properties.items()
+    ]
+
+
+def _tagged(text: GrammarText, part: Tagged, schema: Mapping[str, Any]) -> str:
+    written = []
+    for name, each, required in _properties(schema):
+        strings = json_types(each) in (set(), {"string"})
+        value_open = part.value_open.replace("{string}", "true" if strings else "false")
+        opening = text.literal(f"{part.key_open}{name}{part.key_close}{value_open}{part.before_value}")
+        end = part.after_value + part.value_close
+        if strings and isinstance(each.get("enum"), list):
+            choices = " | ".join(text.literal(value) for value in each["enum"] if isinstance(value, str) and value)
+            value = f"({choices}) {text.literal(end)}"
+        elif strings:
+            value = text.text_up_to(end)
+        else:
+            value = f"{text.json(each)} {text.literal(end)}"
+        argument = text.rule(f"{opening} {value} {text.literal(part.after)}")
+        written.append(argument if required else f"{argument}?")
+    return " ".join(written)
+
+
+def _arguments(
+    text: GrammarText,
+    schema: Mapping[str, Any],
+    equals: str,
+    comma: str,
+    value: Callable[[GrammarText, Mapping[str, Any]], str],
+) -> str:
+    """Arguments with separators between them, required ones first."""
+    properties = sorted(_properties(schema), key=lambda each: not each[2])
+    arguments = [
+        (text.rule(f"{text.literal(name + equals)} {value(text, each)}"), must) for name, each, must in properties
+    ]
+    separator = text.literal(comma)
+    # From the last on: the list from each argument on, after an earlier one and as the first.
+    first = later = ""
+    for argument, must in reversed(arguments):
+        alone = f"{argument} {later}".strip()
+        if must:
+            first, later = alone, f"{separator} {alone}"
+        else:
+            first = text.rule(f"{alone} | {first}") if first else f"({alone})?"
+            later = text.rule(f"({separator} {argument})? {later}")
+    return first
+
+
+def _value(
+    text: GrammarText,
+    schema: Mapping[str, Any],
+    words: Mapping[str, str],
+    string: str,
+    key: str,
+    quote: Callable[[str], str],
+) -> str:
+    """A value in a notation of its own. Lists and objects are free inside.
+
+    Args:
+        words: true, false and null.
+        string, key: rules for a string and for a key with its colon.
+        quote: writes a string.
+    """
+    types = json_types(schema)
+    if types == {"integer"}:
+        return "INTEGER"
+    if types and types <= {"number", "integer"}:
+        return "NUMBER"
+    if types == {"boolean"}:
+        return f'("{words["true"]}" | "{words["false"]}")'
+    if types == {"string"}:
+        choices = [each for each in schema.get("enum") or () if isinstance(each, str)]
+        return f"({' | '.join(text.literal(quote(each)) for each in choices)})" if choices else string
+    any_value = f"any{next(text.numbers)}"
+    scalars = " | ".join(f'"{word}"' for word in words.values())
+    items = f'"[" ({any_value} (", " {any_value})*)? "]"'
+    members = f'"{{" ({key} {any_value} (", " {key} {any_value})*)? "}}"'
+    text.rules.append(f"{any_value}: {string} | NUMBER | {scalars} | {items} | {members}")
+    return any_value
+
+
+def _python(text: GrammarText, schema: Mapping[str, Any]) -> str:
+    return _value(text, schema, {"true": "True", "false": "False", "null": "None"}, "STRING", 'STRING ": "', json.dumps)
+
+
+def _gemma(text: GrammarText, schema: Mapping[str, Any]) -> str:
+    string = text.rule(f"{text.literal(GEMMA_QUOTE)} {text.text_up_to(GEMMA_QUOTE)}")
+    return _value(text, schema, {each: each for each in ("true", "false", "null")}, string, r'/\w+/ ":"', _gemma_quoted)
+
+
+def _gemma_quoted(text: str) -> str:
+    return GEMMA_QUOTE + text + GEMMA_QUOTE

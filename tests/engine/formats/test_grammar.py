@@ -1,0 +1,56 @@
+"""Grammars of tool calls: what follows them is a call, in any format."""
+
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from inflight_engine.formats.grammar import calls_grammar
+from inflight_engine.formats.table import FORMATS
+from inflight_engine.models.source import resolve
+from inflight_engine.models.tokenizer import load_tokenizer
+from tests.engine.formats.answers import CASES, SCHEMAS, THINK
+
+TOOLS = [
+    {"name": "now"},
+    {
+        "name": "get_weather",
+        "parameters": {"type": "object", "properties": SCHEMAS["get_weather"], "required": ["city", "days"]},
+    },
+]
+IDS = ["-".join((each.names[0], "section" if each.section else "calls")) for each in FORMATS]
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=IDS)
+@pytest.mark.parametrize("several", [False, True])
+@pytest.mark.parametrize("token_of", [lambda _name: None, lambda name: len(name) if name.startswith("<|") else None])
+def test_grammars_are_valid(form, several, token_of):
+    text = calls_grammar(form, TOOLS, token_of, several=several, reasoning=None if form.channels else THINK)
+    assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(text)) == ""
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory):
+    path = tmp_path_factory.mktemp("tokenizer") / "tokenizer.json"
+    load_tokenizer(resolve("builtin://smollm2")).save(path)
+    return LLTokenizer(path.read_text())
+
+
+WRITTEN = [
+    "llama3_json, tagged", "mistral before v11", "mistral", "deepseek_v3", "deepseek_v31", "deepseek_v32", "kimi_k2",
+    "glm47", "llama4_pythonic",
+]  # fmt: skip
+"""Cases whose calls are as a grammar writes them."""
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_answers_of_the_format_follow_its_grammar(vocabulary, name):
+    how, text, _ = CASES[name]
+    calls = text[min(text.find(opener) for opener in how.format.openers if opener in text) :]
+    calls = calls.replace('"type": "function", ', "")
+    tools = [TOOLS[0], {**TOOLS[1], "parameters": {**TOOLS[1]["parameters"], "required": ["city"]}}]
+    grammar = calls_grammar(how.format, tools, lambda _name: None, several=True)
+    matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(grammar))
+    tokens = vocabulary.tokenize_str(calls)
+    count = matcher.validate_tokens(tokens)
+    assert count == len(tokens), vocabulary.decode_str(tokens[:count])
+    matcher.consume_tokens(tokens)
+    assert matcher.is_accepting()
