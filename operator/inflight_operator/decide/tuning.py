@@ -75,7 +75,7 @@ def decide_tuning(
         idle = replace(state, trial=None, move=None, window_start=view.time)
         return TuningDecision(limits, (), Reason("NoTraffic"), idle)
     state = state.without_expired(view.time)
-    wrong = model is not None and canary is None and proves_wrong(view, limits, slo, model, state, policy)
+    wrong = model is not None and canary is None and proves_wrong(view, limits, bounds, slo, model, state, policy)
     if state.move is not None and not wrong:
         return judge_move(view, limits, bounds, state.move, state, policy)
     advise = mode is TuningMode.RECOMMEND

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_cost.capacity import Replica, Workload
+from inflight_cost.capacity import Replica, Workload, full_step_seconds
 from inflight_cost.model import CostModel
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
@@ -229,6 +229,12 @@ def test_limits_that_are_slower_than_the_model_said_are_not_reverted_but_lowered
     assert lower.reason.code == "ByCostModel"
     assert moved.limits.max_num_seqs * 0.7 < lower.limits.max_num_seqs < moved.limits.max_num_seqs
     assert lower.limits.max_num_batched_tokens < moved.limits.max_num_batched_tokens
+    # The same where the model has learned meanwhile what such steps take.
+    learned = replace(MODEL, replica=replace(H100, cost=CostModel(7.5e-3, 17e-6, 34e-6, 0.05e-6, 1.2e-9)))
+    assert full_step_seconds(learned.replica, CONVERSATION, moved.limits) > SLO.tpot_p95 * 1.1
+    lower = decide(late, moved.limits, moved.state, model=learned)
+    assert (lower.reason.code, lower.state.tighten) == ("ByCostModel", 1)
+    assert lower.limits.max_num_seqs < moved.limits.max_num_seqs
 
 
 def test_preemptions_on_every_pod_lower_the_slots_and_one_on_fifty_pods_moves_nothing():
