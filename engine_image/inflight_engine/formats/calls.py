@@ -202,7 +202,7 @@ class CallReader:
         source = self._source
         char = yield from source.peek()
         if char == '"':
-            out((yield from values.json_text(source)))
+            out((yield from values.json_text(source)) or "{}")
         elif char == "{":
             yield from values.json_value(source, out)
         else:

@@ -13,6 +13,7 @@ from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.formats.choose import Chosen
 from inflight_engine.formats.grammar import calls_grammar
 from inflight_engine.formats.parser import Parsing
+from inflight_engine.formats.values import parameters_of
 from inflight_engine.grammars.sources import Source, of_grammar
 from inflight_engine.models.conversation import Conversation
 from inflight_engine.server.requests.fields import (
@@ -86,8 +87,7 @@ class ToolFunction(Body):
 
     def schemas(self) -> dict[str, Any]:
         """Schema of each parameter."""
-        properties = (self.parameters or {}).get("properties")
-        return properties if isinstance(properties, dict) else {}
+        return parameters_of(self.parameters or {})
 
 
 class Tool(Body):
