@@ -376,7 +376,9 @@ def _types(schema: Any, root: Mapping[str, Any], of: dict[str, set[str]], depth:
             of[path] = set()
             of[path] = _types(_referred(schema, root), root, of, depth - 1)
         return of[path]
-    several = next((schema[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(key), list)), [])
+    several: list[Any] = next(
+        (schema[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(key), list)), []
+    )
     found = [_types(each, root, of, depth - 1) for each in several]
     return set().union(*found) if all(found) else set()
 
