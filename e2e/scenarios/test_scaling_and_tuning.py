@@ -18,9 +18,11 @@ def limits_of(service, pod):
 
 
 def test_replicas_and_limits_follow_the_load_and_every_request_is_answered(namespace, client_image):
+    # 48 clients and 8 places: one replica is too few on a CPU of any speed.
     service = apply(
         "busy",
         namespace,
+        engine={"maxNumSeqs": 8},
         slo={"ttftP95": "2s", "tpotP95": "100ms"},
         scaling={"maxReplicas": 2, "behavior": {"scaleDown": {"stabilizationWindowSeconds": 10}}},
     )

@@ -6,13 +6,23 @@ high (10 ms for inter-token latency, 0.3 s for queue time) to steer on.
 
 from __future__ import annotations
 
-TIME_TO_FIRST_TOKEN = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 0.75, 1, 1.5, 2.5, 5, 10, 20, 40, 80, 160, 320)
-"""Seconds. A short prompt on an idle GPU takes 10 ms; targets lie between 0.2 and 2 s, so the grid is dense there;
-behind a full queue on CPU it is minutes."""
+TIME_TO_FIRST_TOKEN = (
+    *(0.01, 0.025, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.75, 1, 1.5, 2, 2.5, 3, 4, 5, 7.5, 10),
+    *(20, 40, 80, 160, 320),
+)
+"""Seconds. A short prompt on an idle GPU takes 10 ms; behind a full queue on CPU it is minutes. Between 0.1 and 10 s
+all round numbers are boundaries: the share of requests within a target is exact only at one."""
+
+TIME_PER_OUTPUT_TOKEN = (
+    *(0.002, 0.005, 0.01, 0.015, 0.02, 0.025, 0.03, 0.035, 0.04, 0.045, 0.05, 0.06, 0.07, 0.075, 0.08, 0.09),
+    *(0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.8, 2, 5),
+)
+"""Seconds, means of whole requests. Limits are tuned until p95 is near the target, so most requests lie close to it and
+a wide bucket around it would hide on which side: all round numbers are boundaries."""
 
 INTER_TOKEN = (0.001, 0.002, 0.004, 0.006, 0.008, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.075, 0.1, 0.2, 0.4, 0.8, 2, 5)
-"""Seconds. A small model on a GPU decodes in 2 ms; 50 ms is the usual target; a prefill chunk in the same step makes
-hundreds of milliseconds, and a preemption seconds."""
+"""Seconds. A small model on a GPU decodes in 2 ms; a prefill chunk in the same step makes hundreds of milliseconds, and
+a preemption seconds."""
 
 QUEUE_TIME = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.5, 1, 2, 5, 10, 20, 40, 80, 160)
 """Seconds. An idle engine admits within a step (milliseconds); waits of tens of milliseconds are the first sign of too

@@ -11,7 +11,7 @@ from dataclasses import replace
 from enum import StrEnum
 
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.tuning_model import end_canary, judge_move, move_by_model
+from inflight_operator.decide.tuning_model import end_canary, judge_move, move_by_model, proves_wrong
 from inflight_operator.decide.tuning_rules import step_by_rules, still_draining
 from inflight_operator.decide.tuning_types import (
     Slo,
@@ -75,11 +75,12 @@ def decide_tuning(
         idle = replace(state, trial=None, move=None, window_start=view.time)
         return TuningDecision(limits, (), Reason("NoTraffic"), idle)
     state = state.without_expired(view.time)
-    if state.move is not None:
+    wrong = model is not None and canary is None and proves_wrong(view, limits, bounds, slo, model, state, policy)
+    if state.move is not None and not wrong:
         return judge_move(view, limits, bounds, state.move, state, policy)
     advise = mode is TuningMode.RECOMMEND
     if model is not None:
-        state = replace(state, trial=None)
+        state = replace(state, trial=None, move=None)
         return move_by_model(view, limits, bounds, slo, model, state, policy, advise=advise)
     return step_by_rules(view, limits, bounds, slo, replace(state, modelled=None), policy, advise=advise)
 

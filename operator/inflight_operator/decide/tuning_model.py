@@ -49,7 +49,7 @@ def move_by_model(
     *,
     advise: bool,
 ) -> TuningDecision:
-    """Returns the next limits if no move is being measured."""
+    """Returns the next limits if no move is being measured, or if its measurements correct the model."""
     state = replace(_corrected(view, limits, slo, model, state, policy), window_start=view.time)
     targets, margins = _targets(slo, state), _margins(state)
     wanted = modelled_limits(bounds, slo, model, state)
@@ -104,6 +104,23 @@ def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -
     return full(wanted) <= tpot < full(limits)
 
 
+def proves_wrong(
+    view: TuningView,
+    limits: Limits,
+    bounds: LimitsBounds,
+    slo: Slo,
+    model: TuningModel,
+    state: TuningState,
+    policy: TuningPolicy,
+) -> bool:
+    """Returns True if tokens are late with these limits and the model, with what it learned from that, proposes smaller
+    ones: they are nearer to the right ones than the middle between these and the previous ones."""
+    if not _late(view, slo, policy):
+        return False
+    wanted = modelled_limits(bounds, slo, model, _corrected(view, limits, slo, model, state, policy))
+    return wanted != limits and _smaller(limits, wanted)
+
+
 def judge_move(
     view: TuningView,
     limits: Limits,
@@ -116,6 +133,9 @@ def judge_move(
     after, before = _compared(view, move)
     if after is None:
         return end_canary(limits, state, view.time)
+    if _smaller(move.frm, move.to):
+        # Smaller steps slow no token down: late ones have another cause, for which to return would be no help.
+        after = replace(after, tpot_within=max(after.tpot_within, before.tpot_within))
     left = math.ceil(policy.patience - (view.time - move.started))
     evidence = after.evidence if move.canary is None else min(after.evidence, before.evidence)
     if evidence < policy.evidence and left > 0:
@@ -177,20 +197,31 @@ def lost(before: Quality, after: Quality, policy: TuningPolicy, *, together: boo
 def _corrected(
     view: TuningView, limits: Limits, slo: Slo, model: TuningModel, state: TuningState, policy: TuningPolicy
 ) -> TuningState:
-    """Corrections of the model from the measurements of this window: tokens slower than full steps allow, and
-    preemptions. Corrections only grow until they expire, so they cannot oscillate."""
-    target, pace = slo.tpot_p95, view.itl_mean
+    """Corrections of the model from the measurements of this window: tokens slower than full steps allow or than the
+    target where full steps should hold it, and preemptions. Corrections only grow until they expire, so they cannot
+    oscillate."""
+    target, slow, pace = slo.tpot_p95, view.tpot_p95, view.itl_mean
     tighten, memory = state.tighten, state.memory
     full = full_step_seconds(model.replica, model.workload, limits)
-    if target is not None and pace is not None and view.finished >= policy.evidence:
-        slow = pace > target * (1 + policy.dead_band / 2) and view.quality.tpot_within < policy.missed
-        if slow and pace > full * (1 + policy.dead_band / 2):
-            tighten = max(TIGHTEST, tighten * max(0.8, target / pace))
+    if target is not None and slow is not None and pace is not None and _late(view, slo, policy):
+        # Few slow requests beside a quick mean are not the size of steps, and smaller ones would not help them.
+        blamed = full <= target * (1 + policy.dead_band) and pace > target * policy.room
+        if blamed or pace > full * (1 + policy.dead_band / 2):
+            tighter = max(TIGHTEST, tighten * max(0.8, target / slow))
+            if longest_step(model.replica, model.workload, Targets(None, target * tighter)) is not None:
+                tighten = tighter
     if view.preemptions_per_min > policy.preemptions_per_min and view.running >= limits.max_num_seqs * 0.5:
         memory = max(LEAST_MEMORY, memory * 0.85)
     if (tighten, memory) == (state.tighten, state.memory):
         return state
     return state.corrected(until=view.time + policy.fence, tighten=tighten, memory=memory)
+
+
+def _late(view: TuningView, slo: Slo, policy: TuningPolicy) -> bool:
+    """Returns True if p95 of enough requests misses the TPOT target."""
+    if slo.tpot_p95 is None or view.tpot_p95 is None or view.finished < policy.evidence:
+        return False
+    return view.tpot_p95 > slo.tpot_p95 * (1 + policy.dead_band / 2) and view.quality.tpot_within < policy.missed
 
 
 def _targets(slo: Slo, state: TuningState) -> Targets:
@@ -274,6 +305,11 @@ def _changes(frm: Limits, to: Limits, reason: Reason, *, applied: bool = True) -
 
 def _shares(before: Quality, after: Quality) -> dict[str, Number]:
     return {"good_before": before.good, "good_now": after.good}
+
+
+def _smaller(frm: Limits, to: Limits) -> bool:
+    """Returns True if neither limit is larger."""
+    return all(to.get(knob) <= frm.get(knob) for knob in KNOBS)
 
 
 def _differs(one: Limits, other: Limits) -> bool:

@@ -76,7 +76,7 @@ class TuningPolicy:
     effect: float = 0.02
     settled_effect: float = 0.1
     episode: float = 600.0
-    sure_error: float = 0.1
+    sure_error: float = 0.2
     loss: float = 0.05
     missed: float = 0.9
     evidence: int = 20

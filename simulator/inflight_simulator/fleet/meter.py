@@ -62,7 +62,7 @@ class Meter:
         self.arrived_tokens = 0
         self.arrived_squares = 0
         self._ttft = _Counts(buckets.TIME_TO_FIRST_TOKEN)
-        self._tpot = _Counts(buckets.INTER_TOKEN)
+        self._tpot = _Counts(buckets.TIME_PER_OUTPUT_TOKEN)
         self._itl = _Counts(buckets.INTER_TOKEN)
         self._step_tokens = _Counts(buckets.STEP_TOKENS)
         self._fit = OnlineFit()

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -142,6 +143,13 @@ async def test_promtool_finds_only_what_vllms_own_names_bring(make_fake):
 def test_buckets_reach_where_vllms_do_not():
     assert sum(bound < 0.010 for bound in buckets.INTER_TOKEN) >= 3
     assert sum(bound < 0.3 for bound in buckets.QUEUE_TIME) >= 5
+
+
+@pytest.mark.parametrize("target", [0.02, 0.025, 0.03, 0.04, 0.05, 0.06, 0.075, 0.08, 0.1, 0.15, 0.2, 0.3, 0.5])
+def test_a_round_target_has_a_boundary_of_its_own_so_the_share_within_it_is_exact(target):
+    assert target in buckets.TIME_PER_OUTPUT_TOKEN
+    assert round(target * 10, 3) in buckets.TIME_TO_FIRST_TOKEN or target in (0.06, 0.08)
+    assert max(b / a for a, b in pairwise(buckets.TIME_PER_OUTPUT_TOKEN) if 0.02 <= a < 0.1) <= 1.25
 
 
 async def test_one_answer_counts_once_everywhere(make_fake):

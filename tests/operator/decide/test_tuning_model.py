@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from inflight_cost.capacity import Replica, Workload
+from inflight_cost.capacity import Replica, Workload, full_step_seconds
 from inflight_cost.model import CostModel
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
@@ -78,7 +78,7 @@ def test_limits_that_the_model_finds_as_good_stay():
 
 
 def test_a_model_with_a_larger_error_goes_half_of_the_way_at_a_time():
-    decision = decide(seen(100.0), Limits(32, 16_384), model=replace(MODEL, error=0.2))
+    decision = decide(seen(100.0), Limits(32, 16_384), model=replace(MODEL, error=0.25))
     assert near(decision.limits, Limits(78, 4280))
 
 
@@ -185,10 +185,56 @@ def test_few_requests_are_measured_for_longer_before_they_judge():
 
 def test_tokens_that_come_slower_than_the_model_says_tighten_what_it_solves_for():
     slow = replace(FINE, tpot_within=0.3)
-    view = replace(seen(100.0, slow), itl_mean=0.065)
+    view = replace(seen(100.0, slow), itl_mean=0.065, tpot_p95=0.07)
     decision = decide(view, BEST)
     assert decision.limits.max_num_batched_tokens < BEST.max_num_batched_tokens * 0.85
     assert decision.state.tighten == pytest.approx(0.8)
+
+
+def test_requests_slower_than_the_mean_tighten_it_where_full_steps_should_hold_the_target():
+    view = replace(seen(100.0, replace(FINE, tpot_within=0.7)), itl_mean=0.047, tpot_p95=0.055)
+    assert decide(view, BEST).state.tighten == pytest.approx(0.05 / 0.055)
+    assert decide(replace(view, quality=FINE), BEST).state.tighten == 1
+    # Steps of 8,192 tokens are longer than the target: these limits are to blame, not the model.
+    assert decide(view, Limits(192, 8192)).state.tighten == 1
+
+
+def test_an_outlier_beside_quick_tokens_and_a_target_that_one_request_alone_takes_tighten_nothing():
+    view = replace(seen(100.0, replace(FINE, tpot_within=0.7)), itl_mean=0.035, tpot_p95=0.065)
+    assert decide(view, BEST).state.tighten == 1
+    slow = replace(MODEL, replica=Replica(CostModel(42e-3, 30e-6, 60e-6, 0.045e-6, 1.05e-9), 400_000))
+    late = replace(seen(100.0, replace(FINE, tpot_within=0.1)), itl_mean=0.06, tpot_p95=0.07)
+    assert decide(late, Limits(16, 128), model=slow).state.tighten == 1
+
+
+def test_late_tokens_are_not_blamed_on_smaller_limits_and_late_first_tokens_are():
+    moved = decide(seen(100.0), Limits(512, 16_384))
+    assert near(moved.limits, BEST)
+    slow = decide(seen(140.0, replace(FINE, tpot_within=0.3)), moved.limits, moved.state)
+    assert (slow.limits, slow.reason.code) == (moved.limits, "Kept")
+    assert decide(seen(140.0, POOR), moved.limits, moved.state).limits == Limits(512, 16_384)
+
+
+def test_smaller_limits_that_made_tokens_quick_again_stay_although_they_generate_fewer():
+    over = replace(FINE, ttft_within=0.5, tpot_within=0.3, waiting=20)
+    moved = decide(seen(100.0, over), Limits(512, 16_384))
+    quick = replace(over, tpot_within=1.0, tokens_per_s=1600)
+    assert decide(seen(140.0, quick), moved.limits, moved.state).limits == moved.limits
+
+
+def test_limits_that_are_slower_than_the_model_said_are_not_reverted_but_lowered():
+    moved = decide(seen(100.0), Limits(32, 16_384))
+    late = replace(seen(140.0, replace(FINE, tpot_within=0.1)), itl_mean=0.056, tpot_p95=0.058)
+    lower = decide(late, moved.limits, moved.state)
+    assert lower.reason.code == "ByCostModel"
+    assert moved.limits.max_num_seqs * 0.7 < lower.limits.max_num_seqs < moved.limits.max_num_seqs
+    assert lower.limits.max_num_batched_tokens < moved.limits.max_num_batched_tokens
+    # The same where the model has learned meanwhile what such steps take.
+    learned = replace(MODEL, replica=replace(H100, cost=CostModel(7.5e-3, 17e-6, 34e-6, 0.05e-6, 1.2e-9)))
+    assert full_step_seconds(learned.replica, CONVERSATION, moved.limits) > SLO.tpot_p95 * 1.1
+    lower = decide(late, moved.limits, moved.state, model=learned)
+    assert (lower.reason.code, lower.state.tighten) == ("ByCostModel", 1)
+    assert lower.limits.max_num_seqs < moved.limits.max_num_seqs
 
 
 def test_preemptions_on_every_pod_lower_the_slots_and_one_on_fifty_pods_moves_nothing():
@@ -202,7 +248,7 @@ def test_preemptions_on_every_pod_lower_the_slots_and_one_on_fifty_pods_moves_no
 
 def test_corrections_of_the_model_are_forgotten_after_a_while():
     slow = replace(FINE, tpot_within=0.3)
-    busy = replace(seen(100.0, slow), itl_mean=0.065, preemptions_per_min=4.0, running=BEST.max_num_seqs)
+    busy = replace(seen(100.0, slow), itl_mean=0.065, tpot_p95=0.07, preemptions_per_min=4.0, running=BEST.max_num_seqs)
     corrected = decide(busy, BEST).state
     assert (corrected.tighten, corrected.memory) == (pytest.approx(0.8), pytest.approx(0.85))
     still = decide(seen(100.0 + POLICY.fence - 1), BEST, replace(corrected, move=None)).state

@@ -123,7 +123,7 @@ class Counts:
         self.rejections = dict.fromkeys(REJECTIONS, 0)
         self.time_to_first_token = Histogram(buckets.TIME_TO_FIRST_TOKEN)
         self.inter_token_latency = Histogram(buckets.INTER_TOKEN)
-        self.time_per_output_token = Histogram(buckets.INTER_TOKEN)
+        self.time_per_output_token = Histogram(buckets.TIME_PER_OUTPUT_TOKEN)
         self.end_to_end = Histogram(buckets.END_TO_END)
         self.queue_time = Histogram(buckets.QUEUE_TIME)
         self.step_tokens = Histogram(buckets.STEP_TOKENS)
