@@ -66,7 +66,7 @@ class ApiServers(FakeEngine):
         return await super()._answer(Do(frames=frames, cut=cut), seen, number, reader, writer)
 
     async def _say(self, request_id: int, text: bytes) -> None:
-        """One step after the other, each in a frame of its own."""
+        """Sends steps of up to three tokens, each in a frame of its own."""
         self._engine.report(admitted=[(request_id, 0)])
         for begin in range(0, len(text), 3):
             self._engine.report(tokens=[(0, token) for token in text[begin : begin + 3]])
