@@ -3,12 +3,15 @@
 import asyncio
 import contextlib
 import json
+import signal
 import time
 
 import httpx
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 
 from inflight_base.signing import signed, tenant_message
+from inflight_operator.observe.metrics import parse_metrics
 from inflight_vllm import middleware
 from inflight_vllm.board import Board, Report
 from inflight_vllm.middleware import Inflight
@@ -181,14 +184,20 @@ async def test_the_admin_port_answers_and_a_port_in_use_is_only_logged(serve, ca
     await asyncio.gather(server, return_exceptions=True)
 
 
-async def test_a_start_that_fails_leaves_vllms_own_start(serve, vllm, monkeypatch, caplog):
-    seen = []
+async def test_after_a_start_that_fails_vllm_serves_and_drains_and_the_page_says_why(serve, vllm, monkeypatch, caplog):
+    seen, registry = [], CollectorRegistry()
 
     async def starts(scope, receive, send):
         seen.append(scope["type"])
 
-    inflight = serve().inflight
+    monkeypatch.setattr(middleware, "REGISTRY", registry)
+    inflight = serve(ADMIN_PORT=str(free_port())).inflight
     monkeypatch.setattr(inflight, "_app", starts)
     await inflight({"type": "lifespan"}, None, None)  # without the state that vLLM's application has
     assert seen == ["lifespan"]
     assert "inflight: the plugin failed; vLLM goes on without it" in caplog.text
+    page = "vllm:num_requests_running 0\n" + generate_latest(registry).decode()
+    assert parse_metrics(page, 1.0).plugin_problem == "the plugin failed: KeyError"
+    assert asyncio.get_running_loop().remove_signal_handler(signal.SIGTERM)
+    inflight._server.cancel()
+    await asyncio.gather(inflight._server, return_exceptions=True)

@@ -15,7 +15,9 @@ from inflight_vllm.page import PluginMetrics
 
 def page(limits, drain=None):
     registry = CollectorRegistry()
-    registry.register(PluginMetrics("chat", "0.32.0", limits, drain or Drain(0, 0, lambda: None), Guard()))
+    metrics = PluginMetrics("0.32.0", limits, drain or Drain(0, 0, lambda: None), Guard())
+    metrics.model_name = "chat"
+    registry.register(metrics)
     vllm = "vllm:num_requests_running 0\nvllm:num_requests_waiting 0\nvllm:kv_cache_usage_perc 0\n"
     return generate_latest(registry).decode() + vllm
 

@@ -171,6 +171,27 @@ def test_arrivals_and_uncomputed_prompt_tokens_are_counted():
     assert meter.waiting_prompt_tokens == 6
 
 
+def test_a_request_that_ends_while_it_is_surveyed_counts_with_all_of_its_tokens():
+    class Ending(FakeRequest):
+        """Ends in the scheduler's thread as soon as its tokens were looked at."""
+
+        @property
+        def num_output_tokens(self):
+            before, self.generated, self.status = self.generated, 16, "stopped"
+            return before
+
+        @num_output_tokens.setter
+        def num_output_tokens(self, number):
+            self.generated = 15
+
+    meter = RequestMeter()
+    meter.arrive(Ending("a", 10))
+    meter.survey(0.0, ABORTED)
+    meter.survey(1.0, ABORTED)
+    assert not meter.known
+    assert meter.lengths.estimate().mean == pytest.approx(16)
+
+
 def test_an_output_cut_short_from_outside_is_not_taken_for_complete():
     complete, cut = RequestMeter(), RequestMeter()
     for meter, status in ((complete, "stopped"), (cut, ABORTED)):

@@ -73,16 +73,18 @@ class Inflight:
 
     def _start(self, scope: Scope) -> None:
         limits, settings, version = self._limits, self._settings, installed_version()
+        # What needs no names of vLLM comes first: it works, and the page says why, where one of them is missing.
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, self._drain.signal)
+        self._server = loop.create_task(_serve(self._admin, settings.admin_port))
+        page = PluginMetrics(version, limits, self._drain, self._guard)
+        REGISTRY.register(page)
+        arguments = scope["app"].state.args
+        page.model_name = (arguments.served_model_name or [arguments.model])[0]
         found = limits.report.problem
         if found is not None:
             log.warning("inflight: limits cannot be changed: %s; serving as vLLM does", found)
         limits.start(settings.limits_file)
-        arguments = scope["app"].state.args
-        name = (arguments.served_model_name or [arguments.model])[0]
-        REGISTRY.register(PluginMetrics(name, version, limits, self._drain, self._guard))
-        loop = asyncio.get_running_loop()
-        self._server = loop.create_task(_serve(self._admin, settings.admin_port))
-        loop.add_signal_handler(signal.SIGTERM, self._drain.signal)
         log.info(
             "inflight: ready with vLLM %s, limits %s, admin port %d", version, limits.in_force, settings.admin_port
         )

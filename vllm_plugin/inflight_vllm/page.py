@@ -26,14 +26,16 @@ _BESIDE_SECONDS = ("inflight_plugin_beside_seconds", "CPU seconds of the plugin'
 class PluginMetrics(Collector):
     """The families of one server.
 
-    Args:
+    Attributes:
         model_name: label of every series.
+
+    Args:
         vllm_version: of the plugin's information.
         guard: of the plugin's parts in this process: vLLM's own page has these families too.
     """
 
-    def __init__(self, model_name: str, vllm_version: str, limits: LiveLimits, drain: Drain, guard: Guard) -> None:
-        self._model_name = model_name
+    def __init__(self, vllm_version: str, limits: LiveLimits, drain: Drain, guard: Guard) -> None:
+        self.model_name = ""
         self._vllm_version = vllm_version
         self._limits = limits
         self._drain = drain
@@ -100,10 +102,10 @@ class PluginMetrics(Collector):
     def _gauge(self, metric: tuple[str, str], rows: list[tuple[dict[str, str], float]]) -> Metric:
         family = GaugeMetricFamily(*metric, labels=("model_name", *rows[0][0]))
         for labels, value in rows:
-            family.add_metric((self._model_name, *labels.values()), value)
+            family.add_metric((self.model_name, *labels.values()), value)
         return family
 
     def _counter(self, metric: tuple[str, str], labels: dict[str, str], value: float) -> Metric:
         family = CounterMetricFamily(*metric, labels=("model_name", *labels))
-        family.add_metric((self._model_name, *labels.values()), value)
+        family.add_metric((self.model_name, *labels.values()), value)
         return family

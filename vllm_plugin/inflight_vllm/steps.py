@@ -139,14 +139,15 @@ class RequestMeter:
         """
         waiting, begins, ends, over = 0, [], [], []
         for name, request in self._requests.items():
+            # Before its tokens: a request that ends meanwhile is over at the next survey, with all of them.
+            if request.is_finished():
+                over.append(name)
             waiting += max(0, request.num_prompt_tokens - request.num_computed_tokens)
             length, counted = request.num_output_tokens, self._counted[name]
             if length > counted:
                 begins.append(counted)
                 ends.append(length)
                 self._counted[name] = length
-            if request.is_finished():
-                over.append(name)
         if begins:
             self.lengths.generated_many(begins, ends)
         for name in over:
