@@ -26,10 +26,17 @@ from inflight_engine.formats.source import Mismatch, Reading, Source
 
 _NAME = re.compile(r"[\w.\-/]*")
 _DIGITS = re.compile(r"[0-9]*")
-_MAX_NAME = 256
+
+MAX_NAME = 256
+"""Length of a function's name, in characters."""
 
 Schemas: TypeAlias = Mapping[str, Mapping[str, Any]]
 """JSON schemas of parameters, by function and parameter."""
+
+
+def is_name(text: str) -> bool:
+    """Calls of a function with this name can be read."""
+    return 0 < len(text) <= MAX_NAME and _NAME.fullmatch(text) is not None
 
 
 class CallReader:
@@ -145,7 +152,7 @@ class CallReader:
                 yield from values.python_arguments(source, self._add)
 
     def _read_name(self) -> Reading[str]:
-        name = yield from self._source.matching(_NAME, _MAX_NAME)
+        name = yield from self._source.matching(_NAME, MAX_NAME)
         if not name:
             raise Mismatch
         return name
@@ -162,7 +169,7 @@ class CallReader:
         yield from source.accept(part.prefix)
         self._name = yield from self._read_name()
         yield from source.expect(":")
-        number = yield from source.matching(_DIGITS, _MAX_NAME)
+        number = yield from source.matching(_DIGITS, MAX_NAME)
         self._id = f"{part.prefix}{self._name}:{number}"
         yield from source.space()
         yield from source.expect(part.end)
@@ -181,7 +188,7 @@ class CallReader:
             yield from source.space()
             if key == part.name and not self._name:
                 self._name = yield from values.json_text(source)
-                if not _NAME.fullmatch(self._name):
+                if not is_name(self._name):
                     raise Mismatch
                 if early:
                     self._add("".join(early))
@@ -202,7 +209,7 @@ class CallReader:
         source = self._source
         char = yield from source.peek()
         if char == '"':
-            out((yield from values.json_text(source)))
+            out((yield from values.json_text(source)) or "{}")
         elif char == "{":
             yield from values.json_value(source, out)
         else:

@@ -43,7 +43,15 @@ class Chosen:
     @property
     def marks(self) -> str:
         """All texts that parsers look for, joined: special tokens with such names must be in the text."""
-        return "\n".join(map(repr, (self.format, self.reasoning))) + "<|start|> <|end|> <|message|>" + GEMMA_QUOTE
+        form, reasoning = self.format, self.reasoning
+        marks = [GEMMA_QUOTE]
+        if form is not None:
+            marks.append(repr((form.section, form.call)))
+        if reasoning is not None:
+            marks += (reasoning.open, reasoning.close)
+        if (form is not None and form.channels) or (reasoning is not None and reasoning.channels):
+            marks += ("<|start|>", "<|channel|>", "<|message|>", "<|end|>")
+        return "\n".join(marks)
 
 
 def choose(model: ModelText, tool_call_parser: str = AUTO, reasoning_parser: str = AUTO) -> Chosen:

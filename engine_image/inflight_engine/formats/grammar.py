@@ -22,7 +22,7 @@ from inflight_engine.formats.format import (
     Space,
     Tagged,
 )
-from inflight_engine.formats.values import GEMMA_QUOTE, json_types
+from inflight_engine.formats.values import GEMMA_QUOTE, json_types, parameters_of
 
 TokenOf = Callable[[str], int | None]
 """Id of the special token with this name; None: there is none."""
@@ -49,6 +49,7 @@ class GrammarText:
     def __init__(self, token_of: TokenOf) -> None:
         self.rules: list[str] = []
         self._token_of = token_of
+        self._names: dict[str, str] = {}
         self.numbers = count()
 
     def literal(self, text: str) -> str:
@@ -69,9 +70,12 @@ class GrammarText:
         return " ".join(pieces)
 
     def rule(self, body: str, attributes: str = "") -> str:
-        """Add a rule; returns its name."""
-        name = f"r{next(self.numbers)}"
-        self.rules.append(f"{name}{attributes}: {body}")
+        """Return the name of a rule, which is added where there is none like it."""
+        rule = f"{attributes}: {body}"
+        name = self._names.get(rule)
+        if name is None:
+            name = self._names[rule] = f"r{next(self.numbers)}"
+            self.rules.append(name + rule)
         return name
 
     def json(self, schema: Mapping[str, Any]) -> str:
@@ -177,15 +181,10 @@ def _sequence(text: GrammarText, parts: Sequence[Part]) -> str:
 
 
 def _properties(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any], bool]]:
-    """Parameters of a function: name, schema with the definitions that it may refer to, and whether it is required."""
-    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
-    properties, required = schema.get("properties"), schema.get("required")
-    if not isinstance(properties, dict):
-        return []
-    return [
-        (name, {**definitions, **each} if isinstance(each, dict) else {}, name in (required or ()))
-        for name, each in properties.items()
-    ]
+    """Parameters of a function: name, schema, and whether it is required."""
+    stated = schema.get("required")
+    required = {each for each in stated if isinstance(each, str)} if isinstance(stated, list) else ()
+    return [(name, each, name in required) for name, each in parameters_of(schema).items()]
 
 
 def _tagged(text: GrammarText, part: Tagged, schema: Mapping[str, Any]) -> str:
@@ -255,7 +254,8 @@ def _value(
     if types == {"boolean"}:
         return f'("{words["true"]}" | "{words["false"]}")'
     if types == {"string"}:
-        choices = [each for each in schema.get("enum") or () if isinstance(each, str)]
+        stated = schema.get("enum")
+        choices = [each for each in stated if isinstance(each, str)] if isinstance(stated, list) else []
         return f"({' | '.join(text.literal(quote(each)) for each in choices)})" if choices else string
     any_value = f"any{next(text.numbers)}"
     scalars = " | ".join(f'"{word}"' for word in words.values())

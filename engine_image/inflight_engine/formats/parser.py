@@ -142,11 +142,11 @@ class AnswerParser:
         """
         source, how = self._source, self._how
         assert how.format is not None
-        source.forget()
+        begin = source.at
         calls = CallReader(source, how.format, how.schemas, self._events, known=known)
         if (yield from self._tried(calls.read(), calls)):
             return True
-        source.at = len(opener)
+        source.at = begin + len(opener)
         text.add(opener)
         return False
 
@@ -173,11 +173,11 @@ class AnswerParser:
             recipient = _RECIPIENT.search(header)
             called = False
             if recipient is not None and self._how.format is not None:
-                source.forget()
+                begin = source.at
                 calls = CallReader(source, self._how.format, self._how.schemas, self._events)
                 called = yield from self._tried(calls.read_json(recipient[1]), calls)
                 if not called:
-                    source.at = 0
+                    source.at = begin
             if called:
                 end = yield from values.text_until(source, _MESSAGE_ENDS, _drop, forget=True)
             else:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
 from inflight_engine.formats.source import Mismatch, Reading, Source, possible_start
@@ -15,6 +15,9 @@ Out: TypeAlias = Callable[[str], None]
 MAX_DEPTH = 64
 _MAX_SCALAR = 4096
 _MAX_KEY = 1024
+_WINDOW = 1024
+"""Characters that are searched at once: where each of many ends is found soon, the rest of a long text is not searched
+again for those that it lacks."""
 
 _PLAIN = re.compile(r'[^"\\\x00-\x1f]*')
 _ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
@@ -312,21 +315,52 @@ def text_until(source: Source, ends: tuple[str, ...], out: Out, *, forget: bool 
     while True:
         if forget:
             source.forget()
-        rest = source.text[source.at :]
+        rest = source.text[source.at : source.at + _WINDOW]
+        all_seen = source.at + len(rest) == len(source.text)
+        ended = source.ended and all_seen
         found = min(((at, end) for end in ends if (at := rest.find(end)) >= 0), default=None)
-        length = found[0] if found else len(rest) - (0 if source.ended else possible_start(rest, ends))
+        length = found[0] if found else len(rest) - (0 if ended else possible_start(rest, ends))
         if length:
             source.at += length
             out(rest[:length])
-        if found or source.ended:
+        if found or ended:
             source.short = found is None
             return found[1] if found else ""
-        yield
+        if all_seen:
+            yield
+
+
+def parameters_of(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Schemas of a function's parameters, each with the definitions that it may refer to.
+
+    Args:
+        schema: of all parameters.
+    """
+    definitions = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    properties = schema.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    dicts = {name: each if isinstance(each, dict) else {} for name, each in properties.items()}
+    return {name: {**definitions, **each, **_referred(each, definitions)} for name, each in dicts.items()}
+
+
+def _referred(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:
+    """The definition that a schema refers to; empty: it refers to none."""
+    path = schema.get("$ref")
+    found: Any = definitions
+    for step in path.removeprefix("#/").split("/") if isinstance(path, str) else ("",):
+        found = found.get(step) if isinstance(found, dict) else None
+    return found if isinstance(found, dict) else {}
 
 
 def json_types(schema: Any) -> set[str]:
     """JSON types that a schema permits at its top; empty: not known."""
-    if not isinstance(schema, dict):
+    return _types(schema, schema, {}, MAX_DEPTH) if isinstance(schema, dict) else set()
+
+
+def _types(schema: Any, root: Mapping[str, Any], of: dict[str, set[str]], depth: int) -> set[str]:
+    """Args: `of`: types by reference; those of one that is being followed are not known."""
+    if not isinstance(schema, dict) or not depth:
         return set()
     stated = schema.get("type")
     if isinstance(stated, str):
@@ -336,8 +370,16 @@ def json_types(schema: Any) -> set[str]:
     if "const" in schema or isinstance(schema.get("enum"), list):
         values = [schema["const"]] if "const" in schema else schema["enum"]
         return {_type_of(value) for value in values}
-    several: list[Any] = next((schema[key] for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)), [])
-    found = [json_types(each) for each in several]
+    path = schema.get("$ref")
+    if isinstance(path, str):
+        if path not in of:
+            of[path] = set()
+            of[path] = _types(_referred(schema, root), root, of, depth - 1)
+        return of[path]
+    several: list[Any] = next(
+        (schema[key] for key in ("anyOf", "oneOf", "allOf") if isinstance(schema.get(key), list)), []
+    )
+    found = [_types(each, root, of, depth - 1) for each in several]
     return set().union(*found) if all(found) else set()
 
 

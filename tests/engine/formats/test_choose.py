@@ -51,3 +51,20 @@ def test_mistral_is_the_version_of_the_template():
 def test_marks_hold_the_special_tokens_of_the_formats():
     assert "<|tool_call_begin|>" in choose(ModelText(), "kimi_k2").marks
     assert "[/THINK]" in choose(ModelText(), "none", "mistral").marks
+
+
+@pytest.mark.parametrize(
+    ("parsers", "others"),
+    [
+        (("llama3_json", "none"), ("<|eot_id|>", "<|end|>")),
+        (("none", "qwen3"), ("<|start|>", "<|end|>", "<|message|>")),
+    ],
+)
+def test_names_of_other_special_tokens_stay_out_of_answers(parsers, others):
+    assert not any(each in choose(ModelText(), *parsers).marks for each in others)
+
+
+def test_marks_hold_those_of_channels():
+    for parsers in (("openai", "none"), ("none", "openai_gptoss")):
+        marks = choose(ModelText(), *parsers).marks
+        assert all(each in marks for each in ("<|start|>", "<|channel|>", "<|message|>", "<|end|>"))

@@ -54,3 +54,27 @@ def test_answers_of_the_format_follow_its_grammar(vocabulary, name):
     assert count == len(tokens), vocabulary.decode_str(tokens[:count])
     matcher.consume_tokens(tokens)
     assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=IDS)
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {"a": {"type": "string"}}, "required": 5},
+        {"properties": {"a": {"type": "string", "enum": True}}},
+        {"properties": {"a": {"type": "string"}}, "required": [{}]},
+        {"properties": {"a": {"type": [{}], "$ref": 1}}, "$defs": 1},
+        {"properties": {"a": {"type": "string", "enum": [""]}}},
+    ],
+)
+def test_schemas_that_are_none_make_no_error_of_their_own(form, parameters):
+    calls_grammar(form, [{"name": "f", "parameters": parameters}], lambda _name: None, several=True)
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=IDS)
+def test_a_schema_is_in_the_grammar_once(form):
+    tools = [
+        {"name": f"f{i}", "parameters": {"type": "object", "properties": {"a": {"type": "array"}}}} for i in range(9)
+    ]
+    text = calls_grammar(form, tools, lambda _name: None, several=True)
+    assert text.count("%json") <= 1

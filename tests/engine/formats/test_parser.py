@@ -1,13 +1,15 @@
 """Tool calls, reasoning and content of answers, however their text was cut into pieces."""
 
 import json
+from time import process_time
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from inflight_engine.formats.table import FORMATS, REASONINGS
-from tests.engine.formats.answers import CASES, SCHEMAS, Parsing, parse
+from inflight_engine.formats.values import parameters_of
+from tests.engine.formats.answers import CASES, HARMONY, SCHEMAS, THINK, Parsing, form, parse, parsing
 
 case = pytest.mark.parametrize(("how", "text", "expected"), CASES.values(), ids=CASES)
 
@@ -61,6 +63,51 @@ def test_text_without_any_mark_is_content_alone(kinds, text):
         "",
         [],
     )
+
+
+@pytest.mark.parametrize("name", ["hermes", "thinking", "openai"])
+def test_a_long_answer_of_nothing_but_beginnings_takes_no_more_time_at_once_than_in_pieces(name):
+    """A client makes a model write so, by a grammar or by the bias of a token."""
+    how, text = {
+        "hermes": (parsing("hermes"), '<tool_call>{"x":"' + "<tool_call>" * 32_000),
+        "thinking": (parsing("hermes", reasoning=THINK, opened=True), "<tool_call>" * 32_000),
+        "openai": (parsing("openai", reasoning=HARMONY), "<|channel|><|message|>" * 16_000),
+    }[name]
+    begun = process_time()
+    parse(how, text)
+    assert process_time() - begun < 1.5
+
+
+@pytest.mark.parametrize(
+    ("schema", "written"),
+    [
+        ({"$ref": "#/$defs/Place"}, '{"x": 1}'),
+        ({"anyOf": [{"$ref": "#/$defs/Place"}, {"type": "null"}]}, '{"x": 1}'),
+        ({"allOf": [{"$ref": "#/$defs/Place"}]}, '{"x": 1}'),
+        ({"$ref": "#/$defs/Level"}, '"{\\"x\\": 1}"'),
+        ({"$ref": "#/$defs/Loop"}, '"{\\"x\\": 1}"'),
+        ({"$ref": "#/$defs/None"}, '"{\\"x\\": 1}"'),
+        ({"$ref": 1}, '"{\\"x\\": 1}"'),
+    ],
+)
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm47"])
+def test_values_between_tags_have_the_types_of_the_definitions_that_schemas_refer_to(name, schema, written):
+    definitions = {
+        "Place": {"type": "object", "properties": {"x": {"type": "integer"}}},
+        "Level": {"enum": ["low", "high"]},
+        "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"$ref": "#/$defs/Loop"}]},
+    }
+    text = {
+        "qwen3_coder": '<tool_call><function=go><parameter=to>{"x": 1}</parameter></function></tool_call>',
+        "glm47": '<tool_call>go<arg_key>to</arg_key><arg_value>{"x": 1}</arg_value></tool_call>',
+    }[name]
+    go = parameters_of({"properties": {"to": schema}, "$defs": definitions})
+    assert parse(Parsing(form(name), schemas={"go": go}), text) == ("", "", [("go", None, f'{{"to": {written}}}')])
+
+
+def test_arguments_that_are_an_empty_string_are_none():
+    text = '<tool_call>{"name": "now", "arguments": ""}</tool_call>'
+    assert parse(CASES["hermes"][0], text) == ("", "", [("now", None, "{}")])
 
 
 JSON = st.recursive(

@@ -212,6 +212,16 @@ async def test_a_choice_of_tools_that_are_not_there_is_refused(make_fake, body, 
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
+@pytest.mark.parametrize("name", ["", "get weather", 'a"b', "x" * 257])
+async def test_a_function_whose_calls_cannot_be_read_is_refused_where_it_may_be_called(make_fake, name):
+    tools = [TOOL, {"type": "function", "function": {"name": name}}]
+    fake = await make_fake(tool_call_parser="hermes")
+    answer = await fake.post("/v1/chat/completions", **CHAT, tools=tools)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "tools.1.function.name")
+    answer = await ask(make_fake, "Hi", tools=tools, tool_choice="none")
+    assert choices(answer) == [[{"role": "assistant", "content": "Hi"}, "stop"]]
+
+
 async def test_demanded_calls_have_a_grammar(make_fake):
     answer_of = {"required": "tool_calls", "named": "stop"}
     for kind, reason in answer_of.items():

@@ -61,7 +61,10 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     token_ids = await encode(tokenizer, dict(zip(fields, prompts, strict=True)))
     last = [*token_ids.values()][-1]
     parsing = body.parsing(service.formats, lambda: tokenizer.spell(last[-_PROMPT_END:]))
-    source = body.forced_calls(parsing, tokenizer.special_id) or body.grammar(tokenizer.is_special)
+    calls = None
+    if parsing is not None and parsing.format is not None:  # the grammar of hundreds of tools takes tens of ms
+        calls = await asyncio.to_thread(body.forced_calls, parsing, tokenizer.special_id)
+    source = calls or body.grammar(tokenizer.is_special)
     grammar = None if source is None else await service.grammars.check(source)
     if grammar is not None and parsing is not None and parsing.thinks:
         grammar = replace(grammar, after=service.reasoning_end)

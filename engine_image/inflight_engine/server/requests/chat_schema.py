@@ -10,9 +10,11 @@ from pydantic import AfterValidator, Field
 from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import ApiError, bad_request
+from inflight_engine.formats.calls import MAX_NAME, is_name
 from inflight_engine.formats.choose import Chosen
 from inflight_engine.formats.grammar import calls_grammar
 from inflight_engine.formats.parser import Parsing
+from inflight_engine.formats.values import parameters_of
 from inflight_engine.grammars.sources import Source, of_grammar
 from inflight_engine.models.conversation import Conversation
 from inflight_engine.server.requests.fields import (
@@ -86,8 +88,7 @@ class ToolFunction(Body):
 
     def schemas(self) -> dict[str, Any]:
         """Schema of each parameter."""
-        properties = (self.parameters or {}).get("properties")
-        return properties if isinstance(properties, dict) else {}
+        return parameters_of(self.parameters or {})
 
 
 class Tool(Body):
@@ -262,6 +263,12 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
             message = f"tool_choice.function.name: {choice.function.name!r} is none of the tools"
             raise bad_request(message, "tool_choice.function.name")
 
+    def _check_names(self) -> None:
+        for index, tool in enumerate(self.tools or ()):
+            if not is_name(tool.function.name):
+                param = f"tools.{index}.function.name"
+                raise bad_request(f"{param}: must be 1 to {MAX_NAME} letters, digits and any of _ - . /", param)
+
     def forced_calls(self, parsing: Parsing | None, token_of: Callable[[str], int | None]) -> Source | None:
         """The grammar of tool calls, where the request demands them."""
         choice = self.tool_choice
@@ -287,6 +294,8 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
                 "or send tool_choice: none, and the model sees the tools and answers in text"
             )
             raise bad_request(message, "tools", "unsupported_parameter")
+        if calls:
+            self._check_names()
         reasoning = formats.reasoning
         if not calls and reasoning is None:
             return None
