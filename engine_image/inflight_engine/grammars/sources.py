@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -16,8 +17,8 @@ from inflight_engine.grammars.compiled import LIMITS, GrammarError
 MAX_BYTES = 512 * 1024
 """Length of a grammar, in characters."""
 
-_MAX_PROBES = 300
-"""Parts of a schema that are validated to find the one that is refused."""
+_PROBING_SECONDS = 0.5
+"""CPU time to find the part of a schema that is refused."""
 
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
@@ -31,11 +32,13 @@ class Source(NamedTuple):
         field: where the body has it.
         text: serialized, for `Grammar`.
         schema: the JSON schema that it is made of; None: it is of another kind.
+        written: the text is not serialized, but in llguidance's dialect of Lark, or in GBNF.
     """
 
     field: str
     text: str
     schema: Mapping[str, Any] | None = None
+    written: bool = False
 
 
 class Tag(NamedTuple):
@@ -63,15 +66,8 @@ def of_choice(field: str, choices: Sequence[str]) -> Source:
 
 
 def of_grammar(field: str, grammar: str) -> Source:
-    """A grammar in llguidance's dialect of Lark, or in GBNF.
-
-    Raises:
-        GrammarError: it is neither.
-    """
-    try:
-        return Source(field, grammar_from("grammar", grammar))
-    except ValueError as error:
-        raise GrammarError(str(error)) from None
+    """Make a grammar of one in llguidance's dialect of Lark, or in GBNF."""
+    return Source(field, grammar, written=True)
 
 
 def of_tags(field: str, tags: Sequence[Tag], triggers: Sequence[str], is_special: Callable[[str], bool]) -> Source:
@@ -95,18 +91,23 @@ def of_tags(field: str, tags: Sequence[Tag], triggers: Sequence[str], is_special
     return Source(field, LLMatcher.grammar_from_lark(StructTag.to_grammar(made, assume_special=True in special)))
 
 
-def check(source: Source) -> None:
-    """Check that a grammar can be followed. Other threads run meanwhile.
+def check(source: Source) -> str:
+    """Return a grammar that can be followed, serialized. It can take any time, and exhaust memory or the stack.
 
     Raises:
         GrammarError: it cannot; the message names the place.
     """
     if len(source.text) > MAX_BYTES:
         raise GrammarError(f"{source.field}: the grammar has more than {MAX_BYTES} characters")
-    message = _refusal(source.text)
+    try:
+        text = grammar_from("grammar", source.text) if source.written else source.text
+    except ValueError as error:
+        raise GrammarError(f"{source.field}: {error}") from None
+    message = _refusal(text)
     if message:
         place = "" if source.schema is None else _place(source.schema, message)
         raise GrammarError(f"{source.field}{place}: {message}")
+    return text
 
 
 def _refusal(text: str) -> str:
@@ -116,11 +117,10 @@ def _refusal(text: str) -> str:
 def _place(schema: Mapping[str, Any], message: str) -> str:
     """Path of the innermost part of a schema that is refused for this reason by itself."""
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
-    place, num_probes = "", 0
+    place, end = "", time.process_time() + _PROBING_SECONDS
     while True:
         for path, part in _parts(schema):
-            num_probes += 1
-            if num_probes > _MAX_PROBES:
+            if time.process_time() > end:
                 return place
             text = LLMatcher.grammar_from_json_schema(json.dumps({**definitions, **part}))
             if _refusal(text) == message:

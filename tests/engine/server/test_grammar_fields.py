@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 
 import pytest
 
@@ -13,6 +14,14 @@ CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 BODIES = {CHAT: {"messages": [{"role": "user", "content": "hi"}]}, COMPLETION: {"prompt": "hi"}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 REFUSED = {"type": "object", "properties": {"a": {"type": "array", "items": {"not": {"type": "null"}}}}}
+CHAIN = {
+    "$ref": "#/$defs/0",
+    "$defs": {
+        str(i): {"type": "object", "properties": {"p": {"$ref": f"#/$defs/{i + 1}"}}, "required": ["p"]}
+        for i in range(4000)
+    }
+    | {"4000": {"type": "string"}},
+}
 TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
 
 
@@ -88,7 +97,7 @@ async def test_keywords_that_cannot_be_enforced_are_left_out_unless_the_schema_i
         (structured(json="[1]"), "structured_outputs", ["structured_outputs.json", "object"]),
         (structured(regex="a["), "structured_outputs", ["structured_outputs.regex", "unclosed character class"]),
         (structured(grammar="start: b"), "structured_outputs", ["structured_outputs.grammar", "unknown name"]),
-        (structured(grammar="root ::= ("), "structured_outputs", ["GBNF"]),
+        (structured(grammar="root ::= ("), "structured_outputs", ["structured_outputs.grammar", "GBNF"]),
         (structured(structural_tag=json.dumps(TAG | {"triggers": ["<x"]})), "structured_outputs", ["<f>"]),
         (structured(structural_tag="{}"), "structured_outputs", ["structures"]),
         (structured(), "structured_outputs", ["exactly one"]),
@@ -102,6 +111,30 @@ async def test_a_grammar_that_cannot_be_followed_is_refused_with_its_place(make_
     error = await refusal(make_fake, CHAT, body)
     assert error["param"] == param
     assert all(part in error["message"] for part in parts), error["message"]
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        {"json": CHAIN},
+        {"grammar": "start: r0\n" + "".join(f'r{i}: r{i + 1} "a"\n' for i in range(20_000)) + 'r20000: "b"\n'},
+        {"grammar": "\n" * 100_000 + 'root ::= "a"'},
+        {"json": {"type": "string", "allOf": [{"pattern": f"(.|\\n)*[ab].{{{i}}}c"} for i in range(30)]}},
+    ],
+    ids=["stack of references", "stack of rules", "time to convert", "time to compile"],
+)
+async def test_a_grammar_that_cannot_be_compiled_in_bounds_ends_neither_process_nor_loop(make_fake, hostile):
+    fake = await make_fake()
+    refused = asyncio.ensure_future(fake.post(CHAT, **BODIES[CHAT], **structured(**hostile)))
+    longest, before = 0.0, time.monotonic()
+    while not refused.done():
+        await asyncio.sleep(0.01)
+        longest, before = max(longest, time.monotonic() - before), time.monotonic()
+    answer = await refused
+    assert answer.status_code == 400
+    assert "too much time or memory" in answer.json()["error"]["message"]
+    assert longest < 5
+    assert "unclosed" in (await refusal(make_fake, CHAT, structured(regex="a[")))["message"]
 
 
 @pytest.mark.parametrize(

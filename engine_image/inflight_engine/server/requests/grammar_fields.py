@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
@@ -12,6 +11,7 @@ from pydantic import Field
 
 from inflight_contract.errors import bad_request
 from inflight_engine.grammars import sources
+from inflight_engine.grammars.checking import CHECKER
 from inflight_engine.grammars.compiled import MAX_COMPILED, GrammarError
 from inflight_engine.grammars.sources import Source, Tag
 from inflight_engine.request import Grammar
@@ -151,7 +151,7 @@ class CheckedGrammars:
     """Validates grammars; of the latest valid ones that is known."""
 
     def __init__(self) -> None:
-        self._valid: OrderedDict[str, None] = OrderedDict()
+        self._valid: OrderedDict[tuple[str, bool], str] = OrderedDict()
 
     async def check(self, source: Source) -> Grammar:
         """The grammar for the engine.
@@ -159,14 +159,15 @@ class CheckedGrammars:
         Raises:
             ApiError: 400, it cannot be followed.
         """
-        text = source.text
-        if text not in self._valid:
+        key = source.text, source.written
+        text = self._valid.get(key)
+        if text is None:
             try:
-                await asyncio.to_thread(sources.check, source)
+                text = await CHECKER.check(source)
             except GrammarError as error:
                 raise bad_request(str(error), source.field.partition(".")[0], _CODE) from None
-        self._valid[text] = None
-        self._valid.move_to_end(text)
+        self._valid[key] = text
+        self._valid.move_to_end(key)
         if len(self._valid) > MAX_COMPILED:
             self._valid.popitem(last=False)
         return Grammar(text)
