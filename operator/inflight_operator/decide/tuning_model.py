@@ -115,7 +115,7 @@ def proves_wrong(
 ) -> bool:
     """Returns True if tokens are late with these limits and the model, with what it learned from that, proposes smaller
     ones: they are nearer to the right ones than the middle between these and the previous ones."""
-    if not _late(view, slo, policy):
+    if not _late(view, policy):
         return False
     wanted = modelled_limits(bounds, slo, model, _corrected(view, limits, slo, model, state, policy))
     return wanted != limits and _smaller(limits, wanted)
@@ -203,7 +203,7 @@ def _corrected(
     target, slow, pace = slo.tpot_p95, view.tpot_p95, view.itl_mean
     tighten, memory = state.tighten, state.memory
     full = full_step_seconds(model.replica, model.workload, limits)
-    if target is not None and slow is not None and pace is not None and _late(view, slo, policy):
+    if target is not None and slow is not None and pace is not None and _late(view, policy):
         # Few slow requests beside a quick mean are not the size of steps, and smaller ones would not help them.
         blamed = full <= target * (1 + policy.dead_band) and pace > target * policy.room
         if blamed or pace > full * (1 + policy.dead_band / 2):
@@ -217,11 +217,10 @@ def _corrected(
     return state.corrected(until=view.time + policy.fence, tighten=tighten, memory=memory)
 
 
-def _late(view: TuningView, slo: Slo, policy: TuningPolicy) -> bool:
-    """Returns True if p95 of enough requests misses the TPOT target."""
-    if slo.tpot_p95 is None or view.tpot_p95 is None or view.finished < policy.evidence:
-        return False
-    return view.tpot_p95 > slo.tpot_p95 * (1 + policy.dead_band / 2) and view.quality.tpot_within < policy.missed
+def _late(view: TuningView, policy: TuningPolicy) -> bool:
+    """Returns True if enough requests miss the TPOT target for certain: where it is no boundary of the histogram,
+    percentiles are guesses, and corrections by guesses would not end."""
+    return view.finished >= policy.evidence and view.tpot_late > 1 - policy.missed
 
 
 def _targets(slo: Slo, state: TuningState) -> Targets:

@@ -38,7 +38,16 @@ POOR = replace(FINE, ttft_within=0.5)
 def seen(time, quality=FINE, pods=None, **more):
     """Returns a view in which all pods serve alike, except those in `pods`, by uid."""
     by_pod = tuple(PodQuality(uid, f"chat-{uid}", one) for uid, one in (pods or {"a": quality}).items())
-    return replace(CALM, time=time, quality=quality, by_pod=by_pod, pods=len(by_pod), itl_mean=0.03, **more)
+    return replace(
+        CALM,
+        time=time,
+        quality=quality,
+        by_pod=by_pod,
+        pods=len(by_pod),
+        itl_mean=0.03,
+        tpot_late=1 - quality.tpot_within,
+        **more,
+    )
 
 
 def decide(view, limits, state=FRESH, model=MODEL, mode=TuningMode.AUTO, bounds=BOUNDS):
@@ -194,7 +203,7 @@ def test_tokens_that_come_slower_than_the_model_says_tighten_what_it_solves_for(
 def test_requests_slower_than_the_mean_tighten_it_where_full_steps_should_hold_the_target():
     view = replace(seen(100.0, replace(FINE, tpot_within=0.7)), itl_mean=0.047, tpot_p95=0.055)
     assert decide(view, BEST).state.tighten == pytest.approx(0.05 / 0.055)
-    assert decide(replace(view, quality=FINE), BEST).state.tighten == 1
+    assert decide(replace(view, tpot_late=0.05), BEST).state.tighten == 1
     # Steps of 8,192 tokens are longer than the target: these limits are to blame, not the model.
     assert decide(view, Limits(192, 8192)).state.tighten == 1
 
