@@ -51,7 +51,7 @@ def move_by_model(
 ) -> TuningDecision:
     """Returns the next limits if no move is being measured, or if its measurements correct the model."""
     state = replace(_corrected(view, limits, slo, model, state, policy), window_start=view.time)
-    targets, margins = _targets(slo, state), _margins(state)
+    targets, margins = _targets(slo, model, state), _margins(state)
     wanted = modelled_limits(bounds, slo, model, state)
     state = replace(state, modelled=wanted)
     if state.bracket is not None and _differs(state.bracket.wanted, wanted):
@@ -92,7 +92,7 @@ def move_by_model(
 
 def modelled_limits(bounds: LimitsBounds, slo: Slo, model: TuningModel, state: TuningState) -> Limits:
     """The limits that the cost model finds best within `bounds`, with the corrections from measurements."""
-    return best_limits(model.replica, model.workload, _targets(slo, state), bounds, margins=_margins(state))
+    return best_limits(model.replica, model.workload, _targets(slo, model, state), bounds, margins=_margins(state))
 
 
 def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -> bool:
@@ -223,8 +223,15 @@ def _late(view: TuningView, policy: TuningPolicy) -> bool:
     return view.finished >= policy.evidence and view.tpot_late > 1 - policy.missed
 
 
-def _targets(slo: Slo, state: TuningState) -> Targets:
-    return replace(slo.targets, tpot=None if slo.tpot_p95 is None else slo.tpot_p95 * state.tighten)
+def _targets(slo: Slo, model: TuningModel, state: TuningState) -> Targets:
+    """Returns the targets to solve for. A correction after which requests became so large that one alone would miss the
+    TPOT target does not apply: the target would count as none."""
+    if slo.tpot_p95 is None:
+        return slo.targets
+    tpot = slo.tpot_p95 * state.tighten
+    if longest_step(model.replica, model.workload, Targets(None, tpot)) is None:
+        tpot = slo.tpot_p95
+    return replace(slo.targets, tpot=tpot)
 
 
 def _margins(state: TuningState) -> Margins:

@@ -10,6 +10,7 @@ from inflight_cost.capacity import Replica, Workload, full_step_seconds
 from inflight_cost.model import CostModel
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
+from inflight_operator.decide.tuning_model import modelled_limits
 from inflight_operator.decide.tuning_types import (
     PodQuality,
     Quality,
@@ -244,6 +245,14 @@ def test_limits_that_are_slower_than_the_model_said_are_not_reverted_but_lowered
     lower = decide(late, moved.limits, moved.state, model=learned)
     assert (lower.reason.code, lower.state.tighten) == ("ByCostModel", 1)
     assert lower.limits.max_num_seqs < moved.limits.max_num_seqs
+
+
+def test_a_target_that_is_tightened_stays_one_when_requests_grow():
+    slow = Replica(CostModel(20e-3, 30e-6, 60e-6, 0.2e-6, 1.05e-9), 400_000)
+    long = TuningModel(slow, Workload(32_000, 32_000, 42_000**2, 211, 266**2), 0.03)
+    plain, tightened = (modelled_limits(BOUNDS, SLO, long, replace(FRESH, tighten=share)) for share in (1.0, 0.64))
+    assert tightened.max_num_seqs <= plain.max_num_seqs
+    assert tightened.max_num_batched_tokens <= plain.max_num_batched_tokens
 
 
 def test_preemptions_on_every_pod_lower_the_slots_and_one_on_fifty_pods_moves_nothing():
