@@ -5,6 +5,7 @@ import torch
 
 from inflight_engine.cli import main
 from inflight_engine.models.config import load_model_config
+from inflight_engine.models.conversation import Conversation
 from inflight_engine.models.source import resolve
 from inflight_engine.models.tokenizer import load_tokenizer
 from inflight_engine.models.weights import open_weights
@@ -30,8 +31,8 @@ def test_the_exported_model_has_the_built_in_models_shape_weights_and_tokens(fol
     tokenizer, saved = load_tokenizer(ours), load_tokenizer(theirs)
     text = "Count to 123:\n  ünï<|im_end|>"
     assert saved.encode(text) == tokenizer.encode(text)
-    messages = [{"role": "user", "content": "Hello"}]
-    assert saved.encode_chat(messages) == tokenizer.encode_chat(messages)
+    hello = Conversation([{"role": "user", "content": "Hello"}])
+    assert saved.encode_chat(hello) == tokenizer.encode_chat(hello)
     assert saved.eos_token_ids == tokenizer.eos_token_ids
 
 
