@@ -53,6 +53,8 @@ class Answer:
 
     Attributes:
         began: when the request was sent.
+        text: content so far.
+        aside: what the last event has beside content: thinking, and tool calls as `[NAME] ARGUMENTS`.
         first, last: when the first and the last piece arrived; None before.
         longest_gap: seconds between two pieces; 0 for fewer than two.
         ended: when the response was read to its end; None before.
@@ -65,6 +67,7 @@ class Answer:
 
     began: float
     text: str = ""
+    aside: str = ""
     first: float | None = None
     last: float | None = None
     longest_gap: float = 0.0
@@ -83,6 +86,7 @@ class Answer:
         Raises:
             AnswerError: the engine reports an error, or this is no event of a completion.
         """
+        self.aside = ""
         if data == DONE:
             self.done = True
             return ""
@@ -114,9 +118,10 @@ class Answer:
         choice = event["choices"][0]
         said = choice.get("delta") or choice.get("message") or {}
         piece: str = choice.get("text") or said.get("content") or ""
+        self.aside = _aside(said)
         ids, finish_reason = choice.get("token_ids"), choice.get("finish_reason")
         self.pieces += 1
-        if piece or ids or finish_reason:
+        if piece or self.aside or ids or finish_reason:
             # A token may complete no character: the event that ends the response counts as well.
             if self.last is None:
                 self.first = now
@@ -184,6 +189,15 @@ def refusal(status: int, body: bytes, retry_after: str = "") -> RefusalError:
         remedy = ""  # the message contains the remedy
     reason = " ".join(said.split())[:500] or "without a reason"
     return RefusalError(status, reason, remedy, float(retry_after) if retry_after.isdecimal() else None)
+
+
+def _aside(said: dict[str, Any]) -> str:
+    written: str = said.get("reasoning") or said.get("reasoning_content") or ""
+    for call in said.get("tool_calls") or ():
+        function = call["function"]
+        written += f"\n[{function['name']}] " if function.get("name") else ""
+        written += function.get("arguments") or ""
+    return written
 
 
 def _object(data: bytes) -> dict[str, Any]:

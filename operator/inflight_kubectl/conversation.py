@@ -33,11 +33,11 @@ class Conversation:
         """Clears all questions and answers; the system prompt stays."""
         self.messages.clear()
 
-    def ask(self, forward: PortForward, question: str, show: Callable[[str], None]) -> tuple[Answer, bool]:
+    def ask(self, forward: PortForward, question: str, show: Callable[[str, str], None]) -> tuple[Answer, bool]:
         """Sends a question and reads the answer; both become part of the conversation.
 
         Args:
-            show: called with each piece of text as it arrives.
+            show: called with the text and the aside of each event as it arrives.
 
         Returns:
             The answer, and whether it is complete: Ctrl-C ends it early, and the text received so far is kept.
@@ -62,7 +62,7 @@ class Conversation:
             self.messages.pop()
         return answer, whole
 
-    async def _read(self, forward: PortForward, answer: Answer, show: Callable[[str], None]) -> None:
+    async def _read(self, forward: PortForward, answer: Answer, show: Callable[[str, str], None]) -> None:
         from inflight_kubectl.load.client import CHAT, Client, DisconnectedError
 
         system = [{"role": "system", "content": self.system}] if self.system else []
@@ -70,7 +70,10 @@ class Conversation:
         try:
             async with Client(forward.url, {**forward.headers, **self.headers}) as client:
                 await client.ask(
-                    {**self.options, "messages": system + self.messages, **usage}, answer, path=CHAT, show=show
+                    {**self.options, "messages": system + self.messages, **usage},
+                    answer,
+                    path=CHAT,
+                    show=lambda piece: show(piece, answer.aside),
                 )
         except DisconnectedError as error:
             why = error.what.removeprefix("connection: ")

@@ -30,6 +30,8 @@ OTHER_VALUES = {
     "engine.scheduling.shedAfter": "5s",
     "engine.scheduling.preemption": "recompute",
     "engine.scheduling.preemptionVictim": "longestFirst",
+    "engine.toolCallParser": "hermes",
+    "engine.reasoningParser": "qwen3",
     "engine.maxQueuedRequests": 10,
     "engine.queueTimeout": "5s",
     "engine.requestTimeout": "5m",
@@ -116,6 +118,10 @@ BAD = {
         spec("vllm", "engine.scheduling.classes", [{"name": "chat", "shedAfter": "2s"}]),
         "engine.scheduling.classes: maxQueuedRequests, shedAfter and requestTimeout are for engine.type inflight only",
     ),
+    "a parser that Inflight's engine lacks": (
+        spec("inflight", "engine.toolCallParser", "step3"),
+        "engine.toolCallParser must be auto, none, ",
+    ),
     "one port for two things": (
         spec("custom", "engine.custom", {"port": 9000, "metricsPort": 9000}),
         "engine.custom.metricsPort is for a page on another port than engine.custom.port",
@@ -146,7 +152,7 @@ def test_a_wrong_combination_is_refused_with_its_sentence(api_server, case):
     assert sentence in answered.json()["message"]
 
 
-@pytest.mark.parametrize("flag", ["--enable-auto-tool-choice", "--tool-call-parser=hermes", "--block-size=32"])
+@pytest.mark.parametrize("flag", ["--enable-sleep-mode", "--block-size=32"])
 def test_further_flags_of_vllm_are_accepted(api_server, flag):
     assert answer(api_server, spec("vllm", "engine.extraArgs", [flag])).status_code == 201
 

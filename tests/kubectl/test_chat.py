@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from inflight_kubectl.answers import Answer, AnswerError, EventReader, refusal
-from inflight_kubectl.commands.chat import COMMAND, _Session, _show
+from inflight_kubectl.commands.chat import COMMAND, _Screen, _Session
 from inflight_kubectl.conversation import Conversation, served_name
 from inflight_kubectl.output import Problem
 from inflight_kubectl.resources import Service
@@ -65,14 +65,14 @@ class Engine:
         self.forward = Forward(f"http://127.0.0.1:{server.server_port}")
 
 
-def asked(conversation, engine, question, show=lambda piece: None):
+def asked(conversation, engine, question, show=lambda piece, aside: None):
     return conversation.ask(engine.forward, question, show)
 
 
 def test_an_answer_is_shown_as_it_comes_and_the_next_question_has_it():
     engine, shown = Engine(events("Blue", "."), events("Yes")), []
     conversation = Conversation({"model": "chat"}, {"authorization": "Bearer ifk_1"}, "Be brief.")
-    answer, whole = asked(conversation, engine, "A colour?", shown.append)
+    answer, whole = asked(conversation, engine, "A colour?", lambda piece, _: shown.append(piece))
     assert (answer.text, whole, [piece for piece in shown if piece]) == ("Blue.", True, ["Blue", "."])
     assert (answer.prompt_tokens, answer.completion_tokens, answer.finish_reason) == (12, 2, "stop")
     asked(conversation, engine, "Sure?")
@@ -88,7 +88,7 @@ def test_an_answer_is_shown_as_it_comes_and_the_next_question_has_it():
 
 
 def test_ctrl_c_ends_the_answer_and_keeps_what_came():
-    def interrupt(piece):
+    def interrupt(piece, aside):
         raise KeyboardInterrupt
 
     conversation = Conversation({})
@@ -191,13 +191,32 @@ def test_a_session_goes_on_after_errors_and_ends_with_ctrl_d(monkeypatch, capsys
 
 def test_problems_of_the_forward_come_before_those_of_the_connection():
     with pytest.raises(Problem, match="no pod is ready"):
-        Conversation({}).ask(Forward(problem=Problem("no pod is ready to take requests")), "Hi", lambda piece: None)
+        Conversation({}).ask(
+            Forward(problem=Problem("no pod is ready to take requests")), "Hi", lambda piece, aside: None
+        )
     with pytest.raises(AnswerError, match="the connection to the engine failed: ClientConnectorError"):
-        Conversation({}).ask(Forward(), "Hi", lambda piece: None)
+        Conversation({}).ask(Forward(), "Hi", lambda piece, aside: None)
 
 
 @pytest.mark.parametrize(("terminal", "shown"), [(True, "a[2Jb\tc\nd"), (False, "a\x1b[2Jb\tc\nd\x9b")])
 def test_what_a_model_writes_does_not_control_the_terminal(monkeypatch, capsys, terminal, shown):
     monkeypatch.setattr("sys.stdout.isatty", lambda: terminal)
-    _show("a\x1b[2Jb\tc\nd\x9b")
+    _Screen().show("a\x1b[2Jb\tc\nd\x9b", "")
     assert capsys.readouterr().out == shown
+
+
+def test_thinking_and_tool_calls_are_shown_beside_the_answer(run):
+    deltas = [
+        {"role": "assistant", "content": "", "reasoning": "A ", "reasoning_content": "A "},
+        {"reasoning_content": "door."},
+        {"content": "Red."},
+        {"tool_calls": [{"index": 0, "id": "1", "type": "function", "function": {"name": "paint", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"coats": 2}'}}]},
+    ]
+    lines = [{"choices": [{"delta": delta, "finish_reason": None}]} for delta in deltas]
+    text = "".join(f"data: {json.dumps(each)}\n\n" for each in lines)
+    done = run(Engine(text + events(end="tool_calls")), "-m", "A colour?")
+    assert (done.stdout, done.stderr) == ("Red.\n", 'A door.\n\n[paint] {"coats": 2}')
+    answer = Answer(began=1.0)
+    answer.take(json.dumps(lines[1]).encode(), 1.5)
+    assert (answer.ttft, answer.text) == (0.5, "")

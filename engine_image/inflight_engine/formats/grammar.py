@@ -78,10 +78,11 @@ class GrammarText:
             self.rules.append(name + rule)
         return name
 
-    def json(self, schema: Mapping[str, Any]) -> str:
-        """A rule for JSON of this schema."""
+    def json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
+        """A rule for JSON of this schema. `strict`: a schema with keywords that cannot be enforced is none; otherwise
+        these are left out."""
         given = schema.get("x-guidance")
-        options = {**_TIGHT, **given} if isinstance(given, dict) else _TIGHT
+        options = {**_TIGHT, "lenient": not strict, **(given if isinstance(given, dict) else {})}
         return self.rule("%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False))
 
     def text_up_to(self, end: str) -> str:
@@ -103,7 +104,7 @@ def calls_grammar(
     """The grammar of an answer that calls tools.
 
     Args:
-        tools: the functions that may be called, in OpenAI's shape: `name` and `parameters`.
+        tools: the functions that may be called, in OpenAI's shape: `name`, `parameters` and `strict`.
         several: more than one call is allowed.
         reasoning: may come before the calls; None: not here.
     """
@@ -130,7 +131,9 @@ def _thinking(text: GrammarText, form: Format, reasoning: Reasoning | None) -> s
 
 
 def _call(text: GrammarText, parts: Sequence[Part], tool: Mapping[str, Any]) -> str:
-    name, schema = tool["name"], tool.get("parameters") or {"type": "object", "properties": {}}
+    name, strict = tool["name"], bool(tool.get("strict"))
+    # As at OpenAI a function without parameters takes none.
+    schema = {**(tool.get("parameters") or {"additionalProperties": False}), "type": "object"}
     written: list[str] = []
     plain = ""
     for part in parts:
@@ -150,12 +153,12 @@ def _call(text: GrammarText, parts: Sequence[Part], tool: Mapping[str, Any]) -> 
             case NumberedName():
                 begin, follows = f"{part.prefix}{name}:", f"/[0-9]+/ {text.literal(part.end)}"
             case Json():
-                begin, follows = "", text.json(schema)
+                begin, follows = "", text.json(schema, strict=strict)
             case JsonCall():
                 begin = f'{{"{part.name}": {json.dumps(name)}, "{part.arguments[0]}": '
-                follows = f"{text.json(schema)} {text.literal('}')}"
+                follows = f"{text.json(schema, strict=strict)} {text.literal('}')}"
             case Tagged():
-                begin, follows = "", _tagged(text, part, schema)
+                begin, follows = "", _tagged(text, part, schema, strict=strict)
             case GemmaArguments():
                 begin, follows = "", f"{_arguments(text, schema, ':', ',', _gemma)} {text.literal('}')}"
             case PythonCall():
@@ -187,7 +190,7 @@ def _properties(schema: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any],
     return [(name, each, name in required) for name, each in parameters_of(schema).items()]
 
 
-def _tagged(text: GrammarText, part: Tagged, schema: Mapping[str, Any]) -> str:
+def _tagged(text: GrammarText, part: Tagged, schema: Mapping[str, Any], *, strict: bool) -> str:
     written = []
     for name, each, required in _properties(schema):
         strings = json_types(each) in (set(), {"string"})
@@ -200,7 +203,7 @@ def _tagged(text: GrammarText, part: Tagged, schema: Mapping[str, Any]) -> str:
         elif strings:
             value = text.text_up_to(end)
         else:
-            value = f"{text.json(each)} {text.literal(end)}"
+            value = f"{text.json(each, strict=strict)} {text.literal(end)}"
         argument = text.rule(f"{opening} {value} {text.literal(part.after)}")
         written.append(argument if required else f"{argument}?")
     return " ".join(written)

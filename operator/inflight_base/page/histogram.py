@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -70,6 +71,12 @@ class Histogram:
             return below / self.count
         part = min(1.0, (bound - lower) / (upper - lower)) if upper > lower else 1.0
         return (below + (self.counts[index] - below) * part) / self.count
+
+    def share_above(self, bound: float) -> float:
+        """Share of the observations that are above `bound` for certain: not those in its bucket; 0 without any."""
+        if self.count <= 0:
+            return 0.0
+        return 1 - self.counts[bisect_left(self.bounds, bound)] / self.count
 
 
 def summed(histograms: Iterable[Histogram]) -> Histogram:

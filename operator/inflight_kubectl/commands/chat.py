@@ -6,7 +6,7 @@ import contextlib
 import re
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -102,7 +102,7 @@ COMMAND = chat
 
 
 def _one(conversation: Conversation, forward: PortForward, question: str, stats: bool, as_json: bool) -> None:
-    answer, whole = conversation.ask(forward, question, (lambda _: None) if as_json else _show)
+    answer, whole = conversation.ask(forward, question, (lambda *_: None) if as_json else _Screen().show)
     if not whole:
         raise click.Abort
     if as_json:
@@ -161,7 +161,7 @@ class _Session:
 
     def _answer(self, question: str) -> None:
         try:
-            answer, whole = self.conversation.ask(self.forward, question, _show)
+            answer, whole = self.conversation.ask(self.forward, question, _Screen().show)
         except Problem as problem:
             click.echo()
             problem.show()
@@ -171,10 +171,27 @@ class _Session:
             click.echo(_figures(answer), err=True)
 
 
-def _show(piece: str) -> None:
+class _Screen:
+    """Shows an answer: content on standard output, thinking and tool calls on standard error."""
+
+    def __init__(self) -> None:
+        self._in_aside = False
+
+    def show(self, piece: str, aside: str) -> None:
+        """Writes the text and the aside of an event."""
+        if aside:
+            _write(sys.stderr, aside)
+            self._in_aside = True
+        if piece and self._in_aside:
+            _write(sys.stderr, "\n")
+            self._in_aside = False
+        _write(sys.stdout, piece)
+
+
+def _write(file: TextIO, text: str) -> None:
     # Model output must not control the terminal (ECMA-48 sequences begin with ESC or a C1 character).
-    sys.stdout.write(_CONTROLS.sub("", piece) if sys.stdout.isatty() else piece)
-    sys.stdout.flush()
+    file.write(_CONTROLS.sub("", text) if file.isatty() else text)
+    file.flush()
 
 
 def _figures(answer: Answer) -> str:

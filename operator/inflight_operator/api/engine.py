@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, ConfigDict, Field
 
@@ -131,6 +131,13 @@ class KVCache(SpecModel):
     )
 
 
+def _parser(name: str, description: str) -> Any:
+    """Declares a field for the name of a parser: unlike the setting, it may be one that only vLLM has."""
+    return setting_field(
+        name, description, default=None, max_length=64, json_schema_extra={"pattern": "^[a-zA-Z0-9]([-_.a-zA-Z0-9]*)$"}
+    )
+
+
 class StartOptions(SpecModel):
     """Start options of the engine's own command."""
 
@@ -161,6 +168,15 @@ class StartOptions(SpecModel):
     scheduling: Scheduling = Field(
         default_factory=Scheduling,
         description="Scheduling and preemption.",
+    )
+    tool_call_parser: str | None = _parser(
+        "tool_call_parser",
+        "Format of the model's tool calls, by vLLM's name, such as hermes. Default: type inflight reads it from the"
+        " model's files, type vllm has none. Type inflight takes one that it knows, auto or none; type vllm any, with"
+        " --enable-auto-tool-choice.",
+    )
+    reasoning_parser: str | None = _parser(
+        "reasoning_parser", "Format of the model's reasoning, such as qwen3; the rest as with toolCallParser."
     )
     max_queued_requests: int = setting_field(
         "max_queued_requests",

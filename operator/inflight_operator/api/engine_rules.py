@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel
 from pydantic.alias_generators import to_snake
 
 from inflight_base.manifest.engines import CUSTOM, INFLIGHT, VLLM
 from inflight_operator.api.base import rule
+from inflight_settings.server import ReasoningParser, ToolCallParser
 
 _OWN = (INFLIGHT,)
 _STARTED = (INFLIGHT, VLLM)
@@ -36,6 +37,8 @@ TYPES_OF_FIELDS: dict[str, tuple[str, ...]] = {
     "engine.scheduling.shedAfter": _OWN,
     "engine.scheduling.preemption": _OWN,
     "engine.scheduling.preemptionVictim": _OWN,
+    "engine.toolCallParser": _STARTED,
+    "engine.reasoningParser": _STARTED,
     "engine.maxQueuedRequests": _OWN,
     "engine.queueTimeout": _OWN,
     "engine.requestTimeout": _OWN,
@@ -53,10 +56,14 @@ _OF_CLASSES = ("maxQueuedRequests", "shedAfter", "requestTimeout")
 _POLICIES = {VLLM: ("fcfs", "priority", "deadline"), CUSTOM: ("fcfs", "deadline")}
 """Values of scheduling.policy by type. The gateway orders what it holds, whatever the engine does."""
 
+_PARSERS = {"toolCallParser": ToolCallParser, "reasoningParser": ReasoningParser}
+"""Fields with the name of a parser, and the names that Inflight's engine knows."""
+
 VLLM_FLAGS = (
     "host port model revision served-model-name scheduler-cls tensor-parallel-size tp dtype max-model-len max-num-seqs"
     " max-num-batched-tokens gpu-memory-utilization kv-cache-memory-bytes kv-cache-dtype enable-prefix-caching"
     " no-enable-prefix-caching scheduling-policy shutdown-timeout otlp-traces-endpoint"
+    " tool-call-parser enable-auto-tool-choice reasoning-parser"
 ).split()
 """Flags of `vllm serve` that the operator sets; extraArgs may not repeat them. Underscores mean dashes there."""
 
@@ -78,6 +85,7 @@ def engine_rules(parts: Mapping[str, type[BaseModel]], own_flags: Iterable[str])
             fieldPath=".engine.scheduling.classes",
         ),
         *(_has_policy(name, policies) for name, policies in _POLICIES.items()),
+        *(_has_parser(name, get_args(parsers)) for name, parsers in _PARSERS.items()),
         *(_no_flag_twice(name, taken) for name, taken in flags.items()),
         rule(
             f"self.engine.type != '{CUSTOM}' || has(self.engine.image)",
@@ -135,6 +143,14 @@ def _has_policy(name: str, policies: tuple[str, ...]) -> dict[str, Any]:
         f"self.engine.type != '{name}' || self.engine.scheduling.?policy.orValue('fcfs') in {list(policies)}",
         f"engine.scheduling.policy must be {_listed(policies, 'or')} with engine.type {name}",
         fieldPath=".engine.scheduling.policy",
+    )
+
+
+def _has_parser(name: str, parsers: tuple[str, ...]) -> dict[str, Any]:
+    return rule(
+        f"self.engine.type != '{INFLIGHT}' || self.engine.?{name}.orValue('auto') in {list(parsers)}",
+        f"engine.{name} must be {_listed(parsers, 'or')} with engine.type {INFLIGHT}",
+        fieldPath=f".engine.{name}",
     )
 
 

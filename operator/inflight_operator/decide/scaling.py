@@ -341,6 +341,8 @@ def _nothing_to_go_by(observation: ScalingObservation, targets: ScalingTargets) 
         return Reason("NoTargets")
     if observation.ready == 0:
         return Reason("NoReadyPods")
+    if observation.loads:
+        return Reason("KvNotReported")
     return Reason("MetricsMissing", {"stale": observation.ready, "ready": observation.ready})
 
 

@@ -249,6 +249,7 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
         if n["stale"] != n["ready"]
         else f"none of {count(n['ready'], 'ready pod')} has recent metrics: replicas stay as they are"
     ),
+    "KvNotReported": lambda n: "no engine reports the use of its KV cache: replicas stay as they are",
     "Settling": lambda n: "measuring the effect of the last change",
     "ScaleUpWindow": lambda n: f"held by the scale-up window for {n['seconds']} s more",
     "ScaleDownWindow": lambda n: f"held by the scale-down window for {n['seconds']} s more",

@@ -51,7 +51,7 @@ def move_by_model(
 ) -> TuningDecision:
     """Returns the next limits if no move is being measured, or if its measurements correct the model."""
     state = replace(_corrected(view, limits, slo, model, state, policy), window_start=view.time)
-    targets, margins = _targets(slo, state), _margins(state)
+    targets, margins = _targets(slo, model, state), _margins(state)
     wanted = modelled_limits(bounds, slo, model, state)
     state = replace(state, modelled=wanted)
     if state.bracket is not None and _differs(state.bracket.wanted, wanted):
@@ -92,7 +92,7 @@ def move_by_model(
 
 def modelled_limits(bounds: LimitsBounds, slo: Slo, model: TuningModel, state: TuningState) -> Limits:
     """The limits that the cost model finds best within `bounds`, with the corrections from measurements."""
-    return best_limits(model.replica, model.workload, _targets(slo, state), bounds, margins=_margins(state))
+    return best_limits(model.replica, model.workload, _targets(slo, model, state), bounds, margins=_margins(state))
 
 
 def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -> bool:
@@ -115,7 +115,7 @@ def proves_wrong(
 ) -> bool:
     """Returns True if tokens are late with these limits and the model, with what it learned from that, proposes smaller
     ones: they are nearer to the right ones than the middle between these and the previous ones."""
-    if not _late(view, slo, policy):
+    if not _late(view, policy):
         return False
     wanted = modelled_limits(bounds, slo, model, _corrected(view, limits, slo, model, state, policy))
     return wanted != limits and _smaller(limits, wanted)
@@ -203,7 +203,7 @@ def _corrected(
     target, slow, pace = slo.tpot_p95, view.tpot_p95, view.itl_mean
     tighten, memory = state.tighten, state.memory
     full = full_step_seconds(model.replica, model.workload, limits)
-    if target is not None and slow is not None and pace is not None and _late(view, slo, policy):
+    if target is not None and slow is not None and pace is not None and _late(view, policy):
         # Few slow requests beside a quick mean are not the size of steps, and smaller ones would not help them.
         blamed = full <= target * (1 + policy.dead_band) and pace > target * policy.room
         if blamed or pace > full * (1 + policy.dead_band / 2):
@@ -217,15 +217,21 @@ def _corrected(
     return state.corrected(until=view.time + policy.fence, tighten=tighten, memory=memory)
 
 
-def _late(view: TuningView, slo: Slo, policy: TuningPolicy) -> bool:
-    """Returns True if p95 of enough requests misses the TPOT target."""
-    if slo.tpot_p95 is None or view.tpot_p95 is None or view.finished < policy.evidence:
-        return False
-    return view.tpot_p95 > slo.tpot_p95 * (1 + policy.dead_band / 2) and view.quality.tpot_within < policy.missed
+def _late(view: TuningView, policy: TuningPolicy) -> bool:
+    """Returns True if enough requests miss the TPOT target for certain: where it is no boundary of the histogram,
+    percentiles are guesses, and corrections by guesses would not end."""
+    return view.finished >= policy.evidence and view.tpot_late > 1 - policy.missed
 
 
-def _targets(slo: Slo, state: TuningState) -> Targets:
-    return replace(slo.targets, tpot=None if slo.tpot_p95 is None else slo.tpot_p95 * state.tighten)
+def _targets(slo: Slo, model: TuningModel, state: TuningState) -> Targets:
+    """Returns the targets to solve for. A correction after which requests became so large that one alone would miss the
+    TPOT target does not apply: the target would count as none."""
+    if slo.tpot_p95 is None:
+        return slo.targets
+    tpot = slo.tpot_p95 * state.tighten
+    if longest_step(model.replica, model.workload, Targets(None, tpot)) is None:
+        tpot = slo.tpot_p95
+    return replace(slo.targets, tpot=tpot)
 
 
 def _margins(state: TuningState) -> Margins:

@@ -149,6 +149,7 @@ class TuningView:
         span: seconds measured since the window started.
         pods: measured pods.
         tpot_p95: seconds, of requests that finished; None without any.
+        tpot_late: share of these requests that are above the target for certain, 0 to 1.
         finished: requests that `tpot_p95` is computed from.
         itl_mean, itl_p50, itl_p95: inter-token latency in seconds; None without tokens.
         ttft_p95: seconds; None without first tokens.
@@ -166,6 +167,7 @@ class TuningView:
     span: float
     pods: int
     tpot_p95: float | None
+    tpot_late: float
     finished: int
     itl_mean: float | None
     itl_p50: float | None

@@ -176,6 +176,7 @@ def tuning_view(window: Window, start: float, now: float, slo: Slo, names: Mappi
         span=span.seconds,
         pods=sum(pod.seconds > 0 for pod in span.pods),
         tpot_p95=tpot.percentile(0.95),
+        tpot_late=0.0 if slo.tpot_p95 is None else tpot.share_above(slo.tpot_p95),
         finished=int(tpot.count),
         itl_mean=itl.mean,
         itl_p50=itl.percentile(0.5),

@@ -40,6 +40,16 @@ def test_percentiles_without_observations_and_beyond_the_last_bound():
     assert histogram(7.0, 9.0).percentile(0.95) == 1.0
 
 
+@given(st.lists(st.floats(0.001, 3), min_size=1, max_size=30), st.floats(0.001, 3))
+def test_the_share_above_a_bound_is_never_more_than_the_true_one_and_exact_at_a_boundary(observed, bound):
+    seen = histogram(*observed)
+    above = sum(value > bound for value in observed) / len(observed)
+    assert seen.share_above(bound) <= above + 1e-9
+    for upper in BOUNDS:
+        assert seen.share_above(upper) == pytest.approx(sum(value > upper for value in observed) / len(observed))
+    assert Histogram().share_above(bound) == 0
+
+
 def test_a_restart_counts_from_zero():
     assert histogram(0.3).since(histogram(0.3, 0.3, 0.3)).count == 1
 

@@ -78,3 +78,33 @@ def test_a_schema_is_in_the_grammar_once(form):
     ]
     text = calls_grammar(form, tools, lambda _name: None, several=True)
     assert text.count("%json") <= 1
+
+
+@pytest.mark.parametrize("form", FORMATS, ids=IDS)
+@pytest.mark.parametrize("more", [{"uniqueItems": True}, {"contains": {"type": "string"}}])
+def test_keywords_that_cannot_be_enforced_refuse_strict_functions_alone(form, more):
+    def is_valid(**tool):
+        parameters = {"properties": {"a": {"type": "array", **more}}}
+        text = calls_grammar(form, [{"name": "f", "parameters": parameters, **tool}], lambda _name: None, several=True)
+        return LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(text)) == ""
+
+    assert is_valid()
+    assert is_valid(strict=False)
+    assert is_valid(strict=True) is ("%json" not in calls_grammar(form, TOOLS, lambda _name: None, several=True))
+
+
+@pytest.mark.parametrize(
+    ("tool", "arguments", "allowed"),
+    [
+        ({}, '{"a": 1}', False),
+        ({"parameters": {}}, '{"a": 1}', False),
+        ({}, "{}", True),
+        ({"parameters": {"properties": {"a": {"type": "integer"}}}}, "5", False),
+        ({"parameters": {"properties": {"a": {"type": "integer"}}}}, '{"a": 5}', True),
+    ],
+)
+def test_arguments_are_an_object_and_none_for_a_function_without_parameters(vocabulary, tool, arguments, allowed):
+    text = calls_grammar(CASES["hermes"][0].format, [{"name": "f", **tool}], lambda _name: None, several=False)
+    matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(text))
+    tokens = vocabulary.tokenize_str('<tool_call>\n{"name": "f", "arguments": ' + arguments + "}\n</tool_call>")
+    assert (matcher.validate_tokens(tokens) == len(tokens)) is allowed

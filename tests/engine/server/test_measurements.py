@@ -152,6 +152,10 @@ def test_a_round_target_has_a_boundary_of_its_own_so_the_share_within_it_is_exac
     assert max(b / a for a, b in pairwise(buckets.TIME_PER_OUTPUT_TOKEN) if 0.02 <= a < 0.1) <= 1.25
 
 
+def test_every_boundary_of_gaps_between_tokens_is_one_of_their_means():
+    assert set(buckets.INTER_TOKEN) <= set(buckets.TIME_PER_OUTPUT_TOKEN)
+
+
 async def test_one_answer_counts_once_everywhere(make_fake):
     fake = await make_fake()
     call = asyncio.create_task(fake.post("/v1/completions", prompt="hello"))

@@ -130,6 +130,8 @@ async def test_a_continuation_has_the_ids_and_what_is_left_of_the_numbers(vllm):
         **ASKED[CHAT],
         **{"max_tokens": None, "max_completion_tokens": 9, "seed": 40, "min_tokens": 3, "top_p": 0.5},
         **{"stop": None, "tools": [], "n": 1, "frequency_penalty": 0, "logprobs": False},
+        **{"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "low"},
+        **{"add_generation_prompt": False, "continue_final_message": True},
     }
     vllm.script(Does(cut=1400), Does())
     _, _, body = await vllm.post(asked)
@@ -176,7 +178,9 @@ async def test_a_request_that_the_server_aborts_goes_on_elsewhere(vllm):
 
 NOT_CONTINUED = {
     "tools": {"tools": [{"type": "function", "function": {"name": "f"}}]},
+    "no choice of tools": {"tools": [{"type": "function", "function": {"name": "f"}}], "tool_choice": "none"},
     "format": {"response_format": {"type": "json_object"}},
+    "grammar": {"structured_outputs": {"choice": ["a", "b"]}},
     "logprobs": {"logprobs": True},
     "penalty": {"frequency_penalty": 0.5},
     "stop": {"stop": ["x"]},

@@ -235,6 +235,14 @@ def test_a_long_conversation_goes_on_in_its_own_prefix():
     assert not {*begin.prefix("")} & {*chat(LONG, "a" * 1000, tools=tools, cache_salt="s").prefix("")}
 
 
+def test_tools_and_earlier_calls_are_part_of_the_prompts_tokens():
+    tools = [{"type": "function", "function": {"name": "f", "description": "x" * 4000}}]
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"text": "x" * 4000})}}
+    messages = [{"role": "assistant", "content": None, "tool_calls": [call]}]
+    for body in (chat("hello", tools=tools), parse(json.dumps({"messages": messages}).encode())):
+        assert body.prompt_tokens == pytest.approx(4000 / BYTES_PER_TOKEN, rel=0.1)
+
+
 def test_the_tokens_of_a_long_prompt_are_about_those_of_its_text():
     assert chat(LONG, "hello").prompt_tokens == pytest.approx(MAX_DECODED_BYTES / BYTES_PER_TOKEN, rel=0.01)
     text = parse(json.dumps({"prompt": [LONG, "hello"], "messages": None}).encode())

@@ -118,6 +118,13 @@ def decided_blindly(observation, behavior=AT_ONCE, capacity=None):
     return decide_scaling(observation, WAITING, behavior, ScalingBounds(1, 100), ScalingHistory(), capacity)
 
 
+def test_a_cache_that_no_engine_reports_changes_nothing_and_is_not_called_missing_metrics():
+    observation = seen(2, [0, 0], kv=None)
+    decision = decide_scaling(observation, ScalingTargets(kv_utilization=0.8), AT_ONCE, BOUNDS, ScalingHistory())
+    assert (decision.replicas, decision.code, decision.able) == (2, "KvNotReported", False)
+    assert said(decision) == "no engine reports the use of its KV cache: replicas stay as they are"
+
+
 def test_held_requests_scale_up_without_any_metrics_and_the_reason_says_by_how_much():
     decision = decided_blindly(blind(1000))
     assert decision.replicas == 4 + 16

@@ -10,6 +10,7 @@ from inflight_cost.capacity import Replica, Workload, full_step_seconds
 from inflight_cost.model import CostModel
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
+from inflight_operator.decide.tuning_model import modelled_limits
 from inflight_operator.decide.tuning_types import (
     PodQuality,
     Quality,
@@ -38,7 +39,16 @@ POOR = replace(FINE, ttft_within=0.5)
 def seen(time, quality=FINE, pods=None, **more):
     """Returns a view in which all pods serve alike, except those in `pods`, by uid."""
     by_pod = tuple(PodQuality(uid, f"chat-{uid}", one) for uid, one in (pods or {"a": quality}).items())
-    return replace(CALM, time=time, quality=quality, by_pod=by_pod, pods=len(by_pod), itl_mean=0.03, **more)
+    return replace(
+        CALM,
+        time=time,
+        quality=quality,
+        by_pod=by_pod,
+        pods=len(by_pod),
+        itl_mean=0.03,
+        tpot_late=1 - quality.tpot_within,
+        **more,
+    )
 
 
 def decide(view, limits, state=FRESH, model=MODEL, mode=TuningMode.AUTO, bounds=BOUNDS):
@@ -194,7 +204,7 @@ def test_tokens_that_come_slower_than_the_model_says_tighten_what_it_solves_for(
 def test_requests_slower_than_the_mean_tighten_it_where_full_steps_should_hold_the_target():
     view = replace(seen(100.0, replace(FINE, tpot_within=0.7)), itl_mean=0.047, tpot_p95=0.055)
     assert decide(view, BEST).state.tighten == pytest.approx(0.05 / 0.055)
-    assert decide(replace(view, quality=FINE), BEST).state.tighten == 1
+    assert decide(replace(view, tpot_late=0.05), BEST).state.tighten == 1
     # Steps of 8,192 tokens are longer than the target: these limits are to blame, not the model.
     assert decide(view, Limits(192, 8192)).state.tighten == 1
 
@@ -235,6 +245,14 @@ def test_limits_that_are_slower_than_the_model_said_are_not_reverted_but_lowered
     lower = decide(late, moved.limits, moved.state, model=learned)
     assert (lower.reason.code, lower.state.tighten) == ("ByCostModel", 1)
     assert lower.limits.max_num_seqs < moved.limits.max_num_seqs
+
+
+def test_a_target_that_is_tightened_stays_one_when_requests_grow():
+    slow = Replica(CostModel(20e-3, 30e-6, 60e-6, 0.2e-6, 1.05e-9), 400_000)
+    long = TuningModel(slow, Workload(32_000, 32_000, 42_000**2, 211, 266**2), 0.03)
+    plain, tightened = (modelled_limits(BOUNDS, SLO, long, replace(FRESH, tighten=share)) for share in (1.0, 0.64))
+    assert tightened.max_num_seqs <= plain.max_num_seqs
+    assert tightened.max_num_batched_tokens <= plain.max_num_batched_tokens
 
 
 def test_preemptions_on_every_pod_lower_the_slots_and_one_on_fifty_pods_moves_nothing():

@@ -48,6 +48,8 @@ EVERYTHING = {
         "maxQueuedRequests": 10,
         "queueTimeout": "500ms",
         "requestTimeout": "1m30s",
+        "toolCallParser": "qwen3_coder",
+        "reasoningParser": "qwen3",
         "servingMetrics": False,
         "tracing": {"endpoint": "http://collector.observability.svc:4318", "samplingRatio": 0.1},
         "logs": {"format": "json", "accessLog": True},

@@ -35,6 +35,8 @@ def test_a_default_that_is_spelled_out_changes_no_pod(spelled_out):
         ({"kvCache": {"swap": "1.5Gi"}}, "--swap-space=1610612736"),
         ({"kvCache": {"swap": 2097152}}, "--swap-space=2097152"),
         ({"kvCache": {"prefixCaching": False}}, "--no-prefix-caching"),
+        ({"toolCallParser": "qwen3_coder"}, "--tool-call-parser=qwen3_coder"),
+        ({"reasoningParser": "none"}, "--reasoning-parser=none"),
         ({"servingMetrics": False}, "--no-serving-metrics"),
         ({"scheduling": {"policy": "fair"}}, "--scheduling-policy=fair"),
         ({"scheduling": {"policy": "deadline"}}, "--scheduling-policy=deadline"),

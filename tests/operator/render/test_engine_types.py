@@ -74,7 +74,9 @@ def test_every_field_that_vllm_has_reaches_its_command():
         maxNumBatchedTokens=2048,
         kvCache={"memory": "2Gi", "memoryFraction": 0.8, "dtype": "fp8", "prefixCaching": False},
         scheduling={"policy": "priority"},
-        extraArgs=["--enable-auto-tool-choice"],
+        toolCallParser="step3",
+        reasoningParser="olmo3",
+        extraArgs=["--enable-sleep-mode"],
     )
     spec = {"model": {"source": "pvc://models/qwen"}, "accelerator": {"count": 2}, "rollout": {"drainTimeout": "90s"}}
     assert container(engine=engine, **spec)["command"][2:] == [
@@ -91,9 +93,12 @@ def test_every_field_that_vllm_has_reaches_its_command():
         "--gpu-memory-utilization=0.8",
         "--kv-cache-dtype=fp8",
         "--scheduling-policy=priority",
+        "--tool-call-parser=step3",
+        "--reasoning-parser=olmo3",
+        "--enable-auto-tool-choice",
         "--no-enable-prefix-caching",
         "--shutdown-timeout=90",
-        "--enable-auto-tool-choice",
+        "--enable-sleep-mode",
     ]
 
 

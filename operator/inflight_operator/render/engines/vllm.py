@@ -107,6 +107,8 @@ def vllm_command(service: InferenceService, observability: EngineObservability) 
         "gpu-memory-utilization": number(cache.memory_fraction) if spec.accelerator.count else None,
         "kv-cache-dtype": None if cache.dtype == "auto" else cache.dtype,
         "scheduling-policy": "priority" if _by_number(spec) else None,
+        "tool-call-parser": engine.tool_call_parser,
+        "reasoning-parser": engine.reasoning_parser,
     }
     return [
         "vllm",
@@ -119,6 +121,7 @@ def vllm_command(service: InferenceService, observability: EngineObservability) 
         f"--max-num-seqs={engine.max_num_seqs}",
         f"--max-num-batched-tokens={engine.max_num_batched_tokens}",
         *(f"--{flag}={value}" for flag, value in optional.items() if value is not None),
+        *([] if engine.tool_call_parser is None else ["--enable-auto-tool-choice"]),
         *([] if cache.prefix_caching else ["--no-enable-prefix-caching"]),
         # vLLM ends requests in flight at SIGTERM unless it has time for them.
         f"--shutdown-timeout={_drain_seconds(spec)}",
