@@ -106,9 +106,9 @@ def _vocabulary(config: EngineConfig, vocab_size: int) -> LLTokenizer:
     from inflight_engine.models.tokenizer import load_tokenizer  # imports the tokenizers library
 
     tokenizer = load_tokenizer(resolve(config.model, config.revision))
-    return LLTokenizer(
-        tokenizer.serialized(), max(vocab_size, tokenizer.vocab_size), eos_token=list(tokenizer.eos_token_ids) or None
-    )
+    num_tokens = max(vocab_size, tokenizer.vocab_size)
+    eos_token_ids = [each for each in tokenizer.eos_token_ids if 0 <= each < num_tokens]  # some models' files name -1
+    return LLTokenizer(tokenizer.serialized(), num_tokens, eos_token=eos_token_ids or None)
 
 
 def serve(engine: Engine, channel: EngineChannel) -> None:

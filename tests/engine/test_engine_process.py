@@ -6,10 +6,12 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import Mock
 
 import msgspec
 import pytest
+from tokenizers import Tokenizer, decoders, models
 
 from inflight_engine import engine_process, placement
 from inflight_engine.channel import FrameDecoder
@@ -151,3 +153,12 @@ def test_kill_ends_what_it_started_too_even_if_all_of_it_is_stopped(monkeypatch)
 
 def children():
     return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+def test_ends_of_sequence_outside_of_the_vocabulary_are_left_out_for_grammars(monkeypatch):
+    backend = Tokenizer(models.BPE({character: number for number, character in enumerate("abc")}, []))
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = SimpleNamespace(serialized=backend.to_str, vocab_size=3, eos_token_ids=(-1, 2, 9))
+    monkeypatch.setattr("inflight_engine.models.tokenizer.load_tokenizer", lambda files: tokenizer)
+    monkeypatch.setattr("inflight_engine.models.source.resolve", lambda *model: None)
+    assert engine_process._vocabulary(EngineConfig("a model"), 4).eos_tokens == [2]

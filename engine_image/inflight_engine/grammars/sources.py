@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from llguidance import LLMatcher, StructTag, grammar_from
+from llguidance import LLMatcher, LLTokenizer, StructTag, grammar_from
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # a type of the stubs alone
@@ -107,6 +107,8 @@ def check(source: Source) -> str:
     if message:
         place = "" if source.schema is None else _place(source.schema, message)
         raise GrammarError(f"{source.field}{place}: {message}")
+    # The first mask takes work that validation does not; special tokens that bytes lack do not matter here.
+    LLMatcher(LLTokenizer("byte", slices=[]), text, log_level=0, limits=LIMITS).compute_bitmask()
     return text
 
 

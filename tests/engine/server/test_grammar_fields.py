@@ -120,8 +120,14 @@ async def test_a_grammar_that_cannot_be_followed_is_refused_with_its_place(make_
         {"grammar": "start: r0\n" + "".join(f'r{i}: r{i + 1} "a"\n' for i in range(20_000)) + 'r20000: "b"\n'},
         {"grammar": "\n" * 100_000 + 'root ::= "a"'},
         {"json": {"type": "string", "allOf": [{"pattern": f"(.|\\n)*[ab].{{{i}}}c"} for i in range(30)]}},
+        {
+            "grammar": "start: A\nA: "
+            + " & ".join(
+                f"/(.|\\n)*[{c}](.|\\n){{{i + 3}}}[{c}](.|\\n)*/" for i, c in enumerate("abcdefghijklmnopqrst")
+            )
+        },
     ],
-    ids=["stack of references", "stack of rules", "time to convert", "time to compile"],
+    ids=["stack of references", "stack of rules", "time to convert", "time to compile", "time to begin"],
 )
 async def test_a_grammar_that_cannot_be_compiled_in_bounds_ends_neither_process_nor_loop(make_fake, hostile):
     fake = await make_fake()
