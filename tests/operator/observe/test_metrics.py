@@ -410,4 +410,5 @@ def test_the_size_of_what_is_read_is_bounded():
 def test_histograms_of_all_engines_share_their_bounds():
     first, second = parse_metrics(engine_page(), 0.0), parse_metrics(engine_page(observations=5), 1.0)
     assert first.ttft.bounds is second.ttft.bounds
-    assert first.itl.bounds is first.tpot.bounds
+    assert first.itl.bounds is second.itl.bounds
+    assert first.tpot.bounds is second.tpot.bounds
