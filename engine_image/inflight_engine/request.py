@@ -79,10 +79,13 @@ class SamplingParams:
             The server adds the model's end-of-sequence tokens here unless the request ignores them.
         logprobs: report each token's log-probability and those of this many likeliest tokens; None: report nothing.
             They are the model's own: taken before temperature, penalties and filters.
+        logprob_token_ids: report those of these tokens in place of the likeliest, where `logprobs` is not None.
         prompt_logprobs: the same for each token of the prompt after the first. Such a request finds no cached prefix of
             others, because all of its prompt has to be computed, and others find none of its own.
         grammar: only tokens that continue a text of this grammar are sampled, and a token of `stop_token_ids` only
             where the text is complete; None: all tokens.
+        bad_words: sequences of token ids, none empty: the last token of one is not sampled after its other tokens.
+        allowed_token_ids: no other tokens are sampled; empty: all are allowed.
     """
 
     max_tokens: int
@@ -100,6 +103,14 @@ class SamplingParams:
     min_tokens: int = 0
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+
+    @property
+    def has_token_rules(self) -> bool:
+        """`bad_words` or `allowed_token_ids` restrict its tokens."""
+        return bool(self.bad_words or self.allowed_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from hashlib import blake2b
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
@@ -34,6 +36,7 @@ class Service:
         created: when the process started, Unix seconds.
         draining: shutting down; responses close their connections, and /ready fails.
         deliveries: updates of generations, to the writers of their responses.
+        fingerprint: OpenAI's `system_fingerprint`: equal where model, version, device and precision are.
         formats: of the model's tool calls and reasoning; none until it is loaded.
         shown_ids: special tokens that these formats are made of.
         reasoning_end: tokens that end the reasoning.
@@ -56,6 +59,7 @@ class Service:
         self.deliveries = Deliveries()
         self.grammars = CheckedGrammars()
         self.heartbeats = Heartbeats(lambda: self.session.stalled)
+        self.fingerprint = ""
         self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)
         self.spans: Spans | None = None
         self.formats = Chosen()
@@ -92,7 +96,15 @@ class Service:
         self.shown_ids = tokenizer.special_ids(self.formats.marks)
         if self.formats.reasoning is not None:
             self.reasoning_end = tuple(tokenizer.encode(self.formats.reasoning.close, special_tokens=False))
+        self.fingerprint = self._fingerprint()
         self._tokenizer = tokenizer
+
+    def _fingerprint(self) -> str:
+        ready, engine = self.session.ready, self.config.engine
+        assert ready is not None
+        runner = ready.runner
+        parts = (version("inflight"), engine.model, engine.revision, runner.device, runner.dtype)
+        return f"fp_{blake2b(repr((*parts, runner.attention_backend)).encode(), digest_size=5).hexdigest()}"
 
     def _gauges(self) -> Gauges:
         self.registry.count_outputs()

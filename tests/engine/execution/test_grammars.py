@@ -1,4 +1,5 @@
-"""Runners sample texts of their grammars, the same ones in whatever company, graphs and step ahead included."""
+"""Runners sample texts of their grammars and rules of tokens, the same ones in whatever company, graphs and step ahead
+included."""
 
 import random
 
@@ -12,11 +13,19 @@ from tests.engine.execution.driver import Driver
 from tests.engine.execution.padded_backend import PaddedBackend
 from tests.engine.execution.test_graphs import Recorded
 from tests.engine.execution.tiny_model import SWAP_SPACE, make_model, prompts_for, tiny_runner
-from tests.engine.grammars.ascii import EOS, grammars, regex, text_of
+from tests.engine.grammars.ascii import EOS, grammars, ids_of, regex, text_of
 
 OPTIONS = {"max_num_seqs": 11, "max_model_len": 128, "num_kv_blocks": 512, "swap_space": SWAP_SPACE}
 SHARED = grammars()
 PATTERNS = [r"\{\"a\": [0-9]{2,9}\}", "[a-c]{4,30}", "(yes|no)", None, "x[a-z]{3}(, x[a-z]{3})*", None, "[^q]{9}", "k*"]
+RULES = {
+    1: {"bad_words": (tuple(ids_of("ab")), tuple(ids_of("c")))},
+    3: {"allowed_token_ids": tuple(ids_of("ilmno"))},
+    5: {
+        "bad_words": tuple((a, b) for a in range(EOS) for b in range(0, EOS, 2)),
+        "allowed_token_ids": tuple(range(40)),
+    },
+}
 
 
 def sampling_of(number, pattern):
@@ -29,6 +38,7 @@ def sampling_of(number, pattern):
         stop_token_ids=(EOS,),
         logprobs=1 if number == 4 else None,
         grammar=None if pattern is None else regex(pattern),
+        **RULES.get(number, {}),
     )
 
 
@@ -54,6 +64,15 @@ def expected(folder):
         Driver(tiny_runner(folder, grammars=SHARED, **OPTIONS), max_running=11).run([prompt], sampling)[0]
         for prompt, sampling in zip(PROMPTS, SAMPLING, strict=True)
     ]
+
+
+def test_answers_follow_their_rules_of_tokens(expected):
+    assert not {"b", "a"} - set(text_of(expected[1]))
+    assert "ab" not in text_of(expected[1])
+    assert "c" not in text_of(expected[1])
+    assert set(expected[3]) <= set(ids_of("ilmno"))
+    assert all(token < 40 for token in expected[5])
+    assert all(token % 2 for token in expected[5][1:])
 
 
 def test_texts_are_of_their_grammars(expected):

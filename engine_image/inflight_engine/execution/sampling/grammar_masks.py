@@ -1,4 +1,4 @@
-"""Masks of the slots whose requests have a grammar: logits of tokens that it does not allow become -inf."""
+"""Masks of the slots whose requests have a grammar or rules of tokens: logits of other tokens become -inf."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 import torch
 
 from inflight_engine.execution.memory.staging import upload
+from inflight_engine.execution.sampling.token_rules import TokenMask, TokenRules
 from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.matching import Bits, Matching
 from inflight_engine.output import GrammarEnd
@@ -17,11 +18,11 @@ from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 
 class GrammarRow(NamedTuple):
-    """A sampled row whose request has a grammar."""
+    """A sampled row whose request has a grammar or rules of tokens."""
 
     row: int
     slot: int
-    matching: Matching
+    matching: TokenMask
 
 
 class GrammarMasks:
@@ -36,7 +37,7 @@ class GrammarMasks:
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
-        self._matchings: dict[int, Matching] = {}
+        self._matchings: dict[int, TokenMask] = {}
 
     def apply(self, plan: StepPlan) -> None:
         """Apply the starts and releases of a plan, before anything of its step is computed. Generated tokens of a
@@ -45,11 +46,11 @@ class GrammarMasks:
             for slot in (*plan.releases, *(start.slot for start in plan.starts)):
                 self._matchings.pop(slot, None)
         for start in plan.starts:
-            if start.sampling.grammar is not None and self._grammars is not None:
-                self._matchings[start.slot] = self._start(self._grammars, start)
+            if start.sampling.grammar is not None or start.sampling.has_token_rules:
+                self._start(start)
 
     def rows(self, slots: Slots) -> Sequence[GrammarRow]:
-        """Return the rows with a grammar; `slots`: [N], of the sampled rows."""
+        """Return the rows with a mask; `slots`: [N], of the sampled rows."""
         if not self._matchings:
             return ()
         numbered = enumerate(slots.tolist())
@@ -61,19 +62,24 @@ class GrammarMasks:
         Args:
             logits: float32 [N, vocab_size].
         """
-        assert self._grammars is not None
-        bits = np.empty((len(rows), -(-self._grammars.vocabulary.vocab_size // 32)), np.int32)
+        num_tokens = logits.shape[1] if self._grammars is None else max(logits.shape[1], self._grammars.num_tokens)
+        bits = np.empty((len(rows), -(-num_tokens // 32)), np.int32)
         for each, words in zip(rows, bits, strict=True):
             each.matching.fill(words)
         mask_rows(logits, np.array([each.row for each in rows], np.int64), bits)
 
-    def _start(self, grammars: Grammars, start: SlotStart) -> Matching:
-        sampling = start.sampling
-        assert sampling.grammar is not None
-        matching = Matching(grammars.matcher(sampling.grammar.text), sampling, grammars.vocabulary.eos_tokens)
+    def _start(self, start: SlotStart) -> None:
+        sampling, grammars = start.sampling, self._grammars
+        matching: TokenMask | None = None
+        if sampling.grammar is not None and grammars is not None:
+            matching = Matching(grammars.matcher(sampling.grammar.text), sampling, grammars.vocabulary.eos_tokens)
+        if sampling.has_token_rules:
+            matching = TokenRules(sampling, matching)
+        if matching is None:
+            return
         for token_id in start.token_ids[start.num_prompt_tokens :].tolist():
             matching.take(token_id)
-        return matching
+        self._matchings[start.slot] = matching
 
 
 def take_tokens(rows: Iterable[GrammarRow], token_ids: TokenIds) -> list[GrammarEnd]:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import Request
@@ -22,10 +23,13 @@ from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.prepare import (
     TOO_LONG,
     ModelFacts,
+    banned_sequences,
     choice_seed,
     continued_choices,
     earlier_of,
     prepare,
+    stop_reasons,
+    truncated,
 )
 from inflight_engine.server.service import Service
 from inflight_engine.server.telemetry.exchange import Exchange, exchange_of
@@ -59,6 +63,9 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     tokenizer, facts = service.model
     fields = [body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}" for i in range(len(prompts))]
     token_ids = await encode(tokenizer, dict(zip(fields, prompts, strict=True)))
+    if body.truncate_prompt_tokens is not None or body.truncation_side is not None:
+        token_ids = {field: truncated(body, each, facts) for field, each in token_ids.items()}
+        prompts = [*token_ids.values()]
     last = [*token_ids.values()][-1]
     parsing = body.parsing(service.formats, lambda: tokenizer.spell(last[-_PROMPT_END:]))
     calls = None
@@ -69,8 +76,9 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     if grammar is not None and parsing is not None and parsing.thinks:
         grammar = replace(grammar, after=service.reasoning_end)
     echoes = await _texts(tokenizer, prompts, [*token_ids.values()]) if body.echoes() else [None] * len(prompts)
+    banned = banned_sequences(body, partial(tokenizer.encode, special_tokens=False), facts)
     requests = _requests(
-        service, body, exchange, facts, token_ids, echoes, continued, grammar, parsing, relayed=relayed
+        service, body, exchange, facts, token_ids, echoes, continued, grammar, banned, parsing, relayed=relayed
     )
     inbox = Inbox(service.deliveries)
     generations = service.registry.submit(requests, tokenizer, arrived, inbox)
@@ -88,6 +96,7 @@ def _requests(
     echoes: Sequence[str | None],
     continued: Sequence[ContinuedChoice],
     grammar: Grammar | None,
+    banned: tuple[tuple[int, ...], ...],
     parsing: Parsing | None,
     *,
     relayed: bool,
@@ -96,6 +105,9 @@ def _requests(
     assert exchange.scheduling is not None
     scheduling, choices = exchange.scheduling, iter(enumerate(continued))
     requests: list[GenerationRequest] = []
+    shown_ids = frozenset() if parsing is None else service.shown_ids
+    if body.skip_special_tokens is False:
+        shown_ids = service.tokenizer.all_special_ids
     for (field, prompt), echo in zip(token_ids.items(), echoes, strict=True):
         try:
             sampling = prepare(body, prompt, facts, field)
@@ -117,7 +129,7 @@ def _requests(
                     request_id=request_id,
                     index=index,
                     prompt_token_ids=prompt,
-                    sampling=replace(sampling, seed=seed, grammar=grammar),
+                    sampling=replace(sampling, seed=seed, grammar=grammar, bad_words=banned),
                     scheduling=replace(scheduling, predicted_tokens=predicted),
                     stop=body.stop_strings(),
                     streaming=bool(body.stream) or relayed,
@@ -130,7 +142,9 @@ def _requests(
                     end_reported=before.finish_reason is not None,
                     earlier=earlier_of(before, index, sampling, body, facts),
                     parsing=parsing,
-                    shown_ids=frozenset() if parsing is None else service.shown_ids,
+                    shown_ids=shown_ids,
+                    stop_reasons=stop_reasons(body, facts),
+                    with_stop=bool(body.include_stop_str_in_output),
                 )
             )
     return requests

@@ -240,7 +240,6 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
     prediction: Annotated[object, only()] = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
     verbosity: Annotated[object, only()] = None
-    service_tier: Annotated[object, only("auto", "default")] = None
     store: Annotated[object, only(False)] = None
     metadata: Annotated[object, only({})] = None
     web_search_options: Annotated[object, only()] = None
