@@ -176,7 +176,7 @@ class ServiceQueue:
         self._in_time: LazyHeap[QueuedRequest] = LazyHeap()
         """Requests of all tenants that are not late, by their latest start."""
         self._turns = LateTurns()
-        """Of the late requests of all tenants."""
+        """Turns of the late requests of all tenants."""
         self._by_tenant: dict[str, Room] = {}
         self._counters = VirtualCounters()
         self._classes: dict[str, _ClassQueue] = {}
