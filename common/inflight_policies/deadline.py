@@ -38,7 +38,7 @@ class LateTurns:
             raise ValueError(f"late_share must be above 0 and at most 1, not {late_share}")
         self._share = late_share
         self._picks = self._work = 0
-        """Items in time that were picked while late ones waited, since the last late pick: their number and their work."""
+        """Number and work of the items in time that were picked while late ones waited, since the last late pick."""
 
     def pass_over(self, work: int) -> None:
         """Counts the pick of an item in time while late ones wait."""
