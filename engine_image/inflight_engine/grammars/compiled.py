@@ -43,11 +43,6 @@ class Grammars:
                 self._vocabulary = self._load()
             return self._vocabulary
 
-    @property
-    def num_tokens(self) -> int:
-        """Size of the vocabulary; 0 while it is not loaded."""
-        return 0 if self._vocabulary is None else self._vocabulary.vocab_size
-
     def matcher(self, text: str) -> LLMatcher:
         """Return a new matcher at the start of a grammar's text; compiles the grammar where that is not done yet.
 

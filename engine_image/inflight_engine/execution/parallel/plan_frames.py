@@ -32,12 +32,13 @@ class PlanEncoder:
 
 
 def _for_others(start: SlotStart) -> SlotStart:
-    free = replace(start.sampling, logprobs=None, grammar=None, bad_words=(), allowed_token_ids=())
+    free = replace(start.sampling, bad_words=(), allowed_token_ids=(), logprobs=None, grammar=None, thinking=None)
     return msgspec.structs.replace(start, sampling=free)
 
 
 def _differs(sampling: SamplingParams) -> bool:
-    return sampling.logprobs is not None or sampling.grammar is not None or sampling.has_token_rules
+    bound = sampling.grammar is not None or sampling.thinking is not None or sampling.has_token_rules
+    return bound or sampling.logprobs is not None
 
 
 class PlanDecoder:

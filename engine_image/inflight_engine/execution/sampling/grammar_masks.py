@@ -1,4 +1,5 @@
-"""Masks of the slots whose requests have a grammar or rules of tokens: logits of other tokens become -inf."""
+"""Masks of the slots whose requests have a grammar, a bound of their thinking or rules of tokens: logits of tokens that
+these do not allow become -inf."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 
 class GrammarRow(NamedTuple):
-    """A sampled row whose request has a grammar or rules of tokens."""
+    """A sampled row whose request is bound."""
 
     row: int
     slot: int
@@ -26,7 +27,7 @@ class GrammarRow(NamedTuple):
 
 
 class GrammarMasks:
-    """The place of each slot in its grammar.
+    """The place of each bound slot in its answer.
 
     A step's rows are taken when it is launched, and go on with its tokens later, when another request may have the
     slot.
@@ -46,11 +47,12 @@ class GrammarMasks:
             for slot in (*plan.releases, *(start.slot for start in plan.starts)):
                 self._matchings.pop(slot, None)
         for start in plan.starts:
-            if start.sampling.grammar is not None or start.sampling.has_token_rules:
+            sampling = start.sampling
+            if sampling.grammar is not None or sampling.thinking is not None or sampling.has_token_rules:
                 self._start(start)
 
     def rows(self, slots: Slots) -> Sequence[GrammarRow]:
-        """Return the rows with a mask; `slots`: [N], of the sampled rows."""
+        """Return the bound rows; `slots`: [N], of the sampled rows."""
         if not self._matchings:
             return ()
         numbered = enumerate(slots.tolist())
@@ -62,17 +64,20 @@ class GrammarMasks:
         Args:
             logits: float32 [N, vocab_size].
         """
-        num_tokens = logits.shape[1] if self._grammars is None else max(logits.shape[1], self._grammars.num_tokens)
-        bits = np.empty((len(rows), -(-num_tokens // 32)), np.int32)
-        for each, words in zip(rows, bits, strict=True):
+        bound = [each for each in rows if not each.matching.free]
+        bits = np.empty((len(bound), -(-logits.shape[1] // 32)), np.int32)
+        for each, words in zip(bound, bits, strict=True):
             each.matching.fill(words)
-        mask_rows(logits, np.array([each.row for each in rows], np.int64), bits)
+        if bound:
+            mask_rows(logits, np.array([each.row for each in bound], np.int64), bits)
 
     def _start(self, start: SlotStart) -> None:
         sampling, grammars = start.sampling, self._grammars
         matching: TokenMask | None = None
         if sampling.grammar is not None and grammars is not None:
-            matching = Matching(grammars.matcher(sampling.grammar.text), sampling, grammars.vocabulary.eos_tokens)
+            matching = Matching(grammars.matcher(sampling.grammar), sampling, grammars.vocabulary.eos_tokens)
+        elif sampling.thinking is not None:
+            matching = Matching(None, sampling, ())
         if sampling.has_token_rules:
             matching = TokenRules(sampling, matching)
         if matching is None:

@@ -29,6 +29,10 @@ class TokenMask(Protocol):
     def complete(self) -> bool:
         """Nothing can follow the text."""
 
+    @property
+    def free(self) -> bool:
+        """All tokens may come next."""
+
     def take(self, token_id: int) -> None:
         """Go on by a token of the answer."""
 
@@ -41,7 +45,7 @@ class TokenRules:
 
     Args:
         sampling: with `bad_words` or `allowed_token_ids`.
-        grammar: the place in the request's grammar; owned. None: it has none.
+        grammar: the place in the request's grammar or thinking; owned. None: it has neither.
     """
 
     def __init__(self, sampling: SamplingParams, grammar: TokenMask | None) -> None:
@@ -52,7 +56,7 @@ class TokenRules:
         self._lengths = sorted({len(beginning) for beginning in self._last_tokens})
         self._recent: tuple[int, ...] = ()
         # The grammar's own mask withholds them.
-        self._stops = _words(sampling.stop_token_ids if grammar is None else ())
+        self._stops = _words(sampling.stop_token_ids if sampling.grammar is None else ())
         self._num_until_stop = sampling.min_tokens
 
     @property
@@ -65,6 +69,13 @@ class TokenRules:
         """See `TokenMask`."""
         return self._grammar is not None and self._grammar.complete
 
+    @property
+    def free(self) -> bool:
+        """See `TokenMask`."""
+        if self._allowed is not None or (self._grammar is not None and not self._grammar.free):
+            return False
+        return not self._banned() and self._num_until_stop <= 0
+
     def take(self, token_id: int) -> None:
         """See `TokenMask`."""
         self._num_until_stop -= 1
@@ -76,7 +87,7 @@ class TokenRules:
 
     def fill(self, bits: Bits) -> None:
         """See `TokenMask`."""
-        if self._grammar is None:
+        if self._grammar is None or self._grammar.free:
             bits.fill(-1)
         else:
             self._grammar.fill(bits)
@@ -85,15 +96,18 @@ class TokenRules:
             kept = bits[index] & words
             bits.fill(0)
             bits[index] = kept
-        for length in self._lengths:
-            if length <= len(self._recent):
-                last_tokens = self._last_tokens.get(self._recent[len(self._recent) - length :])
-                if last_tokens is not None:
-                    _clear(bits, last_tokens)
+        for last_tokens in self._banned():
+            _clear(bits, last_tokens)
         if self._num_until_stop > 0:
             _clear(bits, self._stops)
         if not bits.any():
             self._error = _NOTHING_LEFT
+
+    def _banned(self) -> list[_Words]:
+        """Last tokens of the words whose other tokens are the latest ones."""
+        recent = self._recent
+        beginnings = [recent[len(recent) - length :] for length in self._lengths if length <= len(recent)]
+        return [self._last_tokens[each] for each in beginnings if each in self._last_tokens]
 
 
 _Words = tuple[npt.NDArray[np.intp], Bits]
