@@ -102,7 +102,7 @@ async def _grammar(
 ) -> str | None:
     """The grammar of the answers, serialized; None: they have none."""
     if parsing is not None and parsing.format is not None:  # the grammar of hundreds of tools takes tens of ms
-        calls = await asyncio.to_thread(body.forced_calls, parsing, tokenizer.special_id)
+        calls = await asyncio.to_thread(body.bound_calls, parsing, tokenizer.special_id)
         if calls is not None:
             return await service.grammars.check(calls)
     source = body.grammar(tokenizer.is_special)

@@ -232,8 +232,8 @@ class GenerationFields(SamplingFields, SchedulingFields):
         """
         return None
 
-    def forced_calls(self, parsing: Parsing | None, token_of: Callable[[str], int | None]) -> Source | None:
-        """The grammar of tool calls, where the request demands them; None: it does not.
+    def bound_calls(self, parsing: Parsing | None, token_of: Callable[[str], int | None]) -> Source | None:
+        """The grammar of an answer with tool calls; None: nothing binds these.
 
         Args:
             token_of: id of the special token with a name.
