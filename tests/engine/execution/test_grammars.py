@@ -81,9 +81,8 @@ def expected(folder):
 
 
 def test_answers_follow_their_rules_of_tokens(expected):
-    assert not {"b", "a"} - set(text_of(expected[1]))
+    assert set(text_of(expected[1])) <= set("ab")
     assert "ab" not in text_of(expected[1])
-    assert "c" not in text_of(expected[1])
     assert set(expected[3]) <= set(ids_of("ilmno"))
     assert all(token < 40 for token in expected[5])
     assert all(token % 2 for token in expected[5][1:])
