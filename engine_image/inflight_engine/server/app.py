@@ -21,6 +21,7 @@ from inflight_engine.server.http.middleware import (
     request_id,
     too_large,
 )
+from inflight_engine.server.http.responses import router as responses_router
 from inflight_engine.server.service import Service
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -38,7 +39,8 @@ def create_app(
         admin_port: port of admin calls; None: this one.
     """
     app = _app(service, responses, drain)
-    for router in (openai.router, generate.router, tokenize.router, admin.router, health.router):
+    routers = (openai.router, responses_router, generate.router, tokenize.router, admin.router, health.router)
+    for router in routers:
         app.include_router(router)
     metrics_elsewhere = admin_port is not None and not service.config.serving_metrics
     if not metrics_elsewhere:

@@ -37,7 +37,7 @@ def _param(location: Sequence[str | int], body: Any) -> str:
         elif isinstance(body, list) and isinstance(part, int) and part < len(body):
             body = body[part]
         else:
-            break
+            continue
         path.append(str(part))
     return ".".join(path)
 
