@@ -18,7 +18,6 @@ from inflight_engine.formats.format import (
     NumberedName,
     Part,
     PythonCall,
-    Reasoning,
     Space,
     Tagged,
 )
@@ -93,20 +92,17 @@ class GrammarText:
         return self.rule(r"/(?s:.*)/", f"[suffix={json.dumps(end, ensure_ascii=False)}]")
 
 
-def calls_grammar(
-    form: Format,
-    tools: Sequence[Mapping[str, Any]],
-    token_of: TokenOf,
-    *,
-    several: bool,
-    reasoning: Reasoning | None = None,
-) -> str:
+def answer_header(token_of: TokenOf) -> str:
+    """An expression for the header of an answer in harmony's messages."""
+    return GrammarText(token_of).literal("<|channel|>final<|message|>")
+
+
+def calls_grammar(form: Format, tools: Sequence[Mapping[str, Any]], token_of: TokenOf, *, several: bool) -> str:
     """The grammar of an answer that calls tools.
 
     Args:
         tools: the functions that may be called, in OpenAI's shape: `name`, `parameters` and `strict`.
         several: more than one call is allowed.
-        reasoning: may come before the calls; None: not here.
     """
     text = GrammarText(token_of)
     calls = [_call(text, form.call, tool) for tool in tools]
@@ -114,20 +110,11 @@ def calls_grammar(
     separator = form.between if form.section is None or not form.section.separator else form.section.separator
     # One text with what follows it: the end of the section may begin alike.
     later = [_call(text, (separator, *form.call), tool) for tool in tools]
-    again = f"({' | '.join(later)})*" if several and not form.channels else ""
+    again = f"({' | '.join(later)})*" if several else ""
     begin = "" if form.section is None else _sequence(text, form.section.open)
     end = "" if form.section is None else _sequence(text, form.section.close)
-    thinking = _thinking(text, form, reasoning)
     rules = "\n".join(text.rules)
-    return f"%llguidance {{}}\nstart: {thinking} {begin} {call} {again} {end}\n{rules}\n{_NOTATIONS}"
-
-
-def _thinking(text: GrammarText, form: Format, reasoning: Reasoning | None) -> str:
-    if reasoning is None:
-        return ""
-    after = "<|start|>assistant" if form.channels else "\n\n"
-    body = text.text_up_to(reasoning.close)
-    return f"({text.literal(reasoning.open)} {body} {text.literal(after)})?"
+    return f"%llguidance {{}}\nstart: {begin} {call} {again} {end}\n{rules}\n{_NOTATIONS}"
 
 
 def _call(text: GrammarText, parts: Sequence[Part], tool: Mapping[str, Any]) -> str:

@@ -7,7 +7,7 @@ from inflight_engine.formats.grammar import calls_grammar
 from inflight_engine.formats.table import FORMATS
 from inflight_engine.models.source import resolve
 from inflight_engine.models.tokenizer import load_tokenizer
-from tests.engine.formats.answers import CASES, SCHEMAS, THINK
+from tests.engine.formats.answers import CASES, SCHEMAS
 
 TOOLS = [
     {"name": "now"},
@@ -23,7 +23,7 @@ IDS = ["-".join((each.names[0], "section" if each.section else "calls")) for eac
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("token_of", [lambda _name: None, lambda name: len(name) if name.startswith("<|") else None])
 def test_grammars_are_valid(form, several, token_of):
-    text = calls_grammar(form, TOOLS, token_of, several=several, reasoning=None if form.channels else THINK)
+    text = calls_grammar(form, TOOLS, token_of, several=several)
     assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(text)) == ""
 
 

@@ -155,8 +155,11 @@ class _Answer(AnswerFormat):
     def _usage(self) -> dict[str, Any]:
         """Token counts; `completion_tokens` counts what was sampled, a stop token included, as OpenAI does."""
         call = self._call
-        details = {"cached_tokens": call.num_cached_tokens}
-        return {**_counts(call.num_prompt_tokens, call.num_output_tokens), "prompt_tokens_details": details}
+        return {
+            **_counts(call.num_prompt_tokens, call.num_output_tokens),
+            "prompt_tokens_details": {"cached_tokens": call.num_cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": call.num_reasoning_tokens},
+        }
 
     def _usage_of(self, choice: Generation, num_tokens: int) -> dict[str, int] | None:
         """For a chunk, with so many tokens of the output."""

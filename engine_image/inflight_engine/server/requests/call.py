@@ -51,3 +51,8 @@ class Call:
     def num_output_tokens(self) -> int:
         """Sampled tokens, including stop tokens."""
         return sum(len(generation.token_ids) for generation in self.choices)
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Sampled tokens that are reasoning; walks over them."""
+        return sum(generation.num_reasoning_tokens for generation in self.choices)

@@ -224,7 +224,7 @@ def _wrong(index: int, field: str, why: str) -> ApiError:
 
 class ChatCompletionRequest(OpenAIFields, TemplateFields):
     """Body of /v1/chat/completions. `reasoning_effort`: for the chat template, which gets `enable_thinking` with it, as
-    in vLLM."""
+    in vLLM. `thinking_token_budget` (vLLM's): after so many tokens of reasoning its end is sampled; -1: after any."""
 
     prompt_field: ClassVar[str] = "messages"
 
@@ -242,6 +242,7 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
     audio: Annotated[object, only()] = None
     prediction: Annotated[object, only()] = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
     verbosity: Annotated[object, only()] = None
     service_tier: Annotated[object, only("auto", "default")] = None
     store: Annotated[object, only(False)] = None
@@ -280,8 +281,7 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
         name = choice.function.name if isinstance(choice, NamedTool) else None
         functions = [each.function.plain() for each in self.tools or () if name in (None, each.function.name)]
         several = name is None and parsing.parallel
-        thinks = None if parsing.thinks else parsing.reasoning
-        text = calls_grammar(parsing.format, functions, token_of, several=several, reasoning=thinks)
+        text = calls_grammar(parsing.format, functions, token_of, several=several)
         return of_grammar("tools", text)
 
     def prompts(self) -> list[Prompt]:
@@ -312,6 +312,9 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
             parallel=self.parallel_tool_calls is not False,
             named=isinstance(self.tool_choice, NamedTool),
         )
+
+    def thinking_budget(self) -> int | None:
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
 
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

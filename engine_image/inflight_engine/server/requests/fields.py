@@ -228,6 +228,10 @@ class GenerationFields(SamplingFields, SchedulingFields):
         """
         return None
 
+    def thinking_budget(self) -> int | None:
+        """Most tokens of reasoning; None: any number."""
+        return None
+
     def echoes(self) -> bool:
         """The response begins with its prompt."""
         return False

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from inflight_contract.errors import ApiError
 from inflight_engine.formats.parser import Parsing
+from inflight_engine.grammars.thinking import reasoning_tokens
 from inflight_engine.models.detokenizer import IncrementalDetokenizer
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
-from inflight_engine.request import FinishReason, SamplingParams, Scheduling
+from inflight_engine.request import FinishReason, SamplingParams, Scheduling, Thinking
 from inflight_engine.server.requests.choice_text import NO_PIECE, ChoiceText, Piece
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.phases import MAX_PREEMPTIONS, Preempted, RequestPhase, Timings, check_move
@@ -46,6 +47,7 @@ class GenerationRequest:
         echo: the prompt's text, with which the answer begins; None: it does not.
         prompt_only: sampled tokens are not part of the response.
         parsing: how tool calls and reasoning are parsed out of the text; None: they are not.
+        thinking: marks of the reasoning; None: the model has none.
         shown_ids: special tokens whose names are in the text.
         external_id: id of the HTTP request (X-Request-Id); shared by its choices.
     """
@@ -66,6 +68,7 @@ class GenerationRequest:
     end_reported: bool = False
     earlier: Earlier | None = None
     parsing: Parsing | None = None
+    thinking: Thinking | None = None
     shown_ids: frozenset[int] = frozenset()
 
 
@@ -203,6 +206,12 @@ class Generation:
     def num_known_tokens(self) -> int:
         """Tokens of its prompt and output: the work of its prefill while it waits."""
         return len(self.request.prompt_token_ids) + len(self.token_ids)
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens inside of the reasoning. Walks over all tokens."""
+        thinking = self.request.thinking
+        return 0 if thinking is None else reasoning_tokens(self.token_ids, thinking)
 
     @property
     def written(self) -> bool:
