@@ -136,7 +136,7 @@ class AllowedTools(Body):
 
 
 class JsonSchemaText(Body):
-    """As in chat requests, without the level of `json_schema`."""
+    """A schema, as in chat requests without the level of `json_schema`."""
 
     type: Literal["json_schema"]
     name: str
