@@ -131,7 +131,7 @@ def _usage(call: Call) -> dict[str, Any]:
         "input_tokens": prompt,
         "input_tokens_details": {"cached_tokens": call.num_cached_tokens},
         "output_tokens": output,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": call.num_reasoning_tokens},
         "total_tokens": prompt + output,
     }
 
