@@ -53,3 +53,34 @@ def response_of(found):
     assert found[-1]["type"] == f"response.{told['status']}"
     assert told["output"] == items
     return told
+
+
+def message_of(found):
+    """The message that the events of a stream tell: its blocks begin and end one after the other, and the end is
+    told once."""
+    assert [each["type"] for each in (found[0], *found[-2:])] == ["message_start", "message_delta", "message_stop"]
+    told, block = found[0]["message"], None
+    assert (told["content"], told["stop_reason"]) == ([], None)
+    for each in found[1:-2]:
+        if each["type"] == "content_block_start":
+            assert block is None
+            block, arguments = dict(each["content_block"]), ""
+        elif each["type"] == "content_block_delta":
+            name = each["delta"].pop("type").removesuffix("_delta")
+            ((field, text),) = each["delta"].items()
+            assert field == {"input_json": "partial_json"}.get(name, name)
+            if name == "input_json":
+                arguments += text
+            else:
+                block[field] += text
+        else:
+            assert each["type"] == "content_block_stop"
+            if block["type"] == "tool_use" and arguments:
+                assert block["input"] == {}
+                block["input"] = arguments
+            told["content"].append(block)
+            block = None
+        assert each["index"] == len(told["content"]) - (block is None)
+    assert block is None
+    end = found[-2]
+    return {**told, **end["delta"], "usage": {**told["usage"], **end["usage"]}}

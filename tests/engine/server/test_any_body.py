@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_engine.server.http.tokenize import DetokenizeRequest, TokenizeRequest
+from inflight_engine.server.messages.requests import CountTokensRequest, MessagesRequest
 from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
 from inflight_engine.server.requests.schema import CompletionRequest, GenerateRequest
 from inflight_engine.server.responses.requests import ResponsesRequest
@@ -19,6 +20,8 @@ PATHS = {
     "/v1/completions": CompletionRequest,
     "/v1/generate": GenerateRequest,
     "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountTokensRequest,
     "/tokenize": TokenizeRequest,
     "/detokenize": DetokenizeRequest,
 }
@@ -78,7 +81,7 @@ def test_no_body_makes_the_server_fail(post, batch):
         content = json.dumps(body)
         answer = post(path, content)
         if answer.status_code == 200:
-            assert "tokenize" in path
+            assert "token" in path
             continue
         assert answer.status_code in (400, 404, 503, 504), (path, content, answer.text)
         assert answer.json()["error"]["message"]

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from inflight_engine.formats.events import CallEvent, Event, TextEvent
+from inflight_engine.request import FinishReason
 from inflight_engine.server.answers.events import CallIds
+from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.choice_text import Piece
-from inflight_engine.server.requests.generation import Generation
 
 
 @dataclass(slots=True)
@@ -81,8 +82,21 @@ class Blocks:
             yield "end", self.all[-1], ""
 
 
-def events_of(choice: Generation, piece: Piece) -> Iterable[Event]:
-    """Events of a piece, also where its text is not parsed."""
-    if choice.request.parsing is not None:
-        return piece.events
-    return [TextEvent("content", piece.text)] if piece.text else ()
+class AnswerBlocks(Blocks):
+    """Blocks of a call with one choice. What another replica wrote of it is there from the start."""
+
+    def __init__(self, call: Call, ids: CallIds) -> None:
+        super().__init__(ids)
+        (self._choice,) = call.choices
+        if call.streaming:
+            self.changes(self._choice.replayed, ended=self._choice.written)
+
+    def changes(self, piece: Piece, *, ended: bool = False) -> list[Change]:
+        """Changes that a piece makes. `ended`: it is the last."""
+        choice, events = self._choice, piece.events
+        if choice.request.parsing is None:
+            events = [TextEvent("content", piece.text)] if piece.text else ()
+        changes = [*self.take(events)]
+        if ended:
+            changes += self.finish(cut=choice.finish_reason is FinishReason.LENGTH)
+        return changes

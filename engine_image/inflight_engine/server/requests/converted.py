@@ -28,16 +28,17 @@ def shared_fields(body: SchedulingFields) -> dict[str, Any]:
 
 
 def as_chat(values: Mapping[str, Any]) -> ConvertedChat:
-    """The chat request with these fields.
+    """The chat request with these fields; null ones are left out.
 
     Raises:
         ApiError: 400, a value is not permitted.
     """
+    given = {name: value for name, value in values.items() if value is not None}
     try:
-        chat = ConvertedChat.model_validate(values)
+        chat = ConvertedChat.model_validate(given)
     except ValidationError as error:
         findings = [{**finding, "loc": ("body", *finding["loc"])} for finding in error.errors(include_url=False)]
-        raise describe_invalid(RequestValidationError(findings, body=values)) from None
+        raise describe_invalid(RequestValidationError(findings, body=given)) from None
     chat.check()
     return chat
 

@@ -173,7 +173,7 @@ class Continuation(Body):
 
     choices: Annotated[list[ContinuedChoice], Field(min_length=1, fail_fast=True)]
     created: Annotated[int, Field(ge=0, lt=2**63)]
-    sequence_number: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    sequence_number: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
 class GenerationFields(SamplingFields, SchedulingFields):

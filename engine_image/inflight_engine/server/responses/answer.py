@@ -10,7 +10,7 @@ import msgspec
 
 from inflight_contract.errors import ApiError
 from inflight_engine.request import FinishReason
-from inflight_engine.server.answers.blocks import Blocks, Change, events_of
+from inflight_engine.server.answers.blocks import AnswerBlocks
 from inflight_engine.server.answers.events import call_ids
 from inflight_engine.server.answers.writer import AnswerFormat
 from inflight_engine.server.requests.call import Call
@@ -35,29 +35,24 @@ class ResponsesAnswer(AnswerFormat):
         self._model = model
         self._id = f"resp_{request_id}"
         self._created = int(time.time()) if continuation is None else continuation.created
-        (choice,) = call.choices
-        self._choice = choice
-        self._blocks = Blocks(call_ids(choice, self._id))
+        (self._choice,) = call.choices
+        self._blocks = AnswerBlocks(call, call_ids(self._choice, self._id))
         self._events = ResponseEvents(self._id)
-        if call.streaming:
-            # What another replica wrote: the state after it, without the events.
-            self._changes(choice.replayed, ended=choice.written)
-            if continuation is not None:
-                self._events.sequence_number = continuation.sequence_number
+        if continuation is not None and continuation.sequence_number is not None:
+            self._events.sequence_number = continuation.sequence_number
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
-        (piece,) = pieces
-        self._changes(piece, ended=True)
+        self._blocks.changes(pieces[0], ended=True)
         return msgspec.json.encode(self._response())
 
     def first(self) -> bytes:
         return _written(self._events.begin(self._response(status="in_progress")))
 
     def piece(self, choice: Generation, piece: Piece) -> bytes:
-        return _written(self._events.of(self._changes(piece)))
+        return _written(self._events.of(self._blocks.changes(piece)))
 
     def last(self, choice: Generation, piece: Piece) -> bytes:
-        return _written(self._events.of(self._changes(piece, ended=True)))
+        return _written(self._events.of(self._blocks.changes(piece, ended=True)))
 
     def end(self) -> bytes:
         return _written([self._events.event(f"response.{self._status}", response=self._response())])
@@ -73,13 +68,6 @@ class ResponsesAnswer(AnswerFormat):
     @property
     def _status(self) -> str:
         return "incomplete" if self._choice.finish_reason is FinishReason.LENGTH else "completed"
-
-    def _changes(self, piece: Piece, *, ended: bool = False) -> list[Change]:
-        """Changes that a piece makes. `ended`: it is the last."""
-        changes = [*self._blocks.take(events_of(self._choice, piece))]
-        if ended:
-            changes += self._blocks.finish(cut=self._status == "incomplete")
-        return changes
 
     def _response(self, status: str | None = None) -> dict[str, Any]:
         """The response. `status`: None: it is complete."""

@@ -230,7 +230,7 @@ class ResponsesRequest(SchedulingFields):
             "service_tier": self.service_tier,
             "inflight_continuation": self.inflight_continuation,
         }
-        return as_chat({name: value for name, value in values.items() if value is not None})
+        return as_chat(values)
 
     def _messages(self) -> list[dict[str, Any]]:
         messages: list[dict[str, Any]] = []
