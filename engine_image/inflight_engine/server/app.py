@@ -14,6 +14,7 @@ from inflight_contract.errors import ApiError
 from inflight_engine.server.admin import routes as admin
 from inflight_engine.server.errors import describe_invalid, error_response
 from inflight_engine.server.http import generate, health, openai, tokenize
+from inflight_engine.server.http.messages import router as messages_router
 from inflight_engine.server.http.middleware import (
     REQUEST_ID_HEADER,
     EdgeMiddleware,
@@ -21,7 +22,6 @@ from inflight_engine.server.http.middleware import (
     request_id,
     too_large,
 )
-from inflight_engine.server.http.messages import router as messages_router
 from inflight_engine.server.http.responses import router as responses_router
 from inflight_engine.server.service import Service
 

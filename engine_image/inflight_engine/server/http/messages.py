@@ -13,7 +13,7 @@ from inflight_engine.server.http.openai import check_model
 from inflight_engine.server.http.strict_json import StrictJsonRoute
 from inflight_engine.server.messages.answer import MessagesAnswer
 from inflight_engine.server.messages.requests import NAMES, CountTokensRequest, MessagesRequest
-from inflight_engine.server.requests.converted import as_chat, in_words_of
+from inflight_engine.server.requests.converted import in_words_of
 from inflight_engine.server.service import ServiceOf
 
 router = APIRouter(route_class=StrictJsonRoute)
