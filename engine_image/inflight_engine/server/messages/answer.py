@@ -66,7 +66,7 @@ class MessagesAnswer(AnswerFormat):
     def _message(self) -> dict[str, Any]:
         """The message without content, as a stream begins."""
         none = {"cache_creation": None, "inference_geo": None, "service_tier": "standard"}
-        message = {
+        message: dict[str, Any] = {
             "id": self._id,
             "type": "message",
             "role": "assistant",

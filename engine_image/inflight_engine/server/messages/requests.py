@@ -236,7 +236,7 @@ def _text(content: str | list[TextBlock]) -> str:
 
 
 def _function(tool: Tool) -> dict[str, Any]:
-    function = {"name": tool.name, "parameters": tool.input_schema}
+    function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
         function["description"] = tool.description
     if tool.strict is not None:
