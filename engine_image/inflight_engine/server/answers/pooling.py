@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from base64 import b64encode
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from inflight_engine.server.answers.writer import DONE
+from inflight_engine.server.answers.writer import AnswerFormat
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.choice_text import Piece
 from inflight_engine.server.requests.generation import Generation
@@ -27,11 +27,8 @@ def vector_of(choice: Generation, *, dimensions: int | None = None, normalized: 
     return (vector / np.float32(length)).astype(np.float32) if normalized and length > 0 else vector
 
 
-class PoolingAnswer(ABC):
-    """An `AnswerFormat` that is never a stream."""
-
-    names_tokens = False
-    done = DONE
+class PoolingAnswer(AnswerFormat):
+    """Never a stream."""
 
     def __init__(self, call: Call, model: str, request_id: str) -> None:
         self._call = call

@@ -10,7 +10,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from inflight_contract.errors import ApiError
-from inflight_engine.server.answers.send import send_error
+from inflight_engine.server.errors import error_response
 from inflight_settings.server import PROBE_PATHS
 
 _OPEN = frozenset({*PROBE_PATHS, "/ping", "/load", "/version", "/v1/runtime_config"})
@@ -27,7 +27,8 @@ class ApiKeyMiddleware:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not _is_open(scope) and not self._knows(_key_of(Headers(scope=scope))):
             message = "a key is required: Authorization: Bearer KEY, one of those of --api-key"
-            await send_error(send, ApiError(401, message, code="invalid_api_key"))
+            error = ApiError(401, message, code="invalid_api_key")
+            await error_response(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -108,6 +108,7 @@ class Generation:
         "phase",
         "pooled",
         "preemptions",
+        "replayed",
         "request",
         "scored",
         "slot",
@@ -153,6 +154,8 @@ class Generation:
         """Time of the latest token."""
         self.timer: asyncio.TimerHandle | None = None
         """The timeout that runs: in the queue, then while it runs."""
+        self.replayed = NO_PIECE
+        """Output that another replica has written."""
         self._inbox = inbox
         self._streaming = request.streaming
         self._min_tokens = request.sampling.min_tokens
@@ -321,7 +324,8 @@ class Generation:
         self.counted_tokens = len(self.token_ids)
         self.finish_reason = earlier.finish_reason or self._end_of_tokens()
         if earlier.written and (self.token_ids or self.done):
-            self._text.drop()
+            text, _ = self._text.take(done=self.written)
+            self.replayed = Piece(text, [], events=self._text.take_events(done=self.written))
             self._prompt_scores = None
         if self.done:
             self.timings.finished = self.timings.arrived
