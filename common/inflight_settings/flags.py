@@ -33,7 +33,7 @@ class AppendNamed(argparse.Action):
 
 
 class Several(argparse.Action):
-    """One or more texts, or a JSON list of them, as in vLLM."""
+    """Takes one or more texts, or a JSON list of them, as vLLM does."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None

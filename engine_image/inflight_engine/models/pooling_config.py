@@ -25,7 +25,7 @@ class PoolingConfig:
     refusal: str = ""
 
     def shortened(self, dimensions: int) -> bool:
-        """Whether vectors may be shortened to so many numbers."""
+        """Vectors may be shortened to so many numbers."""
         return dimensions in self.dimensions if self.dimensions else self.matryoshka
 
 
