@@ -65,5 +65,6 @@ def _resolved(stated: Setting, name: str, hint: Any, default: Any) -> Setting:
     (kind,) = (option for option in options if option is not NoneType)
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     flag = stated.flag or ("no-" if default is True else "") + name.replace("_", "-")
-    kind = str if choices else get_origin(kind) or kind
+    several = get_origin(kind) is tuple and stated.parse is None
+    kind = str if choices else tuple if several else kind
     return replace(stated, flag=flag, default=default, kind=kind, choices=choices)
