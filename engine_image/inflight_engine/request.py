@@ -83,6 +83,7 @@ class SamplingParams:
             The server adds the model's end-of-sequence tokens here unless the request ignores them.
         logprobs: report each token's log-probability and those of this many likeliest tokens; None: report nothing.
             They are the model's own: taken before temperature, penalties and filters.
+        logprob_token_ids: report those of these tokens in place of the likeliest, where `logprobs` is not None.
         prompt_logprobs: the same for each token of the prompt after the first. Such a request finds no cached prefix of
             others, because all of its prompt has to be computed, and others find none of its own.
         grammar: language of the text, as llguidance serializes it (`LLMatcher.grammar_from_json_schema`,
@@ -90,6 +91,8 @@ class SamplingParams:
             token of `stop_token_ids` only where the text is complete. Requests with the same grammar share what it
             compiles to. None: all tokens.
         thinking: before the text of the grammar, or bounded; None: there is none, or any.
+        bad_words: sequences of token ids, none empty: the last token of one is not sampled after its other tokens.
+        allowed_token_ids: no other tokens are sampled; empty: all are allowed.
     """
 
     max_tokens: int
@@ -108,6 +111,14 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     grammar: str | None = None
     thinking: Thinking | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+
+    @property
+    def has_token_rules(self) -> bool:
+        """`bad_words` or `allowed_token_ids` restrict its tokens."""
+        return bool(self.bad_words or self.allowed_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from hashlib import blake2b
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
@@ -35,6 +37,7 @@ class Service:
         created: when the process started, Unix seconds.
         draining: shutting down; responses close their connections, and /ready fails.
         deliveries: updates of generations, to the writers of their responses.
+        fingerprint: OpenAI's `system_fingerprint`: equal where model, version, device and precision are.
         formats: of the model's tool calls and reasoning; none until it is loaded.
         shown_ids: special tokens that these formats are made of.
         thinking: marks of the model's reasoning; None: none is known.
@@ -57,6 +60,7 @@ class Service:
         self.deliveries = Deliveries()
         self.grammars = CheckedGrammars()
         self.heartbeats = Heartbeats(lambda: self.session.stalled)
+        self.fingerprint = ""
         self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)
         self.spans: Spans | None = None
         self.formats = Chosen()
@@ -92,7 +96,15 @@ class Service:
         self.formats = choose(tokenizer.model_text, self.config.tool_call_parser, self.config.reasoning_parser)
         self.shown_ids = tokenizer.special_ids(self.formats.marks)
         self.thinking = _thinking(self.formats, tokenizer)
+        self.fingerprint = self._fingerprint()
         self._tokenizer = tokenizer
+
+    def _fingerprint(self) -> str:
+        ready, engine = self.session.ready, self.config.engine
+        assert ready is not None
+        runner = ready.runner
+        parts = (version("inflight"), engine.model, engine.revision, runner.device, runner.dtype)
+        return f"fp_{blake2b(repr((*parts, runner.attention_backend)).encode(), digest_size=5).hexdigest()}"
 
     def _gauges(self) -> Gauges:
         self.registry.count_outputs()

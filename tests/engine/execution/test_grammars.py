@@ -1,4 +1,5 @@
-"""Runners sample texts of their grammars, the same ones in whatever company, graphs and step ahead included."""
+"""Runners sample texts of their grammars and rules of tokens, the same ones in whatever company, graphs and step ahead
+included."""
 
 import random
 
@@ -12,7 +13,7 @@ from tests.engine.execution.driver import Driver
 from tests.engine.execution.padded_backend import PaddedBackend
 from tests.engine.execution.test_graphs import Recorded
 from tests.engine.execution.tiny_model import SWAP_SPACE, make_model, prompts_for, tiny_runner
-from tests.engine.grammars.ascii import EOS, grammars, regex, text_of, thinking
+from tests.engine.grammars.ascii import EOS, grammars, ids_of, regex, text_of, thinking
 
 OPTIONS = {"max_num_seqs": 11, "max_model_len": 128, "num_kv_blocks": 512, "swap_space": SWAP_SPACE}
 SHARED = grammars()
@@ -30,6 +31,14 @@ PATTERNS = [
 ]
 
 THINKING = {8: thinking(begun=True, budget=6), 9: thinking(begun=True, budget=4)}
+RULES = {
+    1: {"bad_words": (tuple(ids_of("ab")), tuple(ids_of("c")))},
+    3: {"allowed_token_ids": tuple(ids_of("ilmno"))},
+    5: {
+        "bad_words": tuple((a, b) for a in range(EOS) for b in range(0, EOS, 2)),
+        "allowed_token_ids": tuple(range(40)),
+    },
+}
 
 
 def sampling_of(number, pattern):
@@ -43,6 +52,7 @@ def sampling_of(number, pattern):
         logprobs=1 if number == 4 else None,
         grammar=None if pattern is None else regex(pattern),
         thinking=THINKING.get(number),
+        **RULES.get(number, {}),
     )
 
 
@@ -68,6 +78,14 @@ def expected(folder):
         Driver(tiny_runner(folder, grammars=SHARED, **OPTIONS), max_running=11).run([prompt], sampling)[0]
         for prompt, sampling in zip(PROMPTS, SAMPLING, strict=True)
     ]
+
+
+def test_answers_follow_their_rules_of_tokens(expected):
+    assert set(text_of(expected[1])) <= set("ab")
+    assert "ab" not in text_of(expected[1])
+    assert set(expected[3]) <= set(ids_of("ilmno"))
+    assert all(token < 40 for token in expected[5])
+    assert all(token % 2 for token in expected[5][1:])
 
 
 def test_texts_are_of_their_grammars(expected):

@@ -13,15 +13,20 @@ from tests.engine.server.real_server import RealServer
 
 pytestmark = pytest.mark.slow
 
-THINK, END = 5, 6
+THINK, END, CALL = 5, 6, 7
 """Ids of special tokens of the built-in model's vocabulary, which get the names of marks."""
 TEMPLATE = (
     "{% for message in messages %}{{ message.content }}{% endfor %}"
     "{% if add_generation_prompt and enable_thinking is defined and enable_thinking %}<think>{% endif %}"
     "{# </think> <tool_call> #}"
 )
-COLOR = {"type": "object", "properties": {"color": {"enum": ["red", "blue"]}}, "required": ["color"]}
-JSON = {"json": {**COLOR, "additionalProperties": False}, "disable_any_whitespace": True}
+COLOR = {
+    "type": "object",
+    "properties": {"color": {"enum": ["red", "blue"]}},
+    "required": ["color"],
+    "additionalProperties": False,
+}
+JSON = {"json": COLOR, "disable_any_whitespace": True}
 PAINT = {"type": "function", "function": {"name": "paint", "parameters": COLOR, "strict": True}}
 OPENS, DOES_NOT = {str(THINK): 100, str(END): -100}, {str(THINK): -100}
 
@@ -33,6 +38,7 @@ def server(tmp_path_factory):
     built_in.save(folder / "tokenizer.json")
     described = json.loads((folder / "tokenizer.json").read_text())
     names = {built_in.names([THINK])[0]: "<think>", built_in.names([END])[0]: "</think>"}
+    names[built_in.names([CALL])[0]] = "<tool_call>"
     for token in described["added_tokens"]:
         token["content"] = names.get(token["content"], token["content"])
     vocabulary = described["model"]["vocab"]
@@ -80,6 +86,17 @@ def test_a_demanded_call_may_follow_thinking(server, bias):
     assert (reason, count) == ("tool_calls", 4 if bias is OPENS else 0)
     (call,) = said["tool_calls"]
     assert {*json.loads(call["function"]["arguments"])} == {"color"}
+
+
+def test_a_call_that_the_model_begins_follows_the_schema_of_a_strict_function(server):
+    more = {"tools": [PAINT], "parallel_tool_calls": False, "max_tokens": 60, "stop": ["</tool_call>"]}
+    said, reason, _ = ask(server, logit_bias={str(CALL): 100, str(THINK): -100}, **more)
+    assert reason == "tool_calls"
+    (call,) = said["tool_calls"]
+    assert {*json.loads(call["function"]["arguments"])} == {"color"}
+    said, _, _ = ask(server, logit_bias={str(CALL): -100, str(THINK): -100}, **more)
+    assert "tool_calls" not in said
+    assert said["content"]
 
 
 def test_thinking_is_bounded_without_a_grammar_and_in_company(server):

@@ -212,6 +212,28 @@ async def test_usage_counts_tokens_of_reasoning(make_fake, stream, text, model, 
     assert (usage["completion_tokens"], usage["completion_tokens_details"]) == (len(text), {"reasoning_tokens": count})
 
 
+@pytest.mark.parametrize(
+    ("strict", "body", "bound"),
+    [
+        (True, {}, True),
+        (True, {"tool_choice": "auto"}, True),
+        (True, {"response_format": {"type": "text"}}, True),
+        (True, {"tool_choice": "none"}, False),
+        (False, {}, False),
+        (None, {}, False),
+    ],
+)
+async def test_a_strict_function_binds_calls_that_the_model_chooses(make_fake, strict, body, bound):
+    fake = await make_fake(tool_call_parser="hermes")
+    tools = [TOOL, {**TOOL, "function": {**TOOL["function"], "name": "g", "strict": strict}}]
+    call = asyncio.create_task(fake.post("/v1/chat/completions", **CHAT, tools=tools, **body))
+    await until(lambda: fake.engine.requests or call.done())
+    (request,) = fake.engine.requests.values()
+    assert (request.sampling.grammar is not None) is bound
+    fake.engine.answer(0, "hi")
+    await call
+
+
 async def test_the_answer_of_harmony_has_its_header_before_its_grammar(make_fake):
     tokenizer = ByteTokenizer()
     tokenizer.model_text = ModelText(chat_template="<|channel|>analysis")

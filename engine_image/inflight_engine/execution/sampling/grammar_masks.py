@@ -1,5 +1,5 @@
-"""Masks of the slots whose requests have a grammar or a bound of their thinking: logits of tokens that these do not
-allow become -inf."""
+"""Masks of the slots whose requests have a grammar, a bound of their thinking or rules of tokens: logits of tokens that
+these do not allow become -inf."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from inflight_engine.execution.memory.staging import upload
+from inflight_engine.execution.sampling.token_rules import TokenMask, TokenRules
 from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.matching import Bits, Matching
 from inflight_engine.output import GrammarEnd
@@ -22,7 +23,7 @@ class GrammarRow(NamedTuple):
 
     row: int
     slot: int
-    matching: Matching
+    matching: TokenMask
 
 
 class GrammarMasks:
@@ -32,12 +33,12 @@ class GrammarMasks:
     slot.
 
     Args:
-        grammars: None: no request is bound.
+        grammars: None: no request has one.
     """
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
-        self._matchings: dict[int, Matching] = {}
+        self._matchings: dict[int, TokenMask] = {}
 
     def apply(self, plan: StepPlan) -> None:
         """Apply the starts and releases of a plan, before anything of its step is computed. Generated tokens of a
@@ -47,8 +48,8 @@ class GrammarMasks:
                 self._matchings.pop(slot, None)
         for start in plan.starts:
             sampling = start.sampling
-            if (sampling.grammar is not None or sampling.thinking is not None) and self._grammars is not None:
-                self._matchings[start.slot] = self._start(self._grammars, start)
+            if sampling.grammar is not None or sampling.thinking is not None or sampling.has_token_rules:
+                self._start(start)
 
     def rows(self, slots: Slots) -> Sequence[GrammarRow]:
         """Return the bound rows; `slots`: [N], of the sampled rows."""
@@ -70,15 +71,20 @@ class GrammarMasks:
         if bound:
             mask_rows(logits, np.array([each.row for each in bound], np.int64), bits)
 
-    def _start(self, grammars: Grammars, start: SlotStart) -> Matching:
-        sampling = start.sampling
-        if sampling.grammar is None:
-            matching = Matching(None, sampling, ())
-        else:
+    def _start(self, start: SlotStart) -> None:
+        sampling, grammars = start.sampling, self._grammars
+        matching: TokenMask | None = None
+        if sampling.grammar is not None and grammars is not None:
             matching = Matching(grammars.matcher(sampling.grammar), sampling, grammars.vocabulary.eos_tokens)
+        elif sampling.thinking is not None:
+            matching = Matching(None, sampling, ())
+        if sampling.has_token_rules:
+            matching = TokenRules(sampling, matching)
+        if matching is None:
+            return
         for token_id in start.token_ids[start.num_prompt_tokens :].tolist():
             matching.take(token_id)
-        return matching
+        self._matchings[start.slot] = matching
 
 
 def take_tokens(rows: Iterable[GrammarRow], token_ids: TokenIds) -> list[GrammarEnd]:

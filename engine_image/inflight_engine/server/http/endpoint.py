@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import Request
@@ -24,10 +25,13 @@ from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.prepare import (
     TOO_LONG,
     ModelFacts,
+    banned_sequences,
     choice_seed,
     continued_choices,
     earlier_of,
     prepare,
+    stop_reasons,
+    truncated,
 )
 from inflight_engine.server.service import Service
 from inflight_engine.server.telemetry.exchange import Exchange, exchange_of
@@ -61,6 +65,9 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     tokenizer, facts = service.model
     fields = [body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}" for i in range(len(prompts))]
     token_ids = await encode(tokenizer, dict(zip(fields, prompts, strict=True)))
+    if body.truncate_prompt_tokens is not None or body.truncation_side is not None:
+        token_ids = {field: truncated(body, each, facts) for field, each in token_ids.items()}
+        prompts = [*token_ids.values()]
     last = [*token_ids.values()][-1]
     parsing = body.parsing(service.formats, lambda: tokenizer.spell(last[-_PROMPT_END:]))
     grammar = await _grammar(service, body, tokenizer, parsing)
@@ -68,8 +75,20 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     if parsing is not None and service.thinking is not None:
         thinking = replace(service.thinking, begun=parsing.thinks, budget=body.thinking_budget())
     echoes = await _texts(tokenizer, prompts, [*token_ids.values()]) if body.echoes() else [None] * len(prompts)
+    banned = banned_sequences(body, partial(tokenizer.encode, special_tokens=False), facts)
     requests = _requests(
-        service, body, exchange, facts, token_ids, echoes, continued, grammar, parsing, thinking, relayed=relayed
+        service,
+        body,
+        exchange,
+        facts,
+        token_ids,
+        echoes,
+        continued,
+        grammar,
+        banned,
+        parsing,
+        thinking,
+        relayed=relayed,
     )
     inbox = Inbox(service.deliveries)
     generations = service.registry.submit(requests, tokenizer, arrived, inbox)
@@ -83,7 +102,7 @@ async def _grammar(
 ) -> str | None:
     """The grammar of the answers, serialized; None: they have none."""
     if parsing is not None and parsing.format is not None:  # the grammar of hundreds of tools takes tens of ms
-        calls = await asyncio.to_thread(body.forced_calls, parsing, tokenizer.special_id)
+        calls = await asyncio.to_thread(body.bound_calls, parsing, tokenizer.special_id)
         if calls is not None:
             return await service.grammars.check(calls)
     source = body.grammar(tokenizer.is_special)
@@ -102,6 +121,7 @@ def _requests(
     echoes: Sequence[str | None],
     continued: Sequence[ContinuedChoice],
     grammar: str | None,
+    banned: tuple[tuple[int, ...], ...],
     parsing: Parsing | None,
     thinking: Thinking | None,
     *,
@@ -112,6 +132,9 @@ def _requests(
     bound = None if grammar is None and body.thinking_budget() is None else thinking
     scheduling, choices = exchange.scheduling, iter(enumerate(continued))
     requests: list[GenerationRequest] = []
+    shown_ids = frozenset() if parsing is None else service.shown_ids
+    if body.skip_special_tokens is False:
+        shown_ids = service.tokenizer.all_special_ids
     for (field, prompt), echo in zip(token_ids.items(), echoes, strict=True):
         try:
             sampling = prepare(body, prompt, facts, field)
@@ -133,7 +156,7 @@ def _requests(
                     request_id=request_id,
                     index=index,
                     prompt_token_ids=prompt,
-                    sampling=replace(sampling, seed=seed, grammar=grammar, thinking=bound),
+                    sampling=replace(sampling, seed=seed, grammar=grammar, thinking=bound, bad_words=banned),
                     scheduling=replace(scheduling, predicted_tokens=predicted),
                     stop=body.stop_strings(),
                     streaming=bool(body.stream) or relayed,
@@ -147,7 +170,9 @@ def _requests(
                     earlier=earlier_of(before, index, sampling, body, facts),
                     parsing=parsing,
                     thinking=thinking,
-                    shown_ids=frozenset() if parsing is None else service.shown_ids,
+                    shown_ids=shown_ids,
+                    stop_reasons=stop_reasons(body, facts),
+                    with_stop=bool(body.include_stop_str_in_output),
                 )
             )
     return requests
