@@ -95,6 +95,34 @@ def modelled_limits(bounds: LimitsBounds, slo: Slo, model: TuningModel, state: T
     return best_limits(model.replica, model.workload, _targets(slo, model, state), bounds, margins=_margins(state))
 
 
+def early_move(
+    view: TuningView,
+    limits: Limits,
+    bounds: LimitsBounds,
+    slo: Slo,
+    model: TuningModel,
+    state: TuningState,
+    policy: TuningPolicy,
+    *,
+    advise: bool,
+) -> TuningDecision | None:
+    """Returns the first move of a service if its limits are so far from the model's that no whole window is needed to
+    see it; None if they are not. A model of few steps is trusted with less of the target."""
+    if state.episode is not None or view.quality.evidence < policy.evidence:
+        return None
+    cautious = replace(state, tighten=min(state.tighten, policy.early))
+    targets, margins = _targets(slo, model, cautious), _margins(cautious)
+
+    def value(pair: Limits) -> float:
+        return worth(model.replica, model.workload, targets, pair, margins)
+
+    if value(modelled_limits(bounds, slo, model, cautious)) <= value(limits) * policy.obvious:
+        return None
+    decision = move_by_model(view, limits, bounds, slo, model, cautious, policy, advise=advise)
+    known = decision.state.corrected(until=state.corrected_until, tighten=state.tighten, memory=state.memory)
+    return replace(decision, state=known)
+
+
 def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -> bool:
     """Returns True if full steps miss the TPOT target with these limits, and hold it with the wanted limits."""
 
@@ -140,7 +168,7 @@ def judge_move(
     evidence = after.evidence if move.canary is None else min(after.evidence, before.evidence)
     if evidence < policy.evidence and left > 0:
         return TuningDecision(limits, (), Reason("Measuring", {"seconds": left}), state)
-    done = replace(state, move=None, window_start=view.time)
+    done = replace(state, move=None)
     same_pods = move.canary is not None or view.pods == move.pods
     why = lost(before, after, policy, together=move.canary is not None) if same_pods else None
     if why is None:
@@ -149,10 +177,12 @@ def judge_move(
             done = replace(done, bracket=replace(bracket, good=move.to))
         if move.canary is None:
             return TuningDecision(limits, (), Reason("Kept", _shares(before, after)), done)
+        done = replace(done, window_start=view.time)
         held = Reason("CanaryHeld", {"pod": move.canary.name, **_shares(before, after)})
         to = bounds.clamp(move.to)
         return TuningDecision(to, _changes(limits, to, held), held, done)
-    done = replace(done, bracket=Bracket(move.frm, move.to, move.wanted, view.time + policy.fence))
+    bracket = Bracket(move.frm, move.to, move.wanted, view.time + policy.fence)
+    done = replace(done, bracket=bracket, window_start=view.time)
     back = bounds.clamp(move.frm)
     if move.canary is not None:
         why = Reason("CanaryLost", {"pod": move.canary.name, **why.numbers})
@@ -207,14 +237,15 @@ def _corrected(
         # Few slow requests beside a quick mean are not the size of steps, and smaller ones would not help them.
         blamed = full <= target * (1 + policy.dead_band) and pace > target * policy.room
         if blamed or pace > full * (1 + policy.dead_band / 2):
-            tighter = max(TIGHTEST, tighten * max(0.8, target / slow))
+            # By how much the steps of the model, with what it has learned by now, are too short.
+            tighter = max(TIGHTEST, tighten * 0.8, min(tighten, full / slow))
             if longest_step(model.replica, model.workload, Targets(None, target * tighter)) is not None:
                 tighten = tighter
     if view.preemptions_per_min > policy.preemptions_per_min and view.running >= limits.max_num_seqs * 0.5:
         memory = max(LEAST_MEMORY, memory * 0.85)
     if (tighten, memory) == (state.tighten, state.memory):
         return state
-    return state.corrected(until=view.time + policy.fence, tighten=tighten, memory=memory)
+    return state.corrected(until=view.time + policy.corrected, tighten=tighten, memory=memory)
 
 
 def _late(view: TuningView, policy: TuningPolicy) -> bool:
@@ -224,14 +255,17 @@ def _late(view: TuningView, policy: TuningPolicy) -> bool:
 
 
 def _targets(slo: Slo, model: TuningModel, state: TuningState) -> Targets:
-    """Returns the targets to solve for. A correction after which requests became so large that one alone would miss the
-    TPOT target does not apply: the target would count as none."""
+    """Returns the targets to solve for: steps may take longer than the model says, by its error or by what was
+    measured. A correction after which requests became so large that one alone would miss the TPOT target does not
+    apply: the target would count as none."""
     if slo.tpot_p95 is None:
         return slo.targets
-    tpot = slo.tpot_p95 * state.tighten
-    if longest_step(model.replica, model.workload, Targets(None, tpot)) is None:
-        tpot = slo.tpot_p95
-    return replace(slo.targets, tpot=tpot)
+    sure = 1 - model.error
+    for share in (min(state.tighten, sure), sure):
+        tightened = replace(slo.targets, tpot=slo.tpot_p95 * share)
+        if longest_step(model.replica, model.workload, replace(tightened, ttft=None)) is not None:
+            return tightened
+    return slo.targets
 
 
 def _margins(state: TuningState) -> Margins:
