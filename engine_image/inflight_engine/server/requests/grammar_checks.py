@@ -24,7 +24,7 @@ class CheckedGrammars:
     def __init__(self) -> None:
         self._valid: OrderedDict[_Key, str] = OrderedDict()
         self._checks: dict[_Key, asyncio.Task[str]] = {}
-        """Those that wait or run. Requests with the same grammar share one."""
+        """Checks that wait or run. Requests with the same grammar share one."""
         self._waiting: OrderedDict[str, deque[asyncio.Future[None]]] = OrderedDict()
         """By tenant, the next in turn first."""
         self._busy = False
