@@ -9,9 +9,9 @@ from dataclasses import replace
 
 import httpx
 import pytest
-from tests.engine.server.sse import events, message_of, response_of
 
 from tests.engine.server.real_server import RealServer
+from tests.engine.server.sse import events, message_of, response_of
 from tests.gateway.relay.conftest import QUICK, Setup
 from tests.gateway.relay.fake_engine import Do, FakeEngine, Seen
 from tests.gateway.relay.test_tool_calls import TOOL, ApiServers
@@ -32,7 +32,7 @@ MESSAGES = (
     },
     message_of,
 )
-PATIENT = replace(QUICK, silence_s=5.0, limits=replace(QUICK.limits, max_deaths=6))
+PATIENT = replace(QUICK, silence_s=100.0, head_s=100.0, limits=replace(QUICK.limits, max_deaths=6))
 
 
 def told(body: bytes, read, *, stream: bool) -> dict:
@@ -91,7 +91,9 @@ async def test_greedy_answers_of_a_real_engine_in_float32_are_equal_where_they_a
     make, server, path, asked, read
 ):
     relay = await make(PATIENT, engine=RealServers(server.url), max_attempts=6)
-    asked = {name: value for name, value in asked.items() if name != "tools"} | {"stream": True, "temperature": 0}
+    length = "max_output_tokens" if read is response_of else "max_tokens"
+    asked = {name: value for name, value in asked.items() if name != "tools"}
+    asked |= {"stream": True, "temperature": 0, length: 24}
     bodies = []
     for steps in ([Do()], [Do(cut=35), Do(cut=60), Do()], [Do(cut=90), Do()]):
         relay.script(*steps)
