@@ -156,6 +156,7 @@ class Request:
         output_token_ids: tokens generated so far, kept here only while the request has no slot. A continued request
             comes with those that an earlier engine process generated, fewer than `max_tokens`.
         num_computed_tokens: tokens whose keys and values are in `host_block_ids`, while SWAPPED; otherwise 0.
+        compiled: what its grammar compiles to, kept until it ends.
         block_hashes: chained content hashes of its leading full blocks, prompt first; empty without a prefix cache.
     """
 
@@ -176,6 +177,7 @@ class Request:
     host_block_ids: tuple[int, ...] = ()
     block_hashes: list[bytes] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    compiled: object = None
 
     @property
     def num_prompt_tokens(self) -> int:
