@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -185,7 +186,7 @@ async def test_one_timer_serves_all_responses_and_none_when_there_are_none():
         def beat(self):
             self.beats += 1
 
-    made = Heartbeats(lambda: False)
+    made = Heartbeats(lambda: False).of(SimpleNamespace(relayed=True))
     streams = [Stream() for _ in range(100)]
     for stream in streams:
         made.add(stream)
