@@ -2,9 +2,13 @@
 
 Under overload all steps are full, and requests end as fast as they are admitted: a step that computes the prompts of x
 requests decodes output tokens of x requests as well. The pair follows from the largest x whose step holds the TPOT
-target: `max_num_batched_tokens` is what such a step computes, `max_num_seqs` what decodes in it and some room. With
-fewer requests steps are shorter, so what holds there holds always; and it does not depend on the rate of arrivals,
-so it stays as it is while load comes and goes.
+target: `max_num_batched_tokens` is what such a step computes, `max_num_seqs` what decodes in it, and the requests whose
+prompts it computes. With fewer requests steps are shorter, so what holds there holds always; and it does not depend on
+the rate of arrivals, so it stays as it is while load comes and goes.
+
+The target is one of the mean over a request's tokens, and a request of few tokens meets few steps: where steps beyond
+the target were allowed, a prompt of several such steps would delay it alone. Steps that all hold the target lose less
+capacity to their size than such requests are.
 """
 
 from __future__ import annotations
@@ -36,16 +40,12 @@ def best_limits(
     workload: Workload,
     targets: Targets,
     bounds: LimitsBounds,
-    running: float | None = None,
     margins: Margins | None = None,
 ) -> Limits:
     """The largest limits within `bounds` that hold the targets for all that they admit.
 
     Rounded down to steps of 1.5% to 3%, so that small changes of the measurements change nothing. A TPOT target that
     one request alone would miss counts as none: no limit would help.
-
-    Args:
-        running: decodes beside which a full step holds the target; None: as many as there are under overload.
     """
     margins = margins or Margins()
     memory = max(1.0, margins.kv * replica.kv_tokens / max(1.0, workload.decode_context))
@@ -56,18 +56,12 @@ def best_limits(
         return bounds.clamp(Limits(_rounded(most), _rounded(tokens)))
 
     decodes = min(most, _overload(replica, workload, longest) * workload.output)
-    if running is not None:
-        decodes = min(decodes, max(1.0, running))
     prefill = largest(lambda tokens: _seconds(replica, workload, decodes, tokens) <= longest)
     budget = min(decodes + prefill, bounds.high.max_num_batched_tokens)
-    least_prefill = min(prefill, budget) / 2
-    slots = largest(
-        lambda seqs: (
-            seqs <= max(decodes, budget - least_prefill)
-            and _seconds(replica, workload, seqs, max(0.0, budget - seqs)) <= longest / _FULL_STEP * _ALL_SLOTS
-        )
-    )
-    return bounds.clamp(Limits(_rounded(min(most, max(slots, decodes))), _rounded(budget)))
+    # Requests whose prompts a step computes hold slots beside those that decode. With more slots an overload that lasts
+    # would lengthen steps, and without one nobody needs them.
+    slots = decodes + max(1.0, prefill / max(1.0, workload.computed))
+    return bounds.clamp(Limits(_rounded(min(most, slots)), _rounded(budget)))
 
 
 def saturated_rate(replica: Replica, workload: Workload, limits: Limits) -> float:

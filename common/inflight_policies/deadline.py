@@ -1,14 +1,16 @@
-"""The first request that can still keep its TTFT target; late ones get more picks the longer they wait."""
+"""The first request that can still keep its TTFT target; late ones get a share of the work, and a share of the
+picks too once they have waited for long."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf
 from typing import Generic, TypeVar
 
 from inflight_policies.lazy_heap import LazyHeap
 
 LATE_SHARE = 0.05
-"""Default of the share of picks that go to late requests while others wait."""
+"""Default of the share of work that goes to late requests while others wait."""
 
 OVERDUE_SHARE = 0.2
 """Least share of picks that go to late requests once the first of them is overdue."""
@@ -19,16 +21,13 @@ OVERDUE_WAIT_SHARE = 0.5
 Item = TypeVar("Item")
 
 
-class DeadlineQueue(Generic[Item]):
-    """Items by their places, those first that can still start in time.
+class LateTurns:
+    """Turns of late items while others wait.
 
-    An item that is past its latest start is late, and stays late. One pick in 1 / `late_share` goes to the first late
-    item, and every pick does while no other item waits. Items without a latest start are never late. While the first
-    late item is overdue, as its place is older than `pass_time` was told, one pick in 1 / `OVERDUE_SHARE` goes to it.
-
-    Nothing starves: of any 1 / `late_share` picks (rounded down) in a row that are made while late items wait, one
-    takes the first of them, and of any 1 / `OVERDUE_SHARE` picks that are made while it is overdue. So when an item
-    becomes late, or overdue, while k late ones are ahead of it, it is picked within k + 1 times as many picks.
+    The first late item has its turn once its work is at most the share `late_share` of all that was picked since the
+    last late item, its own included. Work counts because late items tend to be large, and make others late while they
+    are computed. An overdue item also has its turn after 1 / `OVERDUE_SHARE` - 1 picks of items in time, whatever their
+    work.
 
     Raises:
         ValueError: `late_share` is not above 0 and at most 1.
@@ -37,10 +36,48 @@ class DeadlineQueue(Generic[Item]):
     def __init__(self, late_share: float = LATE_SHARE) -> None:
         if not 0 < late_share <= 1:
             raise ValueError(f"late_share must be above 0 and at most 1, not {late_share}")
-        self._most_passed_over = int(1 / late_share) - 1
-        self._most_while_overdue = min(self._most_passed_over, int(1 / OVERDUE_SHARE) - 1)
-        self._passed_over = 0
-        """Picks of items in time, while late ones waited, since the last pick of a late item."""
+        self._share = late_share
+        self._picks = self._work = 0
+        """Number and work of the items in time that were picked while late ones waited, since the last late pick."""
+
+    def pass_over(self, work: int) -> None:
+        """Counts the pick of an item in time while late ones wait."""
+        self._picks += 1
+        self._work += work
+
+    def take(self) -> None:
+        """Counts the pick of a late item."""
+        self._picks = self._work = 0
+
+    def has_come(self, work: int, overdue: bool) -> bool:
+        """Returns whether the first late item has its turn. Args: work: its own."""
+        return (self._work + work) * self._share >= work or (overdue and self._picks >= _MOST_PICKS)
+
+
+_MOST_PICKS = int(1 / OVERDUE_SHARE) - 1
+"""Picks of items in time after which an overdue item has its turn."""
+
+
+class DeadlineQueue(Generic[Item]):
+    """Items by their places, those first that can still start in time.
+
+    An item that is past its latest start is late, and stays late. The first late item is picked in its turn
+    (`LateTurns`), and while no other item waits. Items without a latest start are never late. A late item is overdue
+    when its place is older than `pass_time` was told.
+
+    Nothing starves: a late item with k - 1 late items ahead of it, and w of work with them, is picked before the items
+    in time that pass it come to a work of w / `late_share` and k items; once it is overdue, within 5 k picks.
+
+    Args:
+        work: size of an item, which never changes; at least 1.
+
+    Raises:
+        ValueError: `late_share` is not above 0 and at most 1.
+    """
+
+    def __init__(self, work: Callable[[Item], int], late_share: float = LATE_SHARE) -> None:
+        self._turns = LateTurns(late_share)
+        self._work_of = work
         self._overdue = -inf
         self._in_time: LazyHeap[Item] = LazyHeap()
         self._by_latest_start: LazyHeap[Item] = LazyHeap()
@@ -89,8 +126,9 @@ class DeadlineQueue(Generic[Item]):
         late, in_time = self._late.first(), self._in_time.first()
         if late is None:
             return None if in_time is None else in_time[1]
-        most = self._most_while_overdue if late[0][0] <= self._overdue else self._most_passed_over
-        return late[1] if in_time is None or self._passed_over >= most else in_time[1]
+        if in_time is None or self._turns.has_come(self._work_of(late[1]), late[0][0] <= self._overdue):
+            return late[1]
+        return in_time[1]
 
     def is_late(self, item: Item) -> bool:
         return item in self._late
@@ -101,8 +139,10 @@ class DeadlineQueue(Generic[Item]):
         Raises:
             KeyError: the item is not in the queue.
         """
-        if len(self._late):
-            self._passed_over = 0 if item in self._late else self._passed_over + 1
+        if item in self._late:
+            self._turns.take()
+        elif len(self._late):
+            self._turns.pass_over(self._work_of(item))
         self.remove(item)
 
     def remove(self, item: Item) -> None:

@@ -85,7 +85,7 @@ class SchedulingSettings:
     """How the scheduler decides. `classes` has at least one.
 
     Attributes:
-        late_wait: seconds of waiting after which policy deadline gives late requests a larger share of the picks. No
+        late_wait: seconds of waiting after which policy deadline gives late requests a share of the picks, too. No
             setting of its own: the server makes it half of `queue_timeout`.
 
     Raises:
@@ -112,7 +112,7 @@ class SchedulingSettings:
     )
     late_share: float = setting(
         LATE_SHARE,
-        "share of picks that deadline gives to late requests, which prevents starvation",
+        "share of prompt tokens that deadline gives to late requests while others wait, which prevents starvation",
         ge=0.001,
         le=1,
         metavar="SHARE",

@@ -84,7 +84,7 @@ class Admission(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Finished(msgspec.Struct, frozen=True, array_like=True):
-    """A request ended. `refusal`: why its grammar cannot be followed, a sentence for the client."""
+    """A request ended. `refusal`: why its grammar or its rules of tokens cannot be followed, for the client."""
 
     request_id: int
     reason: FinishReason

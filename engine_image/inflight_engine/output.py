@@ -45,8 +45,8 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
 
 
 class GrammarEnd(NamedTuple):
-    """The text of a slot's grammar ends with its latest token. `error`: why no token can follow; empty: the text is
-    complete."""
+    """A slot's text ends with its latest token, by its grammar or its rules of tokens. `error`: why no token can
+    follow; empty: the text is complete."""
 
     slot: int
     error: str

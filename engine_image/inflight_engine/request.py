@@ -43,18 +43,22 @@ class FinishReason(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Grammar:
-    """Language of the text that a request may generate.
+class Thinking:
+    """Reasoning of a model, marked by tokens: a request's grammar begins after it.
 
     Attributes:
-        text: the grammar as llguidance serializes it (`LLMatcher.grammar_from_json_schema`, `grammar_from_lark` and
-            `grammar_from_regex`). Requests with the same text share what it compiles to.
-        after: token ids which turn the grammar on once they are generated in this order, such as the end of reasoning;
-            tokens up to and including them are free. Empty: it holds from the first token.
+        open: the tokens that begin it.
+        close: the tokens that end it.
+        begun: the prompt ends inside of it.
+        budget: most tokens inside of it; then `close` follows. None: any number.
+        then: tokens that follow `close` where a grammar follows them.
     """
 
-    text: str
-    after: tuple[int, ...] = ()
+    open: tuple[int, ...]
+    close: tuple[int, ...]
+    begun: bool = False
+    budget: int | None = None
+    then: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,10 +83,16 @@ class SamplingParams:
             The server adds the model's end-of-sequence tokens here unless the request ignores them.
         logprobs: report each token's log-probability and those of this many likeliest tokens; None: report nothing.
             They are the model's own: taken before temperature, penalties and filters.
+        logprob_token_ids: report those of these tokens in place of the likeliest, where `logprobs` is not None.
         prompt_logprobs: the same for each token of the prompt after the first. Such a request finds no cached prefix of
             others, because all of its prompt has to be computed, and others find none of its own.
-        grammar: only tokens that continue a text of this grammar are sampled, and a token of `stop_token_ids` only
-            where the text is complete; None: all tokens.
+        grammar: language of the text, as llguidance serializes it (`LLMatcher.grammar_from_json_schema`,
+            `grammar_from_lark` and `grammar_from_regex`): only tokens that continue a text of it are sampled, and a
+            token of `stop_token_ids` only where the text is complete. Requests with the same grammar share what it
+            compiles to. None: all tokens.
+        thinking: before the text of the grammar, or bounded; None: there is none, or any.
+        bad_words: sequences of token ids, none empty: the last token of one is not sampled after its other tokens.
+        allowed_token_ids: no other tokens are sampled; empty: all are allowed.
     """
 
     max_tokens: int
@@ -99,7 +109,16 @@ class SamplingParams:
     logprobs: int | None = None
     min_tokens: int = 0
     prompt_logprobs: int | None = None
-    grammar: Grammar | None = None
+    grammar: str | None = None
+    thinking: Thinking | None = None
+    logprob_token_ids: tuple[int, ...] = ()
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+
+    @property
+    def has_token_rules(self) -> bool:
+        """`bad_words` or `allowed_token_ids` restrict its tokens."""
+        return bool(self.bad_words or self.allowed_token_ids)
 
 
 @dataclass(frozen=True, slots=True)

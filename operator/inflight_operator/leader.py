@@ -7,17 +7,22 @@ waiting process on a connection error, and never releases a Lease.
 Two processes never act at once:
 - The leader stops `RENEW_DEADLINE_SECONDS` after it sent its last successful renewal. A standby takes the Lease
   `LEASE_SECONDS` after it saw that renewal. The difference is the time the leader has to stop.
-- `Leadership.leads` guards each write (`KubeApi(may_write=...)`): a process whose event loop was blocked past the
-  deadline sends nothing more, even before it stops.
+- `Leadership.leads` guards each write (`KubeApi(may_write=...)`): a process that does not hold the Lease sends nothing
+  more, even before it stops.
 - The Lease is released only after the action was cancelled and has ended.
+
+The election has an event loop of its own, so that a leader whose loop is busy with a burst of changes keeps its Lease.
+It renews only while the process is healthy: a loop that hangs loses the Lease.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from datetime import UTC, datetime
+from time import monotonic
+from typing import Any
 
 from inflight_base.kube.client import KubeApi
 from inflight_base.kube.errors import KubeApiError
@@ -40,28 +45,50 @@ class LeaseLostError(Exception):
     """The Lease was not renewed in time, or another process holds it."""
 
 
+async def _here(call: Coroutine[Any, Any, None]) -> None:
+    await call
+
+
 class Leadership:
     """Takes part in the election.
 
     Args:
-        api: not guarded by `leads`: a standby writes the Lease too.
+        api: not guarded by `leads`: a standby writes the Lease too. Used in the loop of `beside` alone.
         namespace: namespace of the Lease.
         identity: name of this process, unique among the operator's pods.
         name: name of the Lease; operators for different services in one cluster need different ones.
+        problem: returns why this process is unhealthy, or an empty text; called before each attempt.
+        beside: runs a call in the loop of the election; by default in that of `lead`.
+        clock: seconds of a steady clock, the same in all threads.
     """
 
-    def __init__(self, api: KubeApi, namespace: str, identity: str, name: str = LEASE_NAME) -> None:
+    def __init__(
+        self,
+        api: KubeApi,
+        namespace: str,
+        identity: str,
+        name: str = LEASE_NAME,
+        *,
+        problem: Callable[[], str] = str,
+        beside: Callable[[Coroutine[Any, Any, None]], Coroutine[Any, Any, None]] = _here,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
         self._api = api
         self._namespace = namespace
         self._identity = identity
         self._name = name
+        self._problem = problem
+        self._beside = beside
+        self._now = clock
         self._renewed: float | None = None
+        self._held: Manifest | None = None
         self._seen: Manifest = {}
         self._seen_at = 0.0
 
     def leads(self) -> bool:
         """Returns True while this process may act."""
-        return self._renewed is not None and _now() < self._renewed + RENEW_DEADLINE_SECONDS
+        renewed = self._renewed
+        return renewed is not None and self._now() < renewed + RENEW_DEADLINE_SECONDS
 
     async def lead(self, act: Callable[[], Awaitable[None]]) -> None:
         """Waits for the Lease, runs `act` while it is held, and releases it after `act` has ended. On cancellation
@@ -71,16 +98,16 @@ class Leadership:
             LeaseLostError: the Lease was lost; `act` has ended.
             Exception: raised by `act`.
         """
-        await self._acquire()
+        await self._beside(self._acquire())
         logger.info("leading as %s", self._identity)
-        acting, renewing = asyncio.ensure_future(act()), asyncio.create_task(self._renew())
+        renewing, acting = asyncio.create_task(self._beside(self._renew())), asyncio.ensure_future(act())
         try:
             await asyncio.wait({acting, renewing}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             await _end(acting)
             await _end(renewing)
             self._renewed = None
-            await self._release()
+            await self._beside(self._release())
         for task in (renewing, acting):
             if not task.cancelled():
                 task.result()
@@ -89,7 +116,7 @@ class Leadership:
         while True:
             try:
                 async with asyncio.timeout(CALL_SECONDS):
-                    if await self._try():
+                    if not self._problem() and await self._try():
                         return
             except (KubeApiError, TimeoutError) as error:
                 logger.warning("cannot acquire Lease %s/%s: %s", self._namespace, self._name, _text(error))
@@ -105,11 +132,13 @@ class Leadership:
         lease = f"Lease {self._namespace}/{self._name}"
         while True:
             deadline = self._renewed + RENEW_DEADLINE_SECONDS
-            await asyncio.sleep(min(RETRY_SECONDS, deadline - _now()))
-            if _now() >= deadline:
+            await asyncio.sleep(min(RETRY_SECONDS, deadline - self._now()))
+            if self._now() >= deadline:
                 raise LeaseLostError(f"{lease} was not renewed for {RENEW_DEADLINE_SECONDS} s")
+            if problem := self._problem():
+                raise LeaseLostError(f"{lease} is not renewed: {problem}")
             try:
-                async with asyncio.timeout(min(CALL_SECONDS, deadline - _now())):
+                async with asyncio.timeout(min(CALL_SECONDS, deadline - self._now())):
                     if not await self._try():
                         raise LeaseLostError(f"{lease} is held by another process")
             except (KubeApiError, TimeoutError) as error:
@@ -117,19 +146,35 @@ class Leadership:
 
     async def _try(self) -> bool:
         """Takes or renews the Lease; False while another process holds it."""
-        begun = _now()
+        begun = self._now()
+        if self._held is not None:  # one call renews a Lease that nobody else wrote
+            try:
+                await self._write(self._held)
+                self._renewed = begun
+                return True
+            except KubeApiError as error:
+                self._held = None
+                if error.status not in (404, 409):
+                    raise
         live = await self._api.get("Lease", self._namespace, self._name)
         spec = live["spec"] if live is not None else {}
         holder = spec.get("holderIdentity")
         if holder and holder != self._identity and not self._has_run_out(spec):
             return False
+        await self._write(live)
+        self._renewed = begun
+        return True
+
+    async def _write(self, live: Manifest | None) -> None:
+        """Writes the Lease as this process's own. `live`: what is replaced; None creates it."""
+        spec = live["spec"] if live is not None else {}
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         renewed = {"leaseDurationSeconds": LEASE_SECONDS, "renewTime": now}
-        if holder != self._identity:
+        if spec.get("holderIdentity") != self._identity:
             transitions = spec.get("leaseTransitions", -1) + 1
             renewed |= {"holderIdentity": self._identity, "acquireTime": now, "leaseTransitions": transitions}
         if live is None:
-            await self._api.create(
+            self._held = await self._api.create(
                 {
                     "apiVersion": RESOURCES["Lease"][0],
                     "kind": "Lease",
@@ -138,16 +183,14 @@ class Leadership:
                 }
             )
         else:
-            await self._api.replace({**live, "kind": "Lease", "spec": {**spec, **renewed}})
-        self._renewed = begun
-        return True
+            self._held = await self._api.replace({**live, "kind": "Lease", "spec": {**spec, **renewed}})
 
     def _has_run_out(self, spec: Manifest) -> bool:
         """Returns True if the Lease has expired, counted from the time when this process first saw its current state:
         clocks of two machines are not compared."""
         if spec != self._seen:
-            self._seen, self._seen_at = spec, _now()
-        return _now() >= self._seen_at + float(spec.get("leaseDurationSeconds", LEASE_SECONDS))
+            self._seen, self._seen_at = spec, self._now()
+        return self._now() >= self._seen_at + float(spec.get("leaseDurationSeconds", LEASE_SECONDS))
 
     async def _release(self) -> None:
         """Releases the Lease. A failure is only logged: the Lease then expires."""
@@ -160,11 +203,6 @@ class Leadership:
                 await self._api.replace({**live, "kind": "Lease", "spec": spec})
         except (KubeApiError, TimeoutError) as error:
             logger.warning("cannot release Lease %s/%s: %s", self._namespace, self._name, _text(error))
-
-
-def _now() -> float:
-    """The event loop's clock, which is steady."""
-    return asyncio.get_running_loop().time()
 
 
 def _text(error: Exception) -> str:

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import os
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
 from inflight_operator.keys import LiveAdminKey, UnusableKeyError
 from inflight_operator.leader import Leadership, LeaseLostError
+from inflight_operator.loop_thread import LoopThread
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.live_gateway import LiveGateway
 from inflight_operator.observe.scrape import ScrapePool
@@ -109,13 +111,9 @@ async def run_operator(options: Options) -> int:
         async with (
             client.ApiClient(configuration) as api_client,
             metrics_session(options.interval) as http,
+            _leadership(options, configuration, heartbeat) as leadership,
             asyncio.TaskGroup() as tasks,
         ):
-            leadership = (
-                Leadership(KubeApi(api_client), own_namespace, _identity(), options.lease_name)
-                if options.leader_elect
-                else None
-            )
             api = OperatorApi(api_client, may_write=leadership.leads) if leadership else OperatorApi(api_client)
             admin_key = LiveAdminKey(api, own_namespace, options.key_secret)
             every, clock = ReconcilerSettings(interval=options.interval), Clock()
@@ -208,6 +206,33 @@ async def run_operator(options: Options) -> int:
         if recorder is not None:
             recorder.close()
     return return_code
+
+
+@asynccontextmanager
+async def _leadership(
+    options: Options, configuration: client.Configuration, heartbeat: Heartbeat
+) -> AsyncGenerator[Leadership | None, None]:
+    """Yields this process's part in the election, which has a thread and a connection of its own."""
+    if not options.leader_elect:
+        yield None
+        return
+
+    async def connect() -> client.ApiClient:
+        return client.ApiClient(configuration)  # needs a running loop, and belongs to it
+
+    with LoopThread("lease") as thread:
+        api_client = await thread.run(connect())
+        try:
+            yield Leadership(
+                KubeApi(api_client),
+                _own_namespace(options),
+                _identity(),
+                options.lease_name,
+                problem=lambda: heartbeat.problem,
+                beside=thread.run,
+            )
+        finally:
+            await thread.run(api_client.close())
 
 
 def _first(errors: BaseExceptionGroup[BaseException]) -> BaseException:

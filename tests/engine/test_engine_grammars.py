@@ -17,7 +17,7 @@ from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_settings.limits import Limits
 from tests.engine.execution.tiny_model import make_model, prompts_for, tiny_runner
-from tests.engine.grammars.ascii import EOS, grammars, ids_of, regex, text_of
+from tests.engine.grammars.ascii import EOS, grammars, ids_of, regex, text_of, thinking
 
 PROMPT = prompts_for(random.Random(4))[4]
 NUMBER = r"\{\"a\": [0-9]{2,9}\}"
@@ -90,9 +90,16 @@ def test_a_text_is_not_complete_at_max_tokens(runner):
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
-def test_a_request_continued_at_any_token_has_the_same_text(runner, temperature):
-    how = {"temperature": temperature, "seed": 3}
+@pytest.mark.parametrize("begun", [None, False, True])
+def test_a_request_continued_at_any_token_has_the_same_text(runner, temperature, begun):
+    how = {"temperature": temperature, "seed": 3, "max_tokens": 40}
+    if begun is not None:  # the bias opens the thinking where it may be opened
+        bias = ((ids_of("<")[0], 50.0), (ids_of("/")[0], -100.0))
+        how |= {"thinking": thinking(begun=begun, budget=5, then=tuple(ids_of("!"))), "logit_bias": bias}
     tokens, _ = answer(runner, NUMBER, **how)
+    opened = {None: "", False: "<t>", True: ""}[begun]
+    assert text_of(tokens).startswith(opened)
+    assert begun is None or text_of(tokens).index("</t>!{") in (len(opened) + 4, len(opened) + 5)
     for cut in range(1, len(tokens) + 1):
         rest, end = answer(runner, NUMBER, tokens[:cut], **how)
         assert tokens[:cut] + rest == tokens

@@ -1,7 +1,11 @@
 """A model of an engine for tests of the operator's decisions: a step takes `base + per_prefill * prefill tokens +
 per_decode * decodes` seconds. It is arithmetic, not an engine, but it reports the values that an engine reports: the
-cost model `reported_cost`, with what arrived; with `reports_cache` the size of its KV cache, as vLLM does."""
+cost model `reported_cost`, with what arrived; with `reports_cache` the size of its KV cache, as vLLM does. Its steps
+take `slow` times as long as that, with `noise` as the standard deviation of their logarithm; with `ordered` it starts
+first the requests that can still keep their TTFT target, as Inflight's engine does."""
 
+import math
+import random
 from bisect import bisect_left
 from collections import deque
 from dataclasses import dataclass, field
@@ -69,6 +73,10 @@ class ModelEngine:
     max_num_seqs: int = 64
     max_num_batched_tokens: int = 2048
     kv_tokens: int = 100_000
+    slow: float = 1.0
+    noise: float = 0.0
+    ordered: bool = False
+    cost_error: float = 0.03
     reported_cost: CostModel | None = None
     reports_cache: bool = False
     prompt_tokens: int = 0
@@ -77,6 +85,7 @@ class ModelEngine:
     arrived_tokens: int = 0
     arrived_squares: int = 0
     waiting: deque = field(default_factory=deque)
+    late: deque = field(default_factory=deque)
     running: list = field(default_factory=list)
     preemptions: int = 0
     prompt_tokens: int = 0
@@ -93,6 +102,7 @@ class ModelEngine:
     tpot: Buckets = field(default_factory=lambda: Buckets(SECONDS))
     itl: Buckets = field(default_factory=lambda: Buckets(SECONDS))
     step_tokens: Buckets = field(default_factory=lambda: Buckets(TOKENS))
+    chance: random.Random = field(default_factory=lambda: random.Random(5))
 
     @property
     def true_cost(self):
@@ -106,7 +116,7 @@ class ModelEngine:
 
     def run_until(self, end):
         while self.time < end:
-            if not self.waiting and not self.running:
+            if not self.waiting and not self.late and not self.running:
                 self.time = end
                 return
             self._step()
@@ -127,16 +137,21 @@ class ModelEngine:
             if chunk:
                 chunks.append((request, chunk))
                 budget -= chunk
-        while budget and self.waiting and len(self.running) < self.max_num_seqs:
-            if self._kv_used() + self.waiting[0].prompt > self.kv_tokens and self.running:
+        while self.ordered and self.waiting and self.time - self.waiting[0].arrived > self.targets[0]:
+            self.late.append(self.waiting.popleft())
+        while budget and (self.waiting or self.late) and len(self.running) < self.max_num_seqs:
+            queue = self.waiting or self.late
+            if self._kv_used() + queue[0].prompt > self.kv_tokens and self.running:
                 break
-            request = self.waiting.popleft()
+            request = queue.popleft()
             self.running.append(request)
             chunk = min(budget, request.prompt)
             chunks.append((request, chunk))
             budget -= chunk
         prefill = sum(chunk for _, chunk in chunks)
-        took = self.base + self.per_prefill * prefill + self.per_decode * len(decodes)
+        took = self.slow * (self.base + self.per_prefill * prefill + self.per_decode * len(decodes))
+        if self.noise:
+            took *= math.exp(self.chance.gauss(0.0, self.noise))
         self.time += took
         self.steps += 1
         self.step_tokens.observe(prefill + len(decodes))
@@ -173,7 +188,7 @@ class ModelEngine:
         return Sample(
             time=self.time,
             running=len(self.running),
-            waiting=len(self.waiting),
+            waiting=len(self.waiting) + len(self.late),
             kv_usage=min(1.0, self._kv_used() / self.kv_tokens),
             preemptions=self.preemptions,
             prompt_tokens=self.prompt_tokens,
@@ -182,7 +197,7 @@ class ModelEngine:
             tpot=self.tpot.value(),
             itl=self.itl.value(),
             step_tokens=self.step_tokens.value(),
-            waiting_prompt_tokens=sum(one.prompt for one in self.waiting)
+            waiting_prompt_tokens=sum(one.prompt for one in (*self.waiting, *self.late))
             + sum(one.prompt - one.computed for one in self.running if one.computed < one.prompt),
             limits=Limits(self.max_num_seqs, self.max_num_batched_tokens),
             kv_tokens=self.kv_tokens if self.reports_cache or self.reported_cost is not None else None,
@@ -198,6 +213,6 @@ class ModelEngine:
             "output_mean": sum(outputs) / len(outputs) if outputs else None,
             "output_square": sum(one**2 for one in outputs) / len(outputs) if outputs else None,
             "cost": self.reported_cost,
-            "cost_error": 0.03,
+            "cost_error": self.cost_error,
             "cost_steps": 1000,
         }

@@ -2,6 +2,7 @@
 
 import asyncio
 import copy
+import time
 from contextlib import suppress
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from inflight_base.kube.errors import KubeApiError
 from inflight_operator.leader import LEASE_SECONDS, RENEW_DEADLINE_SECONDS, RETRY_SECONDS, Leadership, LeaseLostError
+from inflight_operator.loop_thread import LoopThread
 from tests.base.virtual_time import run
 
 STOPPING = LEASE_SECONDS - RENEW_DEADLINE_SECONDS - 0.1
@@ -69,6 +71,11 @@ class Line:
         return await self._call(lambda: self.store.write(manifest, manifest["metadata"]["resourceVersion"]))
 
 
+def elected(line, name, **settings):
+    """Returns one process's part in the election, on the virtual clock."""
+    return Leadership(line, "team", name, clock=asyncio.get_running_loop().time, **settings)
+
+
 class Actors:
     """The processes that act. An action ends slowly, and counts until it has ended."""
 
@@ -121,7 +128,7 @@ def test_two_never_act_at_once_and_after_the_last_fault_one_does(faults, apart):
             line = Line(store, one)
 
             def leadership(line=line, name=name):
-                return Leadership(line, "team", name)
+                return elected(line, name)
 
             tasks.append(asyncio.create_task(member(leadership, actors.of(name), lost)))
             await asyncio.sleep(apart)
@@ -140,11 +147,9 @@ def test_a_leader_that_cannot_renew_has_ended_before_the_next_one_begins():
     async def scenario():
         store, actors, lost = LeaseStore(), Actors(), []
         cut = Line(store, [(20, 1000, "request hangs")])
-        first = asyncio.create_task(member(lambda: Leadership(cut, "team", "first"), actors.of("first"), lost))
+        first = asyncio.create_task(member(lambda: elected(cut, "first"), actors.of("first"), lost))
         await asyncio.sleep(1)
-        second = asyncio.create_task(
-            member(lambda: Leadership(Line(store), "team", "second"), actors.of("second"), lost)
-        )
+        second = asyncio.create_task(member(lambda: elected(Line(store), "second"), actors.of("second"), lost))
         await asyncio.sleep(60)
         assert "was not renewed for 10 s" in str(lost[0])
         (_, one), (begun, two) = actors.begun
@@ -160,7 +165,7 @@ def test_a_leader_that_cannot_renew_has_ended_before_the_next_one_begins():
 def test_on_cancellation_the_action_has_ended_before_the_lease_is_released():
     async def scenario():
         store, actors = LeaseStore(), Actors()
-        leading = asyncio.create_task(Leadership(Line(store), "team", "first").lead(actors.of("first", store)))
+        leading = asyncio.create_task(elected(Line(store), "first").lead(actors.of("first", store)))
         await asyncio.sleep(1)
         leading.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -174,7 +179,7 @@ def test_on_cancellation_the_action_has_ended_before_the_lease_is_released():
 def test_a_lease_that_another_took_ends_the_action_and_is_not_released():
     async def scenario():
         store, actors = LeaseStore(), Actors()
-        leading = asyncio.create_task(Leadership(Line(store), "team", "first").lead(actors.of("first")))
+        leading = asyncio.create_task(elected(Line(store), "first").lead(actors.of("first")))
         await asyncio.sleep(1)
         store.write({**store.lease, "spec": {**store.lease["spec"], "holderIdentity": "x"}}, str(store.version))
         with pytest.raises(LeaseLostError, match="held by another process"):
@@ -192,7 +197,7 @@ def test_what_ends_the_action_comes_out_after_the_lease_was_released():
     async def scenario():
         store = LeaseStore()
         with pytest.raises(ValueError, match="broken"):
-            await Leadership(Line(store), "team", "first").lead(fails)
+            await elected(Line(store), "first").lead(fails)
         assert store.holder is None
 
     run(scenario())
@@ -200,7 +205,7 @@ def test_what_ends_the_action_comes_out_after_the_lease_was_released():
 
 def test_a_process_that_was_blocked_past_the_deadline_may_not_write_even_before_it_stops():
     async def scenario():
-        leadership = Leadership(Line(LeaseStore()), "team", "first")
+        leadership = elected(Line(LeaseStore()), "first")
         seen = []
 
         async def act():
@@ -216,3 +221,64 @@ def test_a_process_that_was_blocked_past_the_deadline_may_not_write_even_before_
         assert not leadership.leads()
 
     run(scenario())
+
+
+def test_a_process_that_is_unhealthy_loses_its_lease_and_takes_none():
+    async def scenario():
+        store, actors, problem = LeaseStore(), Actors(), ["the event loop has not turned for 30 s"]
+        first = elected(Line(store), "first", problem=lambda: problem[0])
+        leading = asyncio.create_task(first.lead(actors.of("first")))
+        await asyncio.sleep(60)
+        assert store.lease is None
+        problem[0] = ""
+        await asyncio.sleep(10)
+        assert first.leads()
+        problem[0] = "the event loop has not turned for 30 s"
+        with pytest.raises(LeaseLostError, match="is not renewed: the event loop has not turned for 30 s"):
+            await leading
+        assert not actors.acting
+
+    run(scenario())
+
+
+def test_a_renewal_is_one_call_and_a_conflict_costs_a_second_look():
+    async def scenario():
+        store, actors = LeaseStore(), Actors()
+        line, calls = Line(store), []
+        for name in ("get", "replace"):
+            plain = getattr(line, name)
+
+            async def counted(*arguments, plain=plain, name=name):
+                calls.append(name)
+                return await plain(*arguments)
+
+            setattr(line, name, counted)
+        leading = asyncio.create_task(elected(line, "first").lead(actors.of("first")))
+        await asyncio.sleep(5 * RETRY_SECONDS)
+        assert set(calls[1:]) == {"replace"}
+        store.write({**store.lease, "metadata": {**store.lease["metadata"], "labels": {"a": "b"}}}, str(store.version))
+        calls.clear()
+        await asyncio.sleep(2 * RETRY_SECONDS)
+        assert calls[:3] == ["replace", "get", "replace"]
+        assert actors.acting == {"first"}
+        assert store.lease["metadata"]["labels"] == {"a": "b"}
+        leading.cancel()
+        with suppress(asyncio.CancelledError):
+            await leading
+
+    run(scenario())
+
+
+async def test_a_leader_whose_loop_is_blocked_for_longer_than_the_lease_keeps_it(monkeypatch):
+    monkeypatch.setattr("inflight_operator.leader.RETRY_SECONDS", 0.02)
+    monkeypatch.setattr("inflight_operator.leader.RENEW_DEADLINE_SECONDS", 1.0)
+    seen = []
+    with LoopThread("lease") as thread:
+        leadership = Leadership(Line(LeaseStore()), "team", "first", beside=thread.run)
+
+        async def act():
+            time.sleep(2)  # noqa: ASYNC251 - as a computation that blocks the loop
+            seen.append(leadership.leads())
+
+        await leadership.lead(act)
+    assert seen == [True]

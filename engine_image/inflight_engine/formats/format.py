@@ -100,6 +100,7 @@ class Reasoning:
         names: of `--reasoning-parser`.
         markers: texts of chat templates whose models think so; any of them.
         header: text after `open` that is no part of the thinking.
+        then: text after `close` that is no part of the answer.
         implied: an answer begins inside, whether or not the prompt ends with `open`.
         channels: answers are messages as in harmony, and `open` begins one of thinking.
     """
@@ -109,6 +110,7 @@ class Reasoning:
     close: str
     markers: tuple[str, ...] = ()
     header: str = ""
+    then: str = ""
     implied: bool = False
     channels: bool = False
 

@@ -18,7 +18,6 @@ from inflight_engine.formats.format import (
     NumberedName,
     Part,
     PythonCall,
-    Reasoning,
     Space,
     Tagged,
 )
@@ -85,49 +84,72 @@ class GrammarText:
         options = {**_TIGHT, "lenient": not strict, **(given if isinstance(given, dict) else {})}
         return self.rule("%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False))
 
-    def text_up_to(self, end: str) -> str:
-        """A rule for any text that ends with the first `end`."""
-        begins = self.literal(end)
-        if begins.startswith("<["):
-            return self.rule(rf"/(?s:.*)/ {begins}")
-        return self.rule(r"/(?s:.*)/", f"[suffix={json.dumps(end, ensure_ascii=False)}]")
+    def text_up_to(self, end: str, without: str = "") -> str:
+        """A rule for any text that ends with the first `end`. `without`: what restricts the text further."""
+        plain, special, rest = self.literal(end).partition("<[")
+        if special:
+            before = json.loads(plain) if plain else ""
+            return self.rule(f"{self.rule(f'/(?s:.*){re.escape(before)}/{without}')} {special}{rest}")
+        return self.rule(f"/(?s:.*)/{without}", f"[suffix={json.dumps(end, ensure_ascii=False)}]")
 
 
-def calls_grammar(
-    form: Format,
-    tools: Sequence[Mapping[str, Any]],
-    token_of: TokenOf,
-    *,
-    several: bool,
-    reasoning: Reasoning | None = None,
-) -> str:
+def answer_header(token_of: TokenOf) -> str:
+    """An expression for the header of an answer in harmony's messages."""
+    return GrammarText(token_of).literal("<|channel|>final<|message|>")
+
+
+def calls_grammar(form: Format, tools: Sequence[Mapping[str, Any]], token_of: TokenOf, *, several: bool) -> str:
     """The grammar of an answer that calls tools.
 
     Args:
         tools: the functions that may be called, in OpenAI's shape: `name`, `parameters` and `strict`.
         several: more than one call is allowed.
-        reasoning: may come before the calls; None: not here.
     """
     text = GrammarText(token_of)
-    calls = [_call(text, form.call, tool) for tool in tools]
-    call = text.rule(" | ".join(calls))
+    return _grammar(text, _calls(text, form, tools, several=several))
+
+
+def text_or_calls_grammar(form: Format, tools: Sequence[Mapping[str, Any]], token_of: TokenOf, *, several: bool) -> str:
+    """The grammar of an answer of any text that may call tools: what begins as a call is one. Arguments as of
+    `calls_grammar`."""
+    text = GrammarText(token_of)
+    if form.channels:
+        calls = _calls(text, form, tools, several=several)
+        header, end = text.literal("<|message|>"), "<|end|>"
+        other = f'({text.literal("<|channel|>")} ("analysis" | "commentary") {header} {text.text_up_to(end)} '
+        other += f"{text.literal('<|start|>assistant')})*"
+        return _grammar(text, rf"{other} ({calls} | {answer_header(token_of)} /(?s:.*)/)")
+    opener, *others = form.openers
+    at_start = len(form.openers[-1]) == 1
+    hidden = [each for each in (form.openers[:-1] if at_start else others) if token_of(each) is None]
+    without = "".join(f" & ~/(?s:.*{re.escape(each)}.*)/" for each in hidden)
+    if at_start:
+        calls = _calls(text, form, tools, several=several)
+        begin = re.escape(form.openers[-1])
+        return _grammar(text, f"{calls} | PLAIN", rf"PLAIN: /(?s:\s*([^\s{begin}].*)?)/{without}")
+    calls = _calls(text, form, tools, several=several, opened=True)
+    before = text.text_up_to(opener, without)
+    return _grammar(text, f"({before} {calls}){'*' if several else '?'} REST", f"REST: /(?s:.*)/{without}")
+
+
+def _grammar(text: GrammarText, start: str, *terminals: str) -> str:
+    rules = "\n".join((*text.rules, *terminals))
+    return f"%llguidance {{}}\nstart: {start}\n{rules}\n{_NOTATIONS}"
+
+
+def _calls(
+    text: GrammarText, form: Format, tools: Sequence[Mapping[str, Any]], *, several: bool, opened: bool = False
+) -> str:
+    """Calls with what is around them. `opened`: the first part is there already."""
+    begin = () if form.section is None else form.section.open
+    first = form.call[1:] if opened and not begin else form.call
+    calls = [_call(text, first, tool) for tool in tools]
     separator = form.between if form.section is None or not form.section.separator else form.section.separator
     # One text with what follows it: the end of the section may begin alike.
     later = [_call(text, (separator, *form.call), tool) for tool in tools]
-    again = f"({' | '.join(later)})*" if several and not form.channels else ""
-    begin = "" if form.section is None else _sequence(text, form.section.open)
+    again = f"({' | '.join(later)})*" if several else ""
     end = "" if form.section is None else _sequence(text, form.section.close)
-    thinking = _thinking(text, form, reasoning)
-    rules = "\n".join(text.rules)
-    return f"%llguidance {{}}\nstart: {thinking} {begin} {call} {again} {end}\n{rules}\n{_NOTATIONS}"
-
-
-def _thinking(text: GrammarText, form: Format, reasoning: Reasoning | None) -> str:
-    if reasoning is None:
-        return ""
-    after = "<|start|>assistant" if form.channels else "\n\n"
-    body = text.text_up_to(reasoning.close)
-    return f"({text.literal(reasoning.open)} {body} {text.literal(after)})?"
+    return f"{_sequence(text, begin[1:] if opened else begin)} {text.rule(' | '.join(calls))} {again} {end}"
 
 
 def _call(text: GrammarText, parts: Sequence[Part], tool: Mapping[str, Any]) -> str:

@@ -122,6 +122,7 @@ FORMATS = (
         ("<|channel|>commentary to=functions.", Name((" <|constrain|>json<|message|>",)), Json()),
         markers=("<|channel|>", "functions."),
         model_types=("gpt_oss",),
+        between="<|end|><|start|>assistant",
         channels=True,
     ),
     Format(
@@ -156,7 +157,14 @@ FORMATS = (
 )
 
 REASONINGS = (
-    Reasoning(("openai_gptoss",), "<|channel|>analysis<|message|>", "<|end|>", ("<|channel|>analysis",), channels=True),
+    Reasoning(
+        ("openai_gptoss",),
+        "<|channel|>analysis<|message|>",
+        "<|end|>",
+        ("<|channel|>analysis",),
+        then="<|start|>assistant",
+        channels=True,
+    ),
     Reasoning(("gemma4",), "<|channel>", "<channel|>", ("<|channel>",), header="thought\n"),
     Reasoning(("mistral",), "[THINK]", "[/THINK]", ("[THINK]",)),
     Reasoning(("deepseek_r1",), "<think>", "</think>", implied=True),

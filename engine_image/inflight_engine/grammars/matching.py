@@ -8,10 +8,14 @@ import numpy as np
 import numpy.typing as npt
 from llguidance import LLMatcher
 
+from inflight_engine.grammars.thinking import ThinkingPlace
 from inflight_engine.request import SamplingParams
 
 Bits = npt.NDArray[np.int32]
 """Tokens of a vocabulary as bits, int32 [ceil(size / 32)]: token i is bit i % 32 of word i // 32."""
+
+_BITS = np.left_shift(np.uint32(1), np.arange(32, dtype=np.uint32)).view(np.int32)
+"""int32 [32]: the bit of each token of a word."""
 
 _TAKEN_BY_NO_GRAMMAR = "the grammar does not allow the tokens that the answer has"
 
@@ -19,25 +23,25 @@ _TAKEN_BY_NO_GRAMMAR = "the grammar does not allow the tokens that the answer ha
 class Matching:
     """Follows the tokens of one answer.
 
-    A token that ends the request (`stop_token_ids`) is withheld until `min_tokens`, and an end-of-sequence token that
-    does not end the request always; unless the grammar allows nothing else.
+    A token that ends the request (`stop_token_ids`) is withheld until `min_tokens` and while the model thinks before a
+    grammar, and an end-of-sequence token that does not end the request always; unless nothing else is allowed.
 
     Args:
-        matcher: at the start of the grammar; owned.
-        sampling: with a grammar.
+        matcher: at the start of the grammar; owned. None: there is no grammar.
+        sampling: with a grammar, or with a bound of its thinking.
         eos_token_ids: allowed where the text may end.
 
     Attributes:
         error: why no token can follow; empty: one can.
     """
 
-    def __init__(self, matcher: LLMatcher, sampling: SamplingParams, eos_token_ids: Iterable[int]) -> None:
-        assert sampling.grammar is not None
+    def __init__(self, matcher: LLMatcher | None, sampling: SamplingParams, eos_token_ids: Iterable[int]) -> None:
         self.error = ""
         self._matcher = matcher
-        self._after = sampling.grammar.after
-        self._recent: tuple[int, ...] = ()
-        self._on = not self._after
+        self._fits = True
+        """The grammar allows the tokens so far; where not, they are those that open the thinking."""
+        thinking = sampling.thinking
+        self._thinking = None if thinking is None else ThinkingPlace(thinking, grammar=matcher is not None)
         self._stops = _words(sampling.stop_token_ids)
         self._unused_eos = _words(set(eos_token_ids).difference(sampling.stop_token_ids))
         self._num_until_stop = sampling.min_tokens
@@ -45,29 +49,68 @@ class Matching:
     @property
     def complete(self) -> bool:
         """Nothing can follow the text."""
-        return self._on and not self.error and self._matcher.is_stopped()
+        if self._thinking is not None or self._matcher is None or self.error:
+            return False
+        return self._matcher.is_stopped()
+
+    @property
+    def free(self) -> bool:
+        """All tokens may come next."""
+        return self._matcher is None and (self._thinking is None or self._thinking.forced is None)
 
     def take(self, token_id: int) -> None:
         """Go on by a token of the answer."""
         self._num_until_stop -= 1
-        if self._on:
-            if not self.error and not self._matcher.consume_token(token_id):
-                self.error = self._matcher.get_error() or _TAKEN_BY_NO_GRAMMAR
+        thinking = self._thinking
+        if thinking is None:
+            self._consume(token_id)
             return
-        self._recent = (*self._recent, token_id)[-len(self._after) :]
-        self._on = self._recent == self._after
+        before_text = thinking.opens is not None
+        thinking.take(token_id)
+        if before_text and not thinking.inside:
+            self._consume(token_id, alone=thinking.over)
+        elif before_text and self._matcher is not None:
+            self._matcher.reset()
+            self._fits = True
+        if thinking.over:
+            self._thinking = None
 
     def fill(self, bits: Bits) -> None:
         """Set the bits of the tokens that may come next."""
-        if not self._on:
+        thinking = self._thinking
+        forced = None if thinking is None else thinking.forced
+        if forced is not None:
+            _only(bits, forced)
+            return
+        opens = None if thinking is None else thinking.opens
+        if thinking is not None and opens is None:
             bits.fill(-1)
-        else:
-            self._fill(bits)
             self._withhold(bits, self._unused_eos)
+            if self._matcher is not None:
+                self._withhold(bits, self._stops)
+            return
+        if self._fits:
+            self._fill(bits)
+        else:
+            bits.fill(0)
+        if opens is not None:
+            bits[opens // 32] |= _BITS[opens % 32]
+        self._withhold(bits, self._unused_eos)
         if self._num_until_stop > 0:
             self._withhold(bits, self._stops)
 
+    def _consume(self, token_id: int, *, alone: bool = True) -> None:
+        """Go on in the grammar. `alone`: no thinking opens with these tokens."""
+        matcher = self._matcher
+        if matcher is None or self.error:
+            return
+        if self._fits:
+            self._fits = matcher.consume_token(token_id) if alone else matcher.try_consume_tokens([token_id]) == 1
+        if not self._fits and alone:
+            self.error = matcher.get_error() or _TAKEN_BY_NO_GRAMMAR
+
     def _fill(self, bits: Bits) -> None:
+        assert self._matcher is not None
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
         if self._matcher.is_error():
             self.error = self._matcher.get_error()
@@ -80,6 +123,11 @@ class Matching:
         np.bitwise_and.at(bits, index, kept)
         if not bits.any():
             bits[index] = before
+
+
+def _only(bits: Bits, token_id: int) -> None:
+    bits.fill(0)
+    bits[token_id // 32] = _BITS[token_id % 32]
 
 
 def _words(token_ids: Iterable[int]) -> tuple[npt.NDArray[np.intp], Bits]:

@@ -91,6 +91,12 @@ def of_tags(field: str, tags: Sequence[Tag], triggers: Sequence[str], is_special
     return Source(field, LLMatcher.grammar_from_lark(StructTag.to_grammar(made, assume_special=True in special)))
 
 
+def behind(header: str, grammar: str) -> str:
+    """A serialized grammar with something before its text. `header`: an expression in Lark."""
+    body, *rest = json.loads(grammar)["grammars"]
+    return json.dumps({"grammars": [{"lark_grammar": f"start: {header} @body"}, {**body, "name": "body"}, *rest]})
+
+
 def check(source: Source) -> str:
     """Return a grammar that can be followed, serialized. It can take any time, and exhaust memory or the stack.
 

@@ -69,7 +69,7 @@ class CompilingRequests:
         sampling = request.sampling
         assert sampling.grammar is not None
         try:
-            matching = Matching(self._grammars.matcher(sampling.grammar.text), sampling, ())
+            matching = Matching(self._grammars.matcher(sampling.grammar), sampling, ())
         except GrammarError as error:
             return CompiledRequest(request, error=str(error))
         except Exception as error:  # whatever the vocabulary's file or llguidance raises ends this request only

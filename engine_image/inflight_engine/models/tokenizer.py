@@ -41,6 +41,9 @@ class Tokenizer:
         eos_token_ids: any of them ends an answer.
         sampling_defaults: for requests that do not say how to sample.
         model_text: shows the formats of tool calls and reasoning.
+
+    Attributes:
+        all_special_ids: its special tokens.
     """
 
     def __init__(
@@ -57,7 +60,8 @@ class Tokenizer:
         self.sampling_defaults = sampling_defaults
         self.model_text = model_text
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
-        self._special_ids = frozenset(id_ for id_, token in backend.get_added_tokens_decoder().items() if token.special)
+        added = backend.get_added_tokens_decoder().items()
+        self.all_special_ids = frozenset(id_ for id_, token in added if token.special)
         self._byte_level = _is_byte_level(backend.decoder)
         self._bytes_of: dict[int, bytes] = {}
         self._fallback_bytes = {} if self._byte_level else _fallback_bytes(backend)
@@ -101,7 +105,7 @@ class Tokenizer:
 
     def is_special(self, text: str) -> bool:
         """Return whether a text is the name of a special token."""
-        return self._backend.token_to_id(text) in self._special_ids
+        return self._backend.token_to_id(text) in self.all_special_ids
 
     def names(self, token_ids: Sequence[int]) -> list[str]:
         """The tokens as the vocabulary has them; empty for ids beyond it."""
@@ -113,7 +117,7 @@ class Tokenizer:
 
     def special_ids(self, text: str) -> frozenset[int]:
         """Special tokens whose names are in a text."""
-        return frozenset(each for each in self._special_ids if (self._backend.id_to_token(each) or "\0") in text)
+        return frozenset(each for each in self.all_special_ids if (self._backend.id_to_token(each) or "\0") in text)
 
     def detokenizer(
         self, prompt_token_ids: Sequence[int] = (), shown: frozenset[int] = frozenset()
@@ -135,7 +139,7 @@ class Tokenizer:
         return WindowDetokenizer(self.decode, self._fallback_bytes.get, self._has_text, prompt_token_ids, spelled)
 
     def _has_text(self, token_id: int) -> bool:
-        return token_id < self.vocab_size and token_id not in self._special_ids
+        return token_id < self.vocab_size and token_id not in self.all_special_ids
 
     def token_bytes(self, token_id: int) -> bytes:
         """The token as UTF-8 text, maybe only part of a character; of a special token its name."""
@@ -143,7 +147,7 @@ class Tokenizer:
         # Ids beyond the vocabulary exist: models pad their embedding to a round size.
         if token is None:
             return b""
-        if token_id in self._special_ids:
+        if token_id in self.all_special_ids:
             return token.encode()
         if self._byte_level:
             return self._token_bytes(token_id)
@@ -159,7 +163,7 @@ class Tokenizer:
     def _compute_token_bytes(self, token_id: int) -> bytes:
         token = self._backend.id_to_token(token_id)
         # Ids beyond the vocabulary exist: models pad their embedding to a round size.
-        if token is None or token_id in self._special_ids:
+        if token is None or token_id in self.all_special_ids:
             return b""
         try:
             return bytes(_BYTE_OF_CHARACTER[character] for character in token)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from hashlib import blake2b
+from importlib.metadata import version
 from typing import TYPE_CHECKING, Annotated
 
 from fastapi import Depends, Request
@@ -10,6 +12,7 @@ from fastapi import Depends, Request
 from inflight_contract.tenants import Tenants
 from inflight_engine.formats.choose import Chosen, choose
 from inflight_engine.models.generation_config import SamplingDefaults
+from inflight_engine.request import Thinking
 from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.answers.respond import Heartbeats
 from inflight_engine.server.engine.session import EngineSession
@@ -34,9 +37,10 @@ class Service:
         created: when the process started, Unix seconds.
         draining: shutting down; responses close their connections, and /ready fails.
         deliveries: updates of generations, to the writers of their responses.
+        fingerprint: OpenAI's `system_fingerprint`: equal where model, version, device and precision are.
         formats: of the model's tool calls and reasoning; none until it is loaded.
         shown_ids: special tokens that these formats are made of.
-        reasoning_end: tokens that end the reasoning.
+        thinking: marks of the model's reasoning; None: none is known.
         grammars: validates those of requests.
         heartbeats: of open responses for relays.
         tenants: determines the tenant of a request.
@@ -56,11 +60,12 @@ class Service:
         self.deliveries = Deliveries()
         self.grammars = CheckedGrammars()
         self.heartbeats = Heartbeats(lambda: self.session.stalled)
+        self.fingerprint = ""
         self.tenants = Tenants(trusted=config.trust_tenant_header, key_file=config.tenant_key_file)
         self.spans: Spans | None = None
         self.formats = Chosen()
         self.shown_ids: frozenset[int] = frozenset()
-        self.reasoning_end: tuple[int, ...] = ()
+        self.thinking: Thinking | None = None
         self._tokenizer: Tokenizer | None = None
 
     @property
@@ -90,15 +95,31 @@ class Service:
         await self.session.open(limits)
         self.formats = choose(tokenizer.model_text, self.config.tool_call_parser, self.config.reasoning_parser)
         self.shown_ids = tokenizer.special_ids(self.formats.marks)
-        if self.formats.reasoning is not None:
-            self.reasoning_end = tuple(tokenizer.encode(self.formats.reasoning.close, special_tokens=False))
+        self.thinking = _thinking(self.formats, tokenizer)
+        self.fingerprint = self._fingerprint()
         self._tokenizer = tokenizer
+
+    def _fingerprint(self) -> str:
+        ready, engine = self.session.ready, self.config.engine
+        assert ready is not None
+        runner = ready.runner
+        parts = (version("inflight"), engine.model, engine.revision, runner.device, runner.dtype)
+        return f"fp_{blake2b(repr((*parts, runner.attention_backend)).encode(), digest_size=5).hexdigest()}"
 
     def _gauges(self) -> Gauges:
         self.registry.count_outputs()
         self.admission.demand.output_lengths.forget(time.monotonic())
         revision = self.session.runtime.revision
         return Gauges(self.registry.load(), self.admission.waiting.by_class, self.draining, revision)
+
+
+def _thinking(formats: Chosen, tokenizer: Tokenizer) -> Thinking | None:
+    reasoning = formats.reasoning
+    if reasoning is None:
+        return None
+    texts = (reasoning.open, reasoning.close, reasoning.then)
+    opening, closing, then = (tuple(tokenizer.encode(text, special_tokens=False)) for text in texts)
+    return Thinking(opening, closing, then=then)
 
 
 async def _service(request: Request) -> Service:

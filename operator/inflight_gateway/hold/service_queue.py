@@ -9,7 +9,7 @@ from math import exp, inf, sqrt
 
 from inflight_gateway.hold.bounds import Room
 from inflight_gateway.types import Pick, RequestView, ServiceConfig
-from inflight_policies.deadline import LATE_SHARE, OVERDUE_SHARE, OVERDUE_WAIT_SHARE, DeadlineQueue
+from inflight_policies.deadline import OVERDUE_WAIT_SHARE, DeadlineQueue, LateTurns
 from inflight_policies.lazy_heap import LazyHeap
 from inflight_policies.priority import aged
 from inflight_policies.service_counter import MAX_DEBTORS, ServiceCounters, unit_of_weight
@@ -155,9 +155,9 @@ class ServiceQueue:
 
     A tenant's requests of a class are ordered by priority and begin of their wait, as in the engine's `priority`
     policy. Of those with a TTFT target, the ones whose first token can still be in time come first, as in its
-    `deadline` policy: one pick in twenty is a late one, and one in five while a late one has waited for half of the
-    longest wait; a step of priority counts as `priority_aging_s` of waiting here too. Without targets and priorities
-    they are first come, first served.
+    `deadline` policy: late ones get one prompt token in twenty, and one pick in five while the first has waited for
+    half of the longest wait; a step of priority counts as `priority_aging_s` of waiting here too. Without targets and
+    priorities they are first come, first served.
 
     Attributes:
         room: size of the whole queue.
@@ -175,8 +175,8 @@ class ServiceQueue:
         self.prefill_load = PrefillLoad()
         self._in_time: LazyHeap[QueuedRequest] = LazyHeap()
         """Requests of all tenants that are not late, by their latest start."""
-        self._passed_over = 0
-        """Starts in time, while late requests waited, since the last late start."""
+        self._turns = LateTurns()
+        """Turns of the late requests of all tenants."""
         self._by_tenant: dict[str, Room] = {}
         self._counters = VirtualCounters()
         self._classes: dict[str, _ClassQueue] = {}
@@ -205,7 +205,7 @@ class ServiceQueue:
             self._counters.start_waiting(request.service_class, chosen.weight)
         tenant = queue.tenants.get(request.tenant)
         if tenant is None:
-            tenant = queue.tenants[request.tenant] = DeadlineQueue()
+            tenant = queue.tenants[request.tenant] = DeadlineQueue(_work)
             queue.counters.start_waiting(request.tenant, config.tenant(request.tenant).weight)
         # Requests with the priority of their class stand where they began to wait.
         place = aged(queued.since, request.priority - chosen.priority, config.priority_aging_s)
@@ -257,8 +257,7 @@ class ServiceQueue:
         """
         while (first := self._in_time.first()) is not None and first[0][0] < now + self.lead_time.wait_s:
             self._in_time.remove(first[1])
-        share = OVERDUE_SHARE if queued.since <= self._overdue(now) else LATE_SHARE
-        if len(self._in_time) or self._passed_over >= int(1 / share) - 1:
+        if len(self._in_time) or self._turns.has_come(_work(queued), queued.since <= self._overdue(now)):
             return 0.0
         load = self.prefill_load.replicas(now)
         return load + 2 * sqrt(load)
@@ -272,9 +271,10 @@ class ServiceQueue:
         request, tenant = queued.request, self._tenant(queued)
         self.lead_time.started(request, pick)
         if tenant.is_late(queued):
-            self._passed_over = 0
+            self._turns.take()
         else:
-            self._passed_over += len(self._by_age) > len(self._in_time)
+            if len(self._by_age) > len(self._in_time):
+                self._turns.pass_over(_work(queued))
             if request.deadline < inf:
                 self.prefill_load.add(pick.prefill_s or 0.0, now)
         tenant.pick(queued)
@@ -324,3 +324,9 @@ class ServiceQueue:
     def _overdue(self, now: float) -> float:
         """Returns the time since when late requests have to wait to be overdue."""
         return now - OVERDUE_WAIT_SHARE * self.config.hold.max_wait_s
+
+
+def _work(queued: QueuedRequest) -> int:
+    """Returns the size of a request by which late ones get their share: prompt tokens, cached ones too, as the replica
+    that will compute them is not known yet."""
+    return max(1, queued.request.prompt_tokens)

@@ -108,9 +108,9 @@ class Scheduling(SpecModel):
         " priority number, smallest first. fair: by tenant, least served first; the tenant is that of the API key with"
         " gateway.enabled, else the header X-Inflight-Tenant, which needs --trust-tenant-header in engine.extraArgs."
         " deadline: in order of arrival, but requests that can still keep their target (slo.ttftP95 of the class, else"
-        " of the service) go first; one turn in twenty goes to requests that cannot, and one in five once the oldest of"
-        " them has waited for half of engine.queueTimeout. Default: deadline if there is such a target, else fcfs. The"
-        " gateway orders held requests by targets under deadline only.",
+        " of the service) go first; requests that cannot get one prompt token in twenty, and at least one turn in five"
+        " once the oldest of them has waited for half of engine.queueTimeout. Default: deadline if there is such a"
+        " target, else fcfs. The gateway orders held requests by targets under deadline only.",
     )
     shed_after: Duration | None = setting_duration(
         "shed_after",

@@ -11,7 +11,13 @@ from dataclasses import replace
 from enum import StrEnum
 
 from inflight_operator.decide.decision import Reason
-from inflight_operator.decide.tuning_model import end_canary, judge_move, move_by_model, proves_wrong
+from inflight_operator.decide.tuning_model import (
+    end_canary,
+    judge_move,
+    move_by_model,
+    obviously_wrong,
+    proves_wrong,
+)
 from inflight_operator.decide.tuning_rules import step_by_rules, still_draining
 from inflight_operator.decide.tuning_types import (
     Slo,
@@ -67,6 +73,8 @@ def decide_tuning(
     if measured < policy.window:
         if state.move is not None and canary is not None and view.time - state.move.started > 2 * policy.patience:
             return end_canary(limits, state, view.time)
+        if model is not None and obviously_wrong(view, limits, bounds, slo, model, state, policy):
+            return move_by_model(view, limits, bounds, slo, model, state, policy, advise=mode is TuningMode.RECOMMEND)
         return TuningDecision(limits, (), Reason("Measuring", {"seconds": math.ceil(policy.window - measured)}), state)
     if not view.has_traffic:
         # Nothing to judge a trial by: its limits stay, and measurements restart with the next traffic.

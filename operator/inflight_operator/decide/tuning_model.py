@@ -95,6 +95,27 @@ def modelled_limits(bounds: LimitsBounds, slo: Slo, model: TuningModel, state: T
     return best_limits(model.replica, model.workload, _targets(slo, model, state), bounds, margins=_margins(state))
 
 
+def obviously_wrong(
+    view: TuningView,
+    limits: Limits,
+    bounds: LimitsBounds,
+    slo: Slo,
+    model: TuningModel,
+    state: TuningState,
+    policy: TuningPolicy,
+) -> bool:
+    """Returns True if the first limits of an engine are so far from the model's that no whole window is needed to see
+    it."""
+    if state.episode is not None or view.quality.evidence < policy.evidence:
+        return False
+    targets, margins, wanted = _targets(slo, model, state), _margins(state), modelled_limits(bounds, slo, model, state)
+
+    def value(pair: Limits) -> float:
+        return worth(model.replica, model.workload, targets, pair, margins)
+
+    return value(wanted) > value(limits) * policy.obvious
+
+
 def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -> bool:
     """Returns True if full steps miss the TPOT target with these limits, and hold it with the wanted limits."""
 
@@ -207,14 +228,15 @@ def _corrected(
         # Few slow requests beside a quick mean are not the size of steps, and smaller ones would not help them.
         blamed = full <= target * (1 + policy.dead_band) and pace > target * policy.room
         if blamed or pace > full * (1 + policy.dead_band / 2):
-            tighter = max(TIGHTEST, tighten * max(0.8, target / slow))
+            # By how much the steps of the model, with what it has learned by now, are too short.
+            tighter = max(TIGHTEST, tighten * 0.8, min(tighten, full / slow))
             if longest_step(model.replica, model.workload, Targets(None, target * tighter)) is not None:
                 tighten = tighter
     if view.preemptions_per_min > policy.preemptions_per_min and view.running >= limits.max_num_seqs * 0.5:
         memory = max(LEAST_MEMORY, memory * 0.85)
     if (tighten, memory) == (state.tighten, state.memory):
         return state
-    return state.corrected(until=view.time + policy.fence, tighten=tighten, memory=memory)
+    return state.corrected(until=view.time + policy.corrected, tighten=tighten, memory=memory)
 
 
 def _late(view: TuningView, policy: TuningPolicy) -> bool:
@@ -224,14 +246,17 @@ def _late(view: TuningView, policy: TuningPolicy) -> bool:
 
 
 def _targets(slo: Slo, model: TuningModel, state: TuningState) -> Targets:
-    """Returns the targets to solve for. A correction after which requests became so large that one alone would miss the
-    TPOT target does not apply: the target would count as none."""
+    """Returns the targets to solve for: steps may take longer than the model says, by its error or by what was
+    measured. A correction after which requests became so large that one alone would miss the TPOT target does not
+    apply: the target would count as none."""
     if slo.tpot_p95 is None:
         return slo.targets
-    tpot = slo.tpot_p95 * state.tighten
-    if longest_step(model.replica, model.workload, Targets(None, tpot)) is None:
-        tpot = slo.tpot_p95
-    return replace(slo.targets, tpot=tpot)
+    sure = 1 - model.error
+    for share in (min(state.tighten, sure), sure):
+        tightened = replace(slo.targets, tpot=slo.tpot_p95 * share)
+        if longest_step(model.replica, model.workload, replace(tightened, ttft=None)) is not None:
+            return tightened
+    return slo.targets
 
 
 def _margins(state: TuningState) -> Margins:

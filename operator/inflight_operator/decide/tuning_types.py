@@ -50,12 +50,14 @@ class TuningPolicy:
         preemptions_per_min: preemptions per minute of one pod; a higher rate lowers the slots.
         kv_full: KV utilization that additional slots must not reach.
         throughput_loss: share of throughput that a change may cost while requests wait before it is reverted.
-        fence: seconds for which reverted limits and corrections of the cost model are remembered.
+        fence: seconds for which reverted limits are remembered. corrected: the same of corrections of the cost model.
         out_of_reach: seconds without further steps down after one showed that the target is unreachable.
         drain_windows: maximum windows to wait until a lowered slot limit takes effect.
         effect: minimum gain by the cost model, as a share, to move to other limits.
         settled_effect: the same once limits have been settled: variation around the same mean causes no move.
         episode: seconds after the first of several moves until limits count as settled.
+        obvious: ratio of the model's values of its limits and of the first ones from which the first move needs no
+            whole window.
         sure_error: error of a cost model up to which its limits are set in one move; above, half of the way at a time.
         loss: share of requests in target that a change may cost, beyond chance.
         missed: share of requests in target below which the limits in force are not worth keeping on most pods.
@@ -71,11 +73,13 @@ class TuningPolicy:
     kv_full: float = 0.9
     throughput_loss: float = 0.15
     fence: float = 7200.0
+    corrected: float = 900.0
     out_of_reach: float = 900.0
     drain_windows: float = 3.0
     effect: float = 0.02
     settled_effect: float = 0.1
     episode: float = 600.0
+    obvious: float = 1.5
     sure_error: float = 0.2
     loss: float = 0.05
     missed: float = 0.9

@@ -1,4 +1,5 @@
-"""Runners sample texts of their grammars, the same ones in whatever company, graphs and step ahead included."""
+"""Runners sample texts of their grammars and rules of tokens, the same ones in whatever company, graphs and step ahead
+included."""
 
 import random
 
@@ -12,11 +13,32 @@ from tests.engine.execution.driver import Driver
 from tests.engine.execution.padded_backend import PaddedBackend
 from tests.engine.execution.test_graphs import Recorded
 from tests.engine.execution.tiny_model import SWAP_SPACE, make_model, prompts_for, tiny_runner
-from tests.engine.grammars.ascii import EOS, grammars, regex, text_of
+from tests.engine.grammars.ascii import EOS, grammars, ids_of, regex, text_of, thinking
 
 OPTIONS = {"max_num_seqs": 11, "max_model_len": 128, "num_kv_blocks": 512, "swap_space": SWAP_SPACE}
 SHARED = grammars()
-PATTERNS = [r"\{\"a\": [0-9]{2,9}\}", "[a-c]{4,30}", "(yes|no)", None, "x[a-z]{3}(, x[a-z]{3})*", None, "[^q]{9}", "k*"]
+PATTERNS = [
+    r"\{\"a\": [0-9]{2,9}\}",
+    "[a-c]{4,30}",
+    "(yes|no)",
+    None,
+    "x[a-z]{3}(, x[a-z]{3})*",
+    None,
+    "[^q]{9}",
+    "k*",
+    "[0-9]{2}",
+    None,
+]
+
+THINKING = {8: thinking(begun=True, budget=6), 9: thinking(begun=True, budget=4)}
+RULES = {
+    1: {"bad_words": (tuple(ids_of("ab")), tuple(ids_of("c")))},
+    3: {"allowed_token_ids": tuple(ids_of("ilmno"))},
+    5: {
+        "bad_words": tuple((a, b) for a in range(EOS) for b in range(0, EOS, 2)),
+        "allowed_token_ids": tuple(range(40)),
+    },
+}
 
 
 def sampling_of(number, pattern):
@@ -29,6 +51,8 @@ def sampling_of(number, pattern):
         stop_token_ids=(EOS,),
         logprobs=1 if number == 4 else None,
         grammar=None if pattern is None else regex(pattern),
+        thinking=THINKING.get(number),
+        **RULES.get(number, {}),
     )
 
 
@@ -56,11 +80,20 @@ def expected(folder):
     ]
 
 
+def test_answers_follow_their_rules_of_tokens(expected):
+    assert set(text_of(expected[1])) <= set("ab")
+    assert "ab" not in text_of(expected[1])
+    assert set(expected[3]) <= set(ids_of("ilmno"))
+    assert all(token < 40 for token in expected[5])
+    assert all(token % 2 for token in expected[5][1:])
+
+
 def test_texts_are_of_their_grammars(expected):
     for sampling, tokens in zip(SAMPLING, expected, strict=True):
         if sampling.grammar is None:
             continue
-        matcher = SHARED.matcher(sampling.grammar.text)
+        matcher = SHARED.matcher(sampling.grammar)
+        tokens = tokens[text_of(tokens).find("</t>") + 4 :] if sampling.thinking else tokens
         assert matcher.consume_tokens(tokens), text_of(tokens)
         assert matcher.is_accepting() or len(tokens) == 20
 

@@ -1,13 +1,15 @@
 """Grammars of tool calls: what follows them is a call, in any format."""
 
+import re
+
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from inflight_engine.formats.grammar import calls_grammar
+from inflight_engine.formats.grammar import calls_grammar, text_or_calls_grammar
 from inflight_engine.formats.table import FORMATS
 from inflight_engine.models.source import resolve
 from inflight_engine.models.tokenizer import load_tokenizer
-from tests.engine.formats.answers import CASES, SCHEMAS, THINK
+from tests.engine.formats.answers import CASES, SCHEMAS
 
 TOOLS = [
     {"name": "now"},
@@ -22,8 +24,9 @@ IDS = ["-".join((each.names[0], "section" if each.section else "calls")) for eac
 @pytest.mark.parametrize("form", FORMATS, ids=IDS)
 @pytest.mark.parametrize("several", [False, True])
 @pytest.mark.parametrize("token_of", [lambda _name: None, lambda name: len(name) if name.startswith("<|") else None])
-def test_grammars_are_valid(form, several, token_of):
-    text = calls_grammar(form, TOOLS, token_of, several=several, reasoning=None if form.channels else THINK)
+@pytest.mark.parametrize("make", [calls_grammar, text_or_calls_grammar])
+def test_grammars_are_valid(make, form, several, token_of):
+    text = make(form, TOOLS, token_of, several=several)
     assert LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(text)) == ""
 
 
@@ -54,6 +57,49 @@ def test_answers_of_the_format_follow_its_grammar(vocabulary, name):
     assert count == len(tokens), vocabulary.decode_str(tokens[:count])
     matcher.consume_tokens(tokens)
     assert matcher.is_accepting()
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_before_calls_any_text_may_come_and_none_is_needed(vocabulary, name):
+    how, text, _ = CASES[name]
+    calls = text[min(text.find(opener) for opener in how.format.openers if opener in text) :]
+    calls = calls.replace('"type": "function", ', "")
+    tools = [TOOLS[0], {**TOOLS[1], "parameters": {**TOOLS[1]["parameters"], "required": ["city"]}}]
+    grammar = text_or_calls_grammar(how.format, tools, lambda _name: None, several=True)
+    at_start = len(how.format.openers[-1]) == 1
+    for before in [""] if at_start else ["", " \n", "Let me see: <too, ", "né {"]:
+        assert follows(vocabulary, grammar, before + calls), before
+        for written, wrong in (("get_weather", "get_whether"), ("city", "town")):
+            if written in calls:
+                assert not follows(vocabulary, grammar, before + calls.replace(written, wrong)), wrong
+    for plain in ("", "Hello.", "\nHi <b> 7 > 5: né\n"):
+        assert follows(vocabulary, grammar, plain)
+
+
+def test_harmony_calls_answers_or_writes_more_before_these(vocabulary):
+    ids = {name: number for number, name in enumerate(SPECIAL, 1)}
+    grammar = text_or_calls_grammar(HARMONY_CALLS, TOOLS, ids.get, several=True)
+    preamble = "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant"
+    call = "<|channel|>commentary to=functions.now <|constrain|>json<|message|>{}"
+    answer = "<|channel|>final<|message|>Oslo."
+    for text in (call, answer, preamble + call, preamble * 2 + answer, f"{call}<|end|><|start|>assistant{call}"):
+        assert follows(vocabulary, grammar, text, ids), text
+    for text in ("Oslo.", call.replace("now", "later"), call.replace("{}", '{"a": 1}'), preamble + "Oslo."):
+        assert not follows(vocabulary, grammar, text, ids), text
+
+
+SPECIAL = ("<|channel|>", "<|message|>", "<|end|>", "<|start|>", "<|constrain|>")
+HARMONY_CALLS = next(each for each in FORMATS if each.channels)
+
+
+def follows(vocabulary, grammar, text, ids=None):
+    """The text, special tokens by their ids, is of the grammar and may end."""
+    matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(grammar), log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    tokens = []
+    for piece in re.split("|".join(map(re.escape, SPECIAL)).join("()"), text):
+        tokens += [ids[piece]] if ids and piece in ids else vocabulary.tokenize_str(piece)
+    return matcher.validate_tokens(tokens) == len(tokens) and matcher.consume_tokens(tokens) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=IDS)

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from inflight_engine.grammars.compiled import Grammars
-from inflight_engine.request import Grammar
+from inflight_engine.request import Thinking
 
 CHARACTERS = [chr(number) for number in range(32, 127)] + ["\n"]
 EOS = len(CHARACTERS)
@@ -30,5 +30,9 @@ def grammars():
     return Grammars(_vocabulary)
 
 
-def regex(pattern, after=""):
-    return Grammar(LLMatcher.grammar_from_regex(pattern), tuple(ids_of(after)))
+def regex(pattern):
+    return LLMatcher.grammar_from_regex(pattern)
+
+
+def thinking(**more):
+    return Thinking(tuple(ids_of("<t>")), tuple(ids_of("</t>")), **more)

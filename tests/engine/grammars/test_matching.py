@@ -2,19 +2,22 @@
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from inflight_engine.grammars.compiled import MAX_COMPILED, GrammarError
 from inflight_engine.grammars.matching import Matching
+from inflight_engine.grammars.thinking import reasoning_tokens
 from inflight_engine.request import SamplingParams
-from tests.engine.grammars.ascii import CHARACTERS, EOS, grammars, ids_of, regex
+from tests.engine.grammars.ascii import CHARACTERS, EOS, grammars, ids_of, regex, thinking
 
 SHARED = grammars()
 
 
-def matching(pattern, *, after="", **sampling):
-    grammar = regex(pattern, after)
+def matching(pattern, **sampling):
+    grammar = None if pattern is None else regex(pattern)
     sampling = SamplingParams(64, **{"stop_token_ids": (EOS,), **sampling}, grammar=grammar)
-    return Matching(SHARED.matcher(grammar.text), sampling, [EOS])
+    return Matching(None if grammar is None else SHARED.matcher(grammar), sampling, [EOS])
 
 
 def allowed(each):
@@ -47,15 +50,105 @@ def test_the_text_is_complete_when_only_its_end_can_follow():
     assert each.complete
 
 
-def test_before_the_tokens_that_turn_it_on_everything_is_allowed():
-    each = matching("x", after="</t>")
-    everything = {*CHARACTERS, "EOS"}
+EVERYTHING = {*CHARACTERS, "EOS"}
+
+
+def test_thinking_that_the_prompt_opened_is_free_but_for_the_end_of_the_answer():
+    each = matching("x", thinking=thinking(begun=True))
     for character in "ab</t<</t":
-        assert allowed(each) == everything
+        assert allowed(each) == {*CHARACTERS}
         take(each, character)
         assert not each.complete
     take(each, ">")
     assert allowed(each) == {"x"}
+
+
+def test_an_answer_begins_with_thinking_or_with_the_text_of_its_grammar():
+    each = matching("<?x", thinking=thinking())
+    for character, expected in [("<", {"<", "x"}), ("t", {"t", "x"}), (">", {">"})]:
+        assert allowed(each) == expected
+        take(each, character)
+    assert allowed(each) == {*CHARACTERS}
+    take(each, "x</t>")
+    assert allowed(each) == {"<", "x"}
+    take(each, "<")
+    assert allowed(each) == {"x"}
+    take(each, "x")
+    assert each.complete
+
+
+@pytest.mark.parametrize("text", ["x", "<x"])
+def test_an_answer_without_thinking_follows_its_grammar(text):
+    each = matching("<?xy", thinking=thinking())
+    take(each, text)
+    assert allowed(each) == {"y"}
+    take(each, "y")
+    assert each.complete
+
+
+def test_tokens_that_neither_open_thinking_nor_follow_the_grammar_are_an_error():
+    each = matching("a+", thinking=thinking())
+    take(each, "<t")
+    assert not each.error
+    take(each, "a")
+    assert each.error
+
+
+def test_tokens_between_thinking_and_the_grammar_are_forced():
+    each = matching("x", thinking=thinking(begun=True, then=tuple(ids_of("ab"))))
+    take(each, "</t>")
+    for character in "abx":
+        assert allowed(each) == {character}
+        take(each, character)
+    assert each.complete
+
+
+@pytest.mark.parametrize("pattern", [None, "x"])
+@pytest.mark.parametrize(("budget", "written", "forced"), [(0, "", "</t>"), (2, "ab", "</t>"), (3, "a</", "t>")])
+def test_after_the_budget_of_thinking_its_end_is_forced(pattern, budget, written, forced):
+    each = matching(pattern, thinking=thinking(begun=True, budget=budget))
+    for character in written:
+        assert each.free == (pattern is None)
+        assert len(allowed(each)) > 1
+        take(each, character)
+    for character in forced:
+        assert not each.free
+        assert allowed(each) == {character}
+        take(each, character)
+    assert allowed(each) == (EVERYTHING if pattern is None else {"x"})
+
+
+def test_without_a_grammar_thinking_is_bounded_wherever_it_begins_and_in_all():
+    each = matching(None, thinking=thinking(budget=3))
+    take(each, "\n<t>ab</t>abcdef<t>")
+    assert each.free
+    take(each, "a")
+    assert allowed(each) == {"<"}
+
+
+@given(st.lists(st.sampled_from(["<t>", "</t>", "<", "t", "a"]), max_size=12), st.booleans(), st.integers(0, 4))
+def test_a_bound_of_thinking_holds_whatever_is_sampled(parts, begun, budget):
+    how = thinking(begun=begun, budget=budget)
+    each, taken = matching(None, thinking=how), []
+    for token_id in ids_of("".join(parts)):
+        if not each.free:
+            (forced,) = allowed(each)
+            token_id = ids_of(forced)[0]
+        taken.append(token_id)
+        each.take(token_id)
+    assert reasoning_tokens(taken, how) <= budget + len(how.close) - 1  # a mark may be incomplete
+    replayed = matching(None, thinking=how)
+    for token_id in taken:
+        replayed.take(token_id)
+    assert allowed(replayed) == allowed(each)
+
+
+@pytest.mark.parametrize(
+    ("text", "begun", "count"),
+    [("abc", False, 0), ("abc", True, 3), ("ab</t>c", True, 2), ("<t>ab</t>c<t>d", False, 3), ("a<t><</t>", False, 1)],
+)
+def test_tokens_of_reasoning_are_those_between_its_marks(text, begun, count):
+    assert reasoning_tokens(ids_of(text), thinking(begun=begun)) == count
 
 
 def test_the_end_is_withheld_before_min_tokens():
@@ -95,7 +188,7 @@ def test_a_token_outside_the_grammar_is_an_error():
 
 def test_a_grammar_that_cannot_be_compiled_is_refused_with_the_reason():
     with pytest.raises(GrammarError, match="unclosed"):
-        SHARED.matcher(regex("[a").text)
+        SHARED.matcher(regex("[a"))
 
 
 def test_matchers_of_a_grammar_do_not_share_their_place():
@@ -107,8 +200,8 @@ def test_matchers_of_a_grammar_do_not_share_their_place():
 def test_of_many_grammars_the_latest_stay_compiled():
     compiled = grammars()
     for number in range(MAX_COMPILED + 3):
-        compiled.matcher(regex(f"a{{{number + 1}}}").text)
-        compiled.matcher(regex("a{1}").text)
+        compiled.matcher(regex(f"a{{{number + 1}}}"))
+        compiled.matcher(regex("a{1}"))
     assert len(compiled._compiled) == MAX_COMPILED
-    assert regex("a{1}").text in compiled._compiled
-    assert regex("a{2}").text not in compiled._compiled
+    assert regex("a{1}") in compiled._compiled
+    assert regex("a{2}") not in compiled._compiled

@@ -53,7 +53,8 @@ class QueueRules:
         }
         self.now = -math.inf
         self.num_late = 0
-        self._passed_over = dict.fromkeys(self.waiting, 0)
+        self._passed_over: dict[str, list[int]] = {name: [] for name in self.waiting}
+        """Prompt tokens of the requests in time that were admitted while late ones waited, since the last late one."""
         self._ranks = {name: rank for rank, name in enumerate(self.waiting)}
         self._classes = FairShare(self.class_weights)
         self._tenants = {name: FairShare({}) for name in self.waiting} if config.policy == "fair" else {}
@@ -127,14 +128,19 @@ class QueueRules:
 
     def _by_deadline(self, name: str) -> Known:
         """The oldest that can keep its target; where late ones wait, the oldest of them has its turn, or all there
-        is. Its turn comes more often once it has waited for too long."""
+        is. Its turn comes when it is a small share of the prompt tokens, and more often once it has waited for too
+        long."""
         queue = self.waiting[name].values()
         in_time = [each for each in queue if not self.is_late(each)]
         late = [each for each in queue if self.is_late(each)]
-        overdue = any(each.request.arrival_time <= self.now - self.config.late_wait for each in late)
-        share = max(self.config.late_share, OVERDUE_SHARE) if overdue else self.config.late_share
-        turn = (self._passed_over[name] + 1) * share >= 1 - 1e-9
-        return min(late if late and (turn or not in_time) else in_time, key=lambda each: each.order)
+        if not late or not in_time:
+            return min(late or in_time, key=lambda each: each.order)
+        oldest = min(late, key=lambda each: each.order)
+        own, passed_over = oldest.request.num_prompt_tokens, self._passed_over[name]
+        turn = own / (own + sum(passed_over)) <= self.config.late_share + 1e-9
+        if oldest.request.arrival_time <= self.now - self.config.late_wait:
+            turn = turn or len(passed_over) + 1 >= 1 / OVERDUE_SHARE
+        return oldest if turn else min(in_time, key=lambda each: each.order)
 
     def admitted(self, known: Known, num_tokens: int) -> None:
         """`num_tokens`: that its prefill computes. A prompt counts once, however often it is computed, and that of a
@@ -142,10 +148,10 @@ class QueueRules:
         name = known.request.scheduling.service_class
         if known.state is RequestState.WAITING:
             if self.is_late(known):
-                self._passed_over[name] = 0
+                self._passed_over[name] = []
                 self.num_late += 1
             elif any(map(self.is_late, self.waiting[name].values())):
-                self._passed_over[name] += 1
+                self._passed_over[name].append(known.request.num_prompt_tokens)
         num_counted = 0 if known.num_preemptions or known.continued else num_tokens
         for shares, client in self._accounts(known):
             shares.admitted(client, num_counted)

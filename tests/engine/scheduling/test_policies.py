@@ -125,7 +125,7 @@ def test_deadline_serves_the_oldest_that_can_keep_its_target_then_the_oldest_lat
     assert line.drain() == [1, 2, 0, 3]
 
 
-def test_deadline_gives_every_so_many_picks_to_the_oldest_late_request():
+def test_deadline_gives_a_share_of_equal_prompts_to_the_oldest_late_request():
     line = Line("deadline", late_share=0.25)
     for _ in range(3):
         line.push(latest_start=1.0)
@@ -133,6 +133,16 @@ def test_deadline_gives_every_so_many_picks_to_the_oldest_late_request():
     for _ in range(9):
         line.push(latest_start=100.0)
     assert line.drain() == [3, 4, 5, 0, 6, 7, 8, 1, 9, 10, 11, 2]
+
+
+def test_deadline_lets_a_late_request_wait_for_so_many_tokens_as_its_own_are_the_share_of():
+    line = Line("deadline", late_share=0.25)
+    for tokens in (200, 10, 100):
+        line.push(tokens, latest_start=1.0)
+    line.policy.pass_time(2.0)
+    for tokens in (599, 1, 1, 29, 1, 1, 299, 2):
+        line.push(tokens, latest_start=100.0)
+    assert line.drain() == [3, 4, 0, 5, 6, 1, 7, 8, 9, 2, 10]
 
 
 def test_deadline_gives_one_pick_in_five_to_late_requests_once_the_oldest_has_waited_for_late_wait():

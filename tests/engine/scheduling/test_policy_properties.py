@@ -96,7 +96,8 @@ class Model:
         self.tenants = {name: Counters({}) for name in self.names}
         self.new, self.resumed = [], []
         self.now = -1.0
-        self.passed_over = dict.fromkeys(self.names, 0)
+        self.passed_over = {name: [] for name in self.names}
+        """Prompt tokens of those in time that were admitted while late ones waited, since the last late one."""
 
     def _of(self, service_class, tenant=None):
         return [
@@ -151,10 +152,14 @@ class Model:
         waiting = self._of(name)
         late = [each for each in waiting if self.is_late(each)]
         in_time = [each for each in waiting if not self.is_late(each)]
-        overdue = any(each.arrival_time <= self.now - LATE_WAIT for each in late)
-        turn = self.passed_over[name] >= (PICKS_WHILE_OVERDUE if overdue else round(1 / LATE_SHARE)) - 1
-        first = late if late and (turn or not in_time) else in_time
-        return min(first, key=lambda each: each.order, default=None)
+        oldest = min(late, key=lambda each: each.order, default=None)
+        if oldest is None or not in_time:
+            return min(in_time, key=lambda each: each.order, default=oldest)
+        passed_over = self.passed_over[name]
+        turn = sum(passed_over) >= (round(1 / LATE_SHARE) - 1) * oldest.num_prompt_tokens
+        overdue = oldest.arrival_time <= self.now - LATE_WAIT
+        turn |= overdue and len(passed_over) >= PICKS_WHILE_OVERDUE - 1
+        return oldest if turn else min(in_time, key=lambda each: each.order)
 
     def is_late(self, request):
         return request.latest_start < self.now
@@ -177,9 +182,9 @@ class Model:
     def admitted(self, request, num_tokens):
         name = request.scheduling.service_class
         if request.state is RequestState.WAITING and self.is_late(request):
-            self.passed_over[name] = 0
+            self.passed_over[name] = []
         elif request.state is RequestState.WAITING and any(map(self.is_late, self._of(name))):
-            self.passed_over[name] += 1
+            self.passed_over[name].append(request.num_prompt_tokens)
         amount = 2 + (0 if request.num_preemptions else num_tokens)
         self.classes.serve(request.scheduling.service_class, amount)
         self.tenants[request.scheduling.service_class].serve(request.scheduling.tenant, amount)
@@ -470,25 +475,30 @@ def test_a_request_is_overtaken_only_within_its_priority_times_the_aging(arrival
         serve()
 
 
-EVENTS = st.lists(st.tuples(st.sampled_from(["arrive", "arrive", "serve", "wait"]), st.floats(0, 3)), max_size=120)
-"""(what happens; seconds until a request is late, or that pass)"""
+LONGEST = 9
+EVENTS = st.lists(
+    st.tuples(st.sampled_from(["arrive", "arrive", "serve", "wait"]), st.floats(0, 3), st.integers(1, LONGEST)),
+    max_size=120,
+)
+"""(what happens; seconds until a request is late, or that pass; prompt tokens)"""
 
 
-def picks(share, events, picks_a_place, is_counted):
+def picks(share, events, bound, spent, is_counted):
     """Plays events on a queue by deadline.
 
     Args:
-        picks_a_place: picks within which a counted request is served, for each that came before it and for itself.
-        is_counted: is_counted(request, now) says from when on that holds for a late request.
+        bound: bound(request): what may be spent for it, and for each that waits behind it.
+        spent: spent(request): what its pick spends.
+        is_counted: is_counted(request, now) says from when on the bounds hold for a late request.
 
     Yields:
-        At each pick the request, and the picks that are left to each counted one, it included.
+        At each pick the request, and what is left to each counted one, it included, before it is spent.
     """
     queues = WaitingQueues(replace(config("deadline"), late_share=share))
-    now, waiting, picks_left = 0.0, [], {}
-    for order, (what, seconds) in enumerate(events):
+    now, waiting, left = 0.0, [], {}
+    for order, (what, seconds, prompt) in enumerate(events):
         if what == "arrive":
-            waiting.append(new_request(order, 1, 1, arrival_time=now))
+            waiting.append(new_request(order, prompt, 1, arrival_time=now))
             waiting[-1].latest_start = now + seconds
             queues.push(waiting[-1], 0)
         elif what == "wait":
@@ -496,23 +506,30 @@ def picks(share, events, picks_a_place, is_counted):
             queues.pass_time(now)
             for place, each in enumerate(waiting):
                 if each.latest_start < now and is_counted(each, now):
-                    picks_left.setdefault(each, (place + 1) * picks_a_place)
+                    left.setdefault(each, sum(map(bound, waiting[: place + 1])))
         elif waiting:
             request = queues.pop(0)
             waiting.remove(request)
-            yield request, dict(picks_left)
-            picks_left = {each: left - 1 for each, left in picks_left.items() if each is not request}
+            yield request, dict(left)
+            left = {each: bound - spent(request) for each, bound in left.items() if each is not request}
 
 
 @given(share=st.sampled_from([0.1, 0.25, 0.3, 0.5, 1.0]), events=EVENTS)
 @settings(max_examples=200, deadline=None)
-def test_a_late_request_is_served_within_so_many_picks_for_each_one_that_came_before_it(share, events):
-    picks_a_turn, num_passed_over = int(1 / share), 0
-    for request, picks_left in picks(share, events, picks_a_turn, lambda request, now: True):
-        oldest_late = min(picks_left, key=lambda each: each.order, default=None)
-        num_passed_over = 0 if request is oldest_late or not picks_left else num_passed_over + 1
-        assert num_passed_over < picks_a_turn
-        assert min(picks_left.values(), default=1) > 0
+def test_a_late_request_is_served_within_its_share_of_tokens_after_each_one_that_came_before_it(share, events):
+    def bound(request):
+        return request.num_prompt_tokens / share + LONGEST
+
+    passed_over = 0
+    for request, left in picks(share, events, bound, lambda request: request.num_prompt_tokens, lambda *_: True):
+        oldest_late = min(left, key=lambda each: each.order, default=None)
+        if request is oldest_late or oldest_late is None:
+            passed_over = 0
+        else:
+            own = oldest_late.num_prompt_tokens
+            assert own / (own + passed_over) > share - 1e-9, "its turn had come"
+            passed_over += request.num_prompt_tokens
+        assert min(left.values(), default=1) > 0
 
 
 @given(share=st.sampled_from([0.01, 0.1, 0.25, 1.0]), events=EVENTS)
@@ -521,9 +538,9 @@ def test_a_late_request_that_has_waited_for_late_wait_is_served_within_five_pick
     def has_waited(request, now):
         return request.arrival_time <= now - LATE_WAIT
 
-    for request, picks_left in picks(share, events, PICKS_WHILE_OVERDUE, has_waited):
-        picks_left.pop(request, None)
-        assert min(picks_left.values(), default=2) > 1
+    for request, left in picks(share, events, lambda _: PICKS_WHILE_OVERDUE, lambda _: 1, has_waited):
+        left.pop(request, None)
+        assert min(left.values(), default=2) > 1
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from inflight_engine.scheduling.policies.priority import Priority
 from inflight_engine.scheduling.running import Running
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_policies import service_counter
+from inflight_policies.deadline import DeadlineQueue
 from inflight_settings.scheduling import ServiceClass
 from tests.engine.scheduling.workload import Workload
 
@@ -497,6 +498,13 @@ FAULTS = {
     ),
     "late requests never have their turn": Fault(
         with_deadlines(late_share=1e-9),
+        OUT_OF_TURN,
+        DEADLINE,
+    ),
+    "the share of late requests is one of picks": Fault(
+        lambda scheduler, patch: patch.setattr(
+            scheduler.queues.by_class["default"].policy, "_queue", DeadlineQueue(lambda request: 1, late_share=0.25)
+        ),
         OUT_OF_TURN,
         DEADLINE,
     ),

@@ -2,7 +2,7 @@ import httpx
 import pytest
 
 from tests.engine.server.fake_engine import connected, server_config
-from tests.engine.server.real_server import RealServer
+from tests.engine.server.real_server import MODEL, RealServer
 
 
 class Fake:
@@ -44,9 +44,9 @@ def own_server(tmp_path):
     """Starts real servers that a test may end."""
     started = []
 
-    def start(*flags, wait=True):
+    def start(*flags, wait=True, model=MODEL):
         small = "--max-num-seqs 4 --max-num-batched-tokens 128 --max-model-len 1024 --num-kv-blocks 256"
-        started.append(RealServer(tmp_path, *small.split(), *flags))
+        started.append(RealServer(tmp_path, *small.split(), *flags, model=model))
         return started[-1].wait_ready() if wait else started[-1]
 
     yield start

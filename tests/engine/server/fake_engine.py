@@ -56,6 +56,7 @@ class ByteTokenizer:
 
     eos_token_ids = (EOS,)
     model_text = ModelText()
+    all_special_ids = frozenset({EOS})
 
     def __init__(self, sampling_defaults=OPENAI_DEFAULTS):
         self.sampling_defaults = sampling_defaults
@@ -85,7 +86,7 @@ class ByteTokenizer:
         return [chr(token_id) for token_id in token_ids]
 
     def detokenizer(self, prompt_token_ids, shown=frozenset()):
-        return ByteDetokenizer()
+        return ByteDetokenizer(shown)
 
     def special_id(self, name):
         return None
@@ -100,11 +101,13 @@ class ByteTokenizer:
 class ByteDetokenizer:
     """Bytes to text, like the real one for byte-level vocabularies."""
 
-    def __init__(self):
+    def __init__(self, shown=frozenset()):
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._shown = shown
 
     def push(self, token_ids):
-        return self._decoder.decode(bytes(token_ids))
+        spelled = (b"<end>" if token_id in self._shown else bytes([token_id]) for token_id in token_ids)
+        return self._decoder.decode(b"".join(spelled))
 
     def flush(self):
         return self._decoder.decode(b"", final=True)

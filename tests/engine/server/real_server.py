@@ -22,11 +22,11 @@ CERTIFICATES = ssl.create_default_context()
 class RealServer:
     """A running `inflight-engine serve`; `url` is its address, `log` its standard error."""
 
-    def __init__(self, folder: Path, *flags: str):
+    def __init__(self, folder: Path, *flags: str, model: str = MODEL):
         self.log = folder / "stderr"
         self._stderr = self.log.open("wb")
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "inflight_engine.cli", "serve", MODEL, "--host", "127.0.0.1", "--port", "0", *flags],
+            [sys.executable, "-m", "inflight_engine.cli", "serve", model, "--host", "127.0.0.1", "--port", "0", *flags],
             stdout=subprocess.DEVNULL,
             stderr=self._stderr,
             env={**os.environ, "INFLIGHT_ADMIN_TOKEN": TOKEN},

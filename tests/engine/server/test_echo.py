@@ -99,6 +99,7 @@ async def test_log_probabilities_begin_with_those_of_the_prompt(make_fake):
         "index": 0,
         "text": "né!Z",
         "finish_reason": "length",
+        "stop_reason": None,
         "logprobs": {
             "tokens": ["n", r"\xc3", r"\xa9", "!", "Z"],
             "token_logprobs": [None, -1.0, -9999.0, -3.0, -0.5],
@@ -216,6 +217,32 @@ async def test_prompt_logprobs_in_vllms_shape(make_fake):
     assert choice["prompt_logprobs"] == expected
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+@pytest.mark.parametrize("more", [{}, {"logprobs": 1}, {"return_token_ids": True}])
+async def test_prompt_logprobs_of_a_stream_are_those_of_the_whole_once_with_its_first_text(make_fake, path, more):
+    if path == CHAT and "logprobs" in more:
+        more = {"logprobs": True}
+    prompt = "user:hi\n" if path == CHAT else "hi"
+    found = []
+    for stream in (False, True):
+        fake = await make_fake()
+        call = post(
+            fake, path, **({} if path == CHAT else {"prompt": prompt}), prompt_logprobs=1, stream=stream, **more
+        )
+        await engine_has(fake)
+        fake.engine.report(admitted=[(0, 0)], prompt_logprobs=[scores(0, 1, [-2.0] * (len(prompt) - 1))])
+        for token in (97, 98):
+            tokens = [TokenLogprobs(0, -0.5, [Z], [-0.5])] if "logprobs" in more else []
+            fake.engine.report(tokens={0: token}, logprobs=tokens)
+        fake.engine.report(finished=[(0, FinishReason.STOP)])
+        answer = await call
+        chunks = [json.loads(each) for each in events(answer.text)[:-1]] if stream else [answer.json()]
+        places = [place for chunk in chunks for place in (chunk, *chunk["choices"]) if place.get("prompt_logprobs")]
+        found.append([place["prompt_logprobs"] for place in places])
+    assert found[0] == found[1]
+    assert len(found[0]) == 1
+
+
 async def test_prompt_logprobs_of_a_chat_stand_beside_its_choices_and_need_no_answer(make_fake):
     fake = await make_fake()
     call = post(fake, CHAT, prompt_logprobs=1, max_tokens=0)
@@ -240,7 +267,6 @@ async def test_prompt_logprobs_of_a_chat_stand_beside_its_choices_and_need_no_an
         (COMPLETIONS, {"prompt": "a", "echo": True, "logprobs": 6}, "logprobs"),
         (COMPLETIONS, {"prompt": "a", "prompt_logprobs": -1}, "prompt_logprobs"),
         (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 21}, "prompt_logprobs"),
-        (COMPLETIONS, {"prompt": "a", "prompt_logprobs": 1, "stream": True}, "prompt_logprobs"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0}, "max_tokens"),
         (COMPLETIONS, {"prompt": "a", "max_tokens": 0, "logprobs": 1}, "max_tokens"),
         (COMPLETIONS, {"prompt": "a", "echo": True, "max_tokens": -1}, "max_tokens"),

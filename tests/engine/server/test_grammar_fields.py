@@ -41,7 +41,7 @@ async def grammar_of(make_fake, path, body):
     assert fake.engine.requests, asking.result().text
     (request,) = fake.engine.requests.values()
     asking.cancel()
-    return request.sampling.grammar and request.sampling.grammar.text
+    return request.sampling.grammar
 
 
 async def refusal(make_fake, path, body):

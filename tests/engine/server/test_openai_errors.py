@@ -29,7 +29,6 @@ CHAT = [
     ("audio", {"voice": "alloy", "format": "wav"}),
     ("prediction", {"type": "content", "content": "x"}),
     ("verbosity", "low"),
-    ("service_tier", "flex"),
     ("store", True),
     ("metadata", {"a": "b"}),
     ("web_search_options", {}),

@@ -122,7 +122,7 @@ async def test_a_token_and_its_text_are_in_one_frame_also_when_tokens_are_joined
     (comments, data), (last, done) = client.frames[-2:]
     assert comments == ["t 0 121", "f 0 length"]
     assert json.loads(data)["choices"][0] | {"logprobs": None} == {
-        **{"index": 0, "text": "y", "logprobs": None, "finish_reason": "length"}
+        **{"index": 0, "text": "y", "logprobs": None, "finish_reason": "length", "stop_reason": None}
     }
     assert (last, done) == (['u {"prompt_tokens":5,"cached_tokens":0,"completion_tokens":7}'], "[DONE]")
 

@@ -23,7 +23,8 @@ def events(text):
 
 def usage(prompt, completion, cached=0):
     counts = {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
-    return counts | {"prompt_tokens_details": {"cached_tokens": cached}}
+    details = {"prompt_tokens_details": {"cached_tokens": cached}, "completion_tokens_details": {"reasoning_tokens": 0}}
+    return counts | details
 
 
 def num_generations():

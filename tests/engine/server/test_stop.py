@@ -16,8 +16,9 @@ def text_before_first_stop(text, stops):
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
-            return text[: end - max(map(len, complete))], True
-    return text, False
+            longest = max(complete, key=len)
+            return text[: end - len(longest)], longest
+    return text, ""
 
 
 @st.composite
@@ -34,6 +35,8 @@ def test_any_pieces_give_the_text_before_the_first_stop_string(chunks, stops):
     out = "".join(matcher.push(chunk) for chunk in chunks) + matcher.flush()
     expected, found = text_before_first_stop("".join(chunks), stops)
     assert (out, matcher.found) == (expected, found)
+    with_stop = StopStrings(stops, included=True)
+    assert "".join(with_stop.push(chunk) for chunk in chunks) + with_stop.flush() == expected + found
 
 
 @given(pieces(), STOPS)

@@ -5,10 +5,11 @@ import json
 from typing import get_args
 
 import pytest
+from llguidance import LLMatcher
 
 from inflight_engine.formats.choose import REASONING_PARSERS, TOOL_CALL_PARSERS, ModelText
 from inflight_engine.formats.parser import AnswerParser, Parsing
-from inflight_engine.request import FinishReason
+from inflight_engine.request import FinishReason, Thinking
 from inflight_engine.server.answers.events import CallIds, delta
 from inflight_settings.server import ReasoningParser, ToolCallParser
 from tests.engine.server.fake_engine import ByteTokenizer, until
@@ -182,16 +183,68 @@ def test_the_settings_name_every_format():
     assert get_args(ReasoningParser) == REASONING_PARSERS
 
 
-@pytest.mark.parametrize(("content", "after"), [("<think>", tuple(b"</think>")), ("hi", ())])
-async def test_a_grammar_begins_after_reasoning_that_the_prompt_opened(make_fake, content, after):
+@pytest.mark.parametrize(("content", "begun"), [("<think>", True), ("hi", False)])
+@pytest.mark.parametrize(
+    "body", [{"response_format": {"type": "json_object"}}, {"thinking_token_budget": 5}, {"thinking_token_budget": -1}]
+)
+async def test_the_engine_knows_the_marks_of_reasoning_where_it_needs_them(make_fake, content, begun, body):
     tokenizer = ByteTokenizer()
     tokenizer.model_text = THINK_MODEL
     fake = await make_fake(tokenizer=tokenizer)
-    body = {"messages": [{"role": "assistant", "content": content}], "response_format": {"type": "json_object"}}
-    call = asyncio.create_task(fake.post("/v1/chat/completions", **body))
+    messages = [{"role": "assistant", "content": content}]
+    call = asyncio.create_task(fake.post("/v1/chat/completions", messages=messages, **body))
     await until(lambda: fake.engine.requests or call.done())
     (request,) = fake.engine.requests.values()
-    assert request.sampling.grammar.after == after
+    budget = body.get("thinking_token_budget")
+    marks = Thinking(tuple(b"<think>"), tuple(b"</think>"), begun, budget)
+    assert request.sampling.thinking == (None if budget == -1 else marks)
+    fake.engine.answer(0, "{}")
+    await call
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("text", "model", "count"), [("<think>Hm.</think>Yes", THINK_MODEL, 3), ("Yes", None, 0)])
+async def test_usage_counts_tokens_of_reasoning(make_fake, stream, text, model, count):
+    more = {"stream_options": {"include_usage": True}} if stream else {}
+    answer = await ask(make_fake, text, model=model, stream=stream, **more)
+    last = answer.text.split("\n\n")[-3].removeprefix("data: ") if stream else answer.text
+    usage = json.loads(last)["usage"]
+    assert (usage["completion_tokens"], usage["completion_tokens_details"]) == (len(text), {"reasoning_tokens": count})
+
+
+@pytest.mark.parametrize(
+    ("strict", "body", "bound"),
+    [
+        (True, {}, True),
+        (True, {"tool_choice": "auto"}, True),
+        (True, {"response_format": {"type": "text"}}, True),
+        (True, {"tool_choice": "none"}, False),
+        (False, {}, False),
+        (None, {}, False),
+    ],
+)
+async def test_a_strict_function_binds_calls_that_the_model_chooses(make_fake, strict, body, bound):
+    fake = await make_fake(tool_call_parser="hermes")
+    tools = [TOOL, {**TOOL, "function": {**TOOL["function"], "name": "g", "strict": strict}}]
+    call = asyncio.create_task(fake.post("/v1/chat/completions", **CHAT, tools=tools, **body))
+    await until(lambda: fake.engine.requests or call.done())
+    (request,) = fake.engine.requests.values()
+    assert (request.sampling.grammar is not None) is bound
+    fake.engine.answer(0, "hi")
+    await call
+
+
+async def test_the_answer_of_harmony_has_its_header_before_its_grammar(make_fake):
+    tokenizer = ByteTokenizer()
+    tokenizer.model_text = ModelText(chat_template="<|channel|>analysis")
+    fake = await make_fake(tokenizer=tokenizer)
+    call = asyncio.create_task(fake.post("/v1/chat/completions", **CHAT, response_format={"type": "json_object"}))
+    await until(lambda: fake.engine.requests or call.done())
+    (request,) = fake.engine.requests.values()
+    grammar = json.loads(request.sampling.grammar)["grammars"]
+    assert grammar[0] == {"lark_grammar": 'start: "<|channel|>final<|message|>" @body'}
+    assert request.sampling.thinking.then == tuple(b"<|start|>assistant")
+    assert LLMatcher.validate_grammar(request.sampling.grammar) == ""
     fake.engine.answer(0, "{}")
     await call
 
@@ -230,6 +283,6 @@ async def test_demanded_calls_have_a_grammar(make_fake):
         call = asyncio.create_task(fake.post("/v1/chat/completions", **CHAT, tools=[TOOL], tool_choice=choice))
         await until(lambda fake=fake, call=call: fake.engine.requests or call.done())
         (request,) = fake.engine.requests.values()
-        assert "<tool_call>" in request.sampling.grammar.text
+        assert "<tool_call>" in request.sampling.grammar
         fake.engine.answer(0, CALL)
         assert [each for _, each in choices(await call)] == [reason]

@@ -160,13 +160,23 @@ def test_a_request_is_late_when_the_engines_queue_and_its_own_prefill_take_it_pa
     assert ids(queue.release(0.0, anything)) == ["short", "easy", "tight"]
 
 
-def test_one_start_in_twenty_goes_to_the_oldest_late_request():
+def test_of_equal_prompts_one_start_in_twenty_goes_to_the_oldest_late_request():
     late = [request(f"late {number}", arrived=number / 10, deadline=1.0) for number in range(3)]
     others = [request(number, arrived=2.0 + number / 100) for number in range(100)]
     queue = filled(*late, *others)
     started = ids(queue.release(5.0, anything))
     picks = round(1 / LATE_SHARE)
     assert [started.index(f"late {number}") for number in range(3)] == [picks * turn - 1 for turn in range(1, 4)]
+
+
+def test_a_late_request_starts_after_nineteen_times_as_many_prompt_tokens_of_others():
+    late = [
+        request("long", 0.0, prompt_tokens=400, deadline=1.0),
+        request("short", 0.1, prompt_tokens=10, deadline=1.0),
+    ]
+    others = [request(number, arrived=2.0, prompt_tokens=100, deadline=99.0) for number in range(80)]
+    started = ids(filled(*late, *others).release(5.0, anything))
+    assert [started.index("long"), started.index("short")] == [4 * 19, 4 * 19 + 1 + 2]
 
 
 def test_one_start_in_five_goes_to_late_requests_once_the_oldest_has_waited_for_half_of_the_longest_wait():
@@ -201,10 +211,10 @@ def test_a_late_request_keeps_no_replica_free_for_requests_without_a_target():
     assert queue.kept_free("late", 2.0) == 0.0
 
 
-def late_beside_another_tenant(starts, now=2.0):
+def late_beside_another_tenant(starts, now=2.0, tokens=100):
     """Returns a queue with a late request of tenant a, after so many starts in time of tenant b while it waited."""
     others = [request(number, now, tenant="b", deadline=99.0) for number in range(starts)]
-    queue = filled(request("late", tenant="a", deadline=0.5), *others)
+    queue = filled(request("late", tenant="a", deadline=0.5, prompt_tokens=tokens), *others)
     queue.release(now, nothing)
     queue.served(request("", tenant="a"), 10**6)  # so that b is next
     released = queue.release(now, lambda each: replace(PICK, prefill_s=1.0) if each.tenant == "b" else None)
@@ -221,11 +231,14 @@ def test_late_requests_of_other_tenants_do_not_count_as_requests_in_time():
     assert queue.kept_free("late", 3.5) > 0.0
 
 
-@pytest.mark.parametrize(("share", "now"), [(LATE_SHARE, 2.0), (OVERDUE_SHARE, 30.0)], ids=["late", "overdue"])
-def test_the_share_of_late_requests_comes_by_the_starts_of_all_tenants(share, now):
-    turn = round(1 / share) - 1
-    assert late_beside_another_tenant(turn - 1, now).kept_free("late", now) > 0.0
-    assert late_beside_another_tenant(turn, now).kept_free("late", now) == 0.0
+@pytest.mark.parametrize(
+    ("tokens", "now", "turn"),
+    [(100, 2.0, 19), (200, 2.0, 38), (100, 30.0, 4), (9000, 30.0, 4)],
+    ids=["late", "late and twice as long", "overdue", "overdue and long"],
+)
+def test_the_share_of_late_requests_comes_by_the_starts_of_all_tenants(tokens, now, turn):
+    assert late_beside_another_tenant(turn - 1, now, tokens).kept_free("late", now) > 0.0
+    assert late_beside_another_tenant(turn, now, tokens).kept_free("late", now) == 0.0
 
 
 def test_a_late_request_in_its_turn_or_of_a_service_without_others_keeps_no_replica_free():

@@ -1,7 +1,9 @@
 """Tuning by the cost model on a model engine (arithmetic, not an engine), beside fixed limits of a coarse sweep."""
 
+import math
 import random
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 
@@ -33,15 +35,15 @@ def arrivals(shifted):
     return tuple(made)
 
 
-@cache
-def course(start, shifted, tune):
+def driven(engine, arriving, bounds, seconds, tune, error=0.03):
     """Requests in target by the second of their end, and the times of changes."""
-    engine = ModelEngine(max_num_seqs=start[0], max_num_batched_tokens=start[1], targets=(TTFT, TPOT))
-    engine.reported_cost = engine.true_cost
-    limits, state, window, demand = Limits(*start), TuningState(0.0), Window(), DemandHistory()
-    upcoming, now, good, changes = iter(arrivals(shifted)), 0.0, [], []
+    slo = Slo(*engine.targets)
+    engine.reported_cost, engine.cost_error = engine.true_cost, error
+    limits = Limits(engine.max_num_seqs, engine.max_num_batched_tokens)
+    state, window, demand = TuningState(0.0), Window(), DemandHistory()
+    upcoming, now, good, changes = iter(arriving), 0.0, [], []
     following = next(upcoming)
-    while now < SECONDS:
+    while now < seconds:
         now += 3.0
         while following is not None and following[0] <= now:
             engine.run_until(following[0])
@@ -56,13 +58,19 @@ def course(start, shifted, tune):
         demand = demand.with_samples({"pod": sample}, {}, engine.time)
         workload = recent_workload(demand)
         known = demand.replica is not None and workload is not None
-        model = TuningModel(demand.replica, workload, 0.03) if known else None
-        view = tuning_view(window, state.window_start, engine.time, Slo(TTFT, TPOT), {"pod": "chat-1"})
-        decision = decide_tuning(TuningMode.AUTO, view, limits, BOUNDS, Slo(TTFT, TPOT), model, state, TuningPolicy())
+        model = TuningModel(demand.replica, workload, error) if known else None
+        view = tuning_view(window, state.window_start, engine.time, slo, {"pod": "chat-1"})
+        decision = decide_tuning(TuningMode.AUTO, view, limits, bounds, slo, model, state, TuningPolicy())
         limits, state = decision.limits, decision.state
         changes += [now] * bool(decision.changes)
         engine.max_num_seqs, engine.max_num_batched_tokens = limits.max_num_seqs, limits.max_num_batched_tokens
     return good, changes
+
+
+@cache
+def course(start, shifted, tune):
+    engine = ModelEngine(max_num_seqs=start[0], max_num_batched_tokens=start[1], targets=(TTFT, TPOT))
+    return driven(engine, arrivals(shifted), BOUNDS, SECONDS, tune)
 
 
 def served(good, start, end):
@@ -89,3 +97,73 @@ def test_from_any_start_goodput_is_that_of_the_best_fixed_limits_within_five_min
 def test_after_longer_prompts_goodput_is_again_that_of_the_best_fixed_limits_within_five_minutes(start):
     good, _ = course(start, True, tune=True)
     assert served(good, SHIFT + 300.0, SECONDS) >= 0.99 * best_fixed(True, SHIFT + 300.0, SECONDS)
+
+
+class Machine(NamedTuple):
+    """Seconds of a step, lengths of requests, TTFT and TPOT targets; three bad starts, and limits to compare with.
+
+    Attributes:
+        most: requests a second that it carries within its targets.
+    """
+
+    base: float
+    per_prefill: float
+    per_decode: float
+    prompt: float
+    output: float
+    targets: tuple[float, float]
+    most: float
+    bounds: LimitsBounds
+    starts: tuple[tuple[int, int], ...]
+    sweep: tuple[tuple[int, int], ...]
+
+
+CPU = Machine(
+    0.009, 0.24e-3, 0.3e-3, 59, 36, (1.0, 0.06), 34.0, LimitsBounds(Limits(1, 32), Limits(128, 4096)),
+    ((2, 512), (128, 512), (24, 4096)), tuple((seqs, tokens) for seqs in (12, 32, 96) for tokens in (96, 160, 2048)),
+)  # fmt: skip
+GPU = Machine(
+    0.0055, 31e-6, 72e-6, 1150, 210, (0.5, 0.05), 17.7, LimitsBounds(Limits(1, 64), Limits(512, 16_384)),
+    ((8, 512), (512, 2048), (64, 16_384)), tuple((seqs, tokens) for seqs in (100, 180) for tokens in (512, 1024, 8192)),
+)  # fmt: skip
+LONG = Machine(
+    0.0055, 36e-6, 0.3e-3, 6700, 135, (4.0, 0.05), 3.1, LimitsBounds(Limits(1, 64), Limits(512, 16_384)),
+    ((2, 512), (256, 2048), (24, 16_384)), tuple((seqs, tokens) for seqs in (6, 24) for tokens in (512, 1024, 8192)),
+)  # fmt: skip
+TWO_MINUTES = 120.0
+
+
+@cache
+def requests(machine, rate):
+    numbers, time, made = random.Random(3), 0.0, []
+
+    def length(mean, spread):
+        return max(1, round(min(16 * mean, mean * math.exp(numbers.gauss(0, spread) - spread**2 / 2))))
+
+    while time < TWO_MINUTES:
+        time += numbers.expovariate(rate)
+        made.append((time, length(machine.prompt, 0.9), length(machine.output, 0.8)))
+    return tuple(made)
+
+
+@cache
+def course_on(machine, share, slow, start, tune):
+    """A course at a share of what the machine carries, with steps that take `slow` times as long as its model says."""
+    engine = ModelEngine(
+        *machine[:3], *start, kv_tokens=400_000, targets=machine.targets, slow=slow, noise=0.1, ordered=True
+    )
+    error = 0.03 if slow == 1 else 0.09
+    return driven(engine, requests(machine, machine.most * share / slow), machine.bounds, TWO_MINUTES, tune, error)[0]
+
+
+@pytest.mark.parametrize("number", range(3))
+@pytest.mark.parametrize(("share", "slow"), [(0.6, 1.0), (0.9, 1.0), (0.9, 1.12)])
+@pytest.mark.parametrize("machine", [CPU, GPU, LONG], ids=["cpu", "gpu", "long-prompts"])
+def test_on_any_machine_and_load_goodput_is_soon_that_of_the_best_fixed_limits(machine, share, slow, number):
+    """Also where steps take longer than the model says, which it knows by the error that it reports."""
+    start = machine.starts[number]
+    good = course_on(machine, share, slow, start, tune=True)
+    fixed = [course_on(machine, share, slow, pair, tune=False) for pair in machine.sweep]
+    assert served(good, 60.0, TWO_MINUTES) >= 0.95 * max(served(one, 60.0, TWO_MINUTES) for one in fixed)
+    whole = 0.8 if number == 0 else 0.93
+    assert served(good, 3.0, TWO_MINUTES) >= whole * max(served(one, 3.0, TWO_MINUTES) for one in fixed)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import time
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -16,7 +17,7 @@ from tools.bench.autopilot import measure, options, report
 from tools.bench.autopilot.engine import Engine, _pod
 from tools.bench.autopilot.figures import Targets, goodput, latencies, seconds_until_near
 from tools.bench.autopilot.kept import Kept, kept
-from tools.bench.autopilot.load import HIGH, LOW, Load, found_load
+from tools.bench.autopilot.load import CARRIED, SPARE, found_load
 from tools.bench.autopilot.pilot import Change, Pilot
 from tools.bench.autopilot.report import Fixed, PilotRun, Report
 from tools.bench.autopilot.traffic import Answer, Sender, Slice, trace_slice
@@ -106,13 +107,14 @@ def a_report():
     answers = (late(0.0), late(5.0), good(10.0), good(15.0), good(20.0), good(25.0))
     change = Change(9.0, Limits(32, 400), "why")
     run = PilotRun("too few slots", 0, 0, Limits(2, 512), Limits(32, 400), answers, (change,), 0.0, 30.0)
-    return Report(TARGETS, (part, part), (Load(2, 1.0),) * 2, fixed, (run,), 10.0)
+    return Report(TARGETS, (part, part), fixed, (run,), 10.0)
 
 
 def test_the_tables_show_the_best_setting_and_the_autopilot_against_each():
     found = a_report()
     assert found.until_near(found.runs[0]) == 6.0
     lines = report.text(found).splitlines()
+    assert lines[1].endswith("the best fixed setting keeps 100%, and 1 of 2 keep less than 80%.")
     assert [line.split() for line in lines if line.split()[:1] in (["4"], ["32"])] == [
         ["4", "96", "0.10", "0.20*", "133%"],
         ["32", "384", "0.20*", "0.10", "67%"],
@@ -127,9 +129,9 @@ def test_the_tables_show_the_best_setting_and_the_autopilot_against_each():
 @given(
     capacity=st.floats(30, 2000),
     off=st.floats(0.5, 2.0),
-    steep=st.floats(1.0, 2.5),
+    steep=st.floats(1.0, 10.0),
 )
-def test_the_search_finds_a_load_of_which_the_best_setting_keeps_most_and_not_all(capacity, off, steep):
+def test_the_search_finds_a_load_a_little_below_the_highest_that_is_carried(capacity, off, steep):
     """Requests up to the capacity are kept; beyond it, those that the engine has the time for, or fewer."""
     asked = []
 
@@ -138,28 +140,27 @@ def test_the_search_finds_a_load_of_which_the_best_setting_keeps_most_and_not_al
         return min(1.0, (capacity / requests) ** steep)
 
     found = asyncio.run(found_load(round(capacity * off), kept_share))
-    assert LOW <= found.kept <= HIGH
-    assert found.tells_apart
-    assert len(asked) == len(set(asked)) <= 9
+    highest = capacity / CARRIED ** (1 / steep)
+    assert 0.85 * SPARE * highest - 2 <= found <= SPARE * highest
+    assert len(asked) <= 18
 
 
-@given(shares=st.lists(st.floats(0, 1), min_size=9, max_size=9), first=st.integers(0, 50))
-def test_the_search_ends_with_what_was_measured_whatever_is_measured(shares, first):
-    measured = {}
+@given(shares=st.lists(st.floats(0, 1), min_size=18, max_size=18), first=st.integers(0, 50))
+def test_a_load_that_was_carried_once_and_not_again_is_too_high(shares, first):
+    asked, measured = [], iter(shares)
 
     async def kept_share(requests):
-        measured[requests] = shares[len(measured)]
-        return measured[requests]
+        asked.append((requests, next(measured)))
+        return asked[-1][1]
 
     found = asyncio.run(found_load(first, kept_share))
-    assert measured[found.requests] == found.kept
-    nearest = min(abs(share - (LOW + HIGH) / 2) for share in measured.values())
-    assert found.tells_apart or abs(found.kept - (LOW + HIGH) / 2) == nearest
+    twice = [one for (one, share), (other, again) in pairwise(asked) if one == other and min(share, again) >= CARRIED]
+    assert 1 <= found <= max(1.0, SPARE * max(twice, default=min(one for one, _ in asked)))
 
 
 def test_what_was_kept_is_read_again_and_only_under_the_same_conditions(tmp_path):
     run = a_report().runs[0]
-    first = Kept({"ttft": 1.0}, tmp_path / "kept.json", [Load(20, 0.9)], {(1, Limits(4, 96)): [1.5, 2.5]}, [run])
+    first = Kept({"ttft": 1.0}, tmp_path / "kept.json", [20], {(1, Limits(4, 96)): [1.5, 2.5]}, [run])
     first.save()
     assert kept(first.file, {"ttft": 1.0}) == first
     assert kept(tmp_path / "none.json", {"ttft": 1.0}) == Kept({"ttft": 1.0}, tmp_path / "none.json")

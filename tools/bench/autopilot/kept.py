@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from inflight_settings.limits import Limits
-from tools.bench.autopilot.load import Load
 from tools.bench.autopilot.pilot import Change
 from tools.bench.autopilot.report import PilotRun
 from tools.bench.autopilot.traffic import Answer
@@ -20,13 +19,13 @@ class Kept:
 
     Attributes:
         file: where they are; None: in memory only.
-        loads: of short and of long prompts.
+        loads: requests in one slice, of short and of long prompts.
         fixed: goodput of a traffic (0: short prompts, 1: long ones) under limits, one value for each window.
     """
 
     conditions: dict[str, Any]
     file: Path | None = None
-    loads: list[Load] = field(default_factory=list)
+    loads: list[int] = field(default_factory=list)
     fixed: dict[tuple[int, Limits], list[float]] = field(default_factory=dict)
     runs: list[PilotRun] = field(default_factory=list)
 
@@ -36,7 +35,7 @@ class Kept:
             return
         content = {
             "conditions": self.conditions,
-            "loads": [asdict(one) for one in self.loads],
+            "loads": self.loads,
             "fixed": [
                 {"traffic": traffic, **asdict(limits), "goodputs": values}
                 for (traffic, limits), values in self.fixed.items()
@@ -64,7 +63,7 @@ def kept(file: Path | None, conditions: dict[str, Any]) -> Kept:
     return Kept(
         conditions,
         file,
-        [Load(**one) for one in content["loads"]],
+        content["loads"],
         {
             (one["traffic"], Limits(one["max_num_seqs"], one["max_num_batched_tokens"])): one["goodputs"]
             for one in content["fixed"]

@@ -17,7 +17,7 @@ from inflight_settings.limits import Limits
 from tools.bench.autopilot.engine import Admin, Engine, started
 from tools.bench.autopilot.figures import Targets, goodput
 from tools.bench.autopilot.kept import Kept, kept
-from tools.bench.autopilot.load import Load, found_load
+from tools.bench.autopilot.load import found_load
 from tools.bench.autopilot.options import Options
 from tools.bench.autopilot.pilot import Change, Pilot
 from tools.bench.autopilot.report import Fixed, PilotRun, Report, pair
@@ -94,13 +94,13 @@ async def measure(bench: Bench) -> Report:
         await _all_fixed(bench, results)
     elif not _complete(options, results):
         raise RuntimeError(f"{options.keep} lacks results of fixed settings: --only fixed first")
-    slices = [bench.slice(shape, load.requests) for shape, load in zip(SHAPES, results.loads, strict=True)]
+    slices = [bench.slice(shape, load) for shape, load in zip(SHAPES, results.loads, strict=True)]
     if options.only != "fixed":
         await _all_piloted(bench, results, slices)
     fixed = tuple(
         Fixed(limits, fmean(results.fixed[0, limits]), fmean(results.fixed[1, limits])) for limits in options.settings
     )
-    return Report(options.targets, tuple(slices), tuple(results.loads), fixed, tuple(results.runs), options.window)
+    return Report(options.targets, tuple(slices), fixed, tuple(results.runs), options.window)
 
 
 def _complete(options: Options, results: Kept) -> bool:
@@ -127,12 +127,10 @@ async def _all_fixed(bench: Bench, results: Kept) -> None:
             admin, sender = Admin(client.http, engine), Sender(client, options.seed)
             await _warm_up(sender)
             for traffic in range(len(results.loads), len(SHAPES)):
-                load, probed = await _load(bench, admin, sender, SHAPES[traffic])
-                results.loads.append(load)
-                results.fixed |= {(traffic, limits): values for limits, values in probed.items()}
+                results.loads.append(await _load(bench, admin, sender, SHAPES[traffic]))
                 results.save()
             for traffic, (shape, load) in enumerate(zip(SHAPES, results.loads, strict=True)):
-                part = bench.slice(shape, load.requests)
+                part = bench.slice(shape, load)
                 for limits in options.settings:
                     if (traffic, limits) not in results.fixed:
                         results.fixed[traffic, limits] = await _fixed(bench, admin, sender, part, limits, 1)
@@ -154,9 +152,8 @@ async def _warm_up(sender: Sender) -> None:
     await sender.send([Job(0.0, 16, 4)] * _WARM_UP, time.monotonic(), patience=60)
 
 
-async def _load(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> tuple[Load, dict[Limits, list[float]]]:
-    """Finds the load of a shape by a setting for each number of sequences. Returns the goodput under the settings that
-    were tried at that load, too."""
+async def _load(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> int:
+    """Finds the load of a shape, in requests of one slice, by a setting for each number of sequences."""
     together = trace_slice(shape, _PROBE_REQUESTS, 1.0, MOST_PROMPT).jobs
     await admin.set_limits(_PROBE)
     took = []
@@ -168,14 +165,9 @@ async def _load(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> tup
     in_middle = sorted({one.max_num_batched_tokens for one in bench.options.settings})[1]
     tried = [one for one in bench.options.settings if one.max_num_batched_tokens == in_middle]
 
-    probed: dict[int, dict[Limits, list[float]]] = {}
-
     async def share(requests: int) -> float:
         part = bench.slice(shape, requests)
-        goodputs = probed[requests] = {}
-        for limits in tried:
-            goodputs[limits] = await _fixed(bench, admin, sender, part, limits, 1)
-        shares = {limits: values[0] / part.rate for limits, values in goodputs.items()}
+        shares = {limits: (await _fixed(bench, admin, sender, part, limits, 1))[0] / part.rate for limits in tried}
         best = max(shares.values())
         tried[:] = [limits for limits in tried if shares[limits] >= best - _BEHIND]
         listed = ", ".join(f"{pair(limits)} {one:.0%}" for limits, one in shares.items())
@@ -183,10 +175,10 @@ async def _load(bench: Bench, admin: Admin, sender: Sender, shape: Shape) -> tup
         return best
 
     found = await found_load(round(first), share)
-    part = bench.slice(shape, found.requests)
+    part = bench.slice(shape, found)
     prompt, output = part.mean_tokens
     bench.say(f"{shape.name} requests: {part.rate:.1f} a second of {prompt:.0f} + {output:.0f} tokens")
-    return found, probed[found.requests]
+    return found
 
 
 async def _fixed(

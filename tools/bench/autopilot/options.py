@@ -18,7 +18,8 @@ _above_zero = number(float, 0.001)
 
 _EPILOG = """\
 parts:
-  load   probes until the best of some fixed settings keeps 80% to 95% of the requests
+  load   probes for the highest load of which the best of some fixed settings keeps at least 95%, twice; 90% of it is
+         used: beyond it a queue that grew once stays, and which setting is the best is chance
   fixed  each of 12 fixed settings serves the same slice of a trace at that load; the best one is measured longer
   starts a fresh engine for each bad start; the operator's own code scrapes it, decides every 3 s and sets its limits
   shift  behind the last start the traffic changes from short prompts to long ones

@@ -10,7 +10,7 @@ from typing import Any
 
 from inflight_settings.limits import Limits
 from tools.bench.autopilot.figures import NEAR, Targets, goodput, latencies, seconds_until_near
-from tools.bench.autopilot.load import HIGH, LOW, Load
+from tools.bench.autopilot.load import POOR
 from tools.bench.autopilot.pilot import Change
 from tools.bench.autopilot.traffic import Answer, Slice
 from tools.measure.report import table
@@ -61,13 +61,11 @@ class Report:
 
     Attributes:
         slices: of short and of long prompts.
-        loads: of each slice, as it was found.
         window: seconds that goodput is measured over.
     """
 
     targets: Targets
     slices: tuple[Slice, ...]
-    loads: tuple[Load, ...]
     fixed: tuple[Fixed, ...]
     runs: tuple[PilotRun, ...]
     window: float
@@ -112,10 +110,10 @@ def text(report: Report) -> str:
     for traffic, (name, each) in enumerate(zip(("Short", "Long"), report.slices, strict=True)):
         prompt, output = each.mean_tokens
         share = report.best(traffic) / each.rate
-        wanted = "" if LOW <= share <= HIGH else f", not the wanted {LOW:.0%} to {HIGH:.0%}"
+        poor = sum(one.goodputs[traffic] < POOR * each.rate for one in report.fixed)
         lines.append(
             f"{name} prompts: {each.rate:.1f} requests/s of {prompt:.0f} + {output:.0f} tokens; the best fixed setting"
-            f" keeps {share:.0%}{wanted}."
+            f" keeps {share:.0%}, and {poor} of {len(report.fixed)} keep less than {POOR:.0%}."
         )
     lines += ["", "Fixed limits, and what the autopilot's goodput over a whole run is of theirs:", *_fixed(report)]
     if report.runs:

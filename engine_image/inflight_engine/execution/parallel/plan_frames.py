@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
+from inflight_engine.request import SamplingParams
 from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 _SAME_SLOTS: Slots = np.empty(0, np.intp)
@@ -21,7 +22,7 @@ class PlanEncoder:
         self._slots: Slots | None = None
 
     def encode(self, plan: StepPlan) -> bytes:
-        if any(start.sampling.logprobs is not None or start.sampling.grammar is not None for start in plan.starts):
+        if any(_differs(start.sampling) for start in plan.starts):
             plan = msgspec.structs.replace(plan, starts=tuple(map(_for_others, plan.starts)))
         if plan.decode_slots is self._slots:
             plan = msgspec.structs.replace(plan, decode_slots=_SAME_SLOTS)
@@ -31,7 +32,13 @@ class PlanEncoder:
 
 
 def _for_others(start: SlotStart) -> SlotStart:
-    return msgspec.structs.replace(start, sampling=replace(start.sampling, logprobs=None, grammar=None))
+    free = replace(start.sampling, bad_words=(), allowed_token_ids=(), logprobs=None, grammar=None, thinking=None)
+    return msgspec.structs.replace(start, sampling=free)
+
+
+def _differs(sampling: SamplingParams) -> bool:
+    bound = sampling.grammar is not None or sampling.thinking is not None or sampling.has_token_rules
+    return bound or sampling.logprobs is not None
 
 
 class PlanDecoder:

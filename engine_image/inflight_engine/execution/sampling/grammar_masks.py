@@ -1,4 +1,5 @@
-"""Masks of the slots whose requests have a grammar: logits of tokens that it does not allow become -inf."""
+"""Masks of the slots whose requests have a grammar, a bound of their thinking or rules of tokens: logits of tokens that
+these do not allow become -inf."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ import numpy as np
 import torch
 
 from inflight_engine.execution.memory.staging import upload
+from inflight_engine.execution.sampling.token_rules import TokenMask, TokenRules
 from inflight_engine.grammars.compiled import Grammars
 from inflight_engine.grammars.matching import Bits, Matching
 from inflight_engine.output import GrammarEnd
@@ -17,15 +19,15 @@ from inflight_engine.scheduling.plan import Slots, SlotStart, StepPlan
 
 
 class GrammarRow(NamedTuple):
-    """A sampled row whose request has a grammar."""
+    """A sampled row whose request is bound."""
 
     row: int
     slot: int
-    matching: Matching
+    matching: TokenMask
 
 
 class GrammarMasks:
-    """The place of each slot in its grammar.
+    """The place of each bound slot in its answer.
 
     A step's rows are taken when it is launched, and go on with its tokens later, when another request may have the
     slot.
@@ -36,7 +38,7 @@ class GrammarMasks:
 
     def __init__(self, grammars: Grammars | None) -> None:
         self._grammars = grammars
-        self._matchings: dict[int, Matching] = {}
+        self._matchings: dict[int, TokenMask] = {}
 
     def apply(self, plan: StepPlan) -> None:
         """Apply the starts and releases of a plan, before anything of its step is computed. Generated tokens of a
@@ -45,11 +47,12 @@ class GrammarMasks:
             for slot in (*plan.releases, *(start.slot for start in plan.starts)):
                 self._matchings.pop(slot, None)
         for start in plan.starts:
-            if start.sampling.grammar is not None and self._grammars is not None:
-                self._matchings[start.slot] = self._start(self._grammars, start)
+            sampling = start.sampling
+            if sampling.grammar is not None or sampling.thinking is not None or sampling.has_token_rules:
+                self._start(start)
 
     def rows(self, slots: Slots) -> Sequence[GrammarRow]:
-        """Return the rows with a grammar; `slots`: [N], of the sampled rows."""
+        """Return the bound rows; `slots`: [N], of the sampled rows."""
         if not self._matchings:
             return ()
         numbered = enumerate(slots.tolist())
@@ -61,19 +64,27 @@ class GrammarMasks:
         Args:
             logits: float32 [N, vocab_size].
         """
-        assert self._grammars is not None
-        bits = np.empty((len(rows), -(-self._grammars.vocabulary.vocab_size // 32)), np.int32)
-        for each, words in zip(rows, bits, strict=True):
+        bound = [each for each in rows if not each.matching.free]
+        bits = np.empty((len(bound), -(-logits.shape[1] // 32)), np.int32)
+        for each, words in zip(bound, bits, strict=True):
             each.matching.fill(words)
-        mask_rows(logits, np.array([each.row for each in rows], np.int64), bits)
+        if bound:
+            mask_rows(logits, np.array([each.row for each in bound], np.int64), bits)
 
-    def _start(self, grammars: Grammars, start: SlotStart) -> Matching:
-        sampling = start.sampling
-        assert sampling.grammar is not None
-        matching = Matching(grammars.matcher(sampling.grammar.text), sampling, grammars.vocabulary.eos_tokens)
+    def _start(self, start: SlotStart) -> None:
+        sampling, grammars = start.sampling, self._grammars
+        matching: TokenMask | None = None
+        if sampling.grammar is not None and grammars is not None:
+            matching = Matching(grammars.matcher(sampling.grammar), sampling, grammars.vocabulary.eos_tokens)
+        elif sampling.thinking is not None:
+            matching = Matching(None, sampling, ())
+        if sampling.has_token_rules:
+            matching = TokenRules(sampling, matching)
+        if matching is None:
+            return
         for token_id in start.token_ids[start.num_prompt_tokens :].tolist():
             matching.take(token_id)
-        return matching
+        self._matchings[start.slot] = matching
 
 
 def take_tokens(rows: Iterable[GrammarRow], token_ids: TokenIds) -> list[GrammarEnd]:

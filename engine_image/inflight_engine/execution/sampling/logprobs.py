@@ -32,9 +32,13 @@ class LogprobTensors(NamedTuple):
     top: torch.Tensor
 
 
+Named = npt.NDArray[np.int64]
+"""Tokens whose log-probabilities are asked for by id, [N, count]; -1: the likeliest token of that place is."""
+
+
 class Reported(msgspec.Struct, frozen=True, eq=False):
-    """Log-probabilities that were asked for: of which slots, and how many likeliest tokens of each. `tensors`: None
-    where the device had no memory for them."""
+    """Log-probabilities that were asked for: of which slots, and of how many tokens each. `tensors`: None where the
+    device had no memory for them."""
 
     tensors: LogprobTensors | None
     slots: Slots
@@ -50,7 +54,9 @@ class LogprobRequests:
 
     def __init__(self, max_num_seqs: int) -> None:
         self._num_top = np.full(max_num_seqs, -1, np.int64)
-        """Likeliest tokens to report; -1: the slot asks for nothing."""
+        """Tokens to report with each sampled one; -1: the slot asks for nothing."""
+        self._named: dict[int, npt.NDArray[np.int64]] = {}
+        """`logprob_token_ids` of the slots that name these tokens; of others they are the likeliest."""
         self.asked = False
         """True while any slot asks."""
 
@@ -60,8 +66,11 @@ class LogprobRequests:
             return
         self._num_top[list(plan.releases)] = -1
         for start in plan.starts:
-            count = start.sampling.logprobs
-            self._num_top[start.slot] = -1 if count is None else count
+            count, named = start.sampling.logprobs, start.sampling.logprob_token_ids
+            self._num_top[start.slot] = -1 if count is None else len(named) or count
+            self._named.pop(start.slot, None)
+            if named:
+                self._named[start.slot] = np.array(named, np.int64)
         self.asked = bool((self._num_top >= 0).any())
 
     def report(self, logits: torch.Tensor, token_ids: torch.Tensor, slots: Slots) -> Reported | None:
@@ -75,10 +84,21 @@ class LogprobRequests:
         num_top = num_top[rows]
         tensors = None
         try:
-            tensors = gather_logprobs(logits, rows, token_ids, int(num_top.max()))
+            tensors = gather_logprobs(logits, rows, token_ids, int(num_top.max()), self._named_in(slots[rows]))
         except torch.OutOfMemoryError:
             log.exception("no memory for log-probabilities; the %d requests that ask for them fail", len(rows))
         return Reported(tensors, slots[rows], num_top)
+
+    def _named_in(self, slots: Slots) -> Named | None:
+        """The named tokens of some slots' rows."""
+        if self._named.keys().isdisjoint(slots.tolist()):
+            return None
+        named: Named = np.full((len(slots), int(self._num_top[slots].max())), -1, np.int64)
+        for row, slot in enumerate(slots.tolist()):
+            token_ids = self._named.get(slot)
+            if token_ids is not None:
+                named[row, : len(token_ids)] = token_ids
+        return named
 
 
 def rows_at_once(vocab_size: int) -> int:
@@ -87,7 +107,7 @@ def rows_at_once(vocab_size: int) -> int:
 
 
 def gather_logprobs(
-    logits: torch.Tensor, rows: npt.NDArray[np.int64], token_ids: torch.Tensor, count: int
+    logits: torch.Tensor, rows: npt.NDArray[np.int64], token_ids: torch.Tensor, count: int, named: Named | None = None
 ) -> LogprobTensors:
     """Compute the log-probabilities of some rows. Equally likely tokens come in the order of their ids, so that a row's
     report does not depend on the others'. Rows are taken in chunks, so that memory does not follow their number.
@@ -97,19 +117,28 @@ def gather_logprobs(
         rows: [N], at least one.
         token_ids: int64 [M]: the sampled tokens.
         count: number of likeliest tokens.
+        named: tokens to report in their place; None: none.
     """
     size = rows_at_once(logits.shape[1])
-    chunks = [_gather(logits, rows[i : i + size], token_ids, count) for i in range(0, len(rows), size)]
+    chunks = [
+        _gather(logits, rows[i : i + size], token_ids, count, None if named is None else named[i : i + size])
+        for i in range(0, len(rows), size)
+    ]
     if len(chunks) == 1:
         return chunks[0]
     return LogprobTensors(*(torch.cat(parts) for parts in zip(*chunks, strict=True)))
 
 
-def _gather(logits: torch.Tensor, rows: npt.NDArray[np.int64], token_ids: torch.Tensor, count: int) -> LogprobTensors:
+def _gather(
+    logits: torch.Tensor, rows: npt.NDArray[np.int64], token_ids: torch.Tensor, count: int, named: Named | None
+) -> LogprobTensors:
     index = upload(rows, logits.device)
     logprobs = native.log_softmax(logits, rows) if native.can_sample(logits) else logits[index].log_softmax(dim=-1)
     sampled = logprobs.gather(-1, token_ids[index][:, None]).squeeze(-1)
     top_token_ids = _likeliest(logprobs, count)
+    if named is not None:
+        asked = upload(named[:, : top_token_ids.shape[1]], logits.device)
+        top_token_ids = torch.where(asked >= 0, asked, top_token_ids)
     return LogprobTensors(sampled, top_token_ids, logprobs.gather(-1, top_token_ids))
 
 

@@ -9,16 +9,16 @@ from inflight_settings.scheduling import SchedulingSettings
 
 
 class Deadline(Policy):
-    """By arrival among the requests that can still keep their TTFT target, which is until `Request.latest_start`; one
-    pick in 1 / `late_share` goes to the oldest late request, and one in five once it has waited for `late_wait`
-    (`DeadlineQueue`). Without any target the order is that of `fcfs`.
+    """By arrival among the requests that can still keep their TTFT target, which is until `Request.latest_start`. Late
+    requests get `late_share` of the prompt tokens, the oldest first, and one pick in five once that has waited for
+    `late_wait` (`DeadlineQueue`). Without any target the order is that of `fcfs`.
 
     Raises:
         ValueError: `late_share` is not above 0 and at most 1.
     """
 
     def __init__(self, config: SchedulingSettings) -> None:
-        self._queue: DeadlineQueue[Request] = DeadlineQueue(config.late_share)
+        self._queue: DeadlineQueue[Request] = DeadlineQueue(_prompt_tokens, config.late_share)
         self._late_wait = config.late_wait
         self.num_late_tokens = 0
 
@@ -48,3 +48,7 @@ class Deadline(Policy):
     def _left(self, request: Request) -> None:
         if self._queue.is_late(request):
             self.num_late_tokens -= request.num_prompt_tokens
+
+
+def _prompt_tokens(request: Request) -> int:
+    return request.num_prompt_tokens

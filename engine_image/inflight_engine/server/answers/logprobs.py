@@ -18,8 +18,12 @@ def finite(logprob: float) -> float:
     return max(logprob, LEAST_LOGPROB)
 
 
-def chat_logprobs(tokens: Sequence[ScoredToken], token_bytes: TokenBytes) -> dict[str, Any]:
-    """`logprobs` of a chat choice."""
+def chat_logprobs(tokens: Sequence[ScoredToken], token_bytes: TokenBytes, *, named: bool = False) -> dict[str, Any]:
+    """`logprobs` of a chat choice.
+
+    Args:
+        named: the request names the tokens of `top_logprobs`; the sampled one comes first among them, as in vLLM.
+    """
 
     def entry(token_id: int, logprob: float) -> dict[str, Any]:
         spelled = token_bytes(token_id)
@@ -28,7 +32,7 @@ def chat_logprobs(tokens: Sequence[ScoredToken], token_bytes: TokenBytes) -> dic
     content = [
         {
             **entry(token.token_id, token.logprobs.logprob),
-            "top_logprobs": [entry(*top) for top in _top(token)],
+            "top_logprobs": [entry(*top) for top in (_with_own(token) if named else _top(token))],
         }
         for token in tokens
     ]
@@ -123,6 +127,11 @@ def _is_continuation(byte: int) -> bool:
 
 def _top(token: ScoredToken) -> zip[tuple[int, float]]:
     return zip(token.logprobs.top_token_ids, token.logprobs.top_logprobs, strict=True)
+
+
+def _with_own(token: ScoredToken) -> list[tuple[int, float]]:
+    own = token.token_id, token.logprobs.logprob
+    return [own, *(each for each in _top(token) if each[0] != token.token_id)]
 
 
 def _text(spelled: bytes) -> str:

@@ -33,6 +33,8 @@ class Shown:
     Attributes:
         model: the served name.
         request_id: what its `id` is made of.
+        fingerprint: of the model and how this server computes it.
+        service_tier: the class of the request where it names one as OpenAI does.
         created: when it was begun, Unix seconds; None: now.
         usage: a chunk with the token counts ends the stream.
         continuous_usage: every chunk has those of its choice.
@@ -42,6 +44,8 @@ class Shown:
 
     model: str
     request_id: str
+    fingerprint: str
+    service_tier: str | None = None
     created: int | None = None
     usage: bool = False
     continuous_usage: bool = False
@@ -64,7 +68,10 @@ class _Answer(ABC):
             "id": f"{self.id_prefix}-{shown.request_id}",
             "created": int(time.time()) if shown.created is None else shown.created,
             "model": shown.model,
+            "system_fingerprint": shown.fingerprint,
         }
+        if shown.service_tier is not None:
+            self._head["service_tier"] = shown.service_tier
         self._around: dict[int, list[bytes]] = {}
         self.names_tokens = shown.token_ids
         self._sent = [len(choice.token_ids) if call.streaming else 0 for choice in call.choices]
@@ -75,6 +82,7 @@ class _Answer(ABC):
     def whole(self, pieces: Sequence[Piece]) -> bytes:
         choices = [
             _choice(choice, self._whole_content(choice, piece), self._scores(choice, piece), _finish_reason(choice))
+            | {"stop_reason": choice.stop_reason}
             | self._new_token_ids(choice, piece)
             | self._prompt_in_choice(choice, piece.prompt)
             for choice, piece in zip(self._call.choices, pieces, strict=True)
@@ -84,7 +92,8 @@ class _Answer(ABC):
 
     def piece(self, choice: Generation, piece: Piece) -> bytes:
         index = choice.request.index
-        if choice.scored or choice.request.parsing or self._shown.continuous_usage or self._shown.token_ids:
+        shown = self._shown
+        if choice.scored or choice.request.parsing or shown.continuous_usage or shown.token_ids or piece.prompt:
             content = self._part(choice, piece, piece.text)
             return self._news(choice, piece, _choice(choice, content, self._scores(choice, piece)))
         around = self._around.get(index)
@@ -97,17 +106,19 @@ class _Answer(ABC):
         scores = self._scores(choice, piece) if piece.num_scored else None
         content = self._part(choice, piece, piece.text or None)
         written = _choice(choice, content, scores, _finish_reason(choice))
-        return self._news(choice, piece, written)
+        return self._news(choice, piece, written | {"stop_reason": choice.stop_reason})
 
     def end(self) -> bytes:
         return self._chunk([], self._usage()) if self._shown.usage else b""
 
     def _news(self, choice: Generation, piece: Piece, written: dict[str, Any]) -> bytes:
         """A chunk with what there is beside a choice's text; its first has the prompt."""
-        prompt = {} if choice.request.index in self._begun else self._prompt_in_choice(choice)
+        prompt = {} if choice.request.index in self._begun else self._prompt_in_choice(choice, piece.prompt)
         self._begun.add(choice.request.index)
         return self._chunk(
-            [written | prompt | self._new_token_ids(choice, piece)], self._usage_of(choice, piece.num_tokens)
+            [written | prompt | self._new_token_ids(choice, piece)],
+            self._usage_of(choice, piece.num_tokens),
+            self._prompt_scores(choice, piece.prompt),
         )
 
     def _chunk(
@@ -135,14 +146,22 @@ class _Answer(ABC):
     def _prompt_in_body(self, scores: PromptScores | None = None) -> dict[str, Any]:
         return {}
 
+    def _prompt_scores(self, choice: Generation, scores: PromptScores | None) -> dict[str, Any]:
+        """Log-probabilities of the prompt in a chunk, beside its choices."""
+        return {}
+
     def _prompt(self, choice: Generation, scores: PromptScores | None) -> dict[str, Any]:
         """Prompt data of a choice besides its text."""
         shown: dict[str, Any] = {}
         if self._shown.token_ids:
             shown["prompt_token_ids"] = choice.request.prompt_token_ids
-        if self._shown.prompt_logprobs is not None and scores is not None:
-            shown["prompt_logprobs"] = prompt_logprobs(scores, self._shown.prompt_logprobs, self._tokenizer.token_bytes)
-        return shown
+        return shown | self._scores_of_prompt(scores)
+
+    def _scores_of_prompt(self, scores: PromptScores | None) -> dict[str, Any]:
+        num_top = self._shown.prompt_logprobs
+        if num_top is None or scores is None:
+            return {}
+        return {"prompt_logprobs": prompt_logprobs(scores, num_top, self._tokenizer.token_bytes)}
 
     def _part(self, choice: Generation, piece: Piece, text: str | None) -> dict[str, Any]:
         """A part of a choice in a chunk. `text`: the piece's; None: the chunk has none."""
@@ -154,8 +173,11 @@ class _Answer(ABC):
     def _usage(self) -> dict[str, Any]:
         """Token counts; `completion_tokens` counts what was sampled, a stop token included, as OpenAI does."""
         call = self._call
-        details = {"cached_tokens": call.num_cached_tokens}
-        return {**_counts(call.num_prompt_tokens, call.num_output_tokens), "prompt_tokens_details": details}
+        return {
+            **_counts(call.num_prompt_tokens, call.num_output_tokens),
+            "prompt_tokens_details": {"cached_tokens": call.num_cached_tokens},
+            "completion_tokens_details": {"reasoning_tokens": call.num_reasoning_tokens},
+        }
 
     def _usage_of(self, choice: Generation, num_tokens: int) -> dict[str, int] | None:
         """For a chunk, with so many tokens of the output."""
@@ -195,8 +217,12 @@ class ChatAnswer(_Answer):
     def _prompt_in_body(self, scores: PromptScores | None = None) -> dict[str, Any]:
         return self._prompt(self._call.choices[0], scores)
 
+    def _prompt_scores(self, choice: Generation, scores: PromptScores | None) -> dict[str, Any]:
+        return self._scores_of_prompt(scores) if choice.request.index == 0 else {}
+
     def _logprobs(self, choice: Generation, piece: Piece) -> dict[str, Any]:
-        return chat_logprobs(piece.tokens, self._tokenizer.token_bytes)
+        named = bool(choice.request.sampling.logprob_token_ids)
+        return chat_logprobs(piece.tokens, self._tokenizer.token_bytes, named=named)
 
     def _content(self, text: str | None) -> dict[str, Any]:
         return {"delta": {} if text is None else {"content": text}}

@@ -6,14 +6,17 @@ import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from fastapi import Request
 
 from inflight_contract.errors import ApiError, bad_request
+from inflight_engine.formats.grammar import answer_header
 from inflight_engine.formats.parser import Parsing
+from inflight_engine.grammars.sources import behind
 from inflight_engine.models.conversation import Conversation
-from inflight_engine.request import Grammar
+from inflight_engine.request import Thinking
 from inflight_engine.server.answers.writer import PROGRESS_HEADER
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.fields import ContinuedChoice, GenerationFields, PlainText, Prompt
@@ -22,10 +25,13 @@ from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.prepare import (
     TOO_LONG,
     ModelFacts,
+    banned_sequences,
     choice_seed,
     continued_choices,
     earlier_of,
     prepare,
+    stop_reasons,
+    truncated,
 )
 from inflight_engine.server.service import Service
 from inflight_engine.server.telemetry.exchange import Exchange, exchange_of
@@ -59,24 +65,51 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     tokenizer, facts = service.model
     fields = [body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}" for i in range(len(prompts))]
     token_ids = await encode(tokenizer, dict(zip(fields, prompts, strict=True)))
+    if body.truncate_prompt_tokens is not None or body.truncation_side is not None:
+        token_ids = {field: truncated(body, each, facts) for field, each in token_ids.items()}
+        prompts = [*token_ids.values()]
     last = [*token_ids.values()][-1]
     parsing = body.parsing(service.formats, lambda: tokenizer.spell(last[-_PROMPT_END:]))
-    calls = None
-    if parsing is not None and parsing.format is not None:  # the grammar of hundreds of tools takes tens of ms
-        calls = await asyncio.to_thread(body.forced_calls, parsing, tokenizer.special_id)
-    source = calls or body.grammar(tokenizer.is_special)
-    grammar = None if source is None else await service.grammars.check(source)
-    if grammar is not None and parsing is not None and parsing.thinks:
-        grammar = replace(grammar, after=service.reasoning_end)
+    grammar = await _grammar(service, body, tokenizer, parsing)
+    thinking = None
+    if parsing is not None and service.thinking is not None:
+        thinking = replace(service.thinking, begun=parsing.thinks, budget=body.thinking_budget())
     echoes = await _texts(tokenizer, prompts, [*token_ids.values()]) if body.echoes() else [None] * len(prompts)
+    banned = banned_sequences(body, partial(tokenizer.encode, special_tokens=False), facts)
     requests = _requests(
-        service, body, exchange, facts, token_ids, echoes, continued, grammar, parsing, relayed=relayed
+        service,
+        body,
+        exchange,
+        facts,
+        token_ids,
+        echoes,
+        continued,
+        grammar,
+        banned,
+        parsing,
+        thinking,
+        relayed=relayed,
     )
     inbox = Inbox(service.deliveries)
     generations = service.registry.submit(requests, tokenizer, arrived, inbox)
     call = Call(generations, inbox, sum(map(len, token_ids.values())), n, bool(body.stream), relayed)
     exchange.call = call
     return call
+
+
+async def _grammar(
+    service: Service, body: GenerationFields, tokenizer: Tokenizer, parsing: Parsing | None
+) -> str | None:
+    """The grammar of the answers, serialized; None: they have none."""
+    if parsing is not None and parsing.format is not None:  # the grammar of hundreds of tools takes tens of ms
+        calls = await asyncio.to_thread(body.bound_calls, parsing, tokenizer.special_id)
+        if calls is not None:
+            return await service.grammars.check(calls)
+    source = body.grammar(tokenizer.is_special)
+    if source is None:
+        return None
+    grammar = await service.grammars.check(source)
+    return behind(answer_header(tokenizer.special_id), grammar) if parsing is not None and parsing.channels else grammar
 
 
 def _requests(
@@ -87,15 +120,21 @@ def _requests(
     token_ids: Mapping[str, list[int]],
     echoes: Sequence[str | None],
     continued: Sequence[ContinuedChoice],
-    grammar: Grammar | None,
+    grammar: str | None,
+    banned: tuple[tuple[int, ...], ...],
     parsing: Parsing | None,
+    thinking: Thinking | None,
     *,
     relayed: bool,
 ) -> list[GenerationRequest]:
     """The request of each choice. `token_ids`: of each prompt, by the name of its field."""
     assert exchange.scheduling is not None
+    bound = None if grammar is None and body.thinking_budget() is None else thinking
     scheduling, choices = exchange.scheduling, iter(enumerate(continued))
     requests: list[GenerationRequest] = []
+    shown_ids = frozenset() if parsing is None else service.shown_ids
+    if body.skip_special_tokens is False:
+        shown_ids = service.tokenizer.all_special_ids
     for (field, prompt), echo in zip(token_ids.items(), echoes, strict=True):
         try:
             sampling = prepare(body, prompt, facts, field)
@@ -117,7 +156,7 @@ def _requests(
                     request_id=request_id,
                     index=index,
                     prompt_token_ids=prompt,
-                    sampling=replace(sampling, seed=seed, grammar=grammar),
+                    sampling=replace(sampling, seed=seed, grammar=grammar, thinking=bound, bad_words=banned),
                     scheduling=replace(scheduling, predicted_tokens=predicted),
                     stop=body.stop_strings(),
                     streaming=bool(body.stream) or relayed,
@@ -130,7 +169,10 @@ def _requests(
                     end_reported=before.finish_reason is not None,
                     earlier=earlier_of(before, index, sampling, body, facts),
                     parsing=parsing,
-                    shown_ids=frozenset() if parsing is None else service.shown_ids,
+                    thinking=thinking,
+                    shown_ids=shown_ids,
+                    stop_reasons=stop_reasons(body, facts),
+                    with_stop=bool(body.include_stop_str_in_output),
                 )
             )
     return requests

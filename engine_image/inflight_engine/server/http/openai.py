@@ -45,6 +45,8 @@ async def _answer(
         Shown(
             model=service.config.served_model_name,
             request_id=request_id(http.scope),
+            fingerprint=service.fingerprint,
+            service_tier=None if body.service_tier is None else call.service_class,
             created=None if body.inflight_continuation is None else body.inflight_continuation.created,
             usage=body.include_usage,
             continuous_usage=body.continuous_usage,

@@ -43,6 +43,11 @@ class Call:
         return any(generation.finish_reason is FinishReason.ABORT for generation in self.choices)
 
     @property
+    def service_class(self) -> str:
+        """Name of its service class."""
+        return self.choices[0].request.scheduling.service_class
+
+    @property
     def num_cached_tokens(self) -> int:
         """Number of prompt tokens that the engine had in its prefix cache at the start of their prefill."""
         return sum(generation.cached_tokens for generation in self.choices[:: self.num_samples])
@@ -51,3 +56,8 @@ class Call:
     def num_output_tokens(self) -> int:
         """Sampled tokens, including stop tokens."""
         return sum(len(generation.token_ids) for generation in self.choices)
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        """Sampled tokens that are reasoning; walks over them."""
+        return sum(generation.num_reasoning_tokens for generation in self.choices)

@@ -12,7 +12,7 @@ from pydantic_core import PydanticCustomError
 from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.formats.calls import MAX_NAME, is_name
 from inflight_engine.formats.choose import Chosen
-from inflight_engine.formats.grammar import calls_grammar
+from inflight_engine.formats.grammar import calls_grammar, text_or_calls_grammar
 from inflight_engine.formats.parser import Parsing
 from inflight_engine.formats.values import parameters_of
 from inflight_engine.grammars.sources import Source, of_grammar
@@ -221,7 +221,7 @@ def _wrong(index: int, field: str, why: str) -> ApiError:
 
 class ChatCompletionRequest(OpenAIFields, TemplateFields):
     """Body of /v1/chat/completions. `reasoning_effort`: for the chat template, which gets `enable_thinking` with it, as
-    in vLLM."""
+    in vLLM. `thinking_token_budget` (vLLM's): after so many tokens of reasoning its end is sampled; -1: after any."""
 
     prompt_field: ClassVar[str] = "messages"
 
@@ -239,8 +239,8 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
     audio: Annotated[object, only()] = None
     prediction: Annotated[object, only()] = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    thinking_token_budget: Annotated[int, Field(ge=-1)] | None = None
     verbosity: Annotated[object, only()] = None
-    service_tier: Annotated[object, only("auto", "default")] = None
     store: Annotated[object, only(False)] = None
     metadata: Annotated[object, only({})] = None
     web_search_options: Annotated[object, only()] = None
@@ -269,17 +269,24 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
                 param = f"tools.{index}.function.name"
                 raise bad_request(f"{param}: must be 1 to {MAX_NAME} letters, digits and any of _ - . /", param)
 
-    def forced_calls(self, parsing: Parsing | None, token_of: Callable[[str], int | None]) -> Source | None:
-        """The grammar of tool calls, where the request demands them."""
-        choice = self.tool_choice
-        if parsing is None or parsing.format is None or choice in (None, "auto", "none"):
+    def bound_calls(self, parsing: Parsing | None, token_of: Callable[[str], int | None]) -> Source | None:
+        """The grammar of tool calls, where the request demands them, or a function is strict."""
+        choice = self.tool_choice or "auto"
+        if parsing is None or parsing.format is None or choice == "none":
             return None
         name = choice.function.name if isinstance(choice, NamedTool) else None
-        functions = [each.function.plain() for each in self.tools or () if name in (None, each.function.name)]
-        several = name is None and parsing.parallel
-        thinks = None if parsing.thinks else parsing.reasoning
-        text = calls_grammar(parsing.format, functions, token_of, several=several, reasoning=thinks)
-        return of_grammar("tools", text)
+        functions = [each.function for each in self.tools or () if name in (None, each.function.name)]
+        may = choice == "auto"
+        if may and not (any(each.strict for each in functions) and self._text_is_free):
+            return None
+        make = text_or_calls_grammar if may else calls_grammar
+        plain = [each.plain() for each in functions]
+        return of_grammar("tools", make(parsing.format, plain, token_of, several=name is None and parsing.parallel))
+
+    @property
+    def _text_is_free(self) -> bool:
+        bound = self.response_format is not None and self.response_format.type != "text"
+        return not bound and self.structured_outputs is None
 
     def prompts(self) -> list[Prompt]:
         effort = self.reasoning_effort
@@ -309,6 +316,9 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
             parallel=self.parallel_tool_calls is not False,
             named=isinstance(self.tool_choice, NamedTool),
         )
+
+    def thinking_budget(self) -> int | None:
+        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
 
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

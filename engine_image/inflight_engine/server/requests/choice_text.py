@@ -57,6 +57,7 @@ class ChoiceText:
     Args:
         stop: stop strings; the text ends before the first one.
         stop_token_ids: have no text.
+        with_stop: the stop string that ends the text is part of it.
         min_tokens: the text of so many first tokens is not searched for stop strings.
         echo: the prompt's text, with which the choice begins.
         parsing: of its text; None: it stays text.
@@ -84,9 +85,11 @@ class ChoiceText:
         min_tokens: int,
         echo: str,
         parsing: Parsing | None = None,
+        *,
+        with_stop: bool = False,
     ) -> None:
         self._detokenizer = detokenizer
-        self._stop = StopStrings(stop)
+        self._stop = StopStrings(stop, included=with_stop)
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
         self._text = echo
@@ -104,8 +107,8 @@ class ChoiceText:
         return 0 if self._parser is None else self._parser.calls
 
     @property
-    def stopped(self) -> bool:
-        """A stop string is complete: no more text follows."""
+    def stopped(self) -> str:
+        """The stop string that is complete: no more text follows; empty: none is."""
         return self._stop.found
 
     @property
@@ -172,28 +175,34 @@ class StopStrings:
     Text that is the beginning of a stop string is held back until the next piece shows whether it becomes one, so the
     text let out never contains any part of the stop string (OpenAI: "the returned text will not contain the stop
     sequence"), however the text was cut into pieces.
+
+    Args:
+        stops: non-empty strings; with none of them every piece passes unchanged.
+        included: the stop string is let out with the text before it.
+
+    Attributes:
+        found: the stop string that ended the text; empty: none did.
     """
 
-    __slots__ = ("_held", "_stops", "found")
+    __slots__ = ("_held", "_included", "_stops", "found")
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
-        """`stops`: non-empty strings; with none of them every piece passes unchanged."""
+    def __init__(self, stops: tuple[str, ...], *, included: bool = False) -> None:
         self._stops = stops
+        self._included = included
         self._held = ""
-        self.found = False
+        self.found = ""
 
     def push(self, piece: str) -> str:
-        """The part of the text that may be released now. After `found` turns true no more is released."""
+        """The part of the text that may be released now. After a stop string is found no more is released."""
         if self.found:
             return ""
         if not self._stops:
             return piece
         text = self._held + piece
-        end = _earliest(text, self._stops)
-        if end >= 0:
-            self.found = True
+        start, self.found = _earliest(text, self._stops)
+        if self.found:
             self._held = ""
-            return text[:end]
+            return text[: start + len(self.found) if self._included else start]
         keep = _possible_start(text, self._stops)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -204,18 +213,18 @@ class StopStrings:
         return held
 
 
-def _earliest(text: str, stops: tuple[str, ...]) -> int:
-    """Index of the first stop string in `text`, or -1.
+def _earliest(text: str, stops: tuple[str, ...]) -> tuple[int, str]:
+    """Index of the first stop string in `text`, and the string; an empty one: there is none.
 
     The one that ends first wins, since it is the first to be complete as text arrives; of two that end together the
     longer one, since it begins first.
     """
-    best_end, best_start = len(text) + 1, -1
+    best_end, best_start, best = len(text) + 1, -1, ""
     for stop in stops:
         start = text.find(stop)
         if start >= 0 and (start + len(stop), start) < (best_end, best_start):
-            best_end, best_start = start + len(stop), start
-    return best_start
+            best_end, best_start, best = start + len(stop), start, stop
+    return best_start, best
 
 
 def _possible_start(text: str, stops: tuple[str, ...]) -> int:

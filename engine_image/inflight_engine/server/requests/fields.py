@@ -24,6 +24,9 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 128
 MAX_TOP_LOGPROBS = 20
 """OpenAI's limit for chat."""
+MAX_LOGPROB_TOKEN_IDS = 128
+"""vLLM's."""
+MAX_BAD_WORDS = 1024
 MAX_SALT_LENGTH = 256
 
 
@@ -96,6 +99,12 @@ class SamplingFields(Body):
 
     `top_k`: 0 or -1 keeps all tokens. `stop`: strings that end the answer and are not part of it. `n`: how many
     answers; the i-th of them takes `seed` + i. `repetition_penalty`: vLLM's range, less what float32 cannot divide by.
+
+    vLLM's: `bad_words`, texts that are not generated; `allowed_token_ids`: all tokens that may be;
+    `include_stop_str_in_output`: the stop string, or the text of the stop token, ends the answer's text;
+    `skip_special_tokens`: false shows special tokens by their names; `spaces_between_special_tokens`: no text has any;
+    `truncate_prompt_tokens`: so many tokens of the prompt are kept, -1 as many as fit, the last ones or, with
+    `truncation_side` `right`, the first ones.
     """
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -119,6 +128,13 @@ class SamplingFields(Body):
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
+    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
     stream: bool | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
@@ -131,10 +147,12 @@ _PRIORITY = settings_of(ServiceClass)["priority"]
 
 
 class SchedulingFields(Body):
-    """Fields for `Scheduling`. `class` names a service class, `expected_output_tokens` is a prediction."""
+    """Fields for `Scheduling`. `class` names a service class, and so does `service_tier`, OpenAI's field, where `auto`
+    and `default` are the default class. `expected_output_tokens` is a prediction."""
 
     priority: Annotated[int, Field(ge=_PRIORITY.ge, le=_PRIORITY.le)] | None = None
     service_class: Annotated[str | None, Field(alias="class")] = None
+    service_tier: str | None = None
     cache_salt: Annotated[str, Field(min_length=1, max_length=MAX_SALT_LENGTH)] | None = None
     expected_output_tokens: Annotated[int, Field(ge=1)] | None = None
 
@@ -142,13 +160,18 @@ class SchedulingFields(Body):
         """The scheduling parameters, with the defaults of the class; a request that names none belongs to the first.
 
         Raises:
-            ApiError: 400, the class does not exist.
+            ApiError: 400, the class does not exist, or two are named.
         """
         names = [each.name for each in classes]
-        if self.service_class not in (None, *names):
+        tier = names[0] if self.service_tier in ("auto", "default") else self.service_tier
+        asked = tier if self.service_class is None else self.service_class
+        if asked not in (None, *names):
+            field = "service_tier" if self.service_class is None else "class"
             known = ", ".join(names)
-            raise bad_request(f"class: there is no class {self.service_class!r}; this server has: {known}", "class")
-        chosen = classes[0 if self.service_class is None else names.index(self.service_class)]
+            raise bad_request(f"{field}: there is no class {asked!r}; this server has: {known}", field)
+        if tier not in (None, asked):
+            raise bad_request("service_tier: differs from class; send one of them", "service_tier")
+        chosen = classes[0 if asked is None else names.index(asked)]
         return Scheduling(
             service_class=chosen.name,
             priority=chosen.priority if self.priority is None else self.priority,
@@ -194,6 +217,10 @@ class GenerationFields(SamplingFields, SchedulingFields):
         """Value of `SamplingParams.prompt_logprobs`."""
         return None
 
+    def named_logprobs(self) -> Sequence[int]:
+        """Value of `SamplingParams.logprob_token_ids`."""
+        return ()
+
     def grammar(self, is_special: Callable[[str], bool]) -> Source | None:
         """The grammar that the answer follows; None: none.
 
@@ -205,8 +232,8 @@ class GenerationFields(SamplingFields, SchedulingFields):
         """
         return None
 
-    def forced_calls(self, parsing: Parsing | None, token_of: Callable[[str], int | None]) -> Source | None:
-        """The grammar of tool calls, where the request demands them; None: it does not.
+    def bound_calls(self, parsing: Parsing | None, token_of: Callable[[str], int | None]) -> Source | None:
+        """The grammar of an answer with tool calls; None: nothing binds these.
 
         Args:
             token_of: id of the special token with a name.
@@ -222,6 +249,10 @@ class GenerationFields(SamplingFields, SchedulingFields):
         Raises:
             ApiError: 400, the model's format is not known.
         """
+        return None
+
+    def thinking_budget(self) -> int | None:
+        """Most tokens of reasoning; None: any number."""
         return None
 
     def echoes(self) -> bool:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from inflight_contract.errors import ApiError
 from inflight_engine.formats.parser import Parsing
+from inflight_engine.grammars.thinking import reasoning_tokens
 from inflight_engine.models.detokenizer import IncrementalDetokenizer
 from inflight_engine.output import PromptLogprobs, TokenLogprobs
-from inflight_engine.request import FinishReason, SamplingParams, Scheduling
+from inflight_engine.request import FinishReason, SamplingParams, Scheduling, Thinking
 from inflight_engine.server.requests.choice_text import NO_PIECE, ChoiceText, Piece
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.phases import MAX_PREEMPTIONS, Preempted, RequestPhase, Timings, check_move
@@ -38,6 +39,8 @@ class GenerationRequest:
     Attributes:
         index: place of the choice in the call.
         stop: stop strings, found here; stop token ids are in `sampling` and found by the engine.
+        stop_reasons: stop token ids of the client's own.
+        with_stop: the stop string or token that ends the text is part of it.
         streaming: tokens are delivered as they arrive, not at the end.
         relayed: a relay reads its progress, and can continue it at another replica.
         seed_drawn: its seed was drawn here, and the output depends on it.
@@ -46,6 +49,7 @@ class GenerationRequest:
         echo: the prompt's text, with which the answer begins; None: it does not.
         prompt_only: sampled tokens are not part of the response.
         parsing: how tool calls and reasoning are parsed out of the text; None: they are not.
+        thinking: marks of the reasoning; None: the model has none.
         shown_ids: special tokens whose names are in the text.
         external_id: id of the HTTP request (X-Request-Id); shared by its choices.
     """
@@ -66,7 +70,10 @@ class GenerationRequest:
     end_reported: bool = False
     earlier: Earlier | None = None
     parsing: Parsing | None = None
+    thinking: Thinking | None = None
     shown_ids: frozenset[int] = frozenset()
+    stop_reasons: frozenset[int] = frozenset()
+    with_stop: bool = False
 
 
 class Generation:
@@ -150,7 +157,13 @@ class Generation:
         self._placed = self.scored or bool(request.stop)
         """The position of each token in the text matters."""
         self._text = ChoiceText(
-            detokenizer, request.stop, self._stop_token_ids, self._min_tokens, request.echo or "", request.parsing
+            detokenizer,
+            request.stop,
+            frozenset() if request.with_stop else self._stop_token_ids,
+            self._min_tokens,
+            request.echo or "",
+            request.parsing,
+            with_stop=request.with_stop,
         )
         self._prompt_scores = self._no_prompt_scores()
         if request.earlier is not None:
@@ -202,6 +215,12 @@ class Generation:
         return len(self.request.prompt_token_ids) + len(self.token_ids)
 
     @property
+    def num_reasoning_tokens(self) -> int:
+        """Tokens inside of the reasoning. Walks over all tokens."""
+        thinking = self.request.thinking
+        return 0 if thinking is None else reasoning_tokens(self.token_ids, thinking)
+
+    @property
     def written(self) -> bool:
         """Another replica has written its end."""
         earlier = self.request.earlier
@@ -212,6 +231,14 @@ class Generation:
         """The text has a tool call that the model chose."""
         parsing = self.request.parsing
         return parsing is not None and not parsing.named and self._text.calls > 0
+
+    @property
+    def stop_reason(self) -> int | str | None:
+        """The stop string, or the token of the client's `stop_token_ids`, that ended it; None: something else did."""
+        if self.finish_reason is not FinishReason.STOP:
+            return None
+        last = self.token_ids[-1] if self.token_ids else -1
+        return self._text.stopped or (last if last in self.request.stop_reasons else None)
 
     @property
     def holds_back(self) -> bool:
@@ -252,7 +279,7 @@ class Generation:
             self._text.decode(self.token_ids)
         if self._streaming:
             self._inbox.put(self)
-        return self._text.stopped
+        return bool(self._text.stopped)
 
     def finish(self, reason: FinishReason, now: float, error: ApiError | None = None) -> None:
         """Finish the request; later events are ignored. `error`: for the client."""
@@ -303,7 +330,7 @@ class Generation:
             raise AssertionError(f"request {self.request.request_id}: a token came without its log-probabilities")
         self.logprobs.append(logprobs)
         # Evaluation harnesses leave out the last entry of an echoed answer, as that of the token they must ask for.
-        if token_id not in self._stop_token_ids or self.request.echo is not None:
+        if token_id not in self._stop_token_ids or self.request.echo is not None or self.request.with_stop:
             self._text.score(token_id, logprobs)
 
     def _end_of_tokens(self) -> FinishReason | None:

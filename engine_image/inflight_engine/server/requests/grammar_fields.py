@@ -14,7 +14,6 @@ from inflight_engine.grammars import sources
 from inflight_engine.grammars.checking import CHECKER
 from inflight_engine.grammars.compiled import MAX_COMPILED, GrammarError
 from inflight_engine.grammars.sources import Source, Tag
-from inflight_engine.request import Grammar
 from inflight_engine.server.requests.fields import Body, only
 
 if TYPE_CHECKING:
@@ -153,8 +152,8 @@ class CheckedGrammars:
     def __init__(self) -> None:
         self._valid: OrderedDict[tuple[str, bool], str] = OrderedDict()
 
-    async def check(self, source: Source) -> Grammar:
-        """The grammar for the engine.
+    async def check(self, source: Source) -> str:
+        """The grammar for the engine, serialized.
 
         Raises:
             ApiError: 400, it cannot be followed.
@@ -170,7 +169,7 @@ class CheckedGrammars:
         self._valid.move_to_end(key)
         if len(self._valid) > MAX_COMPILED:
             self._valid.popitem(last=False)
-        return Grammar(text)
+        return text
 
 
 def _decoded(value: Schema | str, place: str) -> Schema:

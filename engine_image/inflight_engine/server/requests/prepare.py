@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -56,11 +56,14 @@ def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelF
     defaults = facts.defaults
     logit_bias = tuple((int(token_id), float(bias)) for token_id, bias in (fields.logit_bias or {}).items())
     _check_vocabulary([token_id for token_id, _ in logit_bias], facts, "logit_bias")
+    named_logprobs = tuple(dict.fromkeys(fields.named_logprobs()))
+    _check_vocabulary(named_logprobs, facts, "logprob_token_ids")
     max_tokens = _max_tokens(fields, len(prompt_token_ids), facts, field)
+    stop_token_ids, min_tokens = _stop_token_ids(fields, facts), _min_tokens(fields, max_tokens)
     return SamplingParams(
         # The engine's requests sample at least one token; for a prompt-only request it is not returned.
         max_tokens=max(1, max_tokens),
-        min_tokens=_min_tokens(fields, max_tokens),
+        min_tokens=min_tokens,
         temperature=_number(fields.temperature, defaults.temperature),
         top_p=_number(fields.top_p, defaults.top_p),
         # The vocabulary keeps all; a larger number need not fit where the engine stores it.
@@ -70,8 +73,10 @@ def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelF
         presence_penalty=_number(fields.presence_penalty, 0.0),
         frequency_penalty=_number(fields.frequency_penalty, 0.0),
         logit_bias=logit_bias,
-        stop_token_ids=_stop_token_ids(fields, facts),
+        stop_token_ids=stop_token_ids,
         logprobs=fields.num_logprobs(),
+        logprob_token_ids=named_logprobs,
+        allowed_token_ids=_allowed_token_ids(fields, facts, stop_token_ids if min_tokens else ()),
         prompt_logprobs=fields.num_prompt_logprobs(),
     )
 
@@ -120,6 +125,66 @@ def _stop_token_ids(fields: GenerationFields, facts: ModelFacts) -> tuple[int, .
     asked = tuple(fields.stop_token_ids or ())
     _check_vocabulary(asked, facts, "stop_token_ids")
     return tuple(dict.fromkeys(asked if fields.ignore_eos else (*facts.eos_token_ids, *asked)))
+
+
+def stop_reasons(fields: GenerationFields, facts: ModelFacts) -> frozenset[int]:
+    """Tokens that are the `stop_reason` of answers which end with them: not the model's end-of-sequence tokens."""
+    asked = frozenset(fields.stop_token_ids or ())
+    return asked if fields.ignore_eos else asked.difference(facts.eos_token_ids)
+
+
+def _allowed_token_ids(fields: GenerationFields, facts: ModelFacts, withheld: Sequence[int]) -> tuple[int, ...]:
+    allowed = tuple(dict.fromkeys(fields.allowed_token_ids or ()))
+    _check_vocabulary(allowed, facts, "allowed_token_ids")
+    if allowed and set(allowed).issubset(withheld):
+        raise bad_request(
+            "allowed_token_ids: all of them end the answer, which min_tokens forbids", "allowed_token_ids"
+        )
+    return allowed
+
+
+def truncated(fields: GenerationFields, token_ids: list[int], facts: ModelFacts) -> list[int]:
+    """The tokens of a prompt that `truncate_prompt_tokens` keeps.
+
+    Raises:
+        ApiError: 400, more than there can be.
+    """
+    asked, most = fields.truncate_prompt_tokens, facts.max_total_tokens - 1
+    if asked is None:
+        if fields.truncation_side is not None:
+            raise bad_request("truncation_side: needs truncate_prompt_tokens", "truncation_side")
+        return token_ids
+    if asked > most:
+        message = f"truncate_prompt_tokens: {asked} is more than the {most} tokens that fit beside one of output"
+        raise bad_request(message, "truncate_prompt_tokens")
+    kept = most if asked < 0 else asked
+    if len(token_ids) <= kept:
+        return token_ids
+    return token_ids[:kept] if fields.truncation_side == "right" else token_ids[len(token_ids) - kept :]
+
+
+def banned_sequences(
+    fields: GenerationFields, encode: Callable[[str], list[int]], facts: ModelFacts
+) -> tuple[tuple[int, ...], ...]:
+    """Value of `SamplingParams.bad_words`: each word as vLLM tokenizes it, with a space before it and without, where
+    the former differs in its first token alone.
+
+    Args:
+        encode: tokenizes a text as it stands.
+
+    Raises:
+        ApiError: 400, a word has no tokens.
+    """
+    sequences = []
+    for index, word in enumerate(fields.bad_words or ()):
+        plain, spaced = encode(word.lstrip()), encode(f" {word.lstrip()}")
+        if not plain:
+            raise bad_request(f"bad_words.{index}: must hold at least one token", "bad_words")
+        sequences.append(tuple(plain))
+        if spaced and spaced[0] != plain[0] and len(spaced) == len(plain):
+            sequences.append(tuple(spaced))
+    _check_vocabulary([max(each) for each in sequences], facts, "bad_words")
+    return tuple(dict.fromkeys(sequences))
 
 
 def _check_vocabulary(token_ids: Sequence[int], facts: ModelFacts, field: str) -> None:

@@ -339,7 +339,9 @@ def _engine_error(finished: Finished) -> ApiError | None:
     """The error for a client whose request the engine ended."""
     reason = finished.reason
     if finished.refusal:
-        return bad_request(f"the grammar cannot be followed: {finished.refusal}", code="invalid_grammar")
+        return bad_request(
+            f"the constraints of the request cannot be followed: {finished.refusal}", code="invalid_grammar"
+        )
     if reason in (FinishReason.STOP, FinishReason.LENGTH):
         return None
     if reason is FinishReason.OUT_OF_MEMORY:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, ClassVar
 
 from pydantic import Field
@@ -10,11 +11,13 @@ from inflight_contract.errors import bad_request
 from inflight_engine.grammars.sources import Source
 from inflight_engine.server.requests.fields import (
     FIRST_ERROR,
+    MAX_LOGPROB_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
     Body,
     GenerationFields,
     PlainText,
     Prompt,
+    TokenId,
     TokenIdList,
     only,
     replaced_by,
@@ -61,12 +64,16 @@ class OpenAIFields(GenerationFields):
     `user` is the caller's own note and changes no answer, as at OpenAI. `best_of` above `n`
     would choose among answers, which this server does not. `return_token_ids` (vLLM's): the answer holds the token ids
     of prompt and output too. `prompt_logprobs` (vLLM's): how many of the likeliest tokens to show for each token of the
-    prompt. `max_tokens`: 0 asks for the prompt alone.
+    prompt. `logprob_token_ids` (vLLM's): tokens to show with each token in place of the likeliest. `max_tokens`: 0 asks
+    for the prompt alone. `prompt_cache_key` is for a gateway's choice of a replica, `safety_identifier` the caller's
+    note: neither changes an answer.
     """
 
     model: str | None = None
     stream_options: StreamOptions | None = None
     user: str | None = None
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
 
     best_of: Annotated[int, Field(ge=1)] | None = None
     return_token_ids: bool | None = None
@@ -79,6 +86,9 @@ class OpenAIFields(GenerationFields):
     guided_grammar: Annotated[object, replaced_by("structured_outputs.grammar")] = None
     guided_whitespace_pattern: Annotated[object, replaced_by("structured_outputs.whitespace_pattern")] = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    logprob_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_LOGPROB_TOKEN_IDS, fail_fast=True)] | None
+    ) = None
 
     def check(self) -> None:
         """Validation across fields.
@@ -94,14 +104,18 @@ class OpenAIFields(GenerationFields):
         if self.best_of is not None and self.best_of != (self.n or 1):
             message = "best_of: this server chooses no best answers; only best_of equal to n is supported"
             raise bad_request(message, "best_of", "unsupported_parameter")
-        if self.prompt_logprobs is not None and self.stream:
-            raise bad_request("prompt_logprobs: not available in a stream; leave out stream", "prompt_logprobs")
+        if self.logprob_token_ids is not None and (self.num_logprobs() is None or self.echoes()):
+            message = "logprob_token_ids: only allowed together with logprobs, and without echo"
+            raise bad_request(message, "logprob_token_ids")
         if self.max_tokens == 0 and not self.echoes() and self.prompt_logprobs is None:
             message = "max_tokens: must be at least 1; 0 is only allowed together with echo or prompt_logprobs"
             raise bad_request(message, "max_tokens")
 
     def num_prompt_logprobs(self) -> int | None:
         return self.prompt_logprobs
+
+    def named_logprobs(self) -> Sequence[int]:
+        return self.logprob_token_ids or ()
 
     def grammar(self, is_special: IsSpecial) -> Source | None:
         return source_of(self.response_format, self.structured_outputs, is_special)

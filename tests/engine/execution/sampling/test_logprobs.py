@@ -51,6 +51,23 @@ def test_each_row_reports_its_token_and_as_many_likeliest_as_it_asked_for(seed, 
         assert report.top_token_ids == sorted(range(VOCAB), key=lambda t: (-values[t], t))[:count]
 
 
+def test_named_tokens_are_reported_in_their_order_in_place_of_the_likeliest():
+    requests = LogprobRequests(3)
+    asked = [SamplingParams(1, logprobs=2), SamplingParams(1, logprobs=1, logprob_token_ids=(7, 3, 29))]
+    requests.apply(make_plan(starts=[start_of(slot, [1], [], each) for slot, each in enumerate(asked)]))
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(1))
+    reported = requests.report(logits, torch.tensor([5, 6]), np.array([1, 0]))
+    named, likeliest = token_logprobs(
+        *(tensor.numpy() for tensor in reported.tensors), reported.slots, reported.num_top
+    )
+    assert (named.slot, named.top_token_ids) == (1, [7, 3, 29])
+    assert named.top_logprobs == pytest.approx(logits[0].log_softmax(-1)[[7, 3, 29]].tolist(), abs=1e-5)
+    assert (likeliest.slot, likeliest.top_token_ids) == (0, logits[1].topk(2).indices.tolist())
+    requests.apply(make_plan(releases=[1], starts=[start_of(1, [1], [], SamplingParams(1, logprobs=1))]))
+    (again,) = requests.report(logits[:1], torch.tensor([5]), np.array([1])).tensors.top_token_ids.tolist()
+    assert again == logits[:1].topk(1).indices.tolist()[0]
+
+
 def test_a_certain_token_has_the_logarithm_zero_and_comes_first():
     logits = torch.full((1, VOCAB), -1000.0)
     logits[0, 4] = 1000.0
@@ -100,7 +117,7 @@ def test_a_chunk_takes_no_more_than_its_bytes_for_each_logit(way):
     if way == "kernels":
         pytest.skip("the kernels have other intermediate results")
     with torch.profiler.profile(profile_memory=True) as profile:
-        logprobs._gather(torch.randn(8, 20_000), np.arange(8), torch.zeros(8, dtype=torch.int64), 5)
+        logprobs._gather(torch.randn(8, 20_000), np.arange(8), torch.zeros(8, dtype=torch.int64), 5, None)
     held = most = 0
     for event in profile.profiler.kineto_results.events():
         if event.name() == "[memory]":

@@ -1,0 +1,87 @@
+"""An event loop in a thread of its own: results, errors and cancellation cross over, and it turns while the other one
+does not."""
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from inflight_operator.loop_thread import LoopThread
+
+
+async def test_work_runs_in_the_thread_and_its_result_comes_back():
+    async def work():
+        return threading.current_thread().name
+
+    with LoopThread("lease") as thread:
+        assert await thread.run(work()) == "lease"
+
+
+async def test_an_error_of_the_work_comes_out():
+    async def work():
+        raise ValueError("broken")
+
+    with LoopThread("lease") as thread, pytest.raises(ValueError, match="broken"):
+        await thread.run(work())
+
+
+@pytest.mark.parametrize("turns", [0, 1, 50])
+async def test_on_cancellation_the_work_has_ended_before_run_does(turns):
+    ended = []
+
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append(True)
+
+    begun = asyncio.Event()
+
+    async def noted():
+        begun_here.call_soon_threadsafe(begun.set)
+        await work()
+
+    begun_here = asyncio.get_running_loop()
+    with LoopThread("lease") as thread:
+        running = asyncio.create_task(thread.run(noted()))
+        await begun.wait()
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert ended == [True]
+
+
+async def test_work_that_is_cancelled_before_it_began_leaves_nothing_behind():
+    async def work():
+        await asyncio.Event().wait()
+
+    with LoopThread("lease") as thread:
+        running = asyncio.create_task(thread.run(work()))
+        await asyncio.sleep(0)
+        running.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await running
+
+
+async def test_the_thread_goes_on_while_the_other_loop_is_blocked():
+    times = []
+
+    async def work():
+        for _ in range(5):
+            times.append(time.monotonic())
+            await asyncio.sleep(0.02)
+
+    with LoopThread("lease") as thread:
+        running = asyncio.create_task(thread.run(work()))
+        await asyncio.sleep(0.01)
+        begun = time.monotonic()
+        while time.monotonic() < begun + 0.5:
+            pass
+        blocked_until = time.monotonic()
+        assert len(times) == 5
+        assert times[-1] < blocked_until
+        await running
