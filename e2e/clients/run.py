@@ -11,7 +11,7 @@ from pathlib import Path
 from e2e.clients.environment import command, environment
 from e2e.clients.results import Results, read
 from e2e.clients.suites import FOLDER, Suite
-from tools.bench.gateway.stack import gateway
+from tools.bench.gateway.stack import gateways
 from tools.measure.served import log_end, served_engine
 
 MODEL = "smollm2"
@@ -37,9 +37,10 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
     defaults.mkdir(parents=True)
     (defaults / "generation_config.json").write_text(json.dumps(GENERATION))
     with served_engine(folder / "engine.log", *_FLAGS, "--generation-config", str(defaults)) as engine:
-        service = {"name": MODEL, "model": MODEL, "endpoints": [engine.removeprefix("http://")], "max_num_seqs": 256}
-        with gateway(folder / "gateway", [service]) as running:
-            yield {DIRECT: engine, GATEWAY: f"http://127.0.0.1:{running.port}"}
+        service = {"name": MODEL, "endpoints": [engine.removeprefix("http://")], "max_num_seqs": 256}
+        # Clients have an address and a name of a model, and no name of a host that is a service's.
+        with gateways(folder / "gateway", [service], flags=("--model-namespace", "default")) as running:
+            yield {DIRECT: engine, GATEWAY: f"http://127.0.0.1:{running.pods[0].port}"}
 
 
 def run(suite: Suite, url: str, engine: str, folder: Path) -> Results:
