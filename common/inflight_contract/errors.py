@@ -1,4 +1,4 @@
-"""Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`."""
+"""Errors in OpenAI's format, `{"error": {"message", "type", "param", "code"}}`, and in that of Anthropic."""
 
 from __future__ import annotations
 
@@ -39,10 +39,6 @@ class ApiError(Exception):
         # Not msgspec: a field name out of a request may hold a lone surrogate, which only escapes can write.
         return json.dumps({"error": error}).encode()
 
-    def event(self) -> bytes:
-        """The error as a server-sent event, for a stream that has started."""
-        return b"data: " + self.body() + b"\n\n"
-
     def all_headers(self) -> dict[str, str]:
         headers = {"content-type": "application/json", **self.headers}
         if self.retry_after is not None:
@@ -57,6 +53,32 @@ _TYPES = {
     503: "service_unavailable_error",
     504: "timeout_error",
 }
+
+
+_ANTHROPIC_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+    529: "overloaded_error",
+}
+
+
+def anthropic_body(error: ApiError) -> bytes:
+    """An error in Anthropic's format, `{"type": "error", "error": {"type", "message"}}`, with OpenAI's `code`.
+
+    Source: https://platform.claude.com/docs/en/api/errors
+    """
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
+    described = {"type": kind, "message": error.message, "code": error.code}
+    return json.dumps({"type": "error", "error": described}).encode()
+
+
+ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
+"""Paths whose errors are in Anthropic's format."""
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

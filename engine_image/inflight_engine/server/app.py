@@ -14,6 +14,7 @@ from inflight_contract.errors import ApiError
 from inflight_engine.server.admin import routes as admin
 from inflight_engine.server.errors import describe_invalid, error_response
 from inflight_engine.server.http import generate, health, openai, tokenize
+from inflight_engine.server.http.messages import router as messages_router
 from inflight_engine.server.http.middleware import (
     REQUEST_ID_HEADER,
     EdgeMiddleware,
@@ -21,6 +22,7 @@ from inflight_engine.server.http.middleware import (
     request_id,
     too_large,
 )
+from inflight_engine.server.http.responses import router as responses_router
 from inflight_engine.server.service import Service
 
 _NO_TELEMETRY: TelemetryConfig = {"tracing": False, "metrics": False, "logs": False, "auto_configure": False}
@@ -38,7 +40,9 @@ def create_app(
         admin_port: port of admin calls; None: this one.
     """
     app = _app(service, responses, drain)
-    for router in (openai.router, generate.router, tokenize.router, admin.router, health.router):
+    generating = (openai.router, responses_router, messages_router, generate.router)
+    routers = (*generating, tokenize.router, admin.router, health.router)
+    for router in routers:
         app.include_router(router)
     metrics_elsewhere = admin_port is not None and not service.config.serving_metrics
     if not metrics_elsewhere:
@@ -74,12 +78,12 @@ def _app(service: Service, responses: OpenResponses, drain: Callable[[], None]) 
 
 async def _api_error(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, ApiError)
-    return error_response(exc)
+    return error_response(exc, request.url.path)
 
 
 async def _invalid(request: Request, exc: Exception) -> Response:
     assert isinstance(exc, RequestValidationError)
-    return error_response(describe_invalid(exc))
+    return error_response(describe_invalid(exc), request.url.path)
 
 
 async def _http_error(request: Request, exc: Exception) -> Response:
@@ -89,18 +93,21 @@ async def _http_error(request: Request, exc: Exception) -> Response:
     headers = dict(exc.headers or {})
     match exc.status_code:
         case 404:
-            return error_response(ApiError(404, f"there is no {path} here", code="unknown_url", headers=headers))
+            error = ApiError(404, f"there is no {path} here", code="unknown_url", headers=headers)
         case 405:
             message = f"{request.method} is not allowed on {path}"
-            return error_response(ApiError(405, message, code="method_not_allowed", headers=headers))
+            error = ApiError(405, message, code="method_not_allowed", headers=headers)
         case 413:
-            return error_response(too_large())
-    detail = exc.detail or HTTPStatus(exc.status_code).phrase
-    return error_response(ApiError(exc.status_code, detail, headers=headers))
+            error = too_large()
+        case _:
+            detail = exc.detail or HTTPStatus(exc.status_code).phrase
+            error = ApiError(exc.status_code, detail, headers=headers)
+    return error_response(error, path)
 
 
 async def _unexpected(request: Request, exc: Exception) -> Response:
     message = "this server failed on the request; its log says why"
     # Its response bypasses the middleware that sets the request id.
     headers = {REQUEST_ID_HEADER: request_id(request.scope)}
-    return error_response(ApiError(500, message, code="internal_error", headers=headers))
+    error = ApiError(500, message, code="internal_error", headers=headers)
+    return error_response(error, request.url.path)

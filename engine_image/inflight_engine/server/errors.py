@@ -8,7 +8,7 @@ from typing import Any
 from fastapi import Response
 from fastapi.exceptions import RequestValidationError
 
-from inflight_contract.errors import ApiError, bad_request
+from inflight_contract.errors import ANTHROPIC_PATHS, ApiError, anthropic_body, bad_request
 
 
 def describe_invalid(invalid: RequestValidationError) -> ApiError:
@@ -37,10 +37,12 @@ def _param(location: Sequence[str | int], body: Any) -> str:
         elif isinstance(body, list) and isinstance(part, int) and part < len(body):
             body = body[part]
         else:
-            break
+            continue
         path.append(str(part))
     return ".".join(path)
 
 
-def error_response(error: ApiError) -> Response:
-    return Response(error.body(), error.status, error.all_headers())
+def error_response(error: ApiError, path: str = "") -> Response:
+    """The error in the format of the path's API; OpenAI's is the usual one."""
+    body = anthropic_body(error) if path in ANTHROPIC_PATHS else error.body()
+    return Response(body, error.status, error.all_headers())

@@ -28,6 +28,7 @@ from inflight_gateway.guests.exchange import Exchange, Parts
 from inflight_gateway.guests.head import Head, addresses
 from inflight_gateway.request.body import NO_FIELDS, parse
 from inflight_gateway.request.headers import SUBSET
+from inflight_gateway.request.paths import api_of
 from inflight_gateway.settings import MAX_BODY_BYTES
 from inflight_gateway.types import Refusal
 
@@ -147,7 +148,8 @@ class _Stream:
             return
         if not self._duplex:
             self._answered = True
-            async for answer in self._exchange.place("request_body", parse(part.body) or NO_FIELDS, len(part.body)):
+            fields = parse(part.body, api_of(self._exchange.path)) or NO_FIELDS
+            async for answer in self._exchange.place("request_body", fields, len(part.body)):
                 yield answer
             return
         self._body += part.body
@@ -157,7 +159,7 @@ class _Stream:
             self._answered = True
             too_large = self._kept > MAX_BODY_BYTES
             self._forget_body()
-            yield messages.refuse(_TOO_LARGE if too_large else _FULL)
+            yield messages.refuse(_TOO_LARGE if too_large else _FULL, self._exchange.path)
         elif part.end_of_stream:
             async for answer in self._whole(ends=True):
                 yield answer
@@ -169,7 +171,8 @@ class _Stream:
         body = bytes(self._body)
         self._body.clear()
         goes_on = True
-        async for answer in self._exchange.place("request_headers", parse(body) or NO_FIELDS, len(body)):
+        fields = parse(body, api_of(self._exchange.path)) or NO_FIELDS
+        async for answer in self._exchange.place("request_headers", fields, len(body)):
             goes_on = answer.WhichOneof("response") != "immediate_response"
             yield answer
         for begin in _begins(len(body)) if goes_on else ():

@@ -50,6 +50,8 @@ class Exchange:
     Args:
         allowed: addresses that the other gateway allows for it; None: all.
         pool: service whose InferencePool the other gateway routes the request to; None: unknown.
+
+    Attributes: path: without its query.
     """
 
     def __init__(self, parts: Parts, head: Head, allowed: Collection[str] | None, pool: ServiceKey | None) -> None:
@@ -57,7 +59,7 @@ class Exchange:
         self._head = head
         self._allowed = allowed
         self._pool = pool
-        self._path = head.path.partition("?")[0]
+        self.path = head.path.partition("?")[0]
         self._service = ServiceKey("", "")
         self._key = ApiKey("", "", None)
         self._asked = False
@@ -67,8 +69,8 @@ class Exchange:
 
     def refusal(self) -> Any | None:
         """Returns the refusal that follows from the head alone, or None: bodies are read only if needed."""
-        if path_of(self._path) is None:
-            return self._refuse(Refusal(404, "not_found", f"the gateway serves no path {self._path}"))
+        if path_of(self.path) is None:
+            return self._refuse(Refusal(404, "not_found", f"the gateway serves no path {self.path}"))
         config = self._config(None)
         refusal = self._admit(config) if isinstance(config, ServiceConfig) else None
         return None if refusal is None else self._refuse(refusal)
@@ -84,7 +86,7 @@ class Exchange:
         if self._allowed is not None and not self._allowed:
             yield self._refuse(none_allowed(config.key))
             return
-        path = path_of(self._path)
+        path = path_of(self.path)
         if path is None or path.answers is not Answers.GENERATION:
             found = self._parts.requests.least_requests(config, self._allowed)
             yield self._refuse(found) if isinstance(found, Refusal) else self._go(stage, config, found)
@@ -97,7 +99,7 @@ class Exchange:
             service=config.key,
             tenant=key.tenant,
             key_id=key.key_id,
-            path=self._path,
+            path=self.path,
             body=body,
             body_bytes=body_bytes,
             external_id=head.external_id,
@@ -114,7 +116,7 @@ class Exchange:
                 yield self._go(stage, config, answer.endpoints)
                 return
             else:
-                yield messages.refuse(Refusal(answer.status, answer.code, answer.message, answer.headers))
+                yield messages.refuse(Refusal(answer.status, answer.code, answer.message, answer.headers), self.path)
                 return
 
     def answered(self, status: int) -> None:
@@ -140,7 +142,7 @@ class Exchange:
             external_id=self._head.external_id,
             tenant=self._key.tenant,
             key_id=self._key.key_id,
-            path=self._path,
+            path=self.path,
         )
         self._parts.log.ended(report, 0.0, "" if refusal is None else refusal.code)
 
@@ -163,7 +165,7 @@ class Exchange:
     def _refuse(self, refusal: Refusal) -> Any:
         self._refusal = refusal
         self._parts.log.refused(self._service if self._service.name else None, refusal)
-        return messages.refuse(refusal)
+        return messages.refuse(refusal, self.path)
 
     def _go(self, stage: messages.Stage, config: ServiceConfig, endpoints: tuple[str, ...]) -> Any:
         self._endpoints = endpoints[:1]

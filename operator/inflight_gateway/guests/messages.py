@@ -9,7 +9,7 @@ from envoy.config.core.v3.base_pb2 import HeaderValueOption
 from envoy.service.ext_proc.v3.external_processor_pb2 import HeadersResponse, ProcessingResponse
 from google.protobuf.duration_pb2 import Duration
 
-from inflight_gateway.request.openai_error import error_body
+from inflight_gateway.request.error_body import error_body
 from inflight_gateway.types import Refusal
 
 Stage = Literal["request_headers", "request_body"]
@@ -50,13 +50,13 @@ def go_on(stage: Stage, to_set: Pairs, to_remove: Iterable[str], metadata: Mappi
     return answer
 
 
-def refuse(refusal: Refusal) -> Any:
-    """Makes the answer that ends a request with an error in OpenAI's format."""
+def refuse(refusal: Refusal, path: str) -> Any:
+    """Makes the answer that ends a request for a path with an error."""
     answer = ProcessingResponse()
     response = answer.immediate_response
     response.status.code = refusal.status
     _set(response.headers, [("content-type", "application/json"), *refusal.headers])
-    response.body = error_body(refusal.status, refusal.code, refusal.message[:_MESSAGE_CHARACTERS])
+    response.body = error_body(path, refusal.status, refusal.code, refusal.message[:_MESSAGE_CHARACTERS])
     response.details = refusal.code
     return answer
 

@@ -1,25 +1,41 @@
-"""Envoy's own answers to clients, in OpenAI's error format. Those of the relay are not changed."""
+"""Envoy's own answers to clients, in the error format of the path's API. Those of the relay are not changed."""
 
 from __future__ import annotations
 
 from inflight_gateway.proxy.resources import Json, extension, header
+from inflight_gateway.request.error_body import error_type
+from inflight_gateway.request.paths import MESSAGES
 
 
 def replies() -> Json:
     """Returns the format of Envoy's local replies."""
-    return {
-        "mappers": [
-            {"filter": _UPGRADE, "status_code": 400, **_REFUSED},
-            {"filter": _status("EQ", 401), **_error("%LOCAL_REPLY_BODY%", "authentication_error", "invalid_token")},
-            {"filter": _status("EQ", 403), **_error("%LOCAL_REPLY_BODY%", "permission_error", "invalid_token")},
-            {"filter": _status("EQ", 429), **_error(_TOO_MANY, "rate_limit_error", "rate_limit_exceeded")},
-            # Envoy's status for an unknown transfer coding: a client error.
-            {"filter": _status("EQ", 501), "status_code": 400, **_REFUSED},
-            {"filter": _status("EQ", 503), "headers_to_add": [header("retry-after", "1")], **_FAILED},
-            {"filter": _status("GE", 500), **_FAILED},
-            {"filter": _status("GE", 400), **_REFUSED},
-        ]
-    }
+    return {"mappers": [*_mappers(anthropic=True), *_mappers(anthropic=False)]}
+
+
+def _mappers(*, anthropic: bool) -> list[Json]:
+    """Returns the formats, of which the first that fits counts. Args: anthropic: for paths of Anthropic's API."""
+
+    def mapper(found: Json, status: int, message: str, code: str = _DETAILS, **more: object) -> Json:
+        kind = error_type(status, anthropic=anthropic)
+        if anthropic:
+            body: Json = {"type": "error", "error": {"type": kind, "message": message, "code": code}}
+            found = {"and_filter": {"filters": [_ANTHROPIC, found]}}
+        else:
+            body = {"error": {"message": message, "type": kind, "param": None, "code": code}}
+        body_format = {"json_format": body, "content_type": "application/json"}
+        return {"filter": found, "body_format_override": body_format, **more}
+
+    return [
+        mapper(_UPGRADE, 400, _REFUSED, status_code=400),
+        mapper(_status("EQ", 401), 401, "%LOCAL_REPLY_BODY%", "invalid_token"),
+        mapper(_status("EQ", 403), 403, "%LOCAL_REPLY_BODY%", "invalid_token"),
+        mapper(_status("EQ", 429), 429, _TOO_MANY, "rate_limit_exceeded"),
+        # Envoy's status for an unknown transfer coding: a client error.
+        mapper(_status("EQ", 501), 400, _REFUSED, status_code=400),
+        mapper(_status("EQ", 503), 500, _FAILED, headers_to_add=[header("retry-after", "1")]),
+        mapper(_status("GE", 500), 500, _FAILED),
+        mapper(_status("GE", 400), 400, _REFUSED),
+    ]
 
 
 def _status(op: str, value: int) -> Json:
@@ -27,10 +43,7 @@ def _status(op: str, value: int) -> Json:
     return {"status_code_filter": {"comparison": {"op": op, "value": compared}}}
 
 
-def _error(message: str, kind: str, code: str = "gateway_%RESPONSE_CODE_DETAILS%") -> Json:
-    error = {"message": message, "type": kind, "param": None, "code": code}
-    return {"body_format_override": {"json_format": {"error": error}, "content_type": "application/json"}}
-
+_ANTHROPIC: Json = {"header_filter": {"header": {"name": ":path", "string_match": {"prefix": MESSAGES}}}}
 
 _UPGRADE: Json = {
     "extension_filter": extension(
@@ -42,6 +55,7 @@ _UPGRADE: Json = {
 """Filter of Envoy's 403 to a request for another protocol."""
 
 _TOO_MANY = "too many requests from the address %DOWNSTREAM_REMOTE_ADDRESS_WITHOUT_PORT%; try again in a second"
-_FAILED = _error("gateway: %LOCAL_REPLY_BODY%", "server_error")
-_REFUSED = _error("the gateway refuses the request: %RESPONSE_CODE_DETAILS%", "invalid_request_error")
+_FAILED = "gateway: %LOCAL_REPLY_BODY%"
+_REFUSED = "the gateway refuses the request: %RESPONSE_CODE_DETAILS%"
 """The details name what is wrong, such as `http1.content_length_and_chunked_not_allowed`."""
+_DETAILS = "gateway_%RESPONSE_CODE_DETAILS%"

@@ -11,15 +11,17 @@ from inflight_gateway.relay.http.client import WRITE_BUFFER_BYTES, ClientConnect
 from inflight_gateway.relay.http.errors import ClientError
 from inflight_gateway.relay.http.heads import Headers, end_to_end, without, without_internal
 from inflight_gateway.relay.record import Record
+from inflight_gateway.request.paths import MESSAGES
 
 MAX_UNSENT_BYTES = 2**20
 """Most bytes of frames before the first token."""
 
 _WAITING_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _WAITING = b": waiting for a replica\n\n"
+_MESSAGES = MESSAGES.encode()
 
-_CREATED = re.compile(rb'"created":\s*(\d+)')
-"""The field in a chunk. Within a JSON string its quotes would be escaped."""
+_CREATED = re.compile(rb'"created(?:_at)?":\s*(\d+)')
+"""The field in a chunk, or in the first event of OpenAI Responses. Within a JSON string its quotes would be escaped."""
 
 
 class TooMuchUnsent(ValueError):
@@ -33,12 +35,20 @@ class Delivery:
     Attributes:
         started: the client has received the head.
         created: UNIX seconds sent to the client; None: none yet.
+        events: number of them that the client has.
         strip: the client did not ask for the token counts that the engine sends.
+        done: last event of a stream; Anthropic Messages has none.
+
+    Args:
+        path: of the request, without its query.
     """
 
-    def __init__(self, client: ClientConnection, record: Record) -> None:
+    def __init__(self, client: ClientConnection, record: Record, path: bytes) -> None:
         self.started = self.strip = self._sent = False
         self.created: int | None = None
+        self.events = 0
+        self.done = b"" if path == _MESSAGES else DONE
+        self._path = path
         self._client = client
         self._record = record
         self._headers: Headers = []
@@ -76,7 +86,7 @@ class Delivery:
             TooMuchUnsent: too much is buffered.
         """
         self._last = frame
-        data = frame.data
+        data = frame.data if frame.data != DONE else self.done
         if self.strip and data != DONE:
             data = without_usage(data, counts=any(note.startswith(b"u ") for note in frame.notes))
         self._kept.append(data)
@@ -101,6 +111,7 @@ class Delivery:
             self.created = None if created is None else int(created[1])
             if not self.started:
                 self._start(self._headers)
+        self.events += data.count(b"\n\n")
         self._client.write(data)
         self._record.wrote(now)
 
@@ -112,6 +123,7 @@ class Delivery:
     def token(self, data: bytes, now: float) -> None:
         """Sends the data of a frame of one token at once, while the stream `flows`."""
         self._last = None
+        self.events += 1
         self._client.write(data)
         self._record.wrote(now)
 
@@ -146,7 +158,7 @@ class Delivery:
     def end_with(self, error: ClientError) -> None:
         """Ends the response with an error: a whole response if none has begun, else an event, without `[DONE]`."""
         if self.started:
-            self._client.write(error.event)
+            self._client.write(error.event(self._path, self.events))
             self._client.finish()
         else:
             self._client.refuse(error)

@@ -35,6 +35,7 @@ from inflight_gateway.relay.proxying import start_proxied
 from inflight_gateway.relay.record import Record
 from inflight_gateway.relay.shared import Shared
 from inflight_gateway.request.body import NO_FIELDS, Body, parse
+from inflight_gateway.request.paths import Api
 from inflight_gateway.types import ServiceConfig
 
 _UNREADABLE = ClientError(400, "the request's body cannot be read as a JSON object", "unreadable_body")
@@ -92,7 +93,8 @@ class Generation:
         """Error of an engine that becomes an event, because the client has a head already."""
         self._blocked = self._over = False
         self._record = Record(request)
-        self._delivery = Delivery(client, self._record)
+        self._api = admitted.path.api
+        self._delivery = Delivery(client, self._record, request.path)
 
     # Called by the connection to the client.
 
@@ -110,7 +112,7 @@ class Generation:
 
     def body_ended(self) -> None:
         self._body = self._received.whole()
-        fields = parse(self._body)
+        fields = parse(self._body, self._api)
         error = _UNREADABLE if fields is None else _FORGED if fields.continues else self._identify(fields.model)
         if fields is None or error is not None:
             self._refuse(error or _UNREADABLE)
@@ -196,7 +198,8 @@ class Generation:
         body = self._body
         if continues:
             try:
-                body = self._answer.continued(body, self._delivery.created or self._record.arrived_unix)
+                events = self._delivery.events if self._api is Api.RESPONSES else None
+                body = self._answer.continued(body, self._delivery.created or self._record.arrived_unix, events)
             except ValueError:
                 self._refuse(decide.NOT_CONTINUED)
                 return
@@ -461,7 +464,7 @@ class Generation:
             # A continuation would repeat the token counts, or have nothing to generate.
             if self._vllm is not None and not self._delivery.counts_sent:
                 self.frames([self._vllm.counts(self._answer)], now)
-            self._client.write(DONE)
+            self._client.write(self._delivery.done)
             self._end()
             self._client.finish()
             return

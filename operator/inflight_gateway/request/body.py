@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
+from inflight_gateway.request.paths import Api
 from inflight_gateway.request.prefix import (
     BLOCK_TOKENS,
     BYTES_PER_TOKEN,
@@ -49,6 +50,12 @@ _SCALAR_BYTES = 32
 
 _ABSENT = msgspec.Raw()
 
+_DEFAULT_TIERS = ("auto", "default", "standard_only")
+"""Values of `service_tier` that mean the default class: OpenAI's and Anthropic's."""
+
+_JSON_PARTS = ("thinking", "tool_use", "tool_result")
+"""Types of parts of a message without a text (Anthropic) that are part of the prompt."""
+
 
 class _Fields(msgspec.Struct):
     """JSON texts of the fields of all generation endpoints; empty: absent. msgspec checks the text and skips other
@@ -58,13 +65,24 @@ class _Fields(msgspec.Struct):
     messages: msgspec.Raw = _ABSENT
     prompt: msgspec.Raw = _ABSENT
     tools: msgspec.Raw = _ABSENT
+    instructions: msgspec.Raw = _ABSENT
+    system: msgspec.Raw = _ABSENT
+    input: msgspec.Raw = _ABSENT
+    query: msgspec.Raw = _ABSENT
+    queries: msgspec.Raw = _ABSENT
+    documents: msgspec.Raw = _ABSENT
+    text_1: msgspec.Raw = _ABSENT
+    text_2: msgspec.Raw = _ABSENT
     stream: msgspec.Raw = _ABSENT
     max_tokens: msgspec.Raw = _ABSENT
     max_completion_tokens: msgspec.Raw = _ABSENT
+    max_output_tokens: msgspec.Raw = _ABSENT
     n: msgspec.Raw = _ABSENT
     service_class: msgspec.Raw = msgspec.field(default=_ABSENT, name="class")
+    service_tier: msgspec.Raw = _ABSENT
     priority: msgspec.Raw = _ABSENT
     cache_salt: msgspec.Raw = _ABSENT
+    prompt_cache_key: msgspec.Raw = _ABSENT
     inflight_continuation: msgspec.Raw = _ABSENT
 
 
@@ -76,7 +94,7 @@ class Body(msgspec.Struct, frozen=True, array_like=True):
         prompt_tokens: estimated number, with the tokens of a continuation.
         blocks: hashes of the first prompt's leading blocks, see `prefix.py`.
         continues: the body has the relay's own field, which a client may not set.
-        choices: answers that the engine generates: `n` of each prompt.
+        choices: answers that the engine generates: `n` of each prompt. Of pooled texts: their number.
     """
 
     model: str | None = None
@@ -103,46 +121,79 @@ NO_FIELDS = Body()
 _decoder = msgspec.json.Decoder(_Fields)
 
 
-def parse(body: bytes) -> Body | None:
+def parse(body: bytes, api: Api = Api.OPENAI) -> Body | None:
     """Reads a body; None: it is no JSON object in UTF-8, or one that is nested too deeply. Engines refuse it too."""
     try:
-        return _read(_decoder.decode(body))
+        return _read(_decoder.decode(body), api)
     except (ValueError, RecursionError):
         return None
 
 
-def _read(fields: _Fields) -> Body:
+def _read(fields: _Fields, api: Api) -> Body:
     """Reads the fields.
 
     Raises:
         ValueError: a part that is decoded is no UTF-8.
         RecursionError: tools are nested almost as deeply as can be decoded; encoding them takes more.
     """
-    prompts, prompt_tokens, blocks = _prompts_read(fields, _string(fields.cache_salt) or "")
+    prompts, prompt_tokens, blocks = _prompts_read(fields, api)
+    samples = min(_count(fields.n) or 1, MAX_N) if api is Api.OPENAI else 1
+    tier = _name(fields.service_tier)
     return Body(
         model=_name(fields.model),
         stream=len(fields.stream) > _SCALAR_BYTES or bool(_decoded(fields.stream)),
-        max_tokens=_count(fields.max_completion_tokens) or _count(fields.max_tokens),
-        service_class=_name(fields.service_class),
+        max_tokens=_most_tokens(fields, api),
+        service_class=_name(fields.service_class) or (None if tier in _DEFAULT_TIERS else tier),
         priority=_number(fields.priority),
         prompt_tokens=prompt_tokens,
         blocks=blocks,
         continues=len(fields.inflight_continuation) > 0,
-        choices=max(1, prompts) * min(_count(fields.n) or 1, MAX_N),
+        choices=max(1, prompts) * samples,
     )
 
 
-def _prompts_read(fields: _Fields, salt: str) -> tuple[int, int, bytes]:
+def _most_tokens(fields: _Fields, api: Api) -> int | None:
+    """Returns the most output tokens of a choice; None: the request does not say."""
+    if api is Api.POOLING:
+        return 0
+    if api is Api.RESPONSES:
+        return _count(fields.max_output_tokens)
+    return (_count(fields.max_completion_tokens) if api is Api.OPENAI else None) or _count(fields.max_tokens)
+
+
+def _prompts_read(fields: _Fields, api: Api) -> tuple[int, int, bytes]:
     """Returns the number of prompts, their estimated tokens, and the hashes of the first prompt's leading blocks."""
-    long = len(fields.messages) > MAX_DECODED_BYTES
-    messages = None if long else _decoded(fields.messages)
-    parts = (fields.tools, fields.messages) if long or messages else (fields.prompt,)
+    salt = "\0".join(filter(None, (_string(fields.cache_salt), _string(fields.prompt_cache_key))))
+    parts, conversation = _parts(fields, api)
     if sum(map(len, parts)) > MAX_DECODED_BYTES:
-        return (1 if len(parts) > 1 else _number_of_prompts(fields.prompt)), *_of_json(parts, salt)
-    prompts = [_conversation(messages, _decoded(fields.tools))] if messages else _prompts(_decoded(fields.prompt))
-    first = prompts[0] if prompts else ""
-    blocks = text_blocks(first, salt) if isinstance(first, str) else token_blocks(first, salt)
-    return len(prompts), sum(map(_tokens, prompts)), blocks
+        count = 1 if conversation else _number_of_prompts(parts[-1])
+        tokens, blocks = _of_json(parts, salt)
+        return count, tokens + (count - 1) * sum(map(len, parts[:-1])) // BYTES_PER_TOKEN, blocks
+    decoded = [_decoded(part) for part in parts]
+    *common, prompts = [[_conversation(*decoded)]] if conversation else map(_prompts, decoded)
+    first = [texts[0] for texts in (*common, prompts) if texts]
+    if len(first) == 1 and not isinstance(first[0], str):
+        blocks = token_blocks(first[0], salt)
+    else:
+        blocks = text_blocks("".join(text for text in first if isinstance(text, str)), salt)
+    shared = sum(max(map(_tokens, texts), default=0) for texts in common)
+    return len(prompts), sum(map(_tokens, prompts)) + shared * len(prompts), blocks
+
+
+def _parts(fields: _Fields, api: Api) -> tuple[tuple[msgspec.Raw, ...], bool]:
+    """Returns the JSON texts of a conversation in the order of a chat template, and True; or those of prompts, after
+    the text that each of them begins with, and False."""
+    if api is Api.RESPONSES:
+        return (fields.tools, fields.instructions, fields.input), True
+    if api is Api.MESSAGES:
+        return (fields.tools, fields.system, fields.messages), True
+    if api is Api.POOLING:
+        query = next((one for one in (fields.query, fields.queries, fields.text_1) if len(one)), _ABSENT)
+        texts = next((one for one in (fields.input, fields.documents, fields.text_2) if len(one)), _ABSENT)
+        return (query, texts), False
+    if len(fields.messages) > len("null"):
+        return (fields.tools, _ABSENT, fields.messages), True
+    return (fields.prompt,), False
 
 
 def _number_of_prompts(prompt: msgspec.Raw) -> int:
@@ -159,24 +210,36 @@ def _number_of_prompts(prompt: msgspec.Raw) -> int:
 
 
 def _of_json(parts: tuple[msgspec.Raw, ...], salt: str) -> tuple[int, bytes]:
-    """Returns tokens and hashes of long JSON texts, in the order of a chat template."""
-    token_bytes = _BYTES_PER_ID if _LISTED_IDS.match(parts[0]) else BYTES_PER_TOKEN
+    """Returns tokens and hashes of long JSON texts."""
+    token_bytes = _BYTES_PER_ID if _LISTED_IDS.match(parts[-1]) else BYTES_PER_TOKEN
     most = MAX_BLOCKS * BLOCK_TOKENS * token_bytes
     text = b"".join(memoryview(part)[:most] for part in parts)
     return sum(map(len, parts)) // token_bytes, json_blocks(text, token_bytes, salt)
 
 
-def _conversation(messages: Any, tools: Any) -> str:
+def _conversation(tools: Any, system: Any, messages: Any) -> str:
     """Returns the canonical text: tools first, as chat templates put them; each message with its role, so that the same
-    text with another role is a different prompt."""
+    text with another role is a different prompt.
+
+    Args:
+        system: text, or parts of it, before the messages. messages: also items of OpenAI Responses, or one text.
+    """
     parts = []
     if tools:
-        parts.append(msgspec.json.encode(tools).decode())
+        parts.append(_json(tools))
+    if system:
+        parts.append(f"\x1esystem\x1f{_content(system)}")
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
     for message in messages if isinstance(messages, list) else ():
-        if isinstance(message, dict):
-            parts.append(f"\x1e{_text(message.get('role'))}\x1f{_content(message.get('content'))}")
-            if message.get("tool_calls"):
-                parts.append(msgspec.json.encode(message["tool_calls"]).decode())
+        if not isinstance(message, dict):
+            continue
+        if "role" not in message and "type" in message:  # a call of a tool, or its result
+            parts.append(_json(message))
+            continue
+        parts.append(f"\x1e{_text(message.get('role'))}\x1f{_content(message.get('content'))}")
+        if message.get("tool_calls"):
+            parts.append(_json(message["tool_calls"]))
     return "".join(parts)
 
 
@@ -184,10 +247,14 @@ def _content(content: Any) -> str:
     if isinstance(content, str):
         return content
     return "\n".join(
-        part["text"]
+        part["text"] if isinstance(part.get("text"), str) else _json(part)
         for part in (content if isinstance(content, list) else ())
-        if isinstance(part, dict) and isinstance(part.get("text"), str)
+        if isinstance(part, dict) and (isinstance(part.get("text"), str) or part.get("type") in _JSON_PARTS)
     )
+
+
+def _json(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
 
 
 def _prompts(prompt: Any) -> list[str | tuple[int, ...]]:

@@ -12,6 +12,9 @@ MODELS = "/v1/models"
 
 HEALTH = "/health"
 
+MESSAGES = "/v1/messages"
+"""Path of Anthropic Messages."""
+
 
 class Answers(Enum):
     """Who answers a path. GENERATION: an engine, at the cost of tokens: such requests may be held, and are continued.
@@ -22,22 +25,44 @@ class Answers(Enum):
     ENGINE = 3
 
 
+class Api(Enum):
+    """Forms of bodies, streams and errors. OPENAI: of chat and completions. RESPONSES: OpenAI Responses. MESSAGES:
+    Anthropic Messages. POOLING: OpenAI's embeddings, and scores of texts; no token is generated."""
+
+    OPENAI = 1
+    RESPONSES = 2
+    MESSAGES = 3
+    POOLING = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Path:
     """A path that clients may reach. Attributes: methods: of HTTP; others get status 405."""
 
     answers: Answers
     methods: frozenset[str]
+    api: Api = Api.OPENAI
 
 
 _MODEL = Path(Answers.GATEWAY, _READ)
+_GENERATION = Path(Answers.GENERATION, _WRITE)
+_POOLING = Path(Answers.GENERATION, _WRITE, Api.POOLING)
 
 PATHS = {
-    "/v1/chat/completions": Path(Answers.GENERATION, _WRITE),
-    "/v1/completions": Path(Answers.GENERATION, _WRITE),
-    "/v1/generate": Path(Answers.GENERATION, _WRITE),
+    "/v1/chat/completions": _GENERATION,
+    "/v1/completions": _GENERATION,
+    "/v1/generate": _GENERATION,
+    "/v1/responses": Path(Answers.GENERATION, _WRITE, Api.RESPONSES),
+    MESSAGES: Path(Answers.GENERATION, _WRITE, Api.MESSAGES),
+    "/v1/embeddings": _POOLING,
+    "/score": _POOLING,
+    "/v1/score": _POOLING,
+    "/rerank": _POOLING,
+    "/v1/rerank": _POOLING,
+    "/v2/rerank": _POOLING,
     MODELS: _MODEL,
     HEALTH: Path(Answers.GATEWAY, _READ),
+    f"{MESSAGES}/count_tokens": Path(Answers.ENGINE, _WRITE, Api.MESSAGES),
     "/tokenize": Path(Answers.ENGINE, _WRITE),
     "/detokenize": Path(Answers.ENGINE, _WRITE),
     "/version": Path(Answers.ENGINE, _READ),
@@ -46,7 +71,7 @@ PATHS = {
 Kubernetes, such as /metrics and /admin, are not among them."""
 
 GENERATING = frozenset(name for name, path in PATHS.items() if path.answers is Answers.GENERATION)
-"""Paths whose responses cost tokens, and are continued."""
+"""Paths whose responses cost tokens."""
 
 
 def path_of(target: str) -> Path | None:
@@ -62,3 +87,9 @@ def path_of(target: str) -> Path | None:
     if len(sent) > len(MODELS) + 1 and sent.startswith(f"{MODELS}/"):
         return _MODEL
     return PATHS.get(sent)
+
+
+def api_of(path: str) -> Api:
+    """Returns the form of a path's bodies. Args: path: without its query."""
+    known = PATHS.get(path)
+    return Api.OPENAI if known is None else known.api

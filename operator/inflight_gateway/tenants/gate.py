@@ -90,8 +90,7 @@ class Gate:
             return KEYLESS
         if config.api_keys_secret is None:
             return answers.no_key()  # a token, which this gateway has not verified
-        given = presented_key(headers.get("authorization", ""), headers.get("api-key", ""))
-        key = self._tables.check(given, config, self._wall())
+        key = self._tables.check(presented_key(headers), config, self._wall())
         if isinstance(key, Refusal):
             self.usage.refused(config.key, self.usage.label(config.key, ""), "key")
         return key

@@ -146,10 +146,10 @@ class KeyTables:
 _EMPTY = KeyTable({}, {})
 
 
-def presented_key(authorization: str, api_key: str) -> str:
-    """Returns the API key of a request: the Bearer token of `Authorization` (RFC 6750), else the header `api-key`;
-    empty without one."""
-    scheme, _, credentials = authorization.partition(" ")
+def presented_key(headers: Mapping[str, str]) -> str:
+    """Returns the API key of a request: the Bearer token of `Authorization` (RFC 6750), else the header `api-key`
+    (Azure) or `x-api-key` (Anthropic); empty without one. Args: headers: with names in lower case."""
+    scheme, _, credentials = headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and credentials.strip():
         return credentials.strip()
-    return api_key.strip()
+    return headers.get("api-key", "").strip() or headers.get("x-api-key", "").strip()

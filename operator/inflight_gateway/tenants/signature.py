@@ -11,7 +11,7 @@ from inflight_gateway.request.headers import SIGNATURE, TENANT, TENANT_SIGNATURE
 from inflight_gateway.tenants.answers import no_gateway_key
 from inflight_gateway.types import Refusal, ServiceConfig
 
-CREDENTIALS = ("authorization", "api-key")
+CREDENTIALS = ("authorization", "api-key", "x-api-key")
 """Headers that clients put API keys in."""
 
 

@@ -15,12 +15,17 @@ HEADERS = {"x-inflight-progress": "1", "x-request-id": "one"}
 
 
 def frames(text):
-    """Complete frames: each its comments and its data, None where it has none."""
+    """Complete frames: each its comments and its data, None where it has none. Of events that have names, the data is
+    all of them, as a client gets them."""
     found = []
     for frame in text.split("\n\n")[:-1]:
         lines = frame.split("\n")
         data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
         comments = [line[1:] for line in lines if line.startswith(":")]
+        if any(line.startswith("event: ") for line in lines):
+            named = "\n".join(line for line in lines if not line.startswith(":"))
+            found.append((comments, named.replace("\n\r\n", "\n\n") + "\n\n"))
+            continue
         assert len(data) <= 1
         assert len(data) + len(comments) == len(lines), f"what is this: {frame}"
         found.append((comments, data[0] if data else None))

@@ -20,7 +20,7 @@ def test_a_request_goes_on_with_its_headers_by_the_route_that_they_lead_to():
 
 def test_an_error_quotes_a_client_in_part_only():
     message = "model " + "\U0001f600" * 1_000_000
-    answer = messages.refuse(Refusal(404, "model_not_found", message, (("retry-after", "5"),)))
+    answer = messages.refuse(Refusal(404, "model_not_found", message, (("retry-after", "5"),)), "/v1/completions")
     response = answer.immediate_response
     assert response.status.code == 404
     assert b"model_not_found" in response.body

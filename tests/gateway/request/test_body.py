@@ -18,6 +18,7 @@ from inflight_gateway.request.body import (
     Body,
     parse,
 )
+from inflight_gateway.request.paths import Api
 from inflight_gateway.request.prefix import (
     BLOCK_TOKENS,
     BYTES_PER_TOKEN,
@@ -35,7 +36,8 @@ ANYTHING = st.recursive(
     max_leaves=10,
 )
 FIELDS = st.sampled_from(
-    "model messages prompt tools stream max_tokens max_completion_tokens n class priority cache_salt"
+    "model messages prompt tools stream max_tokens max_completion_tokens max_output_tokens n class service_tier"
+    " priority cache_salt prompt_cache_key instructions system input query queries documents text_1 text_2"
     " inflight_continuation".split()
 )
 
@@ -54,14 +56,14 @@ def chat(*texts, **fields):
     return parse(json.dumps({"model": "m", "messages": messages, **fields}).encode())
 
 
-@given(st.binary())
-def test_any_bytes_are_taken(data):
-    parse(data)
+@given(st.binary(), st.sampled_from(Api))
+def test_any_bytes_are_taken(data, api):
+    parse(data, api)
 
 
-@given(st.dictionaries(FIELDS, ANYTHING))
-def test_fields_of_any_type_are_taken_and_reach_the_picker_unchanged(fields):
-    body = parse(json.dumps(fields).encode()) or NO_FIELDS
+@given(st.dictionaries(FIELDS, ANYTHING), st.sampled_from(Api))
+def test_fields_of_any_type_are_taken_and_reach_the_picker_unchanged(fields, api):
+    body = parse(json.dumps(fields).encode(), api) or NO_FIELDS
     assert body.prompt_tokens >= 0
     assert sent(body) == body
     assert len(body.prefix("tenant")) == len(body.blocks) // 8
@@ -195,10 +197,90 @@ def test_an_image_part_or_none_is_no_text():
     assert body.prompt_tokens == chat("hello").prompt_tokens + 2
 
 
+def read(api, **fields):
+    return parse(json.dumps(fields).encode(), api)
+
+
+LONG = "x" * MAX_DECODED_BYTES
+TEXT = "x" * 400
+CALL = {"type": "function_call", "call_id": "1", "name": "f", "arguments": TEXT}
+USE = {"type": "tool_use", "id": "1", "name": "f", "input": {"text": TEXT}}
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "tokens"),
+    [
+        (Api.RESPONSES, {"input": TEXT}, 100),
+        (Api.RESPONSES, {"input": [{"role": "user", "content": [{"type": "input_text", "text": TEXT}]}]}, 100),
+        (Api.RESPONSES, {"input": TEXT, "instructions": TEXT, "tools": [{"name": TEXT}]}, 300),
+        (Api.RESPONSES, {"input": [CALL, {"type": "function_call_output", "call_id": "1", "output": TEXT}]}, 200),
+        (Api.MESSAGES, {"messages": [{"role": "user", "content": TEXT}], "system": TEXT}, 200),
+        (Api.MESSAGES, {"messages": [{"role": "assistant", "content": [USE]}], "system": [{"text": TEXT}]}, 200),
+        (Api.POOLING, {"input": [TEXT, TEXT, TEXT]}, 300),
+        (Api.POOLING, {"input": [[1] * 100, [2] * 150]}, 250),
+        (Api.POOLING, {"query": TEXT, "documents": [TEXT, TEXT]}, 400),
+        (Api.POOLING, {"text_1": TEXT, "text_2": TEXT}, 200),
+    ],
+)
+def test_each_apis_prompt_is_counted(api, fields, tokens):
+    assert read(api, **fields).prompt_tokens == pytest.approx(tokens, rel=0.25)
+    long = {name: json.loads(json.dumps(value).replace(TEXT, LONG)) for name, value in fields.items()}
+    if "[1" not in json.dumps(fields):
+        assert read(api, **long).prompt_tokens == pytest.approx(tokens * len(LONG) / 400, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    ("api", "fields", "read_of_them"),
+    [
+        (Api.RESPONSES, {"max_output_tokens": 7, "max_tokens": 9, "n": 5}, (7, 1)),
+        (Api.MESSAGES, {"max_tokens": 9, "max_output_tokens": 7, "n": 5}, (9, 1)),
+        (Api.OPENAI, {"max_tokens": 9, "max_output_tokens": 7, "n": 5}, (9, 5)),
+        (Api.POOLING, {"input": ["a", "b"], "max_tokens": 9, "n": 5}, (0, 2)),
+        (Api.POOLING, {"query": "a", "documents": ["a", "b", "c"]}, (0, 3)),
+        (Api.POOLING, {"queries": ["a", "b"], "documents": ["a", "b"]}, (0, 2)),
+        (Api.POOLING, {"input": "a"}, (0, 1)),
+    ],
+)
+def test_each_apis_lengths_and_choices_are_read(api, fields, read_of_them):
+    body = read(api, **fields)
+    assert (body.max_tokens, body.choices) == read_of_them
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"service_tier": "batch"}, "batch"),
+        ({"service_tier": "batch", "class": "chat"}, "chat"),
+        *(({"service_tier": tier}, None) for tier in ("auto", "default", "standard_only", None, 5)),
+    ],
+)
+def test_a_service_tier_is_a_class(fields, name):
+    assert chat("hello", **fields).service_class == name
+
+
+def test_prompts_with_another_cache_key_share_no_blocks():
+    keys = [{}, {"prompt_cache_key": "a"}, {"prompt_cache_key": "b"}, {"cache_salt": "a", "prompt_cache_key": "b"}]
+    blocks = [chat("x" * 3 * BLOCK, **fields).blocks[:8] for fields in keys]
+    assert len({*blocks}) == len(keys)
+    assert chat("x" * 3 * BLOCK, prompt_cache_key="a", user="u").blocks[:8] == blocks[1]
+
+
+@pytest.mark.parametrize(
+    ("api", "more"), [(Api.RESPONSES, {"instructions": "s" * 3 * BLOCK}), (Api.MESSAGES, {"system": "s" * 3 * BLOCK})]
+)
+def test_conversations_of_each_api_go_on_in_their_own_prefix(api, more):
+    field = "input" if api is Api.RESPONSES else "messages"
+    turns = [{"role": "user", "content": "a" * 1000}, {"role": "assistant", "content": "b" * 1000}]
+    begin, longer = read(api, **more, **{field: turns[:1]}), read(api, **more, **{field: turns})
+    assert longer.prefix("")[: len(begin.prefix(""))] == begin.prefix("")
+    assert len(longer.blocks) > len(begin.blocks)
+
+
 KNOWN_FIELDS = (
     *("model", "messages", "prompt", "tools", "stream", "max_tokens", "max_completion_tokens", "class", "priority"),
     *("cache_salt", "inflight_continuation", "another"),
 )
+MORE_FIELDS = "instructions system input query queries documents text_1 text_2 service_tier prompt_cache_key".split()
 
 
 @pytest.mark.parametrize("value", ["{}", "1", "[]"])
@@ -212,16 +294,28 @@ KNOWN_FIELDS = (
 )
 def test_no_object_is_made_of_each_value_in_a_large_body(field, beside, value):
     body = f'{{{beside}"{field}":[{",".join([value] * (2**19 // len(value)))}]}}'.encode()
+    assert_parsed_in_its_own_size(body, Api.OPENAI)
+
+
+@pytest.mark.parametrize("api", [Api.RESPONSES, Api.MESSAGES, Api.POOLING])
+def test_no_object_is_made_of_each_value_in_a_large_body_of_other_apis(api):
+    for field in (*MORE_FIELDS, "messages"):
+        assert_parsed_in_its_own_size(f'{{"{field}":[{",".join(["[]"] * 2**18)}]}}'.encode(), api)
+
+
+def test_a_long_query_is_not_repeated_in_memory():
+    documents = ",".join(['"x"'] * 2**15)
+    assert_parsed_in_its_own_size(f'{{"query":"{"x" * 2**16}","documents":[{documents}]}}'.encode(), Api.POOLING, 40)
+
+
+def assert_parsed_in_its_own_size(body, api, times=2):
     tracemalloc.start()
     try:
-        parse(body)
+        parse(body, api)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert peak < 2 * len(body)
-
-
-LONG = "x" * MAX_DECODED_BYTES
+    assert peak < times * len(body)
 
 
 def test_a_long_conversation_goes_on_in_its_own_prefix():

@@ -17,14 +17,15 @@ def test_the_gateway_answers_models_and_health(path):
     assert (path_of(path).answers, path_of(path).methods) == (Answers.GATEWAY, {"GET", "HEAD"})
 
 
-@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/version"])
+@pytest.mark.parametrize("path", ["/tokenize", "/detokenize", "/version", "/v1/messages/count_tokens"])
 def test_engines_answer_what_generates_nothing(path):
     assert path_of(path).answers is Answers.ENGINE
 
 
 HIDDEN = (
     "/", "", "/metrics", "/ready", "/admin", "/admin/x", "/v1/runtime_config", "/favicon.ico", "/v1/models/", "/docs",
-    "/v1/embeddings", "//metrics", "/%6detrics", "/x/../metrics", "/v1/completions/", "//v1/completions",
+    "/v1/responses/resp_1", "/v1/messages/batches", "/v1/rerank/", "//metrics", "/%6detrics", "/x/../metrics",
+    "/v1/completions/", "//v1/completions",
     "/v1/%63ompletions", "/v1/chat/../completions", "/V1/COMPLETIONS", "/v1/completions;x", "http://a.b/v1/completions",
 )  # fmt: skip
 

@@ -3,6 +3,7 @@ import json
 import logging
 import time
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -134,12 +135,16 @@ def test_index_and_count_are_those_of_the_secrets_that_there_are(changes):
         assert set(tables.secrets_with(digest)) == {ref for ref, table in parsed.items() if digest in table.by_digest}
 
 
-def test_the_bearer_token_goes_before_the_other_header():
-    assert presented_key("Bearer a", "b") == "a"
-    assert presented_key("bearer  a ", "") == "a"
-    assert presented_key("Token a", "b") == "b"
-    assert presented_key("Bearer ", " b ") == "b"
-    assert presented_key("", "") == ""
+@pytest.mark.parametrize("other", ["api-key", "x-api-key"])
+def test_the_bearer_token_goes_before_the_other_headers(other):
+    def key(authorization, given=""):
+        return presented_key({"authorization": authorization, other: given})
+
+    assert key("Bearer a", "b") == "a"
+    assert key("bearer  a ") == "a"
+    assert key("Token a", "b") == "b"
+    assert key("Bearer ", " b ") == "b"
+    assert key("") == presented_key({}) == ""
 
 
 @given(st.text(), st.dictionaries(st.text(), st.binary()))

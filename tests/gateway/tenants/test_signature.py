@@ -115,5 +115,5 @@ def test_engines_of_release_0_2_get_the_signature_that_they_know():
 
 
 def test_api_keys_never_reach_engines_and_other_credentials_do():
-    assert EngineHeaders.to_remove(CHAT) == ("authorization", "api-key")
+    assert EngineHeaders.to_remove(CHAT) == ("authorization", "api-key", "x-api-key")
     assert EngineHeaders.to_remove(KEYLESS) == ()

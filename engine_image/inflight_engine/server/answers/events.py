@@ -7,6 +7,7 @@ from hashlib import blake2b
 from typing import Any
 
 from inflight_engine.formats.events import CallEvent, Event, TextEvent
+from inflight_engine.server.requests.generation import Generation
 
 _ALPHANUMERIC = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
@@ -31,6 +32,13 @@ class CallIds:
         if not self._short:
             return f"call_{digest.hexdigest()}"
         return "".join(_ALPHANUMERIC[byte % len(_ALPHANUMERIC)] for byte in digest.digest()[:9])
+
+
+def call_ids(choice: Generation, answer: str) -> CallIds:
+    """Ids of the calls of a choice. `answer`: differs between answers."""
+    parsing = choice.request.parsing
+    short = parsing is not None and parsing.format is not None and parsing.format.short_ids
+    return CallIds(f"{answer} {choice.request.index}", short=short)
 
 
 def delta(events: Iterable[Event], ids: CallIds) -> dict[str, Any]:

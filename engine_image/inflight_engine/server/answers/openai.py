@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.answers.events import CallIds, delta, message
+from inflight_engine.server.answers.events import CallIds, call_ids, delta, message
 from inflight_engine.server.answers.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, with_prompt
+from inflight_engine.server.answers.writer import AnswerFormat
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.choice_text import Piece
 from inflight_engine.server.requests.generation import Generation
@@ -53,7 +54,7 @@ class Shown:
     prompt_logprobs: int | None = None
 
 
-class _Answer(ABC):
+class _Answer(AnswerFormat):
     """Token ids are the sampled ones, including a stop token. In a stream text may lag behind them."""
 
     id_prefix: str
@@ -239,9 +240,7 @@ class ChatAnswer(_Answer):
         return {"message": {"role": "assistant", **said, "refusal": None}}
 
     def _ids(self, choice: Generation) -> CallIds:
-        parsing = choice.request.parsing
-        short = parsing is not None and parsing.format is not None and parsing.format.short_ids
-        return CallIds(f"{self._head['id']} {self._head['created']} {choice.request.index}", short=short)
+        return call_ids(choice, f"{self._head['id']} {self._head['created']}")
 
 
 class CompletionAnswer(_Answer):

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 
 from starlette.types import Scope, Send
 
-from inflight_contract.errors import ApiError
-
 _SERVER_SEND = "inflight.server_send"
 
 
@@ -20,11 +18,6 @@ def server_send(scope: Scope) -> Send:
     """For bodies of streams: all that wraps it looks at heads only, and would be called for every event."""
     send: Send = scope[_SERVER_SEND]
     return send
-
-
-async def send_error(send: Send, error: ApiError) -> None:
-    """A whole response that says `error`."""
-    await send_all(send, error.status, error.all_headers(), error.body())
 
 
 async def send_all(send: Send, status: int, headers: Mapping[str, str], body: bytes) -> None:

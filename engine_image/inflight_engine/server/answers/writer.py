@@ -8,14 +8,15 @@ takes whole frames only, so the reported tokens and their text are in the same f
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Generator, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 from starlette.types import Send
 
 from inflight_contract.errors import ApiError
-from inflight_engine.server.answers.send import raw_headers, send_all, send_error
+from inflight_engine.server.answers.send import raw_headers, send_all
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.choice_text import NO_PIECE, Piece
 from inflight_engine.server.requests.generation import Generation
@@ -38,27 +39,42 @@ MANY_SCORED_TOKENS = 256
 which would delay other streams."""
 
 
-class AnswerFormat(Protocol):
+class AnswerFormat(ABC):
     """Formats the response of an endpoint. Each method returns bytes of the body; all except the first are for streams.
 
     Attributes:
         names_tokens: events have the ids of tokens.
+        done: ends a stream for a client.
     """
 
-    names_tokens: bool
+    names_tokens = False
+    done = DONE
 
+    @abstractmethod
     def whole(self, pieces: Sequence[Piece]) -> bytes:
         """`pieces`: of the choices, in their order, complete."""
 
+    @abstractmethod
     def first(self) -> bytes: ...
 
+    @abstractmethod
     def piece(self, choice: Generation, piece: Piece) -> bytes: ...
 
+    @abstractmethod
     def last(self, choice: Generation, piece: Piece) -> bytes:
         """This choice is complete, with this piece."""
 
+    @abstractmethod
     def end(self) -> bytes:
         """All choices are."""
+
+    def error_body(self, error: ApiError) -> bytes:
+        """A whole response that says the error."""
+        return error.body()
+
+    def failure(self, error: ApiError) -> bytes:
+        """The end of a stream that failed."""
+        return b"data: " + error.body() + b"\n\n"
 
 
 Taken: TypeAlias = tuple[Generation, Piece, bool]
@@ -169,7 +185,7 @@ class AnswerWriter:
         self._ended.update(ended)
         error = call.error if ended else None
         if error is not None and not self._started:
-            await send_error(self._send, error)
+            await send_all(self._send, error.status, error.all_headers(), self._answer.error_body(error))
             return True
         if ended and error is None and call.abandoned:
             return True
@@ -208,6 +224,7 @@ class AnswerWriter:
                 if done and not failed:
                     event += answer.last(choice, rest)
             comments = self._progress(choice, piece, done=done) if relayed else b""
+            event = _in_one_frame(event) if relayed else event
             if comments or event:
                 chunks.append(comments + (event or b"\n"))
         return chunks
@@ -245,14 +262,17 @@ class AnswerWriter:
             }
             usage = b":u %s\n" % msgspec.json.encode(counts)
         if call.streaming:
-            return usage + self._answer.end() + DONE
+            end = self._answer.end()
+            return usage + _in_one_frame(end) + DONE if call.relayed else end + self._answer.done
         return usage + b":w 200\ndata: " + await self._whole() + b"\n\n"
 
     def _error(self, error: ApiError) -> bytes:
         """The end of a failed response."""
         # 503 is what another replica need not answer: this one drains, or its engine process or memory is gone.
+        if not self._call.relayed:
+            return self._answer.failure(error)
         advice = b"retry" if error.status == 503 else b"final"
-        return (b":e %d %s\n" % (error.status, advice) if self._call.relayed else b"") + error.event()
+        return b":e %d %s\ndata: %s\n\n" % (error.status, advice, self._answer.error_body(error))
 
     async def _send_chunks(self, chunks: Sequence[bytes], *, last: bool = False) -> bool:
         """Write chunks after the head; returns `last`."""
@@ -264,6 +284,11 @@ class AnswerWriter:
             self._quiet = False
             await self._send_body({"type": "http.response.body", "body": b"".join(chunks), "more_body": not last})
         return last
+
+
+def _in_one_frame(events: bytes) -> bytes:
+    """Events of one frame: lines between them are empty but for a carriage return."""
+    return events[:-2].replace(b"\n\n", b"\n\r\n") + events[-2:]
 
 
 class _Resumed:

@@ -11,6 +11,7 @@ from fastapi import APIRouter, Request, Response
 from inflight_engine.output import TokenLogprobs
 from inflight_engine.server.answers.logprobs import finite
 from inflight_engine.server.answers.respond import GenerationResponse
+from inflight_engine.server.answers.writer import AnswerFormat
 from inflight_engine.server.http.endpoint import begin
 from inflight_engine.server.http.strict_json import StrictJsonRoute
 from inflight_engine.server.requests.call import Call
@@ -30,15 +31,16 @@ async def generate(body: GenerateRequest, http: Request, service: ServiceOf) -> 
     return GenerationResponse(service.registry, service.heartbeats, call, GenerateAnswer(call))
 
 
-class GenerateAnswer:
+class GenerateAnswer(AnswerFormat):
     """`tokens` are all that were sampled, a stop token included, and `logprobs` goes with them. In a stream text may
     lag behind its tokens while it could become a stop string or a character is not complete.
 
     One answer is the object itself; of several there is a list, `choices`, and in a stream each event has its `index`.
     """
 
+    names_tokens = True
+
     def __init__(self, call: Call) -> None:
-        self.names_tokens = True
         self._call = call
         self._sent = [len(choice.token_ids) if call.streaming else 0 for choice in call.choices]
 

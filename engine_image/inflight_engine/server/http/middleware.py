@@ -12,9 +12,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inflight_contract.errors import ApiError
+from inflight_contract.errors import ANTHROPIC_PATHS, ApiError
 from inflight_engine import logs
-from inflight_engine.server.answers.send import keep_server_send, send_error
+from inflight_engine.server.answers.send import keep_server_send
+from inflight_engine.server.errors import error_response
 from inflight_engine.server.service import Service
 from inflight_engine.server.telemetry.access_log import AccessLog
 from inflight_engine.server.telemetry.exchange import Exchange, keep_exchange
@@ -88,6 +89,8 @@ class EdgeMiddleware:
                 exchange.status = message["status"]
                 headers = MutableHeaders(raw=message["headers"])
                 headers[REQUEST_ID_HEADER] = request_id
+                if scope["path"] in ANTHROPIC_PATHS:
+                    headers["request-id"] = request_id
                 if self._service.draining:
                     headers["connection"] = "close"
             await send(message)
@@ -98,7 +101,7 @@ class EdgeMiddleware:
         try:
             length = Headers(scope=scope).get("content-length", "0")
             if length.isdecimal() and int(length) > MAX_BODY_BYTES:
-                await send_error(send_edge, too_large())
+                await error_response(too_large(), scope["path"])(scope, receive, send_edge)
             else:
                 await self._app(scope, _bounded(receive), send_edge)
         except Exception:

@@ -32,7 +32,7 @@ class TextPart(Body):
     text: str
 
 
-def _holds_text(value: Any) -> Any:
+def holds_text(value: Any) -> Any:
     """JSON that a template writes into the prompt; all of its strings must be Unicode text."""
     try:
         json.dumps(value, ensure_ascii=False).encode()
@@ -52,15 +52,18 @@ def _is_object(value: str) -> str:
             decoded = None
         if not isinstance(decoded, dict):
             raise PydanticCustomError("not_json", "must be a JSON object written as a string")
-        _holds_text(decoded)
+        holds_text(decoded)
     return value
+
+
+ArgumentsText: TypeAlias = Annotated[str, AfterValidator(_is_object)]
 
 
 class CalledFunction(Body):
     """`arguments`: JSON, as the model wrote it."""
 
     name: str
-    arguments: Annotated[str, AfterValidator(_is_object)] = ""
+    arguments: ArgumentsText = ""
 
 
 class ToolCall(Body):
@@ -80,7 +83,7 @@ class ToolFunction(Body):
 
     name: str
     description: str | None = None
-    parameters: Annotated[dict[str, Any], AfterValidator(_holds_text)] | None = None
+    parameters: Annotated[dict[str, Any], AfterValidator(holds_text)] | None = None
     strict: bool | None = None
 
     def plain(self) -> dict[str, Any]:
@@ -161,7 +164,7 @@ def _are_free(arguments: dict[str, Any]) -> dict[str, Any]:
     for name in arguments:
         if name in _TEMPLATES_OWN or name.endswith("_token"):
             raise PydanticCustomError("not_free", "must not set {name}", {"name": name})
-    _holds_text(arguments)
+    holds_text(arguments)
     return arguments
 
 

@@ -149,10 +149,6 @@ class ChoiceText:
             events += self._parser.finish()
         return events
 
-    def drop(self) -> None:
-        """Another replica has sent the text so far."""
-        self._text, self._events = "", []
-
     def _take_tokens(self, *, all_out: bool) -> list[ScoredToken]:
         """Take the tokens whose text was released. Tokens of a stop string, and any after it, are never taken."""
         count = len(self._untaken)

@@ -191,10 +191,12 @@ class ContinuedChoice(Body):
 
 
 class Continuation(Body):
-    """The part of an answer that another replica wrote. `choices`: all of them. `created`: that of its chunks."""
+    """The part of an answer that another replica wrote. `choices`: all of them. `created`: that of its chunks.
+    `sequence_number`: of the next event, in streams that number them."""
 
     choices: Annotated[list[ContinuedChoice], Field(min_length=1, fail_fast=True)]
     created: Annotated[int, Field(ge=0, lt=2**63)]
+    sequence_number: Annotated[int, Field(ge=0, lt=2**63)] | None = None
 
 
 class GenerationFields(SamplingFields, SchedulingFields):
@@ -205,6 +207,8 @@ class GenerationFields(SamplingFields, SchedulingFields):
     prompt_field: ClassVar[str] = "prompt"
     default_max_tokens: ClassVar[int | None] = None
     """Limit of the output where the client sets none, if the context leaves that much; None: all that is left."""
+    cuts_max_tokens: ClassVar[bool] = False
+    """A limit above what the context leaves means all that is left; else it is an error."""
 
     @abstractmethod
     def prompts(self) -> list[Prompt]: ...

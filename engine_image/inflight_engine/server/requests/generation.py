@@ -107,6 +107,7 @@ class Generation:
         "num_preemptions",
         "phase",
         "preemptions",
+        "replayed",
         "request",
         "scored",
         "slot",
@@ -150,6 +151,8 @@ class Generation:
         """Time of the latest token."""
         self.timer: asyncio.TimerHandle | None = None
         """The timeout that runs: in the queue, then while it runs."""
+        self.replayed = NO_PIECE
+        """Output that another replica has written."""
         self._inbox = inbox
         self._streaming = request.streaming
         self._min_tokens = request.sampling.min_tokens
@@ -318,7 +321,8 @@ class Generation:
         self.counted_tokens = len(self.token_ids)
         self.finish_reason = earlier.finish_reason or self._end_of_tokens()
         if earlier.written and (self.token_ids or self.done):
-            self._text.drop()
+            text, _ = self._text.take(done=self.written)
+            self.replayed = Piece(text, [], events=self._text.take_events(done=self.written))
             self._prompt_scores = None
         if self.done:
             self.timings.finished = self.timings.arrived

@@ -105,6 +105,8 @@ def _max_tokens(fields: GenerationFields, num_prompt: int, facts: ModelFacts, fi
     asked = fields.asked_max_tokens()
     if asked is None:
         asked = left if fields.default_max_tokens is None else min(fields.default_max_tokens, left)
+    if fields.cuts_max_tokens:
+        asked = min(asked, left)
     if asked > left:
         raise bad_request(
             f"max_tokens: {num_prompt} prompt tokens leave room for {left} of output, not {asked}; {bound}",

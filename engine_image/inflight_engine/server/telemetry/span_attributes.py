@@ -65,7 +65,13 @@ Value: TypeAlias = str | bool | int | float | Sequence[str]
 MAX_TEXT = 256
 """Characters of a client's text in an attribute."""
 
-_OPERATIONS = {"/v1/chat/completions": "chat", "/v1/completions": "text_completion", "/v1/generate": "text_completion"}
+_OPERATIONS = {
+    "/v1/chat/completions": "chat",
+    "/v1/messages": "chat",
+    "/v1/responses": "chat",
+    "/v1/completions": "text_completion",
+    "/v1/generate": "text_completion",
+}
 
 
 def first_attributes(exchange: Exchange, scope: Scope) -> dict[str, Value]:

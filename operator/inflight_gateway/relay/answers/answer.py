@@ -181,18 +181,20 @@ class Answer:
             choice = self._choices[number] = Choice()
         return choice
 
-    def continued(self, body: bytes, created: int) -> bytes:
+    def continued(self, body: bytes, created: int, events: int | None = None) -> bytes:
         """Returns `body`, the JSON object of the request, with the field that makes the engine continue after these
         tokens.
 
         Args:
             created: UNIX seconds already sent to the client.
+            events: number of them that it has, where each has its number; None: they have none.
 
         Raises:
             ValueError: a token id is no number.
         """
         choices = [_continued(self._choices.get(index, _NOTHING)) for index in range(self._num_choices)]
-        field = b'{"choices":[%b],"created":%d}' % (b",".join(choices), created)
+        numbered = b"" if events is None else b',"sequence_number":%d' % events
+        field = b'{"choices":[%b],"created":%d%b}' % (b",".join(choices), created, numbered)
         opened = body.rstrip().removesuffix(b"}")
         return b'%b,"inflight_continuation":%b}' % (opened, field)
 

@@ -1,7 +1,8 @@
 """Incremental parser of an engine's progress frames (docs/engine.md, header `x-inflight-progress`).
 
 A frame ends with an empty line. Its lines that begin with `:` are server-sent-event comments with the frame's metadata;
-the others are for the client. Lines end with a line feed: the engine writes no other.
+the others are for the client. Lines end with a line feed, but for the empty lines between several events of one frame,
+which are a carriage return and a line feed.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ this process much longer than the engine."""
 DONE = b"data: [DONE]\n\n"
 """Data of the last frame of a stream."""
 
-ONE_TOKEN = re.compile(rb":t (\d{1,4}) (\d{1,10})\n(data: \{[^\n]*\n\n)")
+ONE_TOKEN = re.compile(rb":t (\d{1,4}) (\d{1,10})\n((?:event: [^\n]*\n)?data: \{[^\n]*\n\n)")
 """A whole frame of one token, the usual one, and never `DONE`, which ends the stream. Groups: index of the choice, id
 of the token, data."""
 
 _END = b"\n\n"
+_WITHIN = b"\n\r\n"
+"""End of an event within a frame."""
 
 
 class Frame(NamedTuple):
@@ -84,7 +87,7 @@ class FrameParser:
 def _frame(text: bytes) -> Frame:
     if not text.startswith(b":"):
         if b"\n:" not in text:
-            return Frame((), text + _END if text else b"")
+            return Frame((), text.replace(_WITHIN, _END) + _END if text else b"")
     elif b"\n" not in text:
         return Frame((text[1:],), b"")
     notes = []
@@ -94,4 +97,4 @@ def _frame(text: bytes) -> Frame:
             notes.append(line[1:])
         elif line:
             data.append(line)
-    return Frame(tuple(notes), b"\n".join(data) + _END if data else b"")
+    return Frame(tuple(notes), b"\n".join(data).replace(_WITHIN, _END) + _END if data else b"")

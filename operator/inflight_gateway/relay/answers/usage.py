@@ -1,4 +1,5 @@
-"""Token counts of streams whose client did not ask for them: the gateway asks the engine and removes them.
+"""Token counts of streams whose client did not ask for them: the gateway asks the engine and removes them. Streams of
+OpenAI Responses and Anthropic Messages always have them.
 
 Without them, streams of engines without progress frames would count no output.
 """
@@ -14,17 +15,21 @@ from inflight_gateway.relay.answers.answer import Usage
 _PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions"))
 """Paths with `stream_options` (OpenAI's)."""
 
-_TAIL_BYTES = 2048
-"""Bytes at the end of an answer that hold its token counts, if it has any."""
+_EDGE_BYTES = 2048
+"""Bytes at the end of an answer, or at its begin, that hold its token counts, if it has any."""
 
 _MAX_EVENT_BYTES = 64 * 2**10
 """Longest event that may be the one with the token counts; longer ones pass in parts."""
 
 # Quotes within a JSON string are escaped, so that text of an answer matches none of these.
-_COUNT = re.compile(rb'"(prompt_tokens|cached_tokens|completion_tokens)":\s*(\d{1,12})\b')
+_COUNT = re.compile(
+    rb'"((?:prompt|completion|cached|input|output|cache_read_input|cache_creation_input)_tokens)":\s*(\d{1,12})\b'
+)
 _NO_CHOICES = re.compile(rb'"choices":\s*\[\s*\]')
 _NULL_USAGE = re.compile(rb',\s*"usage":\s*null')
-_CONTENT = re.compile(rb'"(?:content|text|reasoning|reasoning_content|arguments)":\s*"(?!")')
+_CONTENT = re.compile(
+    rb'"(?:content|text|reasoning|reasoning_content|arguments|delta|thinking|partial_json)":\s*"(?!")'
+)
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
 
 
@@ -88,7 +93,7 @@ class PlainUsage:
     Attributes: kept_bytes: of an incomplete event.
     """
 
-    __slots__ = ("_begun", "_contents", "_passing", "_strip", "_tail", "_usage")
+    __slots__ = ("_begun", "_contents", "_head", "_passing", "_strip", "_tail", "_usage")
 
     def __init__(self, *, strip: bool) -> None:
         self._strip = strip
@@ -96,7 +101,7 @@ class PlainUsage:
         self._passing = False
         """Within an event that is too long to be kept."""
         self._contents = 0
-        self._tail = b""
+        self._head = self._tail = b""
         self._usage: Usage | None = None
 
     @property
@@ -106,7 +111,7 @@ class PlainUsage:
     @property
     def usage(self) -> Usage | None:
         """The counts, or, for a stream without them, the events with text: a lower bound. None: there is neither."""
-        found = self._usage or _usage_in(self._tail)
+        found = self._usage or _usage_in(self._head, self._tail)
         if found is None and self._contents:
             return Usage(completion_tokens=self._contents)
         return found
@@ -114,8 +119,9 @@ class PlainUsage:
     def take(self, data: bytes) -> bytes:
         """Returns what the client gets of a part of the answer."""
         if not self._strip:
-            self._contents += len(_CONTENT.findall(data)) if data.startswith(b"data:") else 0
-            self._tail = (self._tail + data)[-_TAIL_BYTES:]
+            self._contents += len(_CONTENT.findall(data)) if data.startswith((b"data:", b"event:")) else 0
+            self._head = self._head or data[:_EDGE_BYTES]
+            self._tail = (self._tail + data)[-_EDGE_BYTES:]
             return data
         begun = self._begun
         searched, end = max(0, len(begun) - 3), 0
@@ -151,7 +157,16 @@ class PlainUsage:
         return left
 
 
-def _usage_in(tail: bytes) -> Usage | None:
-    """Returns the last `usage` object of OpenAI's format: a stream may have one in each chunk."""
-    counts = {name.decode(): int(count) for name, count in _COUNT.findall(tail)}
-    return Usage(**counts) if counts else None
+def _usage_in(*parts: bytes) -> Usage | None:
+    """Returns the counts of the last `usage` object: a stream may have one in each chunk, or the half of it in its
+    first event. Anthropic's input tokens are without cached ones, those of OpenAI Responses with them."""
+    counts = {name.decode(): int(count) for part in parts for name, count in _COUNT.findall(part)}
+    if not counts:
+        return None
+    read = counts.get("cache_read_input_tokens", 0)
+    inputs = counts.get("input_tokens", 0) + read + counts.get("cache_creation_input_tokens", 0)
+    return Usage(
+        counts.get("prompt_tokens", inputs),
+        counts.get("cached_tokens", read),
+        counts.get("completion_tokens", counts.get("output_tokens", 0)),
+    )

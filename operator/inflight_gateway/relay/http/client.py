@@ -178,7 +178,7 @@ class ClientConnection(asyncio.Protocol):
         self.finish()
 
     def refuse(self, error: ClientError) -> None:
-        self.respond(error.status, error.headers, error.body)
+        self.respond(error.status, error.headers, error.body(self._target))
 
     def abort(self) -> None:
         """Abort the response, so that the client detects that it is incomplete."""
@@ -210,8 +210,9 @@ class ClientConnection(asyncio.Protocol):
                 _log.exception("a request is given up")
             elif not self.busy and not self._transport.is_closing():
                 # Envoy checks heads before, but permits more in HTTP/2, such as arbitrary methods.
-                length = (b"content-length", b"%d" % len(_UNREADABLE.body))
-                self._transport.write(response_head(400, [*_UNREADABLE.headers, length]) + _UNREADABLE.body)
+                body = _UNREADABLE.body(b"")
+                length = (b"content-length", b"%d" % len(body))
+                self._transport.write(response_head(400, [*_UNREADABLE.headers, length]) + body)
                 self._transport.close()
                 return
             self._leave()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+
+import msgspec
 
 from inflight_gateway.link.wire import Refuse
 from inflight_gateway.relay.http.heads import Headers
-from inflight_gateway.request.openai_error import error_body
+from inflight_gateway.request.error_body import error_body
+from inflight_gateway.request.paths import Api, api_of
 from inflight_gateway.types import Refusal
 
 
@@ -24,16 +26,24 @@ class ClientError:
     final: bool = False
     more: tuple[tuple[str, str], ...] = ()
 
-    @cached_property
-    def body(self) -> bytes:
+    def body(self, path: bytes) -> bytes:
+        """Returns the body of an error response. Args: path: of the request."""
         if self.body_as_is:
             return self.body_as_is
-        return error_body(self.status, self.code, self.message)
+        return error_body(path.decode("latin-1"), self.status, self.code, self.message)
 
-    @property
-    def event(self) -> bytes:
-        """The error as a server-sent event, for a stream that has begun."""
-        return b"data: " + self.body + b"\n\n"
+    def event(self, path: bytes, number: int) -> bytes:
+        """Returns the error as a server-sent event, for a stream that has begun.
+
+        Args:
+            path: of the request, without its query. number: events before it.
+        """
+        body = self.body(path)
+        api = api_of(path.decode("latin-1"))
+        if api is Api.RESPONSES:
+            body = msgspec.json.encode({"type": "error", "sequence_number": number, **_said(body)})
+        named = b"event: error\n" if api in (Api.RESPONSES, Api.MESSAGES) else b""
+        return b"%bdata: %b\n\n" % (named, body)
 
     @property
     def headers(self) -> Headers:
@@ -58,6 +68,26 @@ def engine_error(status: int, body: bytes) -> ClientError:
     """Returns the error that an engine reported. Args: body: its error object, as JSON."""
     retry_after = 1 if status in (429, 503) else None
     return ClientError(status, "the engine failed", "engine_failed", retry_after, body_as_is=body)
+
+
+class _Error(msgspec.Struct):
+    message: str
+    type: str = "server_error"
+    param: str | None = None
+    code: str | None = None
+
+
+class _Body(msgspec.Struct):
+    error: _Error
+
+
+def _said(body: bytes) -> dict[str, str | None]:
+    """Returns the fields of an error in OpenAI's form that an event of OpenAI Responses has."""
+    try:
+        said = msgspec.json.decode(body, type=_Body).error
+    except ValueError:
+        said = _Error("the engine failed", code="engine_failed")
+    return {"code": said.code or said.type, "message": said.message, "param": said.param}
 
 
 def engine_died(body: bytes) -> bool:

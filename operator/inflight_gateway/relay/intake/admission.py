@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from inflight_base.manifest.api_keys import TENANT_NAME
@@ -201,13 +200,8 @@ _NOBODY, _BY_MODEL = BodyOwner(keyed=False, name=""), BodyOwner(keyed=False, nam
 
 
 def _client(request: Request) -> Client:
-    headers: Mapping[bytes, bytes] = dict(request.headers)
-    given = presented_key(_text(headers.get(b"authorization")), _text(headers.get(b"api-key")))
+    headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in request.headers}
     # Envoy appends the address of its peer; what a client sends comes before it.
-    address = _text(headers.get(b"x-forwarded-for")).rpartition(",")[2].strip()
+    address = headers.get("x-forwarded-for", "").rpartition(",")[2].strip()
     token = request.token_tenant
-    return Client(given, None if token is None else _text(token), address)
-
-
-def _text(value: bytes | None) -> str:
-    return "" if value is None else value.decode("latin-1")
+    return Client(presented_key(headers), None if token is None else token.decode("latin-1"), address)

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from inflight_gateway.relay.answers.frames import MAX_EVENT_BYTES, MAX_FRAMES, Frame, FrameParser, FrameTooLong
+from inflight_gateway.relay.answers.frames import (
+    MAX_EVENT_BYTES,
+    MAX_FRAMES,
+    ONE_TOKEN,
+    Frame,
+    FrameParser,
+    FrameTooLong,
+)
 
 LINES = st.sampled_from([b":h", b":t 0 1,2", b":f 1 stop", b"data: {}", b"data: [DONE]", b"data: caf\xc3\xa9 : x"])
 TEXTS = st.lists(st.lists(LINES, min_size=1, max_size=4), max_size=8)
@@ -47,3 +54,14 @@ def test_a_frame_in_many_parts_takes_linear_time():
         parser.feed(b"x" * 100)
     (frame,) = parser.feed(b"\n\n")
     assert len(frame.data) == 2_000_002
+
+
+def test_several_events_of_one_frame_come_together():
+    sent = b":t 0 5\nevent: a\ndata: {}\n\r\nevent: b\ndata: {}\n\n"
+    data = b"event: a\ndata: {}\n\nevent: b\ndata: {}\n\n"
+    for cut in range(len(sent)):
+        parser = FrameParser(1000)
+        assert [*parser.feed(sent[:cut]), *parser.feed(sent[cut:])] == [Frame((b"t 0 5",), data)]
+    assert FrameParser(1000).feed(sent.partition(b"\n")[2]) == [Frame((), data)]
+    assert not ONE_TOKEN.fullmatch(sent)
+    assert ONE_TOKEN.fullmatch(b":t 0 5\nevent: a\ndata: {}\n\n")

@@ -141,3 +141,40 @@ def test_absurd_counts_are_not_read():
     plain = PlainUsage(strip=False)
     plain.take(b'{"usage":{"completion_tokens":' + b"9" * 400 + b"}}")
     assert plain.usage is None
+
+
+ANTHROPIC = {"input_tokens": 3, "cache_read_input_tokens": 4, "output_tokens": 9}
+RESPONSES = {"input_tokens": 7, "input_tokens_details": {"cached_tokens": 4}, "output_tokens": 9}
+
+
+def named(name: str, **fields) -> bytes:
+    return f"event: {name}\n".encode() + event(type=name, **fields)
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [json.dumps({"content": [{"text": "x" * 9000}], "usage": ANTHROPIC}).encode()],
+        [
+            named("message_start", message={"usage": {**ANTHROPIC, "output_tokens": 1}}),
+            *[named("content_block_delta", delta={"text": '"output_tokens": 2,' * 9})] * 300,
+            named("message_delta", usage={"output_tokens": 9}) + named("message_stop"),
+        ],
+        [*[named("response.output_text.delta", delta="x" * 99)] * 99, named("response.completed", usage=RESPONSES)],
+        [json.dumps({"id": "r", "output": [{"text": "x" * 9000}], "usage": RESPONSES}).encode()],
+        [json.dumps({"id": "rerank", "usage": COUNTS, "results": ["x" * 9000]}).encode()],
+    ],
+    ids=["message", "messages", "responses", "response", "counts first"],
+)
+def test_counts_of_other_apis_are_read(parts):
+    plain = PlainUsage(strip=False)
+    assert b"".join(map(plain.take, parts)) + plain.end() == b"".join(parts)
+    assert plain.usage == Usage(7, 4, 9)
+
+
+@pytest.mark.parametrize("delta", [{"delta": "x"}, {"delta": {"text": "x"}}, {"delta": {"partial_json": "x"}}])
+def test_streams_of_other_apis_without_counts_count_their_texts(delta):
+    plain = PlainUsage(strip=False)
+    for _ in range(3):
+        plain.take(named("delta", **delta))
+    assert plain.usage == Usage(completion_tokens=3)

@@ -75,6 +75,7 @@ def test_a_right_key_gives_tenant_and_key_id(admission):
     assert (admitted.config.key, admitted.tenant, admitted.key_id) == (CHAT, "acme", "key-acme")
     assert admitted.owner.keyed
     assert check(admission, head(key=b"", api_key=b"right")).tenant == "acme"
+    assert check(admission, head(path=b"/v1/messages", key=b"", x_api_key=b"right")).tenant == "acme"
 
 
 def test_services_without_keys_take_requests_as_they_are(admission):

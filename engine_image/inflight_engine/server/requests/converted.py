@@ -1,0 +1,87 @@
+"""Bodies of other APIs as chat requests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from fastapi.exceptions import RequestValidationError
+from pydantic import BeforeValidator, ValidationError
+from pydantic_core import PydanticCustomError
+
+from inflight_contract.errors import ApiError
+from inflight_engine.server.errors import describe_invalid
+from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
+from inflight_engine.server.requests.fields import SchedulingFields
+
+
+class ConvertedChat(ChatCompletionRequest):
+    """A chat request made of another API's body."""
+
+    cuts_max_tokens: ClassVar[bool] = True
+
+
+def shared_fields(body: SchedulingFields) -> dict[str, Any]:
+    """Fields that a body shares with chat requests, by their names in JSON."""
+    fields = SchedulingFields.model_fields.items()
+    return {field.alias or name: getattr(body, name) for name, field in fields}
+
+
+def as_chat(values: Mapping[str, Any]) -> ConvertedChat:
+    """The chat request with these fields; null ones are left out.
+
+    Raises:
+        ApiError: 400, a value is not permitted.
+    """
+    given = {name: value for name, value in values.items() if value is not None}
+    try:
+        chat = ConvertedChat.model_validate(given)
+    except ValidationError as error:
+        findings = [{**finding, "loc": ("body", *finding["loc"])} for finding in error.errors(include_url=False)]
+        raise describe_invalid(RequestValidationError(findings, body=given)) from None
+    chat.check()
+    return chat
+
+
+def in_words_of(names: Mapping[str, str], error: ApiError) -> ApiError:
+    """An error whose fields have the names of the client's API.
+
+    Args:
+        names: of fields of a chat request in that API. Where they have another name, the first part counts.
+    """
+    first, _, rest = (error.param or "").partition(".")
+    if first not in names:
+        return error
+    place, _, said = error.message.partition(": ")
+    message = said if place.partition(".")[0] == first else error.message
+    named = names[first]
+    param = f"{named}.{rest}".replace(".function.", ".") if rest and named == first else named
+    return ApiError(error.status, f"{param}: {message}", param, error.code, error.retry_after, error.headers)
+
+
+def kinds(what: str, *types: str, default: str | None = None) -> BeforeValidator:
+    """Objects of some types; others are refused by their names.
+
+    Args:
+        what: it is.
+        default: the type of an object that names none.
+    """
+
+    def check(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        kind = value.get("type") or default
+        if not isinstance(kind, str) or kind not in types:
+            known = ", ".join(types)
+            message = "{what} of type {kind} are not supported by this server, only: {known}"
+            raise PydanticCustomError(
+                "unsupported_parameter", message, {"what": what, "kind": str(kind)[:64], "known": known}
+            )
+        return {**value, "type": kind}
+
+    return BeforeValidator(check)
+
+
+def shape(value: Any) -> str:
+    """Tells text from a list, for unions of both."""
+    return "list" if isinstance(value, list) else "text"

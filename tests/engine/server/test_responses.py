@@ -1,0 +1,247 @@
+"""/v1/responses: items in and out, whole and streamed."""
+
+import asyncio
+
+import pytest
+
+from inflight_engine.formats.choose import ModelText
+from inflight_engine.request import FinishReason
+from inflight_engine.server.responses.requests import ResponsesRequest
+from tests.engine.server.fake_engine import ByteTokenizer, until
+from tests.engine.server.sse import events, response_of
+
+PATH = "/v1/responses"
+BODY = {"model": "fake", "input": "?"}
+TOOL = {"type": "function", "name": "f", "parameters": {"properties": {"a": {"type": "integer"}}}}
+CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+THINK_MODEL = ModelText(chat_template="<think>")
+
+
+async def ask(make_fake, text, reason=FinishReason.STOP, headers=None, **body):
+    """The answer to a request, which the engine answers with this text."""
+    tokenizer = ByteTokenizer()
+    tokenizer.model_text = THINK_MODEL
+    fake = await make_fake(tokenizer=tokenizer, tool_call_parser="hermes")
+    call = asyncio.create_task(fake.http.post(PATH, json={**BODY, **body}, headers=headers))
+    await until(lambda: fake.engine.requests or call.done())
+    for request_id in fake.engine.requests:
+        fake.engine.answer(request_id, text, reason=reason)
+    return await call
+
+
+def response(answer):
+    """The response of a whole answer, or of the last event of a stream."""
+    assert answer.status_code == 200, answer.text
+    if answer.headers["content-type"].startswith("application/json"):
+        return answer.json()
+    assert answer.text.endswith("data: [DONE]\n\n")
+    return response_of(events(answer.text))
+
+
+def without_ids(items):
+    ids = [each.pop("id") for each in items] + [each.pop("call_id") for each in items if "call_id" in each]
+    assert len({*ids}) == len(ids)
+    return items
+
+
+def message(text, status="completed"):
+    part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+    return {"type": "message", "role": "assistant", "status": status, "content": [part]}
+
+
+def reasoning(text):
+    content = [{"type": "reasoning_text", "text": text}]
+    return {"type": "reasoning", "status": "completed", "summary": [], "content": content}
+
+
+def function_call(arguments, status="completed"):
+    return {"type": "function_call", "name": "f", "arguments": arguments, "status": status}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_text_is_a_message(make_fake, stream):
+    found = response(await ask(make_fake, "Hi", stream=stream))
+    assert without_ids(found["output"]) == [message("Hi")]
+    assert (found["status"], found["error"], found["incomplete_details"]) == ("completed", None, None)
+    usage = found["usage"]
+    assert (usage["input_tokens"], usage["output_tokens"], usage["total_tokens"]) == (7, 2, 9)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_thinking_text_and_calls_are_items_in_their_order(make_fake, stream):
+    text = f"<think>Hm.</think>See: {CALL}{CALL}"
+    found = response(await ask(make_fake, text, tools=[TOOL], stream=stream))
+    items = [reasoning("Hm."), message("See:"), function_call('{"a": 1}'), function_call('{"a": 1}')]
+    assert without_ids(found["output"]) == items
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_of_the_greatest_length_is_incomplete(make_fake, stream):
+    text, bound = "<think>Hm.</think>" + CALL[:45], FinishReason.LENGTH
+    found = response(await ask(make_fake, text, bound, tools=[TOOL], stream=stream, max_output_tokens=80))
+    assert (found["status"], found["incomplete_details"]) == ("incomplete", {"reason": "max_output_tokens"})
+    assert without_ids(found["output"]) == [reasoning("Hm."), function_call('{"a": 1', "incomplete")]
+    assert found["max_output_tokens"] == 80
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_an_answer_without_text_is_an_empty_message(make_fake, stream):
+    assert without_ids(response(await ask(make_fake, "", stream=stream))["output"]) == [message("")]
+
+
+async def test_a_stream_begins_items_before_their_deltas_and_ends_them_in_order(make_fake):
+    answer = await ask(make_fake, "<think>ab</think>cd", stream=True)
+    part = "response.content_part"
+    assert list(dict.fromkeys(each["type"] for each in events(answer.text))) == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        f"{part}.added",
+        "response.reasoning_text.delta",
+        "response.reasoning_text.done",
+        f"{part}.done",
+        "response.output_item.done",
+        "response.output_text.delta",
+        "response.output_text.done",
+        "response.completed",
+    ]
+
+
+async def test_nothing_is_stored_and_the_response_says_so(make_fake):
+    assert response(await ask(make_fake, "Hi", store=True))["store"] is False
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"background": True}, "background"),
+        ({"tools": [{"type": "web_search"}]}, "tools.0"),
+        ({"tools": [TOOL, {"type": "custom", "name": "g"}]}, "tools.1"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "u"}]}]}, "input.0.content.0"),
+        ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input.0"),
+        ({"include": ["file_search_call.results"]}, "include.0"),
+        ({"unknown": 1}, "unknown"),
+    ],
+)
+async def test_what_is_not_supported_is_named(make_fake, body, param):
+    error = (await (await make_fake()).post(PATH, **{**BODY, **body})).json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"tool_choice": "required"}, "tool_choice"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": 3.0}, "temperature"),
+        ({"tools": [{**TOOL, "name": "no name"}]}, "tools.0.name"),
+        ({"reasoning": {"effort": "much"}}, "reasoning"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "what"}}}}, "text"),
+        ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "1"}]}, "input.0.arguments"),
+        ({"input": "x" * 200}, "input"),
+    ],
+)
+async def test_errors_have_the_names_of_this_api(make_fake, body, param):
+    fake = await make_fake(tool_call_parser="hermes")
+    answer = await fake.post(PATH, **{**BODY, **body})
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith(f"{param}: ")
+    assert "response_format" not in error["message"]
+
+
+async def test_a_limit_above_the_context_is_cut_to_it(make_fake):
+    assert response(await ask(make_fake, "Hi", max_output_tokens=100_000))["max_output_tokens"] == 100_000
+
+
+def chat(**body):
+    request = ResponsesRequest.model_validate({**BODY, **body}).chat()
+    return request.model_dump(exclude_none=True, by_alias=True)
+
+
+def test_items_of_a_turn_are_one_message():
+    items = [
+        {"role": "developer", "content": "Be kind."},
+        {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"type": "reasoning", "id": "rs_1", **{k: v for k, v in reasoning("Hm.").items() if k != "type"}},
+        {**message("See:"), "id": "msg_1"},
+        {**function_call("{}"), "call_id": "1"},
+        {**function_call("{}"), "call_id": "2"},
+        {"type": "function_call_output", "call_id": "1", "output": [{"type": "input_text", "text": "one"}]},
+        {"type": "function_call_output", "call_id": "2", "output": "two"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "So."}]},
+        {"role": "assistant", "content": "Yes", "phase": "commentary"},
+        {"role": "assistant", "content": "No", "phase": "final_answer"},
+    ]
+    call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert chat(input=items, instructions="Be brief.")["messages"] == [
+        {"role": "system", "content": "Be brief.\n\nBe kind."},
+        {"role": "user", "content": "a\nb"},
+        {
+            "role": "assistant",
+            "content": "See:",
+            "reasoning": "Hm.",
+            "tool_calls": [{**call, "id": "1"}, {**call, "id": "2"}],
+        },
+        {"role": "tool", "tool_call_id": "1", "content": "one"},
+        {"role": "tool", "tool_call_id": "2", "content": "two"},
+        {"role": "assistant", "content": "Yes", "reasoning": "So."},
+        {"role": "assistant", "content": "No"},
+    ]
+
+
+async def test_the_output_of_an_answer_is_the_input_of_the_next(make_fake):
+    found = response(await ask(make_fake, f"<think>Hm.</think>See: {CALL}", tools=[TOOL]))
+    messages = chat(input=[{"role": "user", "content": "?"}, *found["output"]])["messages"]
+    call_id = found["output"][-1]["call_id"]
+    call = {"id": call_id, "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    assert messages[1:] == [{"role": "assistant", "reasoning": "Hm.", "content": "See:", "tool_calls": [call]}]
+
+
+@pytest.mark.parametrize(
+    ("choice", "meant", "tools"),
+    [
+        ("required", "required", ["f", "g"]),
+        ({"type": "function", "name": "g"}, {"type": "function", "function": {"name": "g"}}, ["f", "g"]),
+        (
+            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]},
+            "required",
+            ["g"],
+        ),
+    ],
+)
+async def test_choices_of_tools(make_fake, choice, meant, tools):
+    asked = {"tools": [TOOL, {**TOOL, "name": "g"}], "tool_choice": choice}
+    request = chat(**asked)
+    assert request["tool_choice"] == meant
+    assert [each["function"]["name"] for each in request["tools"]] == tools
+    assert response(await ask(make_fake, CALL, **asked))["tool_choice"] == choice
+
+
+def test_formats_of_the_text():
+    form = {"type": "json_schema", "name": "a", "schema": {"type": "object"}, "strict": True}
+    described = {"name": "a", "schema": {"type": "object"}, "strict": True}
+    assert chat(text={"format": form})["response_format"] == {"type": "json_schema", "json_schema": described}
+    assert chat(text={"format": {"type": "json_object"}})["response_format"] == {"type": "json_object"}
+
+
+async def test_an_answer_that_fails_in_its_stream_ends_with_a_failed_response(make_fake):
+    fake = await make_fake(request_timeout=0.2)
+    call = asyncio.create_task(fake.post(PATH, **BODY, stream=True))
+    await until(lambda: fake.engine.requests)
+    fake.engine.report(admitted=[(0, 0)])
+    fake.engine.report(tokens={0: ord("a")})
+    found = events((await call).text)
+    assert [each["type"] for each in found[-2:]] == ["error", "response.failed"]
+    assert [each["sequence_number"] for each in found] == list(range(len(found)))
+    assert found[-1]["response"]["status"] == "failed"
+    assert found[-1]["response"]["error"]["message"] == found[-2]["message"]
+
+
+@pytest.mark.parametrize("field", ["messages", "max_tokens", "n"])
+async def test_fields_of_chat_requests_are_unknown(make_fake, field):
+    error = (await (await make_fake()).post(PATH, **BODY, **{field: 1})).json()["error"]
+    assert (error["param"], error["code"]) == (field, "unsupported_parameter")

@@ -1,0 +1,204 @@
+"""OpenAI Responses, Anthropic Messages, embeddings and scores: streams go on, and errors have the form of their API."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import aiohttp
+import pytest
+
+from inflight_base.manifest.engines import EngineType
+from tests.gateway.relay.conftest import QUICK, Setup
+from tests.gateway.relay.fake_engine import CREATED, Do, FakeEngine, Seen, token
+
+RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
+ASKED = {
+    RESPONSES: {"model": "m", "stream": True, "max_output_tokens": 5, "seed": 3, "input": "hi"},
+    MESSAGES: {"model": "m", "stream": True, "max_tokens": 5, "messages": [{"role": "user", "content": "hi"}]},
+}
+PATHS = pytest.mark.parametrize("path", [RESPONSES, MESSAGES])
+USAGE = {"prompt_tokens": 5, "cached_tokens": 1, "completion_tokens": 5}
+
+
+def groups(path: str) -> list[tuple[bytes, list[tuple[str, dict]]]]:
+    """Notes and events of each frame of an answer with five tokens."""
+    ids = [token(3, position) for position in range(5)]
+    if path == MESSAGES:
+        begin = [("message_start", {"message": {"id": "msg", "usage": {"input_tokens": 4, "output_tokens": 0}}})]
+        delta, block = "content_block_delta", [("content_block_start", {"index": 0})]
+        ends = [("content_block_stop", {"index": 0})]
+        last = [("message_delta", {"usage": {"output_tokens": 5}}), ("message_stop", {})]
+    else:
+        begin = [("response.created", {"response": {"created_at": CREATED}}), ("response.in_progress", {})]
+        delta, block = "response.output_text.delta", [("response.output_item.added", {}), ("response.part.added", {})]
+        ends = [("response.output_text.done", {}), ("response.output_item.done", {})]
+        last = [("response.completed", {"response": {"usage": USAGE}})]
+    frames: list[tuple[bytes, list[tuple[str, dict]]]] = [(b"", [event]) for event in begin]
+    for position, number in enumerate(ids):
+        note = b":t 0 %d\n" % number
+        text = [(delta, {"delta": f" {number}é"})] if position != 2 else []
+        frames.append((note, (block if not position else []) + text))
+    frames.append((b":f 0 length\n", ends))
+    frames.append((b":u " + json.dumps(USAGE).encode() + b"\n", last))
+    return frames
+
+
+def frames_of(path: str, given: dict | None) -> bytes:
+    """The frames of the answer, or of its rest."""
+    known = given["choices"][0] if given else {"token_ids": [], "finish_reason": None}
+    assert known["token_ids"] == [token(3, position) for position in range(len(known["token_ids"]))]
+    number, left, sent = 0, len(known["token_ids"]), b""
+    for note, events in groups(path):
+        skipped = given is not None and (
+            not note or (note.startswith(b":f") and known["finish_reason"]) or (note.startswith(b":t") and left > 0)
+        )
+        left -= note.startswith(b":t")
+        if given is not None and not skipped:
+            assert given.get("sequence_number") == (number if path == RESPONSES else None), note
+            given = {**given, "sequence_number": number + len(events)} if path == RESPONSES else given
+        written = []
+        for name, fields in events:
+            numbered = {"sequence_number": number} if path == RESPONSES else {}
+            number += 1
+            data = json.dumps({"type": name, **numbered, **fields}, separators=(",", ":"), ensure_ascii=False)
+            written.append(f"event: {name}\ndata: {data}\n".encode())
+        if not skipped:
+            sent += note + b"\r\n".join(written) + b"\n"
+    return sent + b"data: [DONE]\n\n"
+
+
+def undisturbed(path: str) -> bytes:
+    lines = frames_of(path, None).replace(b"\r\n", b"\n").split(b"\n")
+    events = b"\n".join(line for line in lines if not line.startswith(b":"))
+    while b"\n\n\n" in events:
+        events = events.replace(b"\n\n\n", b"\n\n")
+    return events if path == RESPONSES else events.removesuffix(b"data: [DONE]\n\n")
+
+
+class Engines(FakeEngine):
+    """Engines whose answers are `frames_of`, unless the script has others. Plain ones are cut, too."""
+
+    async def _answer(self, do: Do, seen: Seen, number: int, reader, writer) -> bool:
+        if do.frames is None and not do.status:
+            do = replace(do, frames=frames_of(seen.target, seen.json.get("inflight_continuation")))
+        kept = await super()._answer(do, seen, number, reader, writer)
+        return kept and not (do.status and do.cut is not None)
+
+
+@pytest.fixture
+async def relay(make) -> Setup:
+    patient = replace(QUICK, limits=replace(QUICK.limits, max_deaths=6))
+    return await make(patient, engine=Engines(), max_attempts=6)
+
+
+@PATHS
+async def test_a_stream_passes_without_its_notes(relay, path):
+    status, headers, body = await relay.post(ASKED[path], path)
+    assert (status, headers["content-type"], body) == (200, "text/event-stream", undisturbed(path))
+    assert relay.picker.asked[0].path == path
+    report = await relay.report()
+    counts = [report[name] for name in ("prompt_tokens", "cached_tokens", "completion_tokens")]
+    assert (counts, report["path"]) == ([*USAGE.values()], path)
+
+
+@PATHS
+@pytest.mark.parametrize("split", [0, 7])
+async def test_a_cut_at_any_byte_makes_no_difference(relay, path, split):
+    for cut in range(0, len(frames_of(path, None)), 1 if not split else 23):
+        relay.script(Do(cut=cut, split=split), Do(cut=cut // 2), Do())
+        status, _, body = await relay.post(ASKED[path], path)
+        assert (status, body) == (200, undisturbed(path)), cut
+
+
+@pytest.mark.parametrize(
+    ("path", "error"),
+    [
+        (RESPONSES, {"type": "error", "sequence_number": 5, "code": "engine_lost", "param": None}),
+        (MESSAGES, {"type": "error", "error": {"type": "api_error", "code": "engine_lost"}}),
+    ],
+)
+async def test_an_error_within_a_stream_is_an_event_of_its_api(relay, path, error):
+    await relay.configure(continuation=False)
+    frames = frames_of(path, None)
+    relay.script(Do(cut=frames.index(b"\n\n", frames.index(b":t ")) + 2))
+    _, _, body = await relay.post(ASKED[path], path)
+    name, data = body.removesuffix(b"\n\n").rpartition(b"event: ")[2].split(b"\ndata: ")
+    said = json.loads(data)
+    assert name == b"error"
+    assert {**said, **({"error": {**said["error"], **error["error"]}} if "error" in error else error)} == said
+    assert b"[DONE]" not in body
+
+
+@pytest.mark.parametrize("body", [b'{"error":{"message":"broken","type":"server_error","code":null}}', b"{}", b"no"])
+async def test_an_engines_error_within_a_stream_of_responses_has_its_words(relay, body):
+    frames = frames_of(RESPONSES, None)
+    cut = frames.index(b"\n\n", frames.index(b":t ")) + 2
+    relay.script(Do(cut=cut, error=b":e 500 final\ndata: " + body + b"\n\n"))
+    _, _, answer = await relay.post(ASKED[RESPONSES], RESPONSES)
+    said = json.loads(answer.removesuffix(b"\n\n").rpartition(b"data: ")[2])
+    message, code = ("broken", "server_error") if b"broken" in body else ("the engine failed", "engine_failed")
+    assert said == {"type": "error", "sequence_number": 5, "code": code, "message": message, "param": None}
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "kind"),
+    [(MESSAGES, 400, "invalid_request_error"), (f"{MESSAGES}/batches", 404, "not_found_error")],
+)
+async def test_errors_of_the_gateway_have_anthropics_form_on_its_paths(relay, path, status, kind):
+    async with relay.session.post(f"http://svc.ns{path}", data=b"[]") as answer:
+        said = await answer.json()
+    assert (answer.status, said["type"], said["error"]["type"]) == (status, "error", kind)
+
+
+async def test_anthropics_count_of_tokens_is_asked_of_a_ready_engine(relay):
+    path = f"{MESSAGES}/count_tokens"
+    relay.script(Do(status=200, body=b'{"input_tokens":3}'))
+    status, _, body = await relay.post(ASKED[MESSAGES], path)
+    assert (status, body, relay.engine.seen[0].target, relay.picker.asked) == (200, b'{"input_tokens":3}', path, [])
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/score", "/rerank", RESPONSES])
+async def test_bodies_that_are_no_objects_are_refused(relay, path):
+    async with relay.session.post(f"http://svc.ns{path}", data=b'{"input": "\xff"}') as answer:
+        assert (answer.status, (await answer.json())["error"]["code"]) == (400, "unreadable_body")
+
+
+POOLED = b':h\n\n:u {"prompt_tokens":9}\n:w 200\ndata: {"object":"list","data":[],"usage":{"prompt_tokens":9}}\n\n'
+
+
+@pytest.mark.parametrize("frames", [True, False], ids=["frames", "plain"])
+async def test_embeddings_are_tried_again_and_count_the_tokens_of_their_prompts(relay, frames):
+    whole = POOLED.partition(b"data: ")[2].strip()
+    answer = (
+        Do(frames=POOLED) if frames else Do(status=200, body=whole, headers=(("content-type", "application/json"),))
+    )
+    relay.script(Do(no_head=True), replace(answer, cut=30) if frames else Do(no_head=True), answer)
+    status, headers, body = await relay.post({"model": "m", "input": ["a", "b"]}, "/v1/embeddings")
+    assert (status, headers["content-type"], body) == (200, "application/json", whole)
+    report = await relay.report()
+    assert (report["prompt_tokens"], report["completion_tokens"]) == (9, 0)
+    ask = relay.picker.asked[0]
+    assert (ask.body.choices, ask.body.max_tokens, ask.path) == (2, 0, "/v1/embeddings")
+
+
+@PATHS
+@pytest.mark.parametrize("name", ["vllm", "custom"])
+async def test_engines_of_other_makes_are_tried_again_before_their_first_byte_only(relay, path, name):
+    await relay.configure(engine=EngineType(name))
+    events = undisturbed(path)
+    head = (("content-type", "text/event-stream"),)
+    relay.script(Do(no_head=True), Do(status=502, body=b"{}"), Do(status=200, body=events, headers=head))
+    status, _, body = await relay.post(ASKED[path], path)
+    assert (status, body) == (200, events)
+    report = await relay.report()
+    prompt = 5 if path == RESPONSES else 4
+    assert (report["prompt_tokens"], report["completion_tokens"], report["error"]) == (prompt, 5, "")
+    assert "return_token_ids" not in relay.engine.seen[0].json
+
+    broken = (("content-length", "100000"), *head)
+    relay.script(Do(status=200, body=events[:60], headers=broken, cut=60))
+    relay.engine.seen.clear()
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await relay.post(ASKED[path], path)
+    assert len(relay.engine.seen) == 1
