@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -59,14 +59,14 @@ DIFFERENT = {
 _TEXT = """# vLLM's fields and flags
 
 Names in vLLM {version}, and what this engine does with each. A request with a field that is not taken gets status 400
-with the name of the field in `param`; a flag that is not taken ends the start with an error that names it. Nothing is
-ignored silently.
+with the name of the field in `param`; a flag that is not taken ends the start with an error that names it.
 """
 
 _FIELDS = """
 ## Fields of requests
 
-`yes`: taken. `400`: refused, except with null or a value that has no effect. Empty: vLLM has no such field there.
+`yes`: taken. `no effect`: any value is accepted, since none has a meaning here. `400`: refused, except with null or a
+value that has no effect. Empty: vLLM has no such field there.
 
 """
 
@@ -114,10 +114,10 @@ def page() -> str:
     )
 
 
-def _mark(field: str, theirs: Iterable[str], taken: Iterable[str]) -> str:
+def _mark(field: str, theirs: Iterable[str], taken: Mapping[str, bool]) -> str:
     if field not in theirs:
         return ""
-    return "yes" if field in taken else "400"
+    return {None: "400", True: "yes", False: "no effect"}[taken.get(field)]
 
 
 def bodies() -> dict[str, tuple[type[BaseModel], ...]]:
@@ -140,15 +140,17 @@ def _models(annotation: object) -> Iterator[type[BaseModel]]:
         yield annotation
 
 
-def taken_fields() -> dict[str, set[str]]:
-    """Returns the fields that have a meaning, by path. Fields that only take values without effect have the type
-    `object`."""
+def taken_fields() -> dict[str, dict[str, bool]]:
+    """Returns the fields that take any value, by path; True: it has a meaning.
+
+    Fields without a meaning have the type `object`, with a validator where only values without effect are accepted.
+    """
     return {
         path: {
-            info.alias or name
+            info.alias or name: info.annotation is not object
             for model in models
             for name, info in model.model_fields.items()
-            if info.annotation is not object
+            if info.annotation is not object or not info.metadata
         }
         for path, models in bodies().items()
     }
