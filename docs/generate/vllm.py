@@ -122,7 +122,8 @@ def _mark(field: str, theirs: Iterable[str], taken: Mapping[str, bool]) -> str:
 
 def bodies() -> dict[str, tuple[type[BaseModel], ...]]:
     """Returns the types of the bodies that the engine takes, by path; of several, a body is one of them."""
-    app = create_app(Any, Any, lambda: None)
+    unused: Any = None
+    app = create_app(unused, unused, lambda: None)
     routers = [getattr(each, "original_router", each) for each in app.routes]
     routes = [route for router in routers for route in getattr(router, "routes", ())]
     return {
