@@ -59,11 +59,5 @@ SUITES = (
     ),
     Suite("openai", ("openai==3.54.0",)),
     Suite("openai-agents", ("openai-agents==0.24.0",)),
-    Suite("instructor", ("instructor==1.17.0",)),
     Suite("pydantic-ai", ("pydantic-ai-slim[openai,anthropic]==2.68.0",)),
-    Suite("langchain", ("langchain-openai==1.7.3", "langchain-tests==1.1.9"), ("-o", "asyncio_mode=auto")),
-    Suite("litellm", ("litellm[proxy]==1.106.2",)),
-    Suite("lm-eval", ("lm-eval[api]==0.4.13",)),
-    Suite("schemathesis", ("schemathesis==4.32.5", "llm-comply==0.5.0")),
-    Suite("vllm-bench", ()),
 )
