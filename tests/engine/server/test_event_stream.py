@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.answers.writer import AnswerWriter
+from inflight_engine.server.answers.writer import DONE, AnswerWriter
 from inflight_engine.server.requests.generation import Piece
 from tests.engine.server.fake_engine import until
 
@@ -27,6 +27,8 @@ class Choice:
 
 class Plain:
     """Writes text as it is."""
+
+    done = DONE
 
     def first(self):
         return b"<"
