@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from pkgutil import iter_modules
 from types import UnionType
-from typing import Any, Union, get_args, get_origin
+from typing import Union, get_args, get_origin
 
 from fastapi.routing import APIRoute
 from pydantic import BaseModel
@@ -12,7 +14,7 @@ from pydantic import BaseModel
 from docs.generate.markdown import GENERATED, cell, code, table
 from docs.generate.parsers import PARSERS, flags_of, subcommands
 from docs.generate.vllm_names import kept
-from inflight_engine.server.app import create_app
+from inflight_engine.server import http
 
 REPLACED = {
     "--allowed-local-media-path": "models read text only",
@@ -122,10 +124,8 @@ def _mark(field: str, theirs: Iterable[str], taken: Mapping[str, bool]) -> str:
 
 def bodies() -> dict[str, tuple[type[BaseModel], ...]]:
     """Returns the types of the bodies that the engine takes, by path; of several, a body is one of them."""
-    unused: Any = None
-    app = create_app(unused, unused, lambda: None)
-    routers = [getattr(each, "original_router", each) for each in app.routes]
-    routes = [route for router in routers for route in getattr(router, "routes", ())]
+    modules = [import_module(each.name) for each in iter_modules(http.__path__, f"{http.__name__}.")]
+    routes = [route for module in modules if hasattr(module, "router") for route in module.router.routes]
     return {
         route.path: tuple(_models(route.body_field.field_info.annotation))
         for route in routes
