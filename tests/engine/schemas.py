@@ -1,8 +1,8 @@
 """Generated JSON schemas against the built-in model: `python -m tests.engine.schemas --count 1000`.
 
 Schemas are drawn over the keywords that llguidance supports, one in ten also with one that it does not. Each is sent as
-`response_format` with `strict: true`. A schema is refused with 400 exactly where it has a keyword that is not supported,
-and an answer that ends with `stop` is valid by jsonschema, which the command needs:
+`response_format` with `strict: true`. A schema is refused with 400 exactly where it has a keyword that is not
+supported, and an answer that ends with `stop` is valid by jsonschema, which the command needs:
 `pip install "jsonschema[format-nongpl]"`.
 """
 
