@@ -93,6 +93,7 @@ class SamplingParams:
         thinking: before the text of the grammar, or bounded; None: there is none, or any.
         bad_words: sequences of token ids, none empty: the last token of one is not sampled after its other tokens.
         allowed_token_ids: no other tokens are sampled; empty: all are allowed.
+        pooled: report the hidden state of the last token of its prompt, with the first token.
     """
 
     max_tokens: int
@@ -114,6 +115,7 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    pooled: bool = False
 
     @property
     def has_token_rules(self) -> bool:

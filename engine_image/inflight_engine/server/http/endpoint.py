@@ -92,6 +92,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     )
     inbox = Inbox(service.deliveries)
     generations = service.registry.submit(requests, tokenizer, arrived, inbox)
+    service.counts.num_samples.observe(n, len(prompts))
     call = Call(generations, inbox, sum(map(len, token_ids.values())), n, bool(body.stream), relayed)
     exchange.call = call
     return call
