@@ -6,6 +6,7 @@ A flag that is not given leaves no attribute in the namespace: then a file decid
 from __future__ import annotations
 
 import argparse
+import json
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import fields
@@ -31,6 +32,23 @@ class AppendNamed(argparse.Action):
         setattr(namespace, self.dest, (*earlier, values))
 
 
+class Several(argparse.Action):
+    """Takes one or more texts, or a JSON list of them, as vLLM does."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None
+    ) -> None:
+        given = values
+        if len(values) == 1 and values[0].startswith("["):
+            try:
+                given = json.loads(values[0])
+            except ValueError:
+                given = None
+            if not isinstance(given, list) or not all(isinstance(each, str) for each in given):
+                raise argparse.ArgumentError(self, f"{values[0]} is not a JSON list of texts")
+        setattr(namespace, self.dest, tuple(given))
+
+
 def add_flags(parser: argparse.ArgumentParser, owner: type) -> None:
     """The flags of a dataclass."""
     groups: dict[str | None, argparse._ActionsContainer] = {None: parser}
@@ -42,7 +60,7 @@ def add_flags(parser: argparse.ArgumentParser, owner: type) -> None:
 
 def add_flag(parser: argparse._ActionsContainer, name: str, setting: Setting) -> None:
     """The flag of one setting; `name`: attribute of the namespace."""
-    default = "" if setting.default in (None, "") or setting.parse else f" (default: {written(setting.default)})"
+    default = "" if setting.default in (None, "", ()) or setting.parse else f" (default: {written(setting.default)})"
     how: dict[str, Any] = {
         "help": setting.help + default,
         "type": parser_of(setting),
@@ -50,6 +68,8 @@ def add_flag(parser: argparse._ActionsContainer, name: str, setting: Setting) ->
         "metavar": setting.metavar or _METAVARS.get(setting.unit or setting.kind),
         "action": AppendNamed if setting.parse else "store",
     }
+    if setting.kind is tuple:
+        how |= {"type": str, "nargs": "+", "action": Several}
     if setting.kind is bool:
         how = {"help": setting.help, "action": "store_false" if setting.default else "store_true"}
     parser.add_argument(f"--{setting.flag}", dest=name, default=argparse.SUPPRESS, **how)
@@ -69,6 +89,8 @@ def parser_of(setting: Setting) -> Callable[[str], Any]:
 
 def written(value: Any) -> str:
     """A default as it may be given."""
+    if isinstance(value, tuple):
+        return " ".join(value)
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

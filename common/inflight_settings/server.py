@@ -61,9 +61,25 @@ class ServerSettings:
         metavar="PORT",
     )
     serving_metrics: bool = setting(True, "with --admin-port: /metrics is there only")
-    served_model_name: str = setting(
-        "", "what clients call the model (default: the last part of MODEL)", metavar="NAME"
+    served_model_names: tuple[str, ...] = setting(
+        (),
+        "what clients call the model; of several names the first is that of answers and metrics (default: the last "
+        "part of MODEL)",
+        metavar="NAME",
+        flag="served-model-name",
     )
+    api_key: tuple[str, ...] = setting(
+        (),
+        "requests need one of these keys, as a bearer token or in x-api-key; health, /metrics and admin calls do not "
+        "(default: $INFLIGHT_API_KEY, else no keys)",
+        metavar="KEY",
+    )
+    allowed_origins: tuple[str, ...] = setting(
+        (), "pages of these origins may send requests from browsers (CORS); * for all (default: none)", metavar="ORIGIN"
+    )
+    allowed_methods: tuple[str, ...] = setting(("*",), "methods of such requests", metavar="METHOD")
+    allowed_headers: tuple[str, ...] = setting(("*",), "headers of such requests", metavar="HEADER")
+    allow_credentials: bool = setting(False, "such requests may carry cookies")
     generation_config: str = setting(
         "auto",
         "where requests get the temperature, top_p, top_k, min_p and repetition_penalty that they do not set, and "

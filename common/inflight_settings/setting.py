@@ -25,7 +25,7 @@ class Setting:
         parse: parser of a value with its own syntax. The flag is repeatable; its values have distinct names.
         flag: name of the flag without dashes: the field's name, with `no-` for a switch that is on by default.
         default: None or an empty string where another setting or the model decides, which `help` describes.
-        kind: type of the value; `bool` for a switch.
+        kind: type of the value; `bool` for a switch, `tuple` for one or more texts.
         choices: names of the field's `Literal`; empty for other types.
     """
 
@@ -65,4 +65,6 @@ def _resolved(stated: Setting, name: str, hint: Any, default: Any) -> Setting:
     (kind,) = (option for option in options if option is not NoneType)
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     flag = stated.flag or ("no-" if default is True else "") + name.replace("_", "-")
-    return replace(stated, flag=flag, default=default, kind=str if choices else kind, choices=choices)
+    several = get_origin(kind) is tuple and stated.parse is None
+    kind = str if choices else tuple if several else kind
+    return replace(stated, flag=flag, default=default, kind=kind, choices=choices)

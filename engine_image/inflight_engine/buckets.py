@@ -31,6 +31,12 @@ few slots, seconds the sign of too few replicas; beyond come only queue timeouts
 END_TO_END = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120, 240, 480, 960)
 """Seconds. From a ten-token answer of a small model to a long one on CPU."""
 
+REQUEST_TOKENS = tuple(number * 10**power for power in range(6) for number in (1, 2, 5))
+"""Tokens of a prompt or an answer, to half a million: three boundaries a decade, as in vLLM."""
+
+REQUEST_N = (1, 2, 5, 10, 20, 50, 100)
+"""Answers to a prompt, at most 128."""
+
 STEP_TOKENS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
 """Tokens computed in a step. Powers of two: pure decode steps show as the batch size, prefill as the token budget."""
 

@@ -88,6 +88,10 @@ class EngineChannel:
         """End the wait of `receive`, or of its next call; from any thread."""
         os.eventfd_write(self._woken, 1)
 
+    def quiet(self, seconds: float) -> bool:
+        """Nothing arrives, and `wake` is not called, for so long."""
+        return not self._poll.poll(seconds * 1000)
+
     def receive(self, *, wait: bool) -> list[ToEngine]:
         """Receive all messages that are there; with `wait`, block until there is at least one, or `wake` is called.
 

@@ -160,6 +160,11 @@ class Engine:
             self._in_flight = self._launch()
         return self._take_in(step, ahead=ahead)
 
+    def prepare(self) -> None:
+        """Do what the first request with a grammar would wait for; some tenths of a second, once."""
+        if self._compiling is not None:
+            self._compiling.prepare()
+
     def measure_cost(self) -> StepCost | None:
         """Fit the cost model, which takes some milliseconds, where enough steps are new since the last time; call it
         when what a step brought is sent. None: there is nothing new."""

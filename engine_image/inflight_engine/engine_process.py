@@ -48,6 +48,9 @@ _WARM_UP_TOKENS_CPU = 32
 _WARM_UP_TOKENS_GPU = 512
 """Number of tokens in the step that is measured before requests come; it should take some ten milliseconds."""
 
+_QUIET_SECONDS = 0.5
+"""Time without work after which more may come late by what `Engine.prepare` takes."""
+
 
 def load(
     config: EngineConfig,
@@ -113,10 +116,14 @@ def _vocabulary(config: EngineConfig, vocab_size: int) -> LLTokenizer:
 
 def serve(engine: Engine, channel: EngineChannel) -> None:
     """Alternate messages and steps until the message `Shutdown`."""
+    prepared = False
     while True:
         idle = not engine.has_work
         if idle:
             engine.flush()  # it may be long until the next step
+            if not prepared and channel.quiet(_QUIET_SECONDS):
+                engine.prepare()
+                prepared = True
         for message in channel.receive(wait=idle):
             if isinstance(message, Shutdown):
                 return

@@ -11,7 +11,7 @@ from typing import TypeAlias
 import msgspec
 
 from inflight_cost.model import CostModel, StepWork
-from inflight_engine.output import PromptLogprobs, TokenLogprobs
+from inflight_engine.output import Pooled, PromptLogprobs, TokenLogprobs
 from inflight_engine.request import FinishReason, SamplingParams, Scheduling
 from inflight_engine.runner_info import RunnerInfo
 from inflight_settings.limits import Limits, LimitsInForce
@@ -187,6 +187,7 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
         prompt_logprobs: log-probabilities of the prompts whose requests asked for them. All of a prompt are reported
             with its first token or before; after a preemption some may be reported again.
         preempted: requests that lost their slot to others in this step.
+        pooled: hidden states of prompts whose requests asked for them, with the first token.
     """
 
     step: int
@@ -198,6 +199,7 @@ class StepReport(msgspec.Struct, frozen=True, tag=True):
     stats: StepStats
     prompt_logprobs: list[PromptLogprobs] = []
     preempted: list[int] = []
+    pooled: list[Pooled] = []
 
 
 class Configured(msgspec.Struct, frozen=True, tag=True):

@@ -44,6 +44,13 @@ class PromptLogprobs(msgspec.Struct, frozen=True, array_like=True):
     top_logprobs: bytes
 
 
+class Pooled(msgspec.Struct, frozen=True, array_like=True):
+    """The hidden state of the last token of a prompt, after the final norm: float32 little-endian bytes."""
+
+    slot: int
+    vector: bytes
+
+
 class GrammarEnd(NamedTuple):
     """A slot's text ends with its latest token, by its grammar or its rules of tokens. `error`: why no token can
     follow; empty: the text is complete."""
@@ -62,6 +69,7 @@ class StepOutput(NamedTuple):
             they asked for; their token, if they have one, means nothing.
         prompt_logprobs: log-probabilities of chunks whose requests asked for them.
         out_of_memory: an attempt to compute the step had no memory.
+        pooled: hidden states of prompts whose requests asked for them.
         grammar_ends: slots whose grammar allows no token after this one.
     """
 
@@ -71,3 +79,4 @@ class StepOutput(NamedTuple):
     prompt_logprobs: Sequence[PromptLogprobs] = ()
     out_of_memory: bool = False
     grammar_ends: Sequence[GrammarEnd] = ()
+    pooled: Sequence[Pooled] = ()

@@ -93,6 +93,7 @@ class SamplingParams:
         thinking: before the text of the grammar, or bounded; None: there is none, or any.
         bad_words: sequences of token ids, none empty: the last token of one is not sampled after its other tokens.
         allowed_token_ids: no other tokens are sampled; empty: all are allowed.
+        pooled: report the hidden state of the last token of its prompt, with the first token.
     """
 
     max_tokens: int
@@ -114,6 +115,7 @@ class SamplingParams:
     logprob_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    pooled: bool = False
 
     @property
     def has_token_rules(self) -> bool:
@@ -154,6 +156,7 @@ class Request:
         output_token_ids: tokens generated so far, kept here only while the request has no slot. A continued request
             comes with those that an earlier engine process generated, fewer than `max_tokens`.
         num_computed_tokens: tokens whose keys and values are in `host_block_ids`, while SWAPPED; otherwise 0.
+        compiled: what its grammar compiles to, kept until it ends.
         block_hashes: chained content hashes of its leading full blocks, prompt first; empty without a prefix cache.
     """
 
@@ -174,6 +177,7 @@ class Request:
     host_block_ids: tuple[int, ...] = ()
     block_hashes: list[bytes] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    compiled: object = None
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -67,7 +67,10 @@ class StepReports:
         stats = self._stats(work, step_seconds, schedule_seconds)
         slots_bytes = self._slots_bytes
         tokens = token_ids.tobytes()
-        return StepReport(plan.step, admitted, slots_bytes, tokens, logprobs, ended, stats, prompts, _preempted(plan))
+        pooled = [each for each in output.pooled if each.slot not in discarded]
+        return StepReport(
+            plan.step, admitted, slots_bytes, tokens, logprobs, ended, stats, prompts, _preempted(plan), pooled
+        )
 
     def _stats(self, work: StepWork, step_seconds: float, schedule_seconds: float) -> StepStats:
         scheduler = self._scheduler

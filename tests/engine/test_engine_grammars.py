@@ -129,9 +129,9 @@ def test_others_go_on_while_a_grammar_is_compiled(runner):
     runner, shared = runner
 
     class Slow:
-        def matcher(self, text):
+        def compiled(self, text):
             assert compiling.wait(10)
-            return shared.matcher(text)
+            return shared.compiled(text)
 
     held = Held((runner, Slow()))
     held.add(1, NUMBER)
@@ -142,6 +142,18 @@ def test_others_go_on_while_a_grammar_is_compiled(runner):
     assert held.woken.wait(10)
     _, ends = held.run()
     assert ends[1].reason is FinishReason.STOP
+
+
+def test_what_a_request_needs_stays_compiled_until_its_end(runner):
+    runner, shared = runner
+    held, pattern = Held((runner, shared)), "[0-9]{3}-[a-z]{3,4}"
+    held.add(1, pattern)
+    assert held.woken.wait(10)
+    shared._latest.clear()
+    assert regex(pattern) in shared._compiled
+    held.run()
+    shared._latest.clear()
+    assert regex(pattern) not in shared._compiled
 
 
 def test_a_request_can_be_cancelled_while_its_grammar_is_compiled(runner):

@@ -18,6 +18,7 @@ from inflight_engine.execution.memory.staging import Fetch
 from inflight_engine.execution.pieces import Pieces
 from inflight_engine.execution.sampling.grammar_masks import GrammarMasks, GrammarRow, take_tokens
 from inflight_engine.execution.sampling.logprobs import Reported, token_logprobs
+from inflight_engine.execution.sampling.pooling import PooledRows, PooledSlots
 from inflight_engine.execution.sampling.prompt_logprobs import PromptSpan, PromptTensors, prompt_reports, score_prompts
 from inflight_engine.execution.sampling.sampler import Sampler
 from inflight_engine.execution.token_feed import TokenFeed, choose_and_feed
@@ -68,6 +69,7 @@ class Runner:
         self._batch = batch
         self._host_cache = host_cache
         self._masks = masks
+        self._pooled = PooledSlots()
         self._graphs = graphs
         self._pieces = pieces
         self._on_gpu = info.device.startswith("cuda")
@@ -101,6 +103,7 @@ class Runner:
         self._batch.apply(plan)
         self._sampler.apply(plan)
         self._masks.apply(plan)
+        self._pooled.apply(plan)
         self._feed.start(plan.starts)
         for start in plan.starts:
             if start.host_block_ids:
@@ -121,12 +124,14 @@ class Runner:
 
     def _run(self, plan: StepPlan) -> _Computed:
         """Compute a plan's tokens by replaying a graph where one holds them, else kernel by kernel. Prompts are scored
-        without graphs."""
+        and pooled without graphs."""
         packed = self._batch.pack(plan)
         prompts, num_sampled = packed.prompts, len(packed.sampled_slots)
         rows = self._masks.rows(packed.sampled_slots)
         mask = partial(self._mask, rows) if rows else None
-        replayed = self._graphs.replay(packed, mask) if self._graphs is not None and prompts is None else None
+        pooled, replayed = self._pooled.rows(packed.sampled_slots), None
+        if self._graphs is not None and prompts is None and pooled is None:
+            replayed = self._graphs.replay(packed, mask)
         if replayed is not None:
             return _Computed(packed, replayed if num_sampled else None, rows=rows)
         inputs = self._forward.send(packed)
@@ -140,11 +145,12 @@ class Runner:
             )
         if not num_sampled:
             return _Computed(packed, None, scored)
+        vectors = None if pooled is None else pooled.take(hidden)
         logits = self._model.logits(hidden[:num_sampled])
         reported = logits if mask is None else mask(logits)
         slots, positions = inputs.sampled_slots, inputs.sampled_positions
         token_ids = choose_and_feed(self._sampler, self._feed, logits, slots, positions)
-        return _Computed(packed, Sampled(reported, token_ids), scored, rows)
+        return _Computed(packed, Sampled(reported, token_ids), scored, rows, pooled, vectors)
 
     def _mask(self, rows: Sequence[GrammarRow], logits: torch.Tensor) -> torch.Tensor:
         """Mask the rows in place, when the tokens of all earlier steps are there; returns the logits to report."""
@@ -156,24 +162,29 @@ class Runner:
 
     def _fetch(self, computed: _Computed) -> _Piece:
         """Begin to bring what was computed to the host."""
-        packed, sampled, scored, rows = computed
+        packed, sampled, scored, rows, pooled, vectors = computed
         slots, tensors, reported = packed.sampled_slots, [], None
         if sampled is not None:
             reported = self._sampler.report(sampled.logits, sampled.token_ids, slots)
             tensors = [sampled.token_ids]
             tensors += () if reported is None or reported.tensors is None else reported.tensors
+        if vectors is not None:
+            tensors.append(vectors)
         spans = packed.prompts.spans if packed.prompts is not None else ()
-        return _Piece(Fetch([*tensors, *(scored or ())], self._on_gpu), slots, reported, spans, rows)
+        return _Piece(Fetch([*tensors, *(scored or ())], self._on_gpu), slots, reported, spans, rows, pooled)
 
 
 class _Computed(NamedTuple):
     """Results of a step or a piece, on the device. `sampled`: None: it samples nothing. `scored`: the scores of its
-    prompt tokens; None: no request asks for them. `rows`: sampled with a grammar."""
+    prompt tokens; None: no request asks for them. `rows`: sampled with a grammar.
+    `pooled`, `vectors`: the rows whose hidden states are asked for, and these."""
 
     packed: PackedStep
     sampled: Sampled | None
     scored: PromptTensors | None = None
     rows: Sequence[GrammarRow] = ()
+    pooled: PooledRows | None = None
+    vectors: torch.Tensor | None = None
 
 
 class _InFlight:
@@ -213,6 +224,7 @@ class _InFlight:
             [scored for each in outputs for scored in each.prompt_logprobs if scored.slot not in self._failed_slots],
             self._ran_out,
             [end for each in outputs for end in each.grammar_ends],
+            [pooled for each in outputs for pooled in each.pooled],
         )
 
 
@@ -220,9 +232,10 @@ class _Piece(NamedTuple):
     """A launched step, or a piece of one.
 
     Attributes:
-        fetch: tokens where there are sampled slots, then the tensors of `reported`, then `PromptTensors` where there
-            are spans.
+        fetch: tokens where there are sampled slots, then the tensors of `reported`, then the hidden states of `pooled`,
+            then `PromptTensors` where there are spans.
         rows: sampled with a grammar.
+        pooled: rows whose hidden states are asked for; None: none are.
     """
 
     fetch: Fetch
@@ -230,6 +243,7 @@ class _Piece(NamedTuple):
     reported: Reported | None = None
     spans: Sequence[PromptSpan] = ()
     rows: Sequence[GrammarRow] = ()
+    pooled: PooledRows | None = None
 
     def wait(self) -> StepOutput:
         """The piece's output, once it is computed."""
@@ -237,10 +251,14 @@ class _Piece(NamedTuple):
         token_ids: TokenIds = on_host[0].astype(np.int32) if len(self.slots) else NO_TOKENS
         prompts = prompt_reports(on_host[-len(PromptTensors._fields) :], self.spans) if self.spans else []
         ends = take_tokens(self.rows, token_ids) if self.rows else ()
+        vectors = []
+        if self.pooled is not None:
+            num_reported = 0 if reported is None or reported.tensors is None else len(reported.tensors)
+            vectors = self.pooled.reports(on_host[1 + num_reported])
+        output = StepOutput(token_ids, [], prompt_logprobs=prompts, grammar_ends=ends, pooled=vectors)
         if reported is None:
-            return StepOutput(token_ids, [], prompt_logprobs=prompts, grammar_ends=ends)
+            return output
         if reported.tensors is None:
-            return StepOutput(token_ids, [], tuple(reported.slots.tolist()), prompts, grammar_ends=ends)
+            return output._replace(failed_slots=tuple(reported.slots.tolist()))
         sampled, top_token_ids, top = on_host[1:4]
-        reports = token_logprobs(sampled, top_token_ids, top, reported.slots, reported.num_top)
-        return StepOutput(token_ids, reports, prompt_logprobs=prompts, grammar_ends=ends)
+        return output._replace(logprobs=token_logprobs(sampled, top_token_ids, top, reported.slots, reported.num_top))

@@ -5,27 +5,40 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from weakref import WeakValueDictionary
 
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-LIMITS = LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
-"""Bounds of a grammar's cost: llguidance's own for the work of compiling (some 20 ms) and of a mask (some 15 ms), less
-memory (up to 2 kB a state)."""
+LIMITS = LLParserLimits(step_lexer_fuel=100_000, max_lexer_states=50_000, verbose_errors=False)
+"""Bounds of a grammar's cost: llguidance's own for the work of compiling (some 20 ms), less for a mask (some 7 ms:
+steps of other requests wait for it) and for memory (up to 2 kB a state)."""
 
 MAX_COMPILED = 128
-"""Number of grammars that stay compiled."""
+"""Number of grammars that stay compiled though no request has them."""
 
 
 class GrammarError(ValueError):
     """The grammar cannot be compiled; the message is llguidance's."""
 
 
+class Compiled:
+    """A grammar for a vocabulary. It stays compiled while somebody has it."""
+
+    __slots__ = ("__weakref__", "_start")
+
+    def __init__(self, start: LLMatcher) -> None:
+        self._start = start
+
+    def matcher(self) -> LLMatcher:
+        """Return a new matcher at the start of the grammar."""
+        return self._start.deep_copy()
+
+
 class Grammars:
     """Grammars by their text. Threads may share it.
 
     Args:
-        load: makes the model's vocabulary, when the first grammar needs it: some tenths of a second, in which no other
-            thread runs Python.
+        load: makes the model's vocabulary: some tenths of a second, in which no other thread runs Python.
     """
 
     def __init__(self, load: Callable[[], LLTokenizer]) -> None:
@@ -33,7 +46,8 @@ class Grammars:
         self._vocabulary: LLTokenizer | None = None
         self._loading = threading.Lock()
         self._lock = threading.Lock()
-        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._compiled: WeakValueDictionary[str, Compiled] = WeakValueDictionary()
+        self._latest: OrderedDict[str, Compiled] = OrderedDict()
 
     @property
     def vocabulary(self) -> LLTokenizer:
@@ -43,26 +57,25 @@ class Grammars:
                 self._vocabulary = self._load()
             return self._vocabulary
 
-    def matcher(self, text: str) -> LLMatcher:
-        """Return a new matcher at the start of a grammar's text; compiles the grammar where that is not done yet.
+    def compiled(self, text: str) -> Compiled:
+        """Return a grammar; compiles it where that is not done yet.
 
         Raises:
             GrammarError: it cannot be compiled.
         """
         with self._lock:
             compiled = self._compiled.get(text)
-            if compiled is not None:
-                self._compiled.move_to_end(text)
         if compiled is None:
             compiled = self._compile(text)
-            with self._lock:
-                self._compiled[text] = compiled
-                if len(self._compiled) > MAX_COMPILED:
-                    self._compiled.popitem(last=False)
-        return compiled.deep_copy()
-
-    def _compile(self, text: str) -> LLMatcher:
-        compiled = LLMatcher(self.vocabulary, text, log_level=0, limits=LIMITS)
-        if compiled.is_error():
-            raise GrammarError(compiled.get_error())
+        with self._lock:
+            self._compiled[text] = self._latest[text] = compiled
+            self._latest.move_to_end(text)
+            if len(self._latest) > MAX_COMPILED:
+                self._latest.popitem(last=False)
         return compiled
+
+    def _compile(self, text: str) -> Compiled:
+        start = LLMatcher(self.vocabulary, text, log_level=0, limits=LIMITS)
+        if start.is_error():
+            raise GrammarError(start.get_error())
+        return Compiled(start)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 
 import numpy as np
@@ -10,6 +11,14 @@ from llguidance import LLMatcher
 
 from inflight_engine.grammars.thinking import ThinkingPlace
 from inflight_engine.request import SamplingParams
+
+_QUICK = 0.001
+"""CPU seconds of a mask that are nothing out of the common."""
+
+_MAX_SLOW = 0.25
+"""CPU seconds beyond these that one answer may take from the steps of all."""
+
+_TAKES_TOO_LONG = "the masks of the grammar take too much time"
 
 Bits = npt.NDArray[np.int32]
 """Tokens of a vocabulary as bits, int32 [ceil(size / 32)]: token i is bit i % 32 of word i // 32."""
@@ -37,6 +46,8 @@ class Matching:
 
     def __init__(self, matcher: LLMatcher | None, sampling: SamplingParams, eos_token_ids: Iterable[int]) -> None:
         self.error = ""
+        self._slow = 0.0
+        """Seconds that masks took beyond `_QUICK` each."""
         self._matcher = matcher
         self._fits = True
         """The grammar allows the tokens so far; where not, they are those that open the thinking."""
@@ -111,9 +122,15 @@ class Matching:
 
     def _fill(self, bits: Bits) -> None:
         assert self._matcher is not None
+        began = time.thread_time()
         self._matcher.unsafe_compute_mask_ptr(bits.ctypes.data, bits.nbytes)
+        self._slow += max(0.0, time.thread_time() - began - _QUICK)
         if self._matcher.is_error():
             self.error = self._matcher.get_error()
+        elif self._slow > _MAX_SLOW:
+            self.error = _TAKES_TOO_LONG
+        if self.error:
+            bits.fill(-1)
 
     def _withhold(self, bits: Bits, words: tuple[npt.NDArray[np.intp], Bits]) -> None:
         index, kept = words

@@ -20,6 +20,9 @@ MAX_BYTES = 512 * 1024
 _PROBING_SECONDS = 0.5
 """CPU time to find the part of a schema that is refused."""
 
+_TRIED_BYTES = 8
+"""At the beginning of a text; of JSON the largest that are allowed are `{` and `"`, before white space."""
+
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
@@ -113,8 +116,15 @@ def check(source: Source) -> str:
     if message:
         place = "" if source.schema is None else _place(source.schema, message)
         raise GrammarError(f"{source.field}{place}: {message}")
-    # The first mask takes work that validation does not; special tokens that bytes lack do not matter here.
-    LLMatcher(LLTokenizer("byte", slices=[]), text, log_level=0, limits=LIMITS).compute_bitmask()
+    # Masks take work that validation does not; special tokens that bytes lack do not matter here.
+    matcher = LLMatcher(LLTokenizer("byte", slices=[]), text, log_level=0, limits=LIMITS)
+    for _ in range(_TRIED_BYTES):
+        allowed = int.from_bytes(matcher.compute_bitmask()[:32], "little")
+        if matcher.is_error():
+            raise GrammarError(f"{source.field}: the grammar is too large: {matcher.get_error()}")
+        if not allowed:
+            break
+        matcher.consume_token(allowed.bit_length() - 1)
     return text
 
 

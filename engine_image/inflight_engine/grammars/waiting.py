@@ -39,6 +39,10 @@ class CompilingRequests:
         self._ready: deque[CompiledRequest] = deque()
         self._thread = ThreadPoolExecutor(1, "grammars")
 
+    def prepare(self) -> None:
+        """Load the vocabulary, before the first grammar needs it."""
+        self._thread.submit(lambda: self._grammars.vocabulary)
+
     @property
     def ready(self) -> bool:
         return bool(self._ready)
@@ -69,7 +73,8 @@ class CompilingRequests:
         sampling = request.sampling
         assert sampling.grammar is not None
         try:
-            matching = Matching(self._grammars.matcher(sampling.grammar), sampling, ())
+            request.compiled = compiled = self._grammars.compiled(sampling.grammar)
+            matching = Matching(compiled.matcher(), sampling, ())
         except GrammarError as error:
             return CompiledRequest(request, error=str(error))
         except Exception as error:  # whatever the vocabulary's file or llguidance raises ends this request only

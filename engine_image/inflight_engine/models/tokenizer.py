@@ -24,6 +24,7 @@ from inflight_engine.models.generation_config import (
     token_ids,
 )
 from inflight_engine.models.gguf import GGUFFile, read_gguf
+from inflight_engine.models.pooling_config import LAST_TOKEN, PoolingConfig, read_pooling
 from inflight_engine.models.source import ModelFiles, ModelSourceError
 
 _SENTENCEPIECE_SPACE = "▁"
@@ -41,6 +42,7 @@ class Tokenizer:
         eos_token_ids: any of them ends an answer.
         sampling_defaults: for requests that do not say how to sample.
         model_text: shows the formats of tool calls and reasoning.
+        pooling: how prompts become vectors.
 
     Attributes:
         all_special_ids: its special tokens.
@@ -53,12 +55,14 @@ class Tokenizer:
         eos_token_ids: tuple[int, ...],
         sampling_defaults: SamplingDefaults = OPENAI_DEFAULTS,
         model_text: ModelText = UNKNOWN,
+        pooling: PoolingConfig = LAST_TOKEN,
     ) -> None:
         self._backend = backend
         self._chat_template = chat_template
         self.eos_token_ids = eos_token_ids
         self.sampling_defaults = sampling_defaults
         self.model_text = model_text
+        self.pooling = pooling
         self.vocab_size: int = backend.get_vocab_size(with_added_tokens=True)
         added = backend.get_added_tokens_decoder().items()
         self.all_special_ids = frozenset(id_ for id_, token in added if token.special)
@@ -224,7 +228,7 @@ def _from_folder(files: ModelFiles, generation: GenerationConfig, own_template: 
         template or "",
         str(config.get("model_type", "")),
     )
-    return Tokenizer(backend, chat_template, eos, generation.defaults, model_text)
+    return Tokenizer(backend, chat_template, eos, generation.defaults, model_text, read_pooling(files))
 
 
 def _folder_template(files: ModelFiles, settings: dict[str, Any]) -> str | None:

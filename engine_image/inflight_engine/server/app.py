@@ -9,11 +9,13 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.telemetry import TelemetryConfig
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 
 from inflight_contract.errors import ApiError
 from inflight_engine.server.admin import routes as admin
 from inflight_engine.server.errors import describe_invalid, error_response
-from inflight_engine.server.http import generate, health, openai, tokenize
+from inflight_engine.server.http import generate, health, openai, pooling, tokenize
+from inflight_engine.server.http.api_keys import ApiKeyMiddleware
 from inflight_engine.server.http.messages import router as messages_router
 from inflight_engine.server.http.middleware import (
     REQUEST_ID_HEADER,
@@ -40,7 +42,7 @@ def create_app(
         admin_port: port of admin calls; None: this one.
     """
     app = _app(service, responses, drain)
-    generating = (openai.router, responses_router, messages_router, generate.router)
+    generating = (openai.router, responses_router, messages_router, generate.router, pooling.router)
     routers = (*generating, tokenize.router, admin.router, health.router)
     for router in routers:
         app.include_router(router)
@@ -72,6 +74,18 @@ def _app(service: Service, responses: OpenResponses, drain: Callable[[], None]) 
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(Exception, _unexpected)
+    config = service.config
+    if config.api_key:
+        app.add_middleware(ApiKeyMiddleware, keys=config.api_key)
+    if config.allowed_origins:
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=config.allowed_origins,
+            allow_methods=config.allowed_methods,
+            allow_headers=config.allowed_headers,
+            allow_credentials=config.allow_credentials,
+            expose_headers=[REQUEST_ID_HEADER],
+        )
     app.add_middleware(EdgeMiddleware, service=service, responses=responses)
     return app
 

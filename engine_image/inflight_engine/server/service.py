@@ -17,7 +17,7 @@ from inflight_engine.server.admission.admission import QueueAdmission
 from inflight_engine.server.answers.respond import Heartbeats
 from inflight_engine.server.engine.session import EngineSession
 from inflight_engine.server.requests.counts import Counts
-from inflight_engine.server.requests.grammar_fields import CheckedGrammars
+from inflight_engine.server.requests.grammar_checks import CheckedGrammars
 from inflight_engine.server.requests.inbox import Deliveries
 from inflight_engine.server.requests.prepare import ModelFacts
 from inflight_engine.server.requests.registry import RequestRegistry

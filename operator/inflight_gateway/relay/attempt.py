@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Protocol
 
+from inflight_base.manifest.engines import CUSTOM, INFLIGHT, VLLM
 from inflight_gateway.link.wire import Go
 from inflight_gateway.relay.answers.frames import MAX_EVENT_BYTES, MAX_WHOLE_BYTES, Frame, FrameParser, FrameTooLong
 from inflight_gateway.relay.answers.kept import AnswerBytes
@@ -15,6 +16,7 @@ from inflight_gateway.relay.http.engine_pool import EngineConnection, Loss
 from inflight_gateway.relay.http.heads import Headers, find
 from inflight_gateway.relay.shared import Shared
 from inflight_gateway.request import headers as names
+from inflight_gateway.types import ServiceConfig
 
 GRACE_S = 0.1
 """Seconds between the moment when a byte is overdue and the end of the attempt: if this process itself was blocked,
@@ -45,8 +47,8 @@ class Owner(Protocol):
     @property
     def kept_bytes(self) -> int: ...
 
-    def accepted(self, headers: Headers) -> None:
-        """The engine answers with progress frames."""
+    def accepted(self, headers: Headers, *, framed: bool) -> None:
+        """The engine answers with a stream of known form. Args: framed: with progress frames."""
 
     def token(self, data: bytes, now: float) -> bool:
         """Takes a whole frame of one token, the usual data; returns False for any other data, which `frames` gets."""
@@ -69,10 +71,9 @@ class Attempt:
     Args:
         request: head and body.
         go: its engines, at least one.
-        stream: the answer is a stream.
-        head_due: the engine sends its head before its first token, and so within `Tuning.head_s`; not of a whole answer
-            of an engine that is known to send none.
-        reader: parser of a stream without progress frames; None: of another answer without them, nothing is known.
+        config: of its service.
+        stream: the answer is a stream. continues: it has tokens already.
+        reader: parser of a stream of vLLM; None: of another answer without progress frames, nothing is known.
         blocked: the client does not read now.
 
     Attributes:
@@ -87,9 +88,10 @@ class Attempt:
         request: tuple[bytes, bytes],
         go: Go,
         kept: AnswerBytes,
+        config: ServiceConfig,
         *,
         stream: bool,
-        head_due: bool,
+        continues: bool,
         blocked: bool,
         reader: FrameParser | None = None,
     ) -> None:
@@ -102,8 +104,9 @@ class Attempt:
         self._endpoints = list(reversed(go.endpoints))
         self._first_token_within_s = go.first_token_within_s
         self._kept = kept
+        self._config = config
         self._stream = stream
-        self._head_due = head_due
+        self._continues = continues
         self._reader = reader
         self._blocked = blocked
         self._loop = asyncio.get_running_loop()
@@ -133,7 +136,9 @@ class Attempt:
             self._call.write(body)
         self._call.sent = True
         self._heard_at = self._loop.time()
-        if self._head_due and (self._stream or self.endpoint not in self._shared.whole):
+        kind = self._shared.type_of(self.endpoint, self._config)
+        # A stream of vLLM begins when the request is queued, as ours do; any other answer may begin when it is whole.
+        if self._config.continuation and (kind == INFLIGHT or (kind == VLLM and self._stream)):
             self._watch(self._heard_at + self._silence_s)
 
     def first_token(self) -> None:
@@ -179,8 +184,11 @@ class Attempt:
             self._call.pause()
         events = self._reader is not None and (find(headers, b"content-type") or b"").startswith(b"text/event-stream")
         framed = find(headers, _PROGRESS) is not None
+        if framed and not self._continues:  # a pod of another type than its service
+            self._reader = None
         if status == 200:
-            self._shared.answered(self.endpoint, framed=framed)
+            kind = self._shared.type_of(self.endpoint, self._config)
+            self._shared.answered(self.endpoint, INFLIGHT if framed else CUSTOM if kind == INFLIGHT else kind)
         if status != 200 or not (events or framed):
             self._stop_timer()
             self._owner.plain(status, headers)
@@ -195,7 +203,7 @@ class Attempt:
         self._heard_at = self._begun_at = self._loop.time()
         self._first_token_by = self._heard_at + self._first_token_within_s
         self._watch(self._overdue_at())
-        self._owner.accepted(headers)
+        self._owner.accepted(headers, framed=framed)
 
     def data(self, data: bytes) -> None:
         parser = self._parser

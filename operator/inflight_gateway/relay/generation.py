@@ -186,7 +186,7 @@ class Generation:
             return
         self._limit_headers = [(name.encode(), value.encode("latin-1")) for name, value in go.headers]
         if self._record.stream:
-            self._ask_for_counts()
+            self._ask_for_counts(go.endpoints[0])
         continues = self._answer.has_tokens
         self._answer.begin_attempt()
         if self._vllm is not None:
@@ -205,13 +205,14 @@ class Generation:
                 return
         self._begin(go, body)
 
-    def _ask_for_counts(self) -> None:
-        """Asks for what the gateway reads of a stream. Not in the turn that parses the body: each part takes up to
-        40 ms of 32 MiB. Of later attempts, nothing changes."""
+    def _ask_for_counts(self, engine: str) -> None:
+        """Asks for what the gateway reads of a stream of this engine. Not in the turn that parses the body: each part
+        takes up to 40 ms of 32 MiB. Of later attempts, nothing changes."""
         counted = with_usage(self._body, self._request.path)
         if counted is not None:
             self._body, self._delivery.strip = counted, True
-        if self._config.engine.name == VLLM and self._history.number == 1 and self._fields.choices == 1:
+        vllm = self._shared.type_of(engine, self._config) == VLLM
+        if vllm and self._history.number == 1 and self._fields.choices == 1:
             self._vllm = stream_of(self._body, self._request.path)
             self._body = self._body if self._vllm is None else self._vllm.body
 
@@ -222,8 +223,6 @@ class Generation:
         head = generation_head(
             self._request, config, self._admitted.tenant, admission.engine_headers, len(body), target
         )
-        # A stream of vLLM begins when the request is queued, as ours do; any other answer may begin when it is whole.
-        early = config.engine.name == INFLIGHT or (config.engine.name == VLLM and self._record.stream)
         assert self._kept is not None
         self._probe = probe
         self._attempt = Attempt(
@@ -232,8 +231,9 @@ class Generation:
             (head, body),
             go,
             self._kept,
+            config,
             stream=self._record.stream,
-            head_due=config.continuation and early,
+            continues=self._answer.has_tokens,
             blocked=self._blocked and probe is None,
             reader=reader,
         )
@@ -300,7 +300,9 @@ class Generation:
         prompt = 0 if self._vllm is None else self._vllm.kept_bytes
         return self._delivery.kept_bytes + self._answer.size + plain + prompt
 
-    def accepted(self, headers: Headers) -> None:
+    def accepted(self, headers: Headers, *, framed: bool) -> None:
+        if framed and not self._answer.has_tokens:
+            self._vllm = None
         self._answering(continued=self._answer.has_tokens)
         self._delivery.accepted([*headers, *self._limit_headers])
 
@@ -405,7 +407,8 @@ class Generation:
             else:
                 self._refuse(decide.NOT_CONTINUED)
             return
-        other, attempts_left = self._config.engine.name != INFLIGHT, self._config.max_attempts - self._history.number
+        other = self._shared.type_of(self._attempt.endpoint, self._config) != INFLIGHT
+        attempts_left = self._config.max_attempts - self._history.number
         if other and status in _FAILED and attempts_left > 0:
             self._attempt.cancel()
             self._failed(Failure.ENGINE)

@@ -51,7 +51,7 @@ class Probe:
         self.stop()
         self._answered(self._status, bytes(self._body))
 
-    def accepted(self, headers: Headers) -> None:
+    def accepted(self, headers: Headers, *, framed: bool) -> None:
         self._fail(Failure.GARBLED)
 
     def token(self, data: bytes, now: float) -> bool:

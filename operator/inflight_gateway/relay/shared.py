@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from inflight_base.manifest.engines import EngineTypeName
 from inflight_gateway.discovery.catalog import Catalog
 from inflight_gateway.relay.answers.kept import Kept
 from inflight_gateway.relay.budget import BudgetLimits, RetryBudget
@@ -13,8 +14,9 @@ from inflight_gateway.relay.intake.admission import Admission
 from inflight_gateway.relay.intake.bodies import MAX_BODIES_BYTES, Bodies
 from inflight_gateway.relay.pickers.alone import Alone
 from inflight_gateway.relay.pickers.asks import Asks
+from inflight_gateway.types import ServiceConfig
 
-_MAX_WHOLE = 10_000
+_MAX_TYPES = 10_000
 """Most engines that are known by the form of their answers; gone ones are among them."""
 
 
@@ -52,15 +54,16 @@ class Shared:
     admission: Admission
     alone: Alone
     asks: Asks
-    whole: set[str] = field(default_factory=set)
-    """Engines whose latest answer had no progress frames, so that the next may begin when it is whole. While a service
-    changes its type, pods of the earlier one take requests, too."""
+    types: dict[str, EngineTypeName] = field(default_factory=dict)
+    """Types of engines by the form of their latest answer. While a service changes its type, pods of the earlier one
+    take requests, too."""
 
-    def answered(self, engine: str, *, framed: bool) -> None:
-        """Notes the form of an engine's answer. Args: framed: with progress frames."""
-        if framed:
-            self.whole.discard(engine)
-        elif engine not in self.whole:
-            if len(self.whole) >= _MAX_WHOLE:
-                self.whole.clear()
-            self.whole.add(engine)
+    def type_of(self, engine: str, config: ServiceConfig) -> EngineTypeName:
+        """Returns the type of an engine of a service."""
+        return self.types.get(engine, config.engine.name)
+
+    def answered(self, engine: str, kind: EngineTypeName) -> None:
+        """Notes the type of an engine by its answer."""
+        if engine not in self.types and len(self.types) >= _MAX_TYPES:
+            self.types.clear()
+        self.types[engine] = kind

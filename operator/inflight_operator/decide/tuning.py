@@ -12,10 +12,10 @@ from enum import StrEnum
 
 from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.tuning_model import (
+    early_move,
     end_canary,
     judge_move,
     move_by_model,
-    obviously_wrong,
     proves_wrong,
 )
 from inflight_operator.decide.tuning_rules import step_by_rules, still_draining
@@ -63,7 +63,8 @@ def decide_tuning(
     canary = state.canary
     if canary is not None and (mode is not TuningMode.AUTO or bounds.clamp(canary.limits) != canary.limits):
         return end_canary(limits, state, view.time)
-    if mode is TuningMode.RECOMMEND:
+    advise = mode is TuningMode.RECOMMEND
+    if advise:
         state = replace(state, trial=None, move=None)  # limits in force stay, also if the mode changed
     if canary is None and still_draining(view, limits, state, policy):
         why = Reason("Draining", {"running": view.running_now, "limit": limits.max_num_seqs})
@@ -73,9 +74,11 @@ def decide_tuning(
     if measured < policy.window:
         if state.move is not None and canary is not None and view.time - state.move.started > 2 * policy.patience:
             return end_canary(limits, state, view.time)
-        if model is not None and obviously_wrong(view, limits, bounds, slo, model, state, policy):
-            return move_by_model(view, limits, bounds, slo, model, state, policy, advise=mode is TuningMode.RECOMMEND)
-        return TuningDecision(limits, (), Reason("Measuring", {"seconds": math.ceil(policy.window - measured)}), state)
+        early = None
+        if model is not None and state.move is None:
+            early = early_move(view, limits, bounds, slo, model, state, policy, advise=advise)
+        left = Reason("Measuring", {"seconds": math.ceil(policy.window - measured)})
+        return early or TuningDecision(limits, (), left, state)
     if not view.has_traffic:
         # Nothing to judge a trial by: its limits stay, and measurements restart with the next traffic.
         if canary is not None:
@@ -86,7 +89,6 @@ def decide_tuning(
     wrong = model is not None and canary is None and proves_wrong(view, limits, bounds, slo, model, state, policy)
     if state.move is not None and not wrong:
         return judge_move(view, limits, bounds, state.move, state, policy)
-    advise = mode is TuningMode.RECOMMEND
     if model is not None:
         state = replace(state, trial=None, move=None)
         return move_by_model(view, limits, bounds, slo, model, state, policy, advise=advise)

@@ -95,7 +95,7 @@ def modelled_limits(bounds: LimitsBounds, slo: Slo, model: TuningModel, state: T
     return best_limits(model.replica, model.workload, _targets(slo, model, state), bounds, margins=_margins(state))
 
 
-def obviously_wrong(
+def early_move(
     view: TuningView,
     limits: Limits,
     bounds: LimitsBounds,
@@ -103,17 +103,24 @@ def obviously_wrong(
     model: TuningModel,
     state: TuningState,
     policy: TuningPolicy,
-) -> bool:
-    """Returns True if the first limits of an engine are so far from the model's that no whole window is needed to see
-    it."""
+    *,
+    advise: bool,
+) -> TuningDecision | None:
+    """Returns the first move of a service if its limits are so far from the model's that no whole window is needed to
+    see it; None if they are not. A model of few steps is trusted with less of the target."""
     if state.episode is not None or view.quality.evidence < policy.evidence:
-        return False
-    targets, margins, wanted = _targets(slo, model, state), _margins(state), modelled_limits(bounds, slo, model, state)
+        return None
+    cautious = replace(state, tighten=min(state.tighten, policy.early))
+    targets, margins = _targets(slo, model, cautious), _margins(cautious)
 
     def value(pair: Limits) -> float:
         return worth(model.replica, model.workload, targets, pair, margins)
 
-    return value(wanted) > value(limits) * policy.obvious
+    if value(modelled_limits(bounds, slo, model, cautious)) <= value(limits) * policy.obvious:
+        return None
+    decision = move_by_model(view, limits, bounds, slo, model, cautious, policy, advise=advise)
+    known = decision.state.corrected(until=state.corrected_until, tighten=state.tighten, memory=state.memory)
+    return replace(decision, state=known)
 
 
 def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -> bool:
@@ -161,7 +168,7 @@ def judge_move(
     evidence = after.evidence if move.canary is None else min(after.evidence, before.evidence)
     if evidence < policy.evidence and left > 0:
         return TuningDecision(limits, (), Reason("Measuring", {"seconds": left}), state)
-    done = replace(state, move=None, window_start=view.time)
+    done = replace(state, move=None)
     same_pods = move.canary is not None or view.pods == move.pods
     why = lost(before, after, policy, together=move.canary is not None) if same_pods else None
     if why is None:
@@ -170,10 +177,12 @@ def judge_move(
             done = replace(done, bracket=replace(bracket, good=move.to))
         if move.canary is None:
             return TuningDecision(limits, (), Reason("Kept", _shares(before, after)), done)
+        done = replace(done, window_start=view.time)
         held = Reason("CanaryHeld", {"pod": move.canary.name, **_shares(before, after)})
         to = bounds.clamp(move.to)
         return TuningDecision(to, _changes(limits, to, held), held, done)
-    done = replace(done, bracket=Bracket(move.frm, move.to, move.wanted, view.time + policy.fence))
+    bracket = Bracket(move.frm, move.to, move.wanted, view.time + policy.fence)
+    done = replace(done, bracket=bracket, window_start=view.time)
     back = bounds.clamp(move.frm)
     if move.canary is not None:
         why = Reason("CanaryLost", {"pod": move.canary.name, **why.numbers})

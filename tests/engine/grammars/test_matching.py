@@ -1,5 +1,7 @@
 """A request's place in its grammar."""
 
+import time
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +19,7 @@ SHARED = grammars()
 def matching(pattern, **sampling):
     grammar = None if pattern is None else regex(pattern)
     sampling = SamplingParams(64, **{"stop_token_ids": (EOS,), **sampling}, grammar=grammar)
-    return Matching(None if grammar is None else SHARED.matcher(grammar), sampling, [EOS])
+    return Matching(None if grammar is None else SHARED.compiled(grammar).matcher(), sampling, [EOS])
 
 
 def allowed(each):
@@ -188,7 +190,7 @@ def test_a_token_outside_the_grammar_is_an_error():
 
 def test_a_grammar_that_cannot_be_compiled_is_refused_with_the_reason():
     with pytest.raises(GrammarError, match="unclosed"):
-        SHARED.matcher(regex("[a"))
+        SHARED.compiled(regex("[a")).matcher()
 
 
 def test_matchers_of_a_grammar_do_not_share_their_place():
@@ -197,11 +199,22 @@ def test_matchers_of_a_grammar_do_not_share_their_place():
     assert (allowed(one), allowed(other)) == ({"b"}, {"a"})
 
 
-def test_of_many_grammars_the_latest_stay_compiled():
-    compiled = grammars()
+def test_of_many_grammars_the_latest_and_those_of_requests_stay_compiled():
+    many = grammars()
+    kept = many.compiled(regex("a{2}"))
     for number in range(MAX_COMPILED + 3):
-        compiled.matcher(regex(f"a{{{number + 1}}}"))
-        compiled.matcher(regex("a{1}"))
-    assert len(compiled._compiled) == MAX_COMPILED
-    assert regex("a{1}") in compiled._compiled
-    assert regex("a{2}") not in compiled._compiled
+        many.compiled(regex(f"b{{{number + 1}}}"))
+        many.compiled(regex("a{1}"))
+    assert len(many._compiled) == MAX_COMPILED + 1
+    assert many.compiled(regex("a{2}")) is kept
+    assert regex("a{1}") in many._compiled
+    assert regex("b{1}") not in many._compiled
+
+
+def test_an_answer_whose_masks_take_long_ends_with_an_error(monkeypatch):
+    now = iter(range(1000))
+    monkeypatch.setattr(time, "thread_time", lambda: next(now))
+    each = matching("a*")
+    assert not each.error
+    assert allowed(each) == EVERYTHING
+    assert "too much time" in each.error

@@ -23,6 +23,8 @@ from inflight_engine.messages import (
     StepStats,
 )
 from inflight_engine.models.generation_config import OPENAI_DEFAULTS
+from inflight_engine.models.pooling_config import PoolingConfig
+from inflight_engine.output import Pooled
 from inflight_engine.request import FinishReason
 from inflight_engine.runner_info import RunnerInfo
 from inflight_engine.server.app import create_admin_app, create_app
@@ -57,6 +59,7 @@ class ByteTokenizer:
     eos_token_ids = (EOS,)
     model_text = ModelText()
     all_special_ids = frozenset({EOS})
+    pooling = PoolingConfig()
 
     def __init__(self, sampling_defaults=OPENAI_DEFAULTS):
         self.sampling_defaults = sampling_defaults
@@ -152,7 +155,9 @@ class FakeEngine(asyncio.Protocol):
     def die(self):
         self._transport.close()
 
-    def report(self, admitted=(), tokens=None, finished=(), logprobs=(), prompt_logprobs=(), preempted=(), **stats):
+    def report(
+        self, admitted=(), tokens=None, finished=(), logprobs=(), prompt_logprobs=(), preempted=(), pooled=(), **stats
+    ):
         """`tokens`: by slot, or pairs of a slot and a token where a slot has several."""
         tokens = list((tokens or {}).items()) if isinstance(tokens, dict | None) else tokens
         self._steps += 1
@@ -167,6 +172,7 @@ class FakeEngine(asyncio.Protocol):
                 StepStats(**{**dict.fromkeys(StepStats.__struct_fields__, 0), **stats}),
                 list(prompt_logprobs),
                 list(preempted),
+                [Pooled(slot, np.array(vector, np.float32).tobytes()) for slot, vector in pooled],
             )
         )
 
@@ -185,7 +191,7 @@ def server_config(**changes):
         "port": 0,
         "admin_port": None,
         "serving_metrics": True,
-        "served_model_name": "fake",
+        "served_model_names": ("fake",),
         "generation_config": "auto",
         "trust_tenant_header": False,
         "tenant_key_file": None,

@@ -6,8 +6,12 @@ import time
 
 import pytest
 
-from inflight_engine.grammars.sources import MAX_BYTES
+from inflight_contract.errors import ApiError
+from inflight_engine.grammars.compiled import GrammarError
+from inflight_engine.grammars.sources import MAX_BYTES, Source
 from inflight_engine.request import FinishReason
+from inflight_engine.server.requests import grammar_checks
+from inflight_engine.server.requests.grammar_checks import MAX_WAITING, CheckedGrammars
 from tests.engine.server.fake_engine import until
 
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
@@ -147,8 +151,8 @@ async def test_a_grammar_that_cannot_be_compiled_in_bounds_ends_neither_process_
     ("body", "param"),
     [
         ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        (schema_format(SCHEMA, strict="yes"), "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (schema_format(SCHEMA, strict="yes"), "response_format.json_schema.strict"),
         (structured(choice=[]), "structured_outputs.choice"),
         (structured(unknown=1), "structured_outputs.unknown"),
     ],
@@ -170,3 +174,71 @@ async def test_a_refusal_of_the_engine_is_the_clients_error(make_fake):
     answer = await asking
     assert answer.status_code == 400
     assert (answer.json()["error"]["code"], "no such token" in answer.text) == ("invalid_grammar", True)
+
+
+async def test_a_schema_that_is_too_large_for_the_engine_is_refused_before(make_fake):
+    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(500)}}
+    error = await refusal(make_fake, CHAT, schema_format(schema, strict=True))
+    assert "too large" in error["message"]
+
+
+class Checking:
+    """A checker that notes what it is asked, and answers when the test says so."""
+
+    def __init__(self):
+        self.asked, self.answers = [], asyncio.Semaphore(0)
+
+    async def check(self, source):
+        self.asked.append(source.text)
+        await self.answers.acquire()
+        if source.text.startswith("wrong"):
+            raise GrammarError(f"{source.field}: no")
+        return source.text
+
+
+@pytest.fixture
+def checking(monkeypatch):
+    checking = Checking()
+    monkeypatch.setattr(grammar_checks, "CHECKER", checking)
+    return checking
+
+
+async def asked(grammars, text, tenant="a"):
+    task = asyncio.ensure_future(grammars.check(Source("f", text), tenant))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    return task
+
+
+async def test_requests_with_the_same_new_grammar_share_its_validation(checking):
+    grammars = CheckedGrammars()
+    tasks = [await asked(grammars, "x") for _ in range(5)] + [await asked(grammars, "wrong") for _ in range(2)]
+    tasks[0].cancel()
+    checking.answers.release()
+    checking.answers.release()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert results[1:5] == ["x"] * 4
+    assert [each.status for each in results[5:]] == [400, 400]
+    assert checking.asked == ["x", "wrong"]
+    assert await (await asked(grammars, "x")) == "x"
+
+
+async def test_tenants_have_their_grammars_validated_in_turns(checking):
+    grammars = CheckedGrammars()
+    tasks = [await asked(grammars, f"a{i}") for i in range(4)] + [await asked(grammars, f"b{i}", "b") for i in range(2)]
+    for _ in tasks:
+        checking.answers.release()
+    await asyncio.gather(*tasks)
+    assert checking.asked == ["a0", "a1", "b0", "a2", "b1", "a3"]
+
+
+async def test_a_tenant_with_too_many_waiting_grammars_is_sent_away_and_others_are_not(checking):
+    grammars = CheckedGrammars()
+    tasks = [await asked(grammars, str(i)) for i in range(MAX_WAITING + 1)]
+    with pytest.raises(ApiError) as error:
+        await (await asked(grammars, "more"))
+    assert (error.value.status, error.value.retry_after) == (503, 1.0)
+    tasks.append(await asked(grammars, "other", "b"))
+    for _ in tasks:
+        checking.answers.release()
+    assert (await asyncio.gather(*tasks))[-1] == "other"

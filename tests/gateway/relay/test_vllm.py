@@ -15,8 +15,9 @@ from inflight_base.manifest.engines import EngineType
 from inflight_gateway.relay.answers.answer import Answer
 from inflight_gateway.relay.answers.vllm import stream_of
 from tests.gateway.relay.conftest import QUICK, Setup
-from tests.gateway.relay.fake_engine import Do
+from tests.gateway.relay.fake_engine import Do, frames_for
 from tests.gateway.relay.fake_vllm import CONTEXT, CORE_DIED, CREATED, HALF, Does, FakeVllm, events, prompt_ids
+from tests.gateway.relay.test_continue import same
 
 RECORDED = json.loads((Path(__file__).parent / "vllm_0_32.json").read_text())
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -26,6 +27,7 @@ ASKED = {
     TEXT: {"model": "m", "stream": True, "prompt": "hello", "max_tokens": 12, "temperature": 0, "ignore_eos": True},
 }
 PATHS = pytest.mark.parametrize("path", [CHAT, TEXT], ids=["chat", "text"])
+FRAMED = {"model": "m", "stream": True, "max_tokens": 7, "messages": MESSAGES}
 VLLM = EngineType("vllm", plugin=True)
 
 
@@ -320,3 +322,28 @@ async def test_counts_are_made_where_only_they_are_missing(vllm):
     check(body, asked, CHAT)
     assert len(vllm.engine.seen) == 1
     assert re.search(rb'"usage":\{"prompt_tokens":3,"total_tokens":15,"completion_tokens":12\}', body)
+
+
+@pytest.mark.parametrize("asked", [FRAMED, {**FRAMED, "stream": False}], ids=["stream", "whole"])
+async def test_a_pod_that_sends_frames_is_continued_by_them_while_its_service_becomes_vllm(make, asked):
+    relay = await make(of_engines=VLLM, max_attempts=6)
+    frames = frames_for(asked)
+    for cut in (0, 40, len(frames) // 2, len(frames) - 20):
+        relay.script(Do(cut=cut), Do())
+        status, _, body = await relay.post(asked)
+        assert status == 200
+        assert same(body, asked), cut
+    given = [seen.json.get("inflight_continuation") for seen in relay.engine.seen]
+    assert any(given)
+    assert {seen.target for seen in relay.engine.seen} == {CHAT}
+
+
+@PATHS
+async def test_a_pod_that_was_known_as_vllm_is_continued_after_its_service_becomes_another_type(vllm, path):
+    assert (await vllm.post(ASKED[path], path))[0] == 200
+    await vllm.configure(engine=EngineType())
+    whole = b"".join(events(ASKED[path], path, "x", 0, Does()))
+    vllm.script(Does(cut=len(whole) // 2), Does())
+    status, _, body = await vllm.post(ASKED[path], path)
+    assert status == 200
+    check(body, ASKED[path], path)

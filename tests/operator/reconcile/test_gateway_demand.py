@@ -19,7 +19,7 @@ class Behind:
         world.behind_gateway()
         world.service(spec={**SPEC, "gateway": {"enabled": True}, "scaling": {"maxReplicas": 50, **scaling}})
         self.world, self.due, self.held, self.most_held = world, 0.0, 0, 10_000
-        self.counts = counts
+        self.counts, self.most_at_engine = counts, LATE_BINDING
         self.arrived = self.sent = self.refused = 0
 
     async def round(self, rate, seconds=3.0):
@@ -28,10 +28,9 @@ class Behind:
         self.arrived += new
         self.held += new
         for engine in self.world.engines.values():
-            while (
-                self.held and not engine.silent and len(engine.model.waiting) + len(engine.model.running) < LATE_BINDING
-            ):
-                engine.model.add(200, 30)
+            model = engine.model
+            while self.held and not engine.silent and len(model.waiting) + len(model.running) < self.most_at_engine:
+                model.add(200, 30)
                 self.held, self.sent = self.held - 1, self.sent + 1
         if self.held > self.most_held:
             self.refused, self.held = self.refused + self.held - self.most_held, self.most_held
@@ -65,14 +64,22 @@ async def test_a_jump_that_the_gateway_holds_back_is_ordered_in_its_full_size_wi
     assert world.replicas() >= 10
 
 
-async def test_a_jump_that_is_seen_at_once_is_ordered_in_one_decision(world):
-    behind = await warmed_up(world)
-    each = float(world.status["demand"]["replicaRequestsPerSecond"])
-    behind.most_held = 20
-    await behind.round(10 * each, seconds=15.0)
-    decision = world.status["decisions"][-1]
-    assert decision["from"] == 1
-    assert decision["to"] >= 10
+async def test_a_jump_from_ten_to_twenty_four_replicas_worth_of_demand_is_ordered_in_one_decision(world):
+    behind, rate = Behind(world), 45.0
+    behind.most_at_engine = 16
+    telling(world, 1)
+    for _ in range(120):
+        await behind.round(rate, seconds=2.0)
+        for number in range(1, world.replicas() + 1):
+            telling(world, number)
+    each, before = float(world.status["demand"]["replicaRequestsPerSecond"]), world.replicas()
+    assert rate / each == pytest.approx(10, rel=0.1)
+    assert 10 <= before < 16
+    decided = len(world.status["decisions"])
+    await behind.round(24 * each, seconds=15.0)
+    (decision,) = world.status["decisions"][decided:]
+    assert decision["from"] == before
+    assert 24 <= decision["to"] == world.replicas()
     assert "tokens need" in decision["reason"]
 
 

@@ -14,21 +14,47 @@ from inflight_engine.server.answers.writer import AnswerFormat, AnswerWriter
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.registry import RequestRegistry
 
-_PERIOD = 0.5
-"""Seconds between two checks of a response. A heartbeat is written if nothing was written in between, so the longest
-time without a byte is twice this, 1 s."""
+_RELAY_PERIOD = 0.5
+"""Seconds between two checks of a response for a relay. A heartbeat is written if nothing was written in between, so
+the longest time without a byte is twice this, 1 s."""
+CLIENT_PERIOD = 15.0
+"""Likewise of a stream for a client: proxies cut connections that are silent for a minute. The head of a stream whose
+request waits longer is sent with the first heartbeat; what fails after that is an event."""
 _ROUNDS = 10
 """Rounds in a period, so that not all waiting responses write at once."""
 
 
 class Heartbeats:
-    """Heartbeats of all responses that report their progress: one timer for all.
+    """Heartbeats of all responses: those that report their progress to a relay, and streams for clients.
 
     Args:
-        silent: heartbeats stop, so that a relay detects a stalled engine.
+        silent: those for relays stop, so that a relay detects a stalled engine.
     """
 
     def __init__(self, silent: Callable[[], bool]) -> None:
+        self._relays = _Beats(_RELAY_PERIOD, silent)
+        self._clients = _Beats(CLIENT_PERIOD, lambda: False)
+
+    def __len__(self) -> int:
+        """Number of open responses."""
+        return len(self._relays) + len(self._clients)
+
+    def of(self, call: Call) -> _Beats | None:
+        """The heartbeats of a call's response; None: it has none."""
+        if call.relayed:
+            return self._relays
+        return self._clients if call.streaming else None
+
+
+class _Beats:
+    """Heartbeats with one period: one timer for all.
+
+    Args:
+        period: seconds.
+    """
+
+    def __init__(self, period: float, silent: Callable[[], bool]) -> None:
+        self._period = period
         self._silent = silent
         self._rounds: list[dict[AnswerWriter, None]] = [{} for _ in range(_ROUNDS)]
         self._round_of: dict[AnswerWriter, int] = {}
@@ -52,7 +78,7 @@ class Heartbeats:
         del self._rounds[self._round_of.pop(stream)][stream]
 
     def _arm(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(_PERIOD / _ROUNDS, self._beat)
+        self._timer = asyncio.get_running_loop().call_later(self._period / _ROUNDS, self._beat)
 
     def _beat(self) -> None:
         if not self._round_of:
@@ -79,20 +105,20 @@ class GenerationResponse(Response):
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        call, heartbeats = self._call, self._heartbeats
+        call, beats = self._call, self._heartbeats.of(self._call)
         watch = asyncio.create_task(self._watch(receive))
         try:
             writer = AnswerWriter(call, self._answer, send, server_send(scope))
-            if call.relayed:
-                heartbeats.add(writer)
+            if beats is not None:
+                beats.add(writer)
             try:
                 if call.relayed:
                     writer.begin()
                 call.inbox.read(writer.write)
                 await writer.complete
             finally:
-                if call.relayed:
-                    heartbeats.remove(writer)
+                if beats is not None:
+                    beats.remove(writer)
         finally:
             watch.cancel()
             call.inbox.close()

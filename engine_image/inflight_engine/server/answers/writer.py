@@ -82,8 +82,9 @@ Taken: TypeAlias = tuple[Generation, Piece, bool]
 
 
 class AnswerWriter:
-    """Writes the response of a call. The headers for a client are sent with the first data, so that earlier failures
-    have a status code; those for a relay when the request is in the queue: what fails after that is a frame.
+    """Writes the response of a call. The headers for a client are sent with the first data, or with the first heartbeat
+    of a stream, so that earlier failures have a status code; those for a relay when the request is in the queue: what
+    fails after that is a frame.
 
     `write` runs the server's `send` until it blocks; while the client reads, it runs to its end. If the client does not
     read, a task waits, and data that arrives meanwhile is written afterwards in one piece.
@@ -115,8 +116,8 @@ class AnswerWriter:
         self._reported = [choice.request.num_reported for choice in call.choices]
         """Tokens of each choice that a relay has."""
         self._first_due = not any(self._reported) and not self._ended
-        self._quiet = False
-        """Nothing was written since the heartbeat was asked for last."""
+        self._quiet = not call.relayed
+        """Nothing was written since the heartbeat was asked for last; a relay has the head before the first one."""
 
     def begin(self) -> None:
         """Write the head for a relay, the seeds that were drawn, and the end of an answer of which nothing else is
@@ -131,7 +132,7 @@ class AnswerWriter:
             self._run(self._write(changed))
 
     def beat(self) -> None:
-        """Write a heartbeat for a relay, if nothing was written since the last call."""
+        """Write a heartbeat, if nothing was written since the last call."""
         if self._quiet and self._sending is None and not self.complete.done():
             self._run(self._send_chunks([_HEARTBEAT]))
         self._quiet = True

@@ -70,7 +70,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
         prompts = [*token_ids.values()]
     last = [*token_ids.values()][-1]
     parsing = body.parsing(service.formats, lambda: tokenizer.spell(last[-_PROMPT_END:]))
-    grammar = await _grammar(service, body, tokenizer, parsing)
+    grammar = await _grammar(service, body, tokenizer, parsing, exchange.scheduling.tenant)
     thinking = None
     if parsing is not None and service.thinking is not None:
         thinking = replace(service.thinking, begun=parsing.thinks, budget=body.thinking_budget())
@@ -92,23 +92,24 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     )
     inbox = Inbox(service.deliveries)
     generations = service.registry.submit(requests, tokenizer, arrived, inbox)
+    service.counts.num_samples.observe(n, len(prompts))
     call = Call(generations, inbox, sum(map(len, token_ids.values())), n, bool(body.stream), relayed)
     exchange.call = call
     return call
 
 
 async def _grammar(
-    service: Service, body: GenerationFields, tokenizer: Tokenizer, parsing: Parsing | None
+    service: Service, body: GenerationFields, tokenizer: Tokenizer, parsing: Parsing | None, tenant: str
 ) -> str | None:
     """The grammar of the answers, serialized; None: they have none."""
     if parsing is not None and parsing.format is not None:  # the grammar of hundreds of tools takes tens of ms
         calls = await asyncio.to_thread(body.bound_calls, parsing, tokenizer.special_id)
         if calls is not None:
-            return await service.grammars.check(calls)
+            return await service.grammars.check(calls, tenant)
     source = body.grammar(tokenizer.is_special)
     if source is None:
         return None
-    grammar = await service.grammars.check(source)
+    grammar = await service.grammars.check(source, tenant)
     return behind(answer_header(tokenizer.special_id), grammar) if parsing is not None and parsing.channels else grammar
 
 

@@ -47,8 +47,11 @@ def unready(service: Service) -> tuple[str, str] | None:
 
 
 @router.get("/health")
+@router.get("/ping")
+@router.post("/ping")
 async def health(service: ServiceOf) -> Response:
-    """503 when the engine process stalls or failed; 200 also while it loads, restarts, or has nothing to do."""
+    """503 when the engine process stalls or failed; 200 also while it loads, restarts, or has nothing to do. /ping is
+    SageMaker's name."""
     status, word = health_status(service.session.phase, draining=service.draining, stalled=service.session.stalled)
     return JSONResponse(
         {
@@ -59,6 +62,12 @@ async def health(service: ServiceOf) -> Response:
         },
         status_code=status,
     )
+
+
+@router.get("/load")
+async def load(service: ServiceOf) -> Response:
+    """Requests that are waiting or running; each answer to a call is one. vLLM's."""
+    return JSONResponse({"server_load": len(service.registry)})
 
 
 @router.get("/ready")

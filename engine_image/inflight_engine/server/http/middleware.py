@@ -95,7 +95,7 @@ class EdgeMiddleware:
                     headers["connection"] = "close"
             await send(message)
 
-        counted = scope["method"] == "POST" and scope["path"].startswith("/v1/")
+        counted = scope["method"] == "POST" and not scope["path"].startswith("/admin/")
         if counted:
             self._responses.begin()
         try:

@@ -59,18 +59,22 @@ async def _answer(
 
 @router.get("/v1/models")
 async def models(service: ServiceOf) -> Response:
-    """The one model that is served."""
-    return JSONResponse({"object": "list", "data": [_model(service)]})
+    """The model that is served, under each of its names."""
+    return JSONResponse({"object": "list", "data": [_model(service, name) for name in _names(service)]})
 
 
 @router.get("/v1/models/{name:path}")
 async def model(name: str, service: ServiceOf) -> Response:
     check_model(name, service)
-    return JSONResponse(_model(service))
+    return JSONResponse(_model(service, name))
 
 
-def _model(service: Service) -> dict[str, object]:
-    described = {"id": service.config.served_model_name, "object": "model", "created": service.created}
+def _names(service: Service) -> tuple[str, ...]:
+    return service.config.served_model_names
+
+
+def _model(service: Service, name: str) -> dict[str, object]:
+    described = {"id": name, "object": "model", "created": service.created}
     ready, defaults = service.session.ready, service.sampling_defaults
     return {
         **described,
@@ -83,8 +87,7 @@ def _model(service: Service) -> dict[str, object]:
 
 def check_model(name: str | None, service: Service) -> None:
     """404 for a model that is not served here; None selects the served model."""
-    served = service.config.served_model_name
-    if name is not None and name != served:
-        raise ApiError(
-            404, f"model {name!r} does not exist here; this server has {served!r}", "model", "model_not_found"
-        )
+    names = _names(service)
+    if name is not None and name not in names:
+        served = ", ".join(map(repr, names))
+        raise ApiError(404, f"model {name!r} does not exist here; this server has {served}", "model", "model_not_found")

@@ -126,6 +126,13 @@ class Counts:
         self.time_per_output_token = Histogram(buckets.TIME_PER_OUTPUT_TOKEN)
         self.end_to_end = Histogram(buckets.END_TO_END)
         self.queue_time = Histogram(buckets.QUEUE_TIME)
+        self.prefill_time = Histogram(buckets.END_TO_END)
+        self.decode_time = Histogram(buckets.END_TO_END)
+        self.inference_time = Histogram(buckets.END_TO_END)
+        self.prompt_length = Histogram(buckets.REQUEST_TOKENS)
+        self.generation_length = Histogram(buckets.REQUEST_TOKENS)
+        self.max_tokens = Histogram(buckets.REQUEST_TOKENS)
+        self.num_samples = Histogram(buckets.REQUEST_N)
         self.step_tokens = Histogram(buckets.STEP_TOKENS)
         self.step_duration = Histogram(buckets.STEP_DURATION)
         self.schedule_duration = Histogram(buckets.SCHEDULE_DURATION)
@@ -150,6 +157,17 @@ class Counts:
             self.end_to_end.observe(timings.finished - timings.arrived)
             if generation.time_per_output_token is not None:
                 self.time_per_output_token.observe(generation.time_per_output_token)
+            self._observe_lengths(generation)
+
+    def _observe_lengths(self, generation: Generation) -> None:
+        request, timings, last = generation.request, generation.timings, generation.last_token_at
+        self.prompt_length.observe(len(request.prompt_token_ids))
+        self.generation_length.observe(len(generation.token_ids))
+        self.max_tokens.observe(request.sampling.max_tokens)
+        if timings.admitted is not None and timings.first_token is not None:
+            self.prefill_time.observe(timings.first_token - timings.admitted)
+            self.decode_time.observe(last - timings.first_token)
+            self.inference_time.observe(last - timings.admitted)
 
     def engine_lost(self, stats: StepStats) -> None:
         """`stats`: the last of an engine process; the next one counts from zero again."""

@@ -94,7 +94,18 @@ class Body(BaseModel):
         return {name: item for name, item in value.items() if name in names or name == unknown}
 
 
-class SamplingFields(Body):
+class TruncationFields(Body):
+    """Fields that shorten a prompt, vLLM's. `truncate_prompt_tokens`: so many of its tokens are kept, -1 as many as
+    fit; `truncation_side`: the side that loses the others."""
+
+    keeps_end: ClassVar[bool] = True
+    """Without `truncation_side` the last tokens are kept."""
+
+    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
+    truncation_side: Literal["left", "right"] | None = None
+
+
+class SamplingFields(TruncationFields):
     """Fields for `SamplingParams`: choice of tokens, and the end of the answer.
 
     `top_k`: 0 or -1 keeps all tokens. `stop`: strings that end the answer and are not part of it. `n`: how many
@@ -102,9 +113,7 @@ class SamplingFields(Body):
 
     vLLM's: `bad_words`, texts that are not generated; `allowed_token_ids`: all tokens that may be;
     `include_stop_str_in_output`: the stop string, or the text of the stop token, ends the answer's text;
-    `skip_special_tokens`: false shows special tokens by their names; `spaces_between_special_tokens`: no text has any;
-    `truncate_prompt_tokens`: so many tokens of the prompt are kept, -1 as many as fit, the last ones or, with
-    `truncation_side` `right`, the first ones.
+    `skip_special_tokens`: false shows special tokens by their names; `spaces_between_special_tokens`: no text has any.
     """
 
     n: Annotated[int, Field(ge=1, le=MAX_N)] | None = None
@@ -133,8 +142,6 @@ class SamplingFields(Body):
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
-    truncate_prompt_tokens: Annotated[int, Field(ge=-1)] | None = None
-    truncation_side: Literal["left", "right"] | None = None
     stream: bool | None = None
 
     def stop_strings(self) -> tuple[str, ...]:

@@ -106,6 +106,7 @@ class Generation:
         "logprobs",
         "num_preemptions",
         "phase",
+        "pooled",
         "preemptions",
         "replayed",
         "request",
@@ -141,6 +142,8 @@ class Generation:
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
         """Log-probabilities of the latest `token_ids` that no piece was taken with; empty unless asked for."""
+        self.pooled = b""
+        """The hidden state of the last token of its prompt, float32; empty: not asked for, or not there yet."""
         self.finish_reason: FinishReason | None = None
         self.error: ApiError | None = None
         self.enqueued_at = arrived

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
@@ -11,15 +10,14 @@ from pydantic import Field
 
 from inflight_contract.errors import bad_request
 from inflight_engine.grammars import sources
-from inflight_engine.grammars.checking import CHECKER
-from inflight_engine.grammars.compiled import MAX_COMPILED, GrammarError
+from inflight_engine.grammars.compiled import GrammarError
 from inflight_engine.grammars.sources import Source, Tag
 from inflight_engine.server.requests.fields import Body, only
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # a type of the stubs alone
 
-_CODE = "invalid_grammar"
+INVALID = "invalid_grammar"
 
 Schema: TypeAlias = dict[str, Any]
 IsSpecial: TypeAlias = Callable[[str], bool]
@@ -143,33 +141,7 @@ def source_of(
                 return bound.source(field, is_special)
         return None if structured is None else structured.source(field, is_special)
     except (GrammarError, ValueError, RecursionError) as error:
-        raise bad_request(f"{field}: {error}", field, _CODE) from None
-
-
-class CheckedGrammars:
-    """Validates grammars; of the latest valid ones that is known."""
-
-    def __init__(self) -> None:
-        self._valid: OrderedDict[tuple[str, bool], str] = OrderedDict()
-
-    async def check(self, source: Source) -> str:
-        """The grammar for the engine, serialized.
-
-        Raises:
-            ApiError: 400, it cannot be followed.
-        """
-        key = source.text, source.written
-        text = self._valid.get(key)
-        if text is None:
-            try:
-                text = await CHECKER.check(source)
-            except GrammarError as error:
-                raise bad_request(str(error), source.field.partition(".")[0], _CODE) from None
-        self._valid[key] = text
-        self._valid.move_to_end(key)
-        if len(self._valid) > MAX_COMPILED:
-            self._valid.popitem(last=False)
-        return text
+        raise bad_request(f"{field}: {error}", field, INVALID) from None
 
 
 def _decoded(value: Schema | str, place: str) -> Schema:

@@ -10,7 +10,12 @@ from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.messages import EngineReady
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.request import FinishReason, SamplingParams
-from inflight_engine.server.requests.fields import Continuation, ContinuedChoice, GenerationFields
+from inflight_engine.server.requests.fields import (
+    Continuation,
+    ContinuedChoice,
+    GenerationFields,
+    TruncationFields,
+)
 from inflight_engine.server.requests.generation import Earlier
 
 if TYPE_CHECKING:
@@ -52,12 +57,12 @@ def prepare(fields: GenerationFields, prompt_token_ids: list[int], facts: ModelF
     Raises:
         ApiError: 400, it can never fit or a token is not in the vocabulary.
     """
-    _check_vocabulary(prompt_token_ids, facts, field)
+    check_vocabulary(prompt_token_ids, facts, field)
     defaults = facts.defaults
     logit_bias = tuple((int(token_id), float(bias)) for token_id, bias in (fields.logit_bias or {}).items())
-    _check_vocabulary([token_id for token_id, _ in logit_bias], facts, "logit_bias")
+    check_vocabulary([token_id for token_id, _ in logit_bias], facts, "logit_bias")
     named_logprobs = tuple(dict.fromkeys(fields.named_logprobs()))
-    _check_vocabulary(named_logprobs, facts, "logprob_token_ids")
+    check_vocabulary(named_logprobs, facts, "logprob_token_ids")
     max_tokens = _max_tokens(fields, len(prompt_token_ids), facts, field)
     stop_token_ids, min_tokens = _stop_token_ids(fields, facts), _min_tokens(fields, max_tokens)
     return SamplingParams(
@@ -90,18 +95,31 @@ def _number(value: float | None, default: float) -> float:
     return default if value is None else float(value)
 
 
-def _max_tokens(fields: GenerationFields, num_prompt: int, facts: ModelFacts, field: str) -> int:
-    most = facts.max_total_tokens
-    bound = f"this server takes at most {most} tokens in all (--max-model-len and the KV cache bound it)"
+def room_for_output(num_prompt: int, facts: ModelFacts, field: str, param: str) -> int:
+    """Tokens of output that fit behind a prompt, at least one.
+
+    Args:
+        field, param: what the prompt and its field are called in the body.
+
+    Raises:
+        ApiError: 400, there is no prompt, or no room.
+    """
     if num_prompt == 0:
-        raise bad_request(f"{field}: must hold at least one token", fields.prompt_field)
-    left = most - num_prompt
+        raise bad_request(f"{field}: must hold at least one token", param)
+    left = facts.max_total_tokens - num_prompt
     if left < 1:
-        raise bad_request(
-            f"{field}: {num_prompt} prompt tokens and at least one of output do not fit; {bound}",
-            fields.prompt_field,
-            TOO_LONG,
-        )
+        message = f"{field}: {num_prompt} prompt tokens and at least one of output do not fit; {_bound(facts)}"
+        raise bad_request(message, param, TOO_LONG)
+    return left
+
+
+def _bound(facts: ModelFacts) -> str:
+    most = facts.max_total_tokens
+    return f"this server takes at most {most} tokens in all (--max-model-len and the KV cache bound it)"
+
+
+def _max_tokens(fields: GenerationFields, num_prompt: int, facts: ModelFacts, field: str) -> int:
+    left = room_for_output(num_prompt, facts, field, fields.prompt_field)
     asked = fields.asked_max_tokens()
     if asked is None:
         asked = left if fields.default_max_tokens is None else min(fields.default_max_tokens, left)
@@ -109,7 +127,7 @@ def _max_tokens(fields: GenerationFields, num_prompt: int, facts: ModelFacts, fi
         asked = min(asked, left)
     if asked > left:
         raise bad_request(
-            f"max_tokens: {num_prompt} prompt tokens leave room for {left} of output, not {asked}; {bound}",
+            f"max_tokens: {num_prompt} prompt tokens leave room for {left} of output, not {asked}; {_bound(facts)}",
             "max_tokens",
             TOO_LONG,
         )
@@ -125,7 +143,7 @@ def _min_tokens(fields: GenerationFields, max_tokens: int) -> int:
 
 def _stop_token_ids(fields: GenerationFields, facts: ModelFacts) -> tuple[int, ...]:
     asked = tuple(fields.stop_token_ids or ())
-    _check_vocabulary(asked, facts, "stop_token_ids")
+    check_vocabulary(asked, facts, "stop_token_ids")
     return tuple(dict.fromkeys(asked if fields.ignore_eos else (*facts.eos_token_ids, *asked)))
 
 
@@ -137,7 +155,7 @@ def stop_reasons(fields: GenerationFields, facts: ModelFacts) -> frozenset[int]:
 
 def _allowed_token_ids(fields: GenerationFields, facts: ModelFacts, withheld: Sequence[int]) -> tuple[int, ...]:
     allowed = tuple(dict.fromkeys(fields.allowed_token_ids or ()))
-    _check_vocabulary(allowed, facts, "allowed_token_ids")
+    check_vocabulary(allowed, facts, "allowed_token_ids")
     if allowed and set(allowed).issubset(withheld):
         raise bad_request(
             "allowed_token_ids: all of them end the answer, which min_tokens forbids", "allowed_token_ids"
@@ -145,7 +163,7 @@ def _allowed_token_ids(fields: GenerationFields, facts: ModelFacts, withheld: Se
     return allowed
 
 
-def truncated(fields: GenerationFields, token_ids: list[int], facts: ModelFacts) -> list[int]:
+def truncated(fields: TruncationFields, token_ids: list[int], facts: ModelFacts) -> list[int]:
     """The tokens of a prompt that `truncate_prompt_tokens` keeps.
 
     Raises:
@@ -162,7 +180,8 @@ def truncated(fields: GenerationFields, token_ids: list[int], facts: ModelFacts)
     kept = most if asked < 0 else asked
     if len(token_ids) <= kept:
         return token_ids
-    return token_ids[:kept] if fields.truncation_side == "right" else token_ids[len(token_ids) - kept :]
+    keeps_end = fields.keeps_end if fields.truncation_side is None else fields.truncation_side == "left"
+    return token_ids[len(token_ids) - kept :] if keeps_end else token_ids[:kept]
 
 
 def banned_sequences(
@@ -185,11 +204,11 @@ def banned_sequences(
         sequences.append(tuple(plain))
         if spaced and spaced[0] != plain[0] and len(spaced) == len(plain):
             sequences.append(tuple(spaced))
-    _check_vocabulary([max(each) for each in sequences], facts, "bad_words")
+    check_vocabulary([max(each) for each in sequences], facts, "bad_words")
     return tuple(dict.fromkeys(sequences))
 
 
-def _check_vocabulary(token_ids: Sequence[int], facts: ModelFacts, field: str) -> None:
+def check_vocabulary(token_ids: Sequence[int], facts: ModelFacts, field: str) -> None:
     largest = max(token_ids, default=0)
     if largest >= facts.vocab_size:
         raise bad_request(

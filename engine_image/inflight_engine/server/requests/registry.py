@@ -246,6 +246,7 @@ class RequestRegistry:
         for admission in report.admitted:
             self._admitted(admission, began)
         self._slots.add_prompt_logprobs(report)
+        self._slots.add_pooled(report)
         self._slots.add_tokens(report, now, lambda generation: self.end(generation, FinishReason.STOP))
         for finished in report.finished:
             self._finished(finished)

@@ -45,6 +45,13 @@ class Slots:
             if owner is not None and not owner.done:
                 owner.add_prompt_logprobs(prompt_logprobs)
 
+    def add_pooled(self, report: StepReport) -> None:
+        """Add the hidden states of prompts in a report."""
+        for pooled in report.pooled:
+            owner = self._owners[pooled.slot]
+            if owner is not None and not owner.done:
+                owner.pooled = pooled.vector
+
     def add_tokens(self, report: StepReport, now: float, end: Callable[[Generation], None]) -> None:
         """Add the tokens of a report that arrived at `now`, in seconds on the monotonic clock. `end` ends a request
         whose text reached a stop string: it gets no later token of the same report."""

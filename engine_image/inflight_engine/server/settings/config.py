@@ -21,6 +21,11 @@ class ServerConfig(ServerSettings):
     tracing: TracingConfig | None = None
 
     @property
+    def served_model_name(self) -> str:
+        """The name in answers and metrics."""
+        return self.served_model_names[0]
+
+    @property
     def access_log(self) -> frozenset[str] | None:
         """Paths without a line in the access log. None: no access log."""
         if not self.enable_access_log:

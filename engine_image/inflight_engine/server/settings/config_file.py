@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -82,6 +83,8 @@ def _flags(setting: Setting, value: object) -> list[str]:
         if not isinstance(value, bool):
             raise ValueError("must be true or false")
         return [f"--{setting.flag}"] if value else []
+    if setting.kind is tuple and isinstance(value, list):
+        return [f"--{setting.flag}={json.dumps([_one(each) for each in value])}"]
     values = value if setting.parse is not None and isinstance(value, list) else [value]
     return [f"--{setting.flag}={_one(each)}" for each in values]
 

@@ -56,7 +56,8 @@ def read_config(parser: argparse.ArgumentParser, argv: Sequence[str]) -> ServerC
     if "model" not in given:
         parser.error("MODEL is missing; for example: inflight-engine serve builtin://smollm2")
     server = chosen(ServerSettings, given)
-    server["served_model_name"] = server.get("served_model_name") or given["model"].rstrip("/").rsplit("/", 1)[-1]
+    server["served_model_names"] = server.get("served_model_names") or (_last_part(given["model"]),)
+    server["api_key"] = server.get("api_key") or tuple(filter(None, [os.environ.get("INFLIGHT_API_KEY")]))
     try:
         tracing = tracing_config(server.get("otlp_traces_endpoint"), server.get("traces_sampling_ratio"), os.environ)
     except ValueError as error:
@@ -67,3 +68,7 @@ def read_config(parser: argparse.ArgumentParser, argv: Sequence[str]) -> ServerC
     if (conflict := config.conflict()) is not None:
         parser.error(conflict)
     return config
+
+
+def _last_part(model: str) -> str:
+    return model.rstrip("/").rsplit("/", 1)[-1]

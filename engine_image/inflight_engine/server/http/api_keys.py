@@ -1,0 +1,51 @@
+"""API keys of the engine itself, for servers without a gateway before them."""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Sequence
+from hashlib import sha256
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from inflight_contract.errors import ApiError
+from inflight_engine.server.errors import error_response
+from inflight_settings.server import PROBE_PATHS
+
+_OPEN = frozenset({*PROBE_PATHS, "/ping", "/load", "/version", "/v1/runtime_config"})
+"""Paths without keys: probes, and calls of the operator, which have a token of their own, as those below /admin/."""
+
+
+class ApiKeyMiddleware:
+    """Refuses requests without one of the keys, before their body is read. Plain ASGI."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._digests = [_digest(key) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not _is_open(scope) and not self._knows(_key_of(Headers(scope=scope))):
+            message = "a key is required: Authorization: Bearer KEY, one of those of --api-key"
+            error = ApiError(401, message, code="invalid_api_key")
+            await error_response(error, scope["path"])(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+    def _knows(self, key: str) -> bool:
+        # All are compared, so that the time does not tell which one is alike.
+        return sum(hmac.compare_digest(_digest(key), each) for each in self._digests) > 0
+
+
+def _is_open(scope: Scope) -> bool:
+    path: str = scope["path"]
+    return path in _OPEN or path.startswith("/admin/")
+
+
+def _key_of(headers: Headers) -> str:
+    scheme, _, token = headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode()).digest()
