@@ -259,7 +259,7 @@ def test_before_a_whole_window_limits_that_cannot_move_leave_the_window_as_it_is
 
 
 def test_a_target_that_only_the_smaller_correction_can_hold_is_still_corrected_by_it():
-    """One request alone takes 80% of this target: an error of 25% cannot be left of it, 10% of late tokens can."""
+    """A request alone takes 80% of the target: with an error of 25% none is left, with a correction of 10% some is."""
     base = SLO.tpot_p95 * 0.8
     slow = replace(MODEL, replica=replace(H100, cost=CostModel(base, 17e-6, 34e-6, 0.05e-6, 1.2e-9)))
     for error, tighten in ((0.25, 0.9), (0.1, 0.6)):
