@@ -164,7 +164,10 @@ async def test_bodies_that_are_no_objects_are_refused(relay, path):
         assert (answer.status, (await answer.json())["error"]["code"]) == (400, "unreadable_body")
 
 
-POOLED = b':h\n\n:u {"prompt_tokens":9}\n:w 200\ndata: {"object":"list","data":[],"usage":{"prompt_tokens":9}}\n\n'
+POOLED = (
+    b":h\n\n:t 0 97\n:f 0 length\n\n:t 1 97\n:f 1 length\n\n"
+    + b':u {"prompt_tokens":9}\n:w 200\ndata: {"object":"list","data":[],"usage":{"prompt_tokens":9}}\n\n'
+)
 
 
 @pytest.mark.parametrize("frames", [True, False], ids=["frames", "plain"])
