@@ -12,7 +12,7 @@ HAVE_CXX := command -v "$${CXX:-c++}" g++ clang++ >/dev/null
 KERNELS := $(wildcard engine_image/kernels/* tests/engine/native/*.h)
 INSTALL_VENV := { $(APT_INSTALL_VENV) || { apt-get -q update && $(APT_INSTALL_VENV); }; }
 
-.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-disruptions e2e-storm e2e-vllm venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
+.PHONY: help demo demo-down demo-engine test lint types unit fuzz bench bench-loop bench-api bench-startup bench-scheduler bench-simulator bench-fleet bench-operator bench-autopilot bench-gateway picture-top contract e2e e2e-clients e2e-disruptions e2e-storm e2e-vllm venv cluster kubeconfig cluster-down dev format crd dashboards-json chart-files scan docs docs-reference lock
 
 help: ## This list
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,11 +75,14 @@ bench-autopilot: .venv/kernels.stamp ## Goodput of a real engine: fixed limits, 
 bench-gateway: .venv/kernels.stamp ## The gateway: overhead beside a direct connection, routing on four replicas, isolation of tenants; 45 minutes. ARGS=--help
 	@$(PY) -m tools.bench.gateway $(ARGS)
 
-contract: .venv/kernels.stamp ## Tests against a real kube-apiserver
-	$(PY) -m pytest -m contract tests/chart tests/tools/localcluster tests/contract tests/vllm_plugin
+contract: .venv/kernels.stamp ## Tests against a real kube-apiserver, and clients of others
+	$(PY) -m pytest -m contract tests/chart tests/tools/localcluster tests/contract tests/vllm_plugin tests/e2e/clients
 
 e2e: .venv/kernels.stamp cluster ## Tests on real pods in the local cluster
 	$(PY) -m pytest e2e/scenarios
+
+e2e-clients: .venv/kernels.stamp ## Clients and suites of others, direct and through the gateway: SDKs, agents, compliance. ARGS=--help
+	@$(PY) -m e2e.clients $(ARGS)
 
 e2e-disruptions: .venv/tools.stamp ## Traffic through every disruption, and a table of what was lost; a quarter of an hour. ARGS=--gateway, --help
 	@$(PY) -m e2e.disruptions $(ARGS)
@@ -142,6 +145,7 @@ picture-top: .venv/tools.stamp ## The picture of `kubectl inflight top` from the
 lock: .venv/tools.stamp ## Pin again what pyproject.toml's dependencies bring with them
 	$(UV) pip compile -q pyproject.toml --extra engine --extra gateway --extra kubectl --extra operator --extra simulator --extra dev --no-emit-index-url --no-header --no-annotate -o constraints.txt
 	echo "checkov==3.3.30" | $(UV) pip compile -q - --no-emit-index-url --no-header --no-annotate --universal --python-version 3.11 -o deploy/checkov.txt
+	$(PY) -m e2e.clients --lock
 
 # Two steps: the demo needs no torch on this machine, only in the image. What is said goes to standard error, so that
 # $(make -s kubeconfig) is the path alone. A .venv that was cut before it had pip is made anew.

@@ -31,7 +31,10 @@ PYTEST = (sys.executable, "-m", "pytest", "--durations=5", "--durations-min=5")
 # longest has three.
 IN_PARALLEL = ("-n", "auto", "--maxprocesses=4", "--dist=loadfile", "--no-loadscope-reorder")
 # From the folders that have some: to import all others takes longer than most of these tests.
-CONTRACT = ("-m", "contract", "tests/chart", "tests/tools/localcluster", "tests/contract", "tests/vllm_plugin")
+CONTRACT = (
+    *("-m", "contract", "tests/chart", "tests/tools/localcluster", "tests/contract", "tests/vllm_plugin"),
+    "tests/e2e/clients",
+)
 
 
 @dataclass(frozen=True)

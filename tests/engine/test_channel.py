@@ -65,6 +65,17 @@ def test_every_report_arrives_as_it_was_sent():
     assert FrameDecoder.for_api().feed(b"".join(encode(message) for message in FROM_ENGINE)) == FROM_ENGINE
 
 
+def test_it_is_quiet_until_something_arrives_or_another_thread_wakes():
+    ours, theirs = socket.socketpair()
+    channel = EngineChannel(ours)
+    assert channel.quiet(0.001)
+    theirs.sendall(encode(TO_ENGINE[0]))
+    assert not channel.quiet(10)
+    assert channel.receive(wait=True) == TO_ENGINE[:1]
+    channel.wake()
+    assert not channel.quiet(10)
+
+
 def test_receive_returns_all_that_is_there_and_does_not_wait_unless_asked():
     ours, theirs = socket.socketpair()
     channel = EngineChannel(ours)

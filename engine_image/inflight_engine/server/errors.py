@@ -17,7 +17,7 @@ def describe_invalid(invalid: RequestValidationError) -> ApiError:
     kind, location = finding["type"], finding["loc"][1:]
     if kind == "json_invalid":
         return bad_request(f"the body is not JSON: {finding['ctx']['error']}")
-    param = _param(location, invalid.body)
+    param = _param(location, invalid.body, missing=kind == "missing")
     if not param:
         return bad_request("the body must be a JSON object sent with `Content-Type: application/json`")
     message = {
@@ -28,11 +28,15 @@ def describe_invalid(invalid: RequestValidationError) -> ApiError:
     return bad_request(f"{param}: {message}", param, code)
 
 
-def _param(location: Sequence[str | int], body: Any) -> str:
-    """The path of the field, without the names that pydantic gives to the cases of a union."""
+def _param(location: Sequence[str | int], body: Any, *, missing: bool) -> str:
+    """The path of the field, without the names that pydantic gives to the cases of a union.
+
+    Args:
+        missing: the body lacks the field.
+    """
     path: list[str] = []
     for part in location:
-        if isinstance(body, Mapping) and isinstance(part, str) and (part in body or part is location[-1]):
+        if isinstance(body, Mapping) and isinstance(part, str) and (part in body or (missing and part is location[-1])):
             body = body.get(part)
         elif isinstance(body, list) and isinstance(part, int) and part < len(body):
             body = body[part]

@@ -71,8 +71,11 @@ class _Fields(msgspec.Struct):
     query: msgspec.Raw = _ABSENT
     queries: msgspec.Raw = _ABSENT
     documents: msgspec.Raw = _ABSENT
+    items: msgspec.Raw = _ABSENT
     text_1: msgspec.Raw = _ABSENT
     text_2: msgspec.Raw = _ABSENT
+    data_1: msgspec.Raw = _ABSENT
+    data_2: msgspec.Raw = _ABSENT
     stream: msgspec.Raw = _ABSENT
     max_tokens: msgspec.Raw = _ABSENT
     max_completion_tokens: msgspec.Raw = _ABSENT
@@ -166,31 +169,26 @@ def _prompts_read(fields: _Fields, api: Api) -> tuple[int, int, bytes]:
     salt = "\0".join(filter(None, (_string(fields.cache_salt), _string(fields.prompt_cache_key))))
     parts, conversation = _parts(fields, api)
     if sum(map(len, parts)) > MAX_DECODED_BYTES:
-        count = 1 if conversation else _number_of_prompts(parts[-1])
-        tokens, blocks = _of_json(parts, salt)
-        return count, tokens + (count - 1) * sum(map(len, parts[:-1])) // BYTES_PER_TOKEN, blocks
+        count = 1 if conversation else sum(_number_of_prompts(part) for part in parts if len(part))
+        return count, *_of_json(parts, salt)
     decoded = [_decoded(part) for part in parts]
-    *common, prompts = [[_conversation(*decoded)]] if conversation else map(_prompts, decoded)
-    first = [texts[0] for texts in (*common, prompts) if texts]
-    if len(first) == 1 and not isinstance(first[0], str):
-        blocks = token_blocks(first[0], salt)
-    else:
-        blocks = text_blocks("".join(text for text in first if isinstance(text, str)), salt)
-    shared = sum(max(map(_tokens, texts), default=0) for texts in common)
-    return len(prompts), sum(map(_tokens, prompts)) + shared * len(prompts), blocks
+    prompts = [_conversation(*decoded)] if conversation else [one for texts in decoded for one in _prompts(texts)]
+    first = prompts[0] if prompts else ""
+    blocks = text_blocks(first, salt) if isinstance(first, str) else token_blocks(first, salt)
+    return len(prompts), sum(map(_tokens, prompts)), blocks
 
 
 def _parts(fields: _Fields, api: Api) -> tuple[tuple[msgspec.Raw, ...], bool]:
-    """Returns the JSON texts of a conversation in the order of a chat template, and True; or those of prompts, after
-    the text that each of them begins with, and False."""
+    """Returns the JSON texts of a conversation in the order of a chat template, and True; or those of prompts, and
+    False."""
     if api is Api.RESPONSES:
         return (fields.tools, fields.instructions, fields.input), True
     if api is Api.MESSAGES:
         return (fields.tools, fields.system, fields.messages), True
     if api is Api.POOLING:
-        query = next((one for one in (fields.query, fields.queries, fields.text_1) if len(one)), _ABSENT)
-        texts = next((one for one in (fields.input, fields.documents, fields.text_2) if len(one)), _ABSENT)
-        return (query, texts), False
+        firsts = (fields.query, fields.queries, fields.text_1, fields.data_1)
+        others = (fields.input, fields.documents, fields.items, fields.text_2, fields.data_2)
+        return (*firsts, *others), False
     if len(fields.messages) > len("null"):
         return (fields.tools, _ABSENT, fields.messages), True
     return (fields.prompt,), False
@@ -211,7 +209,7 @@ def _number_of_prompts(prompt: msgspec.Raw) -> int:
 
 def _of_json(parts: tuple[msgspec.Raw, ...], salt: str) -> tuple[int, bytes]:
     """Returns tokens and hashes of long JSON texts."""
-    token_bytes = _BYTES_PER_ID if _LISTED_IDS.match(parts[-1]) else BYTES_PER_TOKEN
+    token_bytes = _BYTES_PER_ID if any(_LISTED_IDS.match(part) for part in parts) else BYTES_PER_TOKEN
     most = MAX_BLOCKS * BLOCK_TOKENS * token_bytes
     text = b"".join(memoryview(part)[:most] for part in parts)
     return sum(map(len, parts)) // token_bytes, json_blocks(text, token_bytes, salt)

@@ -75,8 +75,8 @@ def decide_tuning(
         if state.move is not None and canary is not None and view.time - state.move.started > 2 * policy.patience:
             return end_canary(limits, state, view.time)
         early = None
-        if model is not None and state.move is None:
-            early = early_move(view, limits, bounds, slo, model, state, policy, advise=advise)
+        if model is not None and state.move is None and not advise:
+            early = early_move(view, limits, bounds, slo, model, state, policy)
         left = Reason("Measuring", {"seconds": math.ceil(policy.window - measured)})
         return early or TuningDecision(limits, (), left, state)
     if not view.has_traffic:

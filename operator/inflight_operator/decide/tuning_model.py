@@ -103,11 +103,9 @@ def early_move(
     model: TuningModel,
     state: TuningState,
     policy: TuningPolicy,
-    *,
-    advise: bool,
 ) -> TuningDecision | None:
     """Returns the first move of a service if its limits are so far from the model's that no whole window is needed to
-    see it; None if they are not. A model of few steps is trusted with less of the target."""
+    see it; None if they are not, or if there is no move. A model of few steps is trusted with less of the target."""
     if state.episode is not None or view.quality.evidence < policy.evidence:
         return None
     cautious = replace(state, tighten=min(state.tighten, policy.early))
@@ -118,7 +116,9 @@ def early_move(
 
     if value(modelled_limits(bounds, slo, model, cautious)) <= value(limits) * policy.obvious:
         return None
-    decision = move_by_model(view, limits, bounds, slo, model, cautious, policy, advise=advise)
+    decision = move_by_model(view, limits, bounds, slo, model, cautious, policy, advise=False)
+    if decision.state.move is None:
+        return None
     known = decision.state.corrected(until=state.corrected_until, tighten=state.tighten, memory=state.memory)
     return replace(decision, state=known)
 
@@ -229,9 +229,9 @@ def _corrected(
 ) -> TuningState:
     """Corrections of the model from the measurements of this window: tokens slower than full steps allow or than the
     target where full steps should hold it, and preemptions. Corrections only grow until they expire, so they cannot
-    oscillate."""
+    oscillate; a cause that lasts lets none expire."""
     target, slow, pace = slo.tpot_p95, view.tpot_p95, view.itl_mean
-    tighten, memory = state.tighten, state.memory
+    tighten, memory, seen = state.tighten, state.memory, False
     full = full_step_seconds(model.replica, model.workload, limits)
     if target is not None and slow is not None and pace is not None and _late(view, policy):
         # Few slow requests beside a quick mean are not the size of steps, and smaller ones would not help them.
@@ -240,10 +240,10 @@ def _corrected(
             # By how much the steps of the model, with what it has learned by now, are too short.
             tighter = max(TIGHTEST, tighten * 0.8, min(tighten, full / slow))
             if longest_step(model.replica, model.workload, Targets(None, target * tighter)) is not None:
-                tighten = tighter
+                tighten, seen = tighter, True
     if view.preemptions_per_min > policy.preemptions_per_min and view.running >= limits.max_num_seqs * 0.5:
-        memory = max(LEAST_MEMORY, memory * 0.85)
-    if (tighten, memory) == (state.tighten, state.memory):
+        memory, seen = max(LEAST_MEMORY, memory * 0.85), True
+    if not seen:
         return state
     return state.corrected(until=view.time + policy.corrected, tighten=tighten, memory=memory)
 
@@ -260,8 +260,7 @@ def _targets(slo: Slo, model: TuningModel, state: TuningState) -> Targets:
     apply: the target would count as none."""
     if slo.tpot_p95 is None:
         return slo.targets
-    sure = 1 - model.error
-    for share in (min(state.tighten, sure), sure):
+    for share in sorted((state.tighten, 1 - model.error)):
         tightened = replace(slo.targets, tpot=slo.tpot_p95 * share)
         if longest_step(model.replica, model.workload, replace(tightened, ttft=None)) is not None:
             return tightened

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from inflight_operator.decide.demand import DemandHistory, DemandView
+from inflight_operator.decide.demand import MAX_ERROR, DemandHistory, DemandView
 from inflight_operator.decide.pods import PodClass, Pods, Replicas, StartUps
 from inflight_operator.decide.scaling import ScalingObservation
 from inflight_operator.decide.tuning import TuningMode
@@ -152,12 +152,13 @@ def mean_slo(policy: Policy, demand: DemandHistory) -> Slo:
 
 
 def tuning_model(snapshot: Snapshot, demand: DemandHistory) -> TuningModel | None:
-    """Returns the cost model for limits; None without a reliable one."""
+    """Returns the cost model for limits; None without a reliable one. A model that was reliable and no longer is stays
+    in use with the largest error of a reliable one."""
     workload = recent_workload(demand)
     if demand.replica is None or workload is None:
         return None
     errors = sorted(sample.cost_error for sample in snapshot.fresh.values() if sample.cost_error is not None)
-    return TuningModel(demand.replica, workload, errors[len(errors) // 2] if errors else 0.0)
+    return TuningModel(demand.replica, workload, min(errors[len(errors) // 2], MAX_ERROR) if errors else 0.0)
 
 
 def tuning_view(window: Window, start: float, now: float, slo: Slo, names: Mapping[str, str]) -> TuningView:

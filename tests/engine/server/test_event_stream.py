@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.answers.writer import DONE, AnswerWriter
+from inflight_engine.server.answers.writer import AnswerFormat, AnswerWriter
 from inflight_engine.server.requests.generation import Piece
 from tests.engine.server.fake_engine import until
 
@@ -25,10 +25,11 @@ class Choice:
         return Piece(text, [])
 
 
-class Plain:
+class Plain(AnswerFormat):
     """Writes text as it is."""
 
-    done = DONE
+    def whole(self, pieces):
+        raise AssertionError("streams only")
 
     def first(self):
         return b"<"

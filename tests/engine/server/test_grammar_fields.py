@@ -151,8 +151,8 @@ async def test_a_grammar_that_cannot_be_compiled_in_bounds_ends_neither_process_
     ("body", "param"),
     [
         ({"response_format": {"type": "xml"}}, "response_format"),
-        ({"response_format": {"type": "json_schema"}}, "response_format"),
-        (schema_format(SCHEMA, strict="yes"), "response_format.json_schema"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema"),
+        (schema_format(SCHEMA, strict="yes"), "response_format.json_schema.strict"),
         (structured(choice=[]), "structured_outputs.choice"),
         (structured(unknown=1), "structured_outputs.unknown"),
     ],

@@ -15,6 +15,7 @@ PATH = "/v1/messages"
 BODY = {"model": "fake", "max_tokens": 80, "messages": [{"role": "user", "content": "?"}]}
 TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {"a": {"type": "integer"}}}}
 CALL = '<tool_call>{"name": "f", "arguments": {"a": 1}}</tool_call>'
+RESULT = {"type": "tool_result", "tool_use_id": "1"}
 USE = {"type": "tool_use", "name": "f", "input": {"a": 1}, "caller": {"type": "direct"}}
 
 
@@ -176,6 +177,17 @@ def test_a_last_message_of_the_assistant_is_continued():
     assert chat(messages=messages)["continue_final_message"] is True
 
 
+@pytest.mark.parametrize("content", ["", [], [{"type": "thinking", "thinking": "Hm."}]])
+async def test_a_last_message_without_text_is_followed_by_another(make_fake, content):
+    last = {"role": "assistant", "content": content}
+    assert message(await ask(make_fake, "Hi", messages=[*BODY["messages"], last]))["content"] == [text("Hi")]
+
+
+async def test_any_number_bounds_the_thinking(make_fake):
+    thinking = {"type": "enabled", "budget_tokens": 10**30}
+    assert message(await ask(make_fake, "Hi", thinking=thinking))["content"] == [text("Hi")]
+
+
 @pytest.mark.parametrize(
     ("body", "meant"),
     [
@@ -211,10 +223,15 @@ def test_fields_have_their_meaning_in_chat_requests(body, meant):
         ({"unknown": 1}, "unknown"),
         ({"n": 2}, "n"),
         ({"temperature": 3.0}, "temperature"),
-        ({"stop_sequences": [""]}, "stop_sequences"),
+        ({"stop_sequences": [""]}, "stop_sequences.0"),
+        ({"stop_sequences": ["a"] * 17}, "stop_sequences"),
+        ({"system": "s", "messages": [{"role": "user", "content": [{**USE, "id": "1"}]}]}, "messages.0"),
+        ({"messages": [{"role": "system", "content": [{"type": "thinking", "thinking": ""}]}]}, "messages.0"),
+        ({"messages": [{"role": "assistant", "content": [RESULT]}]}, "messages.0"),
         ({"tools": [{**TOOL, "name": "no name"}]}, "tools.0.name"),
         ({"tools": [TOOL], "tool_choice": {"type": "tool", "name": "g"}}, "tool_choice.name"),
-        ({"output_config": {"effort": "much"}}, "output_config"),
+        ({"output_config": {"effort": "much"}}, "output_config.effort"),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": "?"}}}}, "output_config.format"),
         ({"messages": [{"role": "user", "content": "x" * 200}]}, "messages"),
     ],
 )

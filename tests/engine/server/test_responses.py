@@ -7,6 +7,8 @@ import pytest
 from inflight_engine.formats.choose import ModelText
 from inflight_engine.request import FinishReason
 from inflight_engine.server.responses.requests import ResponsesRequest
+from inflight_settings.engine import EngineConfig
+from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import ByteTokenizer, until
 from tests.engine.server.sse import events, response_of
 
@@ -107,6 +109,19 @@ async def test_a_stream_begins_items_before_their_deltas_and_ends_them_in_order(
     ]
 
 
+def allowed(mode, *names):
+    return {"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": name} for name in names]}
+
+
+async def test_the_response_names_the_class_that_is_asked_for_as_a_tier(make_fake):
+    config = EngineConfig("fake", classes=(ServiceClass("interactive"), ServiceClass("batch")))
+    found = {}
+    for tier in (None, "auto", "batch"):
+        answer = await ask(lambda **changes: make_fake(engine=config, **changes), "Hi", service_tier=tier)
+        found[tier] = response(answer)["service_tier"]
+    assert found == {None: "default", "auto": "interactive", "batch": "batch"}
+
+
 async def test_nothing_is_stored_and_the_response_says_so(make_fake):
     assert response(await ask(make_fake, "Hi", store=True))["store"] is False
 
@@ -137,8 +152,12 @@ async def test_what_is_not_supported_is_named(make_fake, body, param):
         ({"max_output_tokens": 0}, "max_output_tokens"),
         ({"temperature": 3.0}, "temperature"),
         ({"tools": [{**TOOL, "name": "no name"}]}, "tools.0.name"),
-        ({"reasoning": {"effort": "much"}}, "reasoning"),
-        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "what"}}}}, "text"),
+        ({"tool_choice": {}}, "tool_choice"),
+        ({"tools": [TOOL], "tool_choice": allowed("auto", "g")}, "tool_choice.tools"),
+        ({"tools": [TOOL], "tool_choice": allowed("required", "f", "g")}, "tool_choice.tools"),
+        ({"reasoning": {"effort": "much"}}, "reasoning.effort"),
+        ({"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "what"}}}}, "text.format"),
+        ({"input": {}}, "input"),
         ({"input": [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "1"}]}, "input.0.arguments"),
         ({"input": "x" * 200}, "input"),
     ],
@@ -206,11 +225,7 @@ async def test_the_output_of_an_answer_is_the_input_of_the_next(make_fake):
     [
         ("required", "required", ["f", "g"]),
         ({"type": "function", "name": "g"}, {"type": "function", "function": {"name": "g"}}, ["f", "g"]),
-        (
-            {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "g"}]},
-            "required",
-            ["g"],
-        ),
+        (allowed("required", "g"), "required", ["g"]),
     ],
 )
 async def test_choices_of_tools(make_fake, choice, meant, tools):

@@ -117,6 +117,17 @@ async def test_reasoning_has_both_of_its_names(make_fake, stream):
     assert choices(answer) == [[said, "stop"]]
 
 
+@pytest.mark.parametrize("more", [{}, {"stream_options": {"include_usage": True}}])
+async def test_chunks_of_content_are_the_same_with_and_without_a_parser(make_fake, more):
+    def found(answer):
+        data = [json.loads(each.removeprefix("data: ")) for each in answer.text.split("\n\n") if "{" in each]
+        return [{name: value for name, value in each.items() if name not in ("id", "created")} for each in data]
+
+    plain = await ask(make_fake, "Hi <b> you", stream=True, **more)
+    assert "Hi" in plain.text
+    assert found(await ask(make_fake, "Hi <b> you", stream=True, model=THINK_MODEL, **more)) == found(plain)
+
+
 async def test_a_prompt_may_end_inside_of_the_reasoning(make_fake):
     messages = [{"role": "assistant", "content": "<think>"}]
     answer = await ask(make_fake, "Hm.</think>Yes", model=THINK_MODEL, messages=messages)

@@ -164,7 +164,10 @@ async def test_bodies_that_are_no_objects_are_refused(relay, path):
         assert (answer.status, (await answer.json())["error"]["code"]) == (400, "unreadable_body")
 
 
-POOLED = b':h\n\n:u {"prompt_tokens":9}\n:w 200\ndata: {"object":"list","data":[],"usage":{"prompt_tokens":9}}\n\n'
+POOLED = (
+    b":h\n\n:t 0 97\n:f 0 length\n\n:t 1 97\n:f 1 length\n\n"
+    + b':u {"prompt_tokens":9}\n:w 200\ndata: {"object":"list","data":[],"usage":{"prompt_tokens":9}}\n\n'
+)
 
 
 @pytest.mark.parametrize("frames", [True, False], ids=["frames", "plain"])
@@ -202,3 +205,14 @@ async def test_engines_of_other_makes_are_tried_again_before_their_first_byte_on
     with pytest.raises(aiohttp.ClientPayloadError):
         await relay.post(ASKED[path], path)
     assert len(relay.engine.seen) == 1
+
+
+async def test_a_custom_engine_that_is_lost_between_head_and_body_is_tried_elsewhere(relay):
+    await relay.configure(engine=EngineType("custom"))
+    for stream in (True, False):
+        kind = "text/event-stream" if stream else "application/json"
+        head = (("content-type", kind), ("content-length", "99"))
+        relay.script(Do(status=200, headers=head, cut=0), Do(status=200, body=b"{}", headers=head[:1]))
+        asked = {"model": "m", "stream": stream, "messages": [{"role": "user", "content": "hi"}]}
+        status, _, body = await relay.post(asked)
+        assert (status, body) == (200, b"{}")

@@ -3,16 +3,17 @@
 import math
 import random
 from functools import cache
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import pytest
 
-from inflight_operator.decide.demand import DemandHistory
+from inflight_operator.decide.demand import MAX_ERROR, DemandHistory
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
 from inflight_operator.decide.tuning_types import Slo, TuningModel, TuningPolicy, TuningState
 from inflight_operator.decide.tuning_workload import recent_workload
 from inflight_operator.observe.window import Window
-from inflight_operator.reconcile.views import tuning_view
+from inflight_operator.reconcile.views import tuning_model, tuning_view
 from inflight_settings.limits import Limits, LimitsBounds
 from tests.operator.model_engine import ModelEngine
 
@@ -167,3 +168,17 @@ def test_on_any_machine_and_load_goodput_is_soon_that_of_the_best_fixed_limits(m
     assert served(good, 60.0, TWO_MINUTES) >= 0.95 * max(served(one, 60.0, TWO_MINUTES) for one in fixed)
     whole = 0.8 if number == 0 else 0.93
     assert served(good, 3.0, TWO_MINUTES) >= whole * max(served(one, 3.0, TWO_MINUTES) for one in fixed)
+
+
+def test_a_model_that_is_reliable_no_more_is_used_with_the_largest_error_of_a_reliable_one():
+    engine, demand = ModelEngine(), DemandHistory()
+    engine.reported_cost = engine.true_cost
+    for _ in range(60):
+        engine.add(80, 40)
+        engine.run_until(engine.time + 1.0)
+        demand = demand.with_samples({"pod": engine.sample()}, {}, engine.time)
+    for error, used in ((0.05, 0.05), (0.6, MAX_ERROR), (5.0, MAX_ERROR)):
+        engine.cost_error = error
+        sample = engine.sample()
+        demand = demand.with_samples({"pod": sample}, {}, engine.time)
+        assert tuning_model(SimpleNamespace(fresh={"pod": sample}), demand).error == used

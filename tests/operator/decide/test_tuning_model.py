@@ -11,7 +11,7 @@ from inflight_cost.capacity import Replica, Workload, full_step_seconds
 from inflight_cost.model import CostModel
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode, decide_tuning
-from inflight_operator.decide.tuning_model import modelled_limits
+from inflight_operator.decide.tuning_model import LEAST_MEMORY, TIGHTEST, modelled_limits
 from inflight_operator.decide.tuning_types import (
     PodQuality,
     Quality,
@@ -111,6 +111,13 @@ def test_recommend_says_what_it_would_do_and_what_it_expects_and_changes_nothing
     text = sentence(decision.reason)
     assert text.startswith("would change max_num_seqs 32 -> ")
     assert "requests/s under overload" in text
+
+
+def test_recommend_waits_for_a_whole_window_as_its_advice_starts_no_move():
+    advised = decide(seen(100.0), Limits(8, 512), mode=TuningMode.RECOMMEND)
+    assert near(advised.state.modelled, BEST)
+    early = decide(seen(105.0, span=5.0), Limits(8, 512), advised.state, mode=TuningMode.RECOMMEND)
+    assert (early.reason.code, early.changes, early.state) == ("Measuring", (), advised.state)
 
 
 TWO = {"a": FINE, "b": FINE}
@@ -245,6 +252,23 @@ def test_first_limits_that_are_far_off_move_before_a_whole_window_and_later_ones
     assert decide(early, far, replace(FRESH, episode=-50.0)).reason.code == "Measuring"
 
 
+def test_before_a_whole_window_limits_that_cannot_move_leave_the_window_as_it_is():
+    one_or_two = LimitsBounds(Limits(1, 64), Limits(2, 512))
+    decision = decide(seen(5.0, span=5.0), Limits(1, 512), model=replace(MODEL, error=0.25), bounds=one_or_two)
+    assert (decision.reason.code, decision.state) == ("Measuring", FRESH)
+
+
+def test_a_target_that_only_the_smaller_correction_can_hold_is_still_corrected_by_it():
+    """A request alone takes 80% of the target: with an error of 25% none is left, with a correction of 10% some is."""
+    base = SLO.tpot_p95 * 0.8
+    slow = replace(MODEL, replica=replace(H100, cost=CostModel(base, 17e-6, 34e-6, 0.05e-6, 1.2e-9)))
+    for error, tighten in ((0.25, 0.9), (0.1, 0.6)):
+        state = FRESH.corrected(until=1e9, tighten=tighten)
+        decision = decide(seen(100.0), BEST, state, replace(slow, error=error))
+        full = full_step_seconds(slow.replica, CONVERSATION, decision.state.modelled)
+        assert full == pytest.approx(SLO.tpot_p95 * 0.9 * 0.95, rel=0.03)
+
+
 def test_requests_slower_than_the_mean_tighten_it_where_full_steps_should_hold_the_target():
     view = replace(seen(100.0, replace(FINE, tpot_within=0.7)), itl_mean=0.047, tpot_p95=0.055)
     assert decide(view, BEST).state.tighten == pytest.approx(full_step_seconds(H100, CONVERSATION, BEST) / 0.055)
@@ -306,6 +330,19 @@ def test_preemptions_on_every_pod_lower_the_slots_and_one_on_fifty_pods_moves_no
     busy = seen(200.0, running=limits.max_num_seqs * 0.9)
     assert decide(replace(busy, preemptions_per_min=4 / 50), limits, model=model).changes == ()
     assert decide(replace(busy, preemptions_per_min=4.0), limits, model=model).limits.max_num_seqs < limits.max_num_seqs
+
+
+def test_corrections_are_not_forgotten_while_tokens_stay_late_or_requests_are_preempted():
+    late = replace(seen(100.0, replace(FINE, tpot_within=0.3)), itl_mean=0.2, tpot_p95=0.2)
+    preempted = replace(seen(100.0), preemptions_per_min=4.0, running=BEST.max_num_seqs)
+    for view, most in ((late, (TIGHTEST, 1.0)), (preempted, (1.0, LEAST_MEMORY))):
+        state, limits = FRESH, BEST
+        for time in range(100, 4000, 60):
+            now = replace(view, time=float(time), running=limits.max_num_seqs)
+            decision = decide(now, limits, replace(state, move=None, bracket=None, window_start=0.0))
+            limits, state = decision.limits, decision.state
+            if time > 500:
+                assert (state.tighten, state.memory) == most
 
 
 def test_corrections_of_the_model_are_forgotten_after_a_while():

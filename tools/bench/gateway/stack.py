@@ -78,9 +78,14 @@ class Gateways:
 
 @contextmanager
 def gateways(
-    folder: Path, services: Sequence[Object], secrets: Sequence[Object] = (), *, pods: int = 1
+    folder: Path,
+    services: Sequence[Object],
+    secrets: Sequence[Object] = (),
+    *,
+    pods: int = 1,
+    flags: Sequence[str] = (),
 ) -> Iterator[Gateways]:
-    """Gateway pods with one relay each in front of `services`.
+    """Gateway pods with one relay each in front of `services`. Args: flags: of pickers.
 
     Raises:
         RuntimeError: one did not become ready; the message has the end of the logs.
@@ -97,8 +102,8 @@ def gateways(
     with ExitStack() as stack:
         waiting = []
         for name in names:
-            static = ["--static", str(folder / "services.yaml"), "--gateway-key-file", str(key)]
-            pod, ready = _start(stack, folder / name, [*static, "--name", name, "--link-port", str(links[name])])
+            own = ["--static", str(folder / "services.yaml"), "--gateway-key-file", str(key), *flags]
+            pod, ready = _start(stack, folder / name, [*own, "--name", name, "--link-port", str(links[name])])
             found.pods.append(pod)
             waiting.append(ready)
         for ready in waiting:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from inflight_engine.formats.events import TextEvent
 from inflight_engine.request import FinishReason
 from inflight_engine.server.answers.events import CallIds, call_ids, delta, message
 from inflight_engine.server.answers.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs, with_prompt
@@ -92,16 +93,16 @@ class _Answer(AnswerFormat):
         return _encode(body | self._prompt_in_body(pieces[0].prompt))
 
     def piece(self, choice: Generation, piece: Piece) -> bytes:
-        index = choice.request.index
+        index, text = choice.request.index, _only_text(choice, piece)
         shown = self._shown
-        if choice.scored or choice.request.parsing or shown.continuous_usage or shown.token_ids or piece.prompt:
+        if text is None or choice.scored or shown.continuous_usage or shown.token_ids or piece.prompt:
             content = self._part(choice, piece, piece.text)
             return self._news(choice, piece, _choice(choice, content, self._scores(choice, piece)))
         around = self._around.get(index)
         if around is None:
             around = self._around[index] = self._chunk([_choice(choice, self._content(_MARK))]).split(_encode(_MARK))
         before, after = around
-        return before + _encode(piece.text) + after
+        return before + _encode(text) + after
 
     def last(self, choice: Generation, piece: Piece) -> bytes:
         scores = self._scores(choice, piece) if piece.num_scored else None
@@ -276,6 +277,16 @@ def _choice(
     finish_reason: str | None = None,
 ) -> dict[str, Any]:
     return {"index": choice.request.index, **content, "logprobs": logprobs, "finish_reason": finish_reason}
+
+
+def _only_text(choice: Generation, piece: Piece) -> str | None:
+    """The content of a piece; None: there is more, or none."""
+    if choice.request.parsing is None:
+        return piece.text
+    match piece.events:
+        case [TextEvent(kind="content", text=text)]:
+            return text
+    return None
 
 
 _MARK = "\x00text\x00"

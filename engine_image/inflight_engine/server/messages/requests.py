@@ -8,19 +8,28 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
-from pydantic import AfterValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
+from pydantic_core import PydanticCustomError
 
 from inflight_engine.server.requests.chat_schema import holds_text
 from inflight_engine.server.requests.converted import ConvertedChat, as_chat, kinds, shape, shared_fields
-from inflight_engine.server.requests.fields import FIRST_ERROR, Body, Continuation, SchedulingFields, only
+from inflight_engine.server.requests.fields import (
+    FIRST_ERROR,
+    MAX_STOP_STRINGS,
+    Body,
+    Continuation,
+    SchedulingFields,
+    StopString,
+    only,
+)
 from inflight_engine.server.requests.grammar_fields import Schema
 
 NAMES = {
     "messages": "messages",
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
-    "response_format": "output_config",
-    "reasoning_effort": "output_config",
+    "response_format": "output_config.format",
+    "reasoning_effort": "output_config.effort",
     "chat_template_kwargs": "thinking",
     "continue_final_message": "messages",
     "tools": "tools",
@@ -92,10 +101,20 @@ Block: TypeAlias = Annotated[
 
 
 class Message(Body):
+    """A message. Thinking and calls are the assistant's, and results the user's."""
+
     role: Literal["user", "assistant", "system"]
     content: Annotated[
         Annotated[str, Tag("text")] | Annotated[list[Block], FIRST_ERROR, Tag("list")], Discriminator(shape)
     ]
+
+    @model_validator(mode="after")
+    def _blocks_fit_the_role(self) -> Message:
+        for block in () if isinstance(self.content, str) else self.content:
+            if block.type != "text" and self.role != ("user" if block.type == "tool_result" else "assistant"):
+                said = {"kind": block.type, "role": self.role}
+                raise PydanticCustomError("wrong_role", "a message of role {role} must not have {kind} blocks", said)
+        return self
 
 
 class Tool(_Cached):
@@ -168,7 +187,8 @@ class CountTokensRequest(Body):
         choice, thinking, config = self.tool_choice, self.thinking, self.output_config
         messages = self._messages()
         effort = None if config is None else config.effort
-        prefilled = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
+        last = messages[-1]
+        prefilled = last["role"] == "assistant" and bool(last.get("content")) and not last.get("tool_calls")
         return {
             "model": self.model,
             "messages": messages,
@@ -194,7 +214,7 @@ class MessagesRequest(CountTokensRequest, SchedulingFields):
 
     max_tokens: Annotated[int, Field(ge=1)]
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

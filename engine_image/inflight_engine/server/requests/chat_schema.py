@@ -217,6 +217,10 @@ def conversation(
     )
 
 
+_MAX_BUDGET = 2**31 - 1
+"""Tokens of reasoning that no answer reaches."""
+
+
 def _wrong(index: int, field: str, why: str) -> ApiError:
     param = f"messages.{index}.{field}"
     return bad_request(f"{param}: {why}", param)
@@ -321,7 +325,9 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
         )
 
     def thinking_budget(self) -> int | None:
-        return None if self.thinking_token_budget == -1 else self.thinking_token_budget
+        budget = self.thinking_token_budget
+        # A larger number need not fit where the engine stores it.
+        return None if budget is None or budget < 0 else min(budget, _MAX_BUDGET)
 
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None

@@ -105,7 +105,7 @@ class ResponsesAnswer(AnswerFormat):
             "background": False,
             "truncation": "disabled",
             "previous_response_id": None,
-            "service_tier": "default",
+            "service_tier": "default" if body.service_tier is None else call.service_class,
             "metadata": body.metadata or {},
             "user": body.user,
             "safety_identifier": body.safety_identifier,

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
 
+from inflight_contract.errors import bad_request
 from inflight_engine.server.requests.chat_schema import ArgumentsText, FunctionName, NamedTool
 from inflight_engine.server.requests.converted import ConvertedChat, as_chat, kinds, shape, shared_fields
 from inflight_engine.server.requests.fields import FIRST_ERROR, Body, Continuation, SchedulingFields, only
@@ -19,8 +20,8 @@ NAMES = {
     "messages": "input",
     "max_tokens": "max_output_tokens",
     "max_completion_tokens": "max_output_tokens",
-    "response_format": "text",
-    "reasoning_effort": "reasoning",
+    "response_format": "text.format",
+    "reasoning_effort": "reasoning.effort",
     "tools": "tools",
     "tool_choice": "tool_choice",
 }
@@ -243,10 +244,17 @@ class ResponsesRequest(SchedulingFields):
         return messages
 
     def _tools(self) -> tuple[list[dict[str, Any]] | None, Any]:
-        """Tools and the choice of one. Of `allowed_tools` the others are left out."""
+        """Tools and the choice of one. Of `allowed_tools` the others are left out.
+
+        Raises:
+            ApiError: 400, a tool that is allowed does not exist.
+        """
         tools, choice = self.tools or [], self.tool_choice
         if isinstance(choice, AllowedTools):
             names = {each.name for each in choice.tools}
+            unknown = names.difference(each.name for each in tools)
+            if unknown:
+                raise bad_request(f"tool_choice.tools: {min(unknown)!r} is none of the tools", "tool_choice.tools")
             tools, choice = [each for each in tools if each.name in names], choice.mode
         shown = [
             {"type": "function", "function": each.model_dump(exclude={"type"}, exclude_none=True)} for each in tools

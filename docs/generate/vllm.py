@@ -1,0 +1,157 @@
+"""The page of vLLM's request fields and flags: those that this engine takes, and those that it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from importlib import import_module
+from pkgutil import iter_modules
+from types import UnionType
+from typing import Union, get_args, get_origin
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from docs.generate.markdown import GENERATED, cell, code, table
+from docs.generate.parsers import PARSERS, flags_of, subcommands
+from docs.generate.vllm_names import kept
+from inflight_engine.server import http
+
+REPLACED = {
+    "--allowed-local-media-path": "models read text only",
+    "--async-scheduling": "always so; `--no-async-scheduling` turns it off",
+    "--data-parallel-size": "replicas of the service, which the operator scales",
+    "--disable-fastapi-docs": "there are no pages; `/openapi.json` has the schema",
+    "--disable-uvicorn-access-log": "off unless `--enable-access-log` is set",
+    "--distributed-executor-backend": "nothing to choose",
+    "--download-dir": "environment variable `HF_HOME`",
+    "--enable-auto-tool-choice": "always so",
+    "--enable-chunked-prefill": "always so",
+    "--enable-log-requests": "`--log-level debug`; prompts and answers are never logged",
+    "--enable-prefix-caching": "always so; `--no-prefix-caching` turns it off",
+    "--enable-prompt-tokens-details": "always so",
+    "--enable-request-id-headers": "always so",
+    "--hf-token": "environment variable `HF_TOKEN`",
+    "--kv-cache-memory-bytes": "`--kv-cache-memory`",
+    "--kv-offloading-size": "`--swap-space`, for preempted requests",
+    "--max-logprobs": "20",
+    "--max-num-queued-reqs": "`--max-queued-requests`",
+    "--max-num-queued-tokens": "`--max-queued-tokens`",
+    "--model": "the argument MODEL",
+    "--num-gpu-blocks-override": "`--num-kv-blocks`",
+    "--override-generation-config": "`--generation-config FOLDER`",
+    "--pipeline-parallel-size": "not supported",
+    "--quantization-config": "read from the checkpoint",
+    "--shutdown-timeout": "`--drain-timeout`",
+    "--structured-outputs-config": "nothing to choose: llguidance",
+    "--tokenizer": "the model's own",
+    "--trust-remote-code": "code of models never runs",
+    "--watermark": "`--kv-headroom`",
+}
+"""The setting in place of a flag, or the reason why there is none."""
+
+DIFFERENT = {
+    "--dtype": "`auto`, `float32`, `bfloat16` or `float16`",
+    "--generation-config": "`none` in place of `vllm`",
+    "--kv-cache-dtype": "`auto` or `fp8`",
+    "--quantization": "formats of checkpoints are read from them; `int8` and `int4` quantize on a CPU",
+    "--scheduling-policy": "`fcfs` and `priority`, and others",
+}
+"""Remarks on flags whose values differ."""
+
+_TEXT = """# vLLM's fields and flags
+
+Names in vLLM {version}, and what this engine does with each. A request with a field that is not taken gets status 400
+with the name of the field in `param`; a flag that is not taken ends the start with an error that names it.
+"""
+
+_FIELDS = """
+## Fields of requests
+
+`yes`: taken. `no effect`: any value is accepted, since none has a meaning here. `400`: refused, except with null or a
+value that has no effect. Empty: vLLM has no such field there.
+
+"""
+
+_FLAGS = """
+## Flags
+
+Taken, with the same name:
+
+"""
+
+_OTHERS = """
+Refused, with another setting in their place, or a reason:
+
+"""
+
+_REST = """
+Refused without one:
+
+"""
+
+
+def page() -> str:
+    """The page."""
+    names = kept()
+    taken = taken_fields()
+    paths = [path for path in names.fields if path in taken]
+    fields = sorted({field for path in paths for field in names.fields[path]})
+    rows = [[code(field), *(_mark(field, names.fields[path], taken[path]) for path in paths)] for field in fields]
+    ours = flags_of(subcommands(PARSERS["inflight-engine"]())["serve"])
+    same = [flag for flag in names.flags if flag in ours]
+    rest = [flag for flag in names.flags if flag not in ours and flag not in REPLACED]
+    return "".join(
+        (
+            GENERATED,
+            _TEXT.format(version=names.version),
+            _FIELDS,
+            table(("field", *map(code, paths)), rows),
+            _FLAGS,
+            table(("flag", "values that differ"), ([code(flag), DIFFERENT.get(flag, "")] for flag in same)),
+            _OTHERS,
+            table(("flag", "here"), ([code(flag), cell(REPLACED[flag])] for flag in names.flags if flag in REPLACED)),
+            _REST,
+            ", ".join(map(code, rest)) + "\n",
+        )
+    )
+
+
+def _mark(field: str, theirs: Iterable[str], taken: Mapping[str, bool]) -> str:
+    if field not in theirs:
+        return ""
+    return {None: "400", True: "yes", False: "no effect"}[taken.get(field)]
+
+
+def bodies() -> dict[str, tuple[type[BaseModel], ...]]:
+    """Returns the types of the bodies that the engine takes, by path; of several, a body is one of them."""
+    modules = [import_module(each.name) for each in iter_modules(http.__path__, f"{http.__name__}.")]
+    routes = [route for module in modules if hasattr(module, "router") for route in module.router.routes]
+    return {
+        route.path: tuple(_models(route.body_field.field_info.annotation))
+        for route in routes
+        if isinstance(route, APIRoute) and route.body_field is not None
+    }
+
+
+def _models(annotation: object) -> Iterator[type[BaseModel]]:
+    if get_origin(annotation) in (Union, UnionType):
+        for each in get_args(annotation):
+            yield from _models(each)
+    elif isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+
+
+def taken_fields() -> dict[str, dict[str, bool]]:
+    """Returns the fields that take any value, by path; True: it has a meaning.
+
+    Fields without a meaning have the type `object`, with a validator where only values without effect are accepted.
+    """
+    return {
+        path: {
+            info.alias or name: info.annotation is not object
+            for model in models
+            for name, info in model.model_fields.items()
+            if info.annotation is not object or not info.metadata
+        }
+        for path, models in bodies().items()
+    }

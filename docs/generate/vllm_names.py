@@ -1,0 +1,112 @@
+"""Names of vLLM's request fields and flags, read from its source and kept in `vllm_names.json`.
+
+    python -m docs.generate.vllm_names FOLDER
+
+writes the file again from the folder `vllm` of an unpacked wheel ([the plugin's page](../vllm-plugin.md) has the
+command that unpacks one).
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+FILE = Path(__file__).with_name("vllm_names.json")
+
+_ENTRYPOINTS = "entrypoints"
+_REQUESTS = {
+    "/v1/chat/completions": ("ChatCompletionRequest",),
+    "/v1/completions": ("CompletionRequest",),
+    "/v1/responses": ("ResponsesRequest",),
+    "/v1/messages": ("AnthropicMessagesRequest",),
+    "/v1/messages/count_tokens": ("AnthropicCountTokensRequest",),
+    "/v1/embeddings": ("EmbeddingCompletionRequest", "EmbeddingChatRequest"),
+    "/v1/score": ("ScoreTextRequest", "ScoreDataRequest", "ScoreQueriesDocumentsRequest", "ScoreQueriesItemsRequest"),
+    "/v1/rerank": ("RerankRequest",),
+    "/tokenize": ("TokenizeCompletionRequest", "TokenizeChatRequest"),
+    "/detokenize": ("DetokenizeRequest",),
+}
+"""Classes of the bodies by path; of several, a body is one of them."""
+
+_FLAGS_OF_DATACLASSES = {"entrypoints/common/cli_args.py": ("BaseFrontendArgs", "FrontendArgs")}
+_FLAGS_OF_CALLS = ("engine/arg_utils.py", "entrypoints/cli/serve.py", "entrypoints/common/cli_args.py")
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Names in a version of vLLM. Attributes: fields: of bodies, by path. flags: of `vllm serve`."""
+
+    version: str
+    fields: Mapping[str, list[str]]
+    flags: list[str]
+
+
+def kept() -> Names:
+    """Returns the names in the file."""
+    return Names(**json.loads(FILE.read_text()))
+
+
+def read(folder: Path) -> Names:
+    """Reads the names from vLLM's source.
+
+    Raises:
+        KeyError: a class is missing.
+        OSError: a file is missing.
+    """
+    classes = {
+        node.name: node
+        for file in sorted((folder / _ENTRYPOINTS).rglob("protocol.py"))
+        for node in _parsed(file).body
+        if isinstance(node, ast.ClassDef)
+    }
+    fields = {
+        path: sorted({field for name in names for field in _fields(name, classes)}) for path, names in _REQUESTS.items()
+    }
+    flags = {flag for file in _FLAGS_OF_CALLS for flag in _arguments(_parsed(folder / file))}
+    for file, names in _FLAGS_OF_DATACLASSES.items():
+        own = {node.name: node for node in _parsed(folder / file).body if isinstance(node, ast.ClassDef)}
+        flags |= {f"--{field.replace('_', '-')}" for name in names for field in _annotated(own[name])}
+    (version,) = (
+        node.value.value
+        for node in ast.walk(_parsed(folder / "_version.py"))
+        if isinstance(node, ast.Assign)
+        and isinstance(node.value, ast.Constant)
+        and any(isinstance(target, ast.Name) and target.id == "version" for target in node.targets)
+    )
+    return Names(str(version), fields, sorted(flags))
+
+
+def _parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
+def _fields(name: str, classes: Mapping[str, ast.ClassDef]) -> Iterator[str]:
+    """Yields the fields of a class and of its base classes among `classes`."""
+    yield from _annotated(classes[name])
+    for base in classes[name].bases:
+        if isinstance(base, ast.Name) and base.id in classes:
+            yield from _fields(base.id, classes)
+
+
+def _annotated(node: ast.ClassDef) -> Iterator[str]:
+    for each in node.body:
+        if isinstance(each, ast.AnnAssign) and isinstance(each.target, ast.Name):
+            annotation = ast.unparse(each.annotation)
+            if not each.target.id.startswith("_") and not annotation.startswith("ClassVar"):
+                yield each.target.id
+
+
+def _arguments(module: ast.Module) -> Iterator[str]:
+    """Yields the long flags that `add_argument` gets as text."""
+    for node in ast.walk(module):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "add_argument":
+            texts = [each.value for each in node.args if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            yield from (text for text in texts if text.startswith("--"))
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(asdict(read(Path(sys.argv[1]))), indent=1) + "\n")

@@ -1,0 +1,1 @@
+"""Clients and suites of others against an engine, and against a gateway in front of it."""

@@ -1,0 +1,50 @@
+"""Environments of suites: uv makes them from the pins and caches them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from e2e.clients.suites import PYTEST, Suite
+
+_UV = str(Path(sys.executable).with_name("uv"))
+
+_QUIET = {
+    # No suite asks another server than ours.
+    "HF_HUB_OFFLINE": "1",
+    "HF_DATASETS_OFFLINE": "1",
+    "LANGSMITH_TRACING": "false",
+    "LITELLM_LOCAL_MODEL_COST_MAP": "True",
+    "OPENAI_AGENTS_DISABLE_TRACING": "1",
+}
+_OURS = ("PYTHONPATH", "VIRTUAL_ENV")
+
+
+def environment(variables: Mapping[str, str]) -> dict[str, str]:
+    """Returns the variables of a suite's processes: those of this process without its Python's, and `variables`."""
+    own = {name: value for name, value in os.environ.items() if name not in _OURS}
+    return {**own, **_QUIET, **variables}
+
+
+def command(suite: Suite, *arguments: str) -> list[str]:
+    """Returns the command that runs a program of the suite's environment."""
+    flags = ("--quiet", "--no-project", "--isolated", "--no-config", "--python", sys.executable)
+    return [_UV, "run", *flags, "--with-requirements", str(suite.pins), *arguments]
+
+
+def lock(suite: Suite) -> None:
+    """Writes the pins of a suite: its requirements and their dependencies.
+
+    Raises:
+        subprocess.CalledProcessError: they cannot be resolved; uv's message is on standard error.
+    """
+    flags = ("--quiet", "--no-emit-index-url", "--no-header", "--no-annotate", "--python", sys.executable)
+    subprocess.run(
+        [_UV, "pip", "compile", *flags, "--output-file", str(suite.pins), "-"],
+        input="\n".join((*suite.requirements, PYTEST)).encode(),
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )

@@ -1,0 +1,98 @@
+"""Runs suites against an engine with the built-in model, and against a gateway in front of the same engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from e2e.clients.environment import command, environment
+from e2e.clients.results import Results, read
+from e2e.clients.suites import FOLDER, Suite
+from tools.bench.gateway.stack import gateways
+from tools.measure.served import log_end, served_engine
+
+MODEL = "smollm2"
+DIRECT, GATEWAY = "direct", "gateway"
+WAYS = (DIRECT, GATEWAY)
+SUITE_SECONDS = 900
+
+GENERATION = {"temperature": 0.0, "max_new_tokens": 512}
+"""Sampling of requests that do not say theirs: the same answers in each run, of a length that suits a CPU."""
+
+_FLAGS = ("--served-model-name", MODEL, "--tool-call-parser", "hermes", "--dtype", "float32")
+_PYTEST = ("--config-file=/dev/null", "--import-mode=importlib", "-p", "no:cacheprovider", "-q", "--tb=short")
+
+
+@contextmanager
+def servers(folder: Path) -> Iterator[dict[str, str]]:
+    """An engine and a gateway in front of it. Yields the address by way.
+
+    Raises:
+        RuntimeError: a process did not become ready; the message has the end of its log.
+    """
+    defaults = folder / "generation"
+    defaults.mkdir(parents=True)
+    (defaults / "generation_config.json").write_text(json.dumps(GENERATION))
+    with served_engine(folder / "engine.log", *_FLAGS, "--generation-config", str(defaults)) as engine:
+        service = {"name": MODEL, "endpoints": [engine.removeprefix("http://")], "max_num_seqs": 256}
+        # Clients have an address and a name of a model, and no name of a host that is a service's.
+        with gateways(folder / "gateway", [service], flags=("--model-namespace", "default")) as running:
+            yield {DIRECT: engine, GATEWAY: f"http://127.0.0.1:{running.pods[0].port}"}
+
+
+def run(suite: Suite, url: str, engine: str, folder: Path) -> Results:
+    """Runs a suite against a server. Its output is in a file of `folder`.
+
+    Args:
+        url: of the server.
+        engine: address of the engine behind it, which has the specification.
+
+    Raises:
+        ValueError: the suite left no report; the message has the end of its output.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    report, log = folder / f"{suite.name}.xml", folder / f"{suite.name}.log"
+    report.unlink(missing_ok=True)
+    tests = ("python", "-m", "pytest", *_PYTEST, f"--rootdir={FOLDER}", f"--junitxml={report}", *suite.options)
+    ours = {"INFLIGHT_URL": url, "INFLIGHT_ENGINE": engine, "INFLIGHT_MODEL": MODEL}
+    with log.open("wb") as output:
+        try:
+            subprocess.run(
+                command(suite, *tests, str(suite.tests)),
+                check=False,
+                cwd=folder,
+                env=environment(ours),
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                timeout=SUITE_SECONDS,
+            )
+        except subprocess.TimeoutExpired:
+            raise ValueError(f"{suite.name} took longer than {SUITE_SECONDS} s: {log_end(log)}") from None
+    try:
+        return read(report, suite)
+    except ValueError as error:
+        raise ValueError(f"{error}: {log_end(log, 5)}") from None
+
+
+def run_all(
+    suites: Sequence[Suite],
+    folder: Path,
+    ways: Sequence[str],
+    say: Callable[[str], None],
+) -> dict[Suite, dict[str, Results | str]]:
+    """Returns the results by suite and way; a text: why there are none. Raises: see `servers`."""
+    found: dict[Suite, dict[str, Results | str]] = {}
+    with servers(folder) as urls:
+        for suite in suites:
+            found[suite] = {}
+            for way in ways:
+                try:
+                    result: Results | str = run(suite, urls[way], urls[DIRECT], folder / way)
+                except ValueError as error:
+                    result = str(error)
+                say(f"{suite.name}, {way}: {result}")
+                found[suite][way] = result
+    return found

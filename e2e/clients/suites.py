@@ -1,0 +1,63 @@
+"""Suites: what each installs, and the tests that do not pass, with the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+FOLDER = Path(__file__).parent
+
+PYTEST = "pytest==9.2.0"
+
+_NO_IMAGES = "models read text only"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Suite:
+    """A file of tests that run in an environment of their own, which has none of this repository's packages.
+
+    Attributes:
+        name: for `--only`; names the file of tests and that of pins too.
+        requirements: that are installed beside pytest; the first is the client. `pins` has all of their dependencies.
+        options: of pytest.
+        known: reason by pattern (`fnmatch`) of the ids of tests that do not pass.
+    """
+
+    name: str
+    requirements: tuple[str, ...]
+    options: tuple[str, ...] = ()
+    known: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def client(self) -> str:
+        """Package and version; nothing where the tests find the client on this machine."""
+        return " ".join(self.requirements[:1]).replace("==", " ")
+
+    @property
+    def tests(self) -> Path:
+        return FOLDER / f"test_{self.name.replace('-', '_')}.py"
+
+    @property
+    def pins(self) -> Path:
+        return FOLDER / "pins" / f"{self.name}.txt"
+
+    def reason(self, test: str) -> str | None:
+        """Why a test does not pass; None: it must."""
+        return next((why for pattern, why in self.known.items() if fnmatchcase(test, pattern)), None)
+
+
+SUITES = (
+    Suite(
+        "llm-comply",
+        ("llm-comply==0.5.0",),
+        known={
+            "*image-input*": _NO_IMAGES,
+            "*chat-error-handling*": "`model` is optional, as in vLLM: a request without one gets the served model",
+        },
+    ),
+    Suite("openai", ("openai==3.54.0",)),
+    Suite("openai-agents", ("openai-agents==0.24.0",)),
+    Suite("pydantic-ai", ("pydantic-ai-slim[openai,anthropic]==2.68.0",)),
+)

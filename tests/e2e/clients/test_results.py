@@ -1,0 +1,73 @@
+"""Suites and their results: reports of pytest, exceptions, pins."""
+
+import re
+
+import pytest
+
+from e2e.clients.__main__ import faults, parser, rows
+from e2e.clients.results import read
+from e2e.clients.suites import PYTEST, SUITES, Suite
+
+REPORT = """<testsuites><testsuite>
+<testcase classname="test_a" name="test_good"/>
+<testcase classname="test_a" name="test_skipped"><skipped message="no"/></testcase>
+<testcase classname="test_a" name="test_image[jpeg]"><failure message="400">...</failure></testcase>
+<testcase classname="test_a" name="test_bad"><failure message="expected 1&#10;got 2">...</failure></testcase>
+<testcase classname="test_b" name="test_broken"><error message="no fixture">...</error></testcase>
+</testsuite></testsuites>"""
+
+
+@pytest.fixture
+def report(tmp_path):
+    def write(text=REPORT):
+        (tmp_path / "report.xml").write_text(text)
+        return tmp_path / "report.xml"
+
+    return write
+
+
+def test_tests_that_fail_as_known_are_told_from_others(report):
+    results = read(report(), Suite("a", ("a==1",), known={"*image*": "text only"}))
+    assert results.known == {"test_a.test_image[jpeg]": "text only"}
+    assert results.faults() == ["test_a.test_bad: expected 1", "test_b.test_broken: no fixture"]
+    assert str(results) == "1 passed, 2 failed, 1 known, 1 skipped"
+
+
+def test_an_exception_that_passes_is_a_fault(report):
+    results = read(report(), Suite("a", ("a==1",), known={"*": "all"}))
+    assert results.faults() == ["test_a.test_good passed: its exception is needless"]
+
+
+def test_a_suite_without_tests_is_a_fault(report):
+    assert read(report("<testsuites/>"), Suite("a", ("a==1",))).faults() == ["no test ran"]
+
+
+@pytest.mark.parametrize("text", ["", "<testsuites>"])
+def test_half_a_report_is_none(report, text):
+    with pytest.raises(ValueError, match="a left no report"):
+        read(report(text), Suite("a", ("a==1",)))
+
+
+def test_the_table_has_a_column_for_each_way_and_faults_name_suite_and_way(report):
+    suite = Suite("a", ("a[extra]==1",))
+    found = {suite: {"direct": read(report("<testsuites/>"), suite), "gateway": "no report"}}
+    assert rows(found) == [["suite", "client", "direct", "gateway"], ["a", "a[extra] 1", "0 passed", "no report"]]
+    assert faults(found) == ["a, direct: no test ran", "a, gateway: no report"]
+
+
+def test_only_takes_names_of_suites(capsys):
+    two = ["openai", "pydantic-ai"]
+    assert [each.name for each in parser().parse_args(["--only", ",".join(two)]).only] == two
+    with pytest.raises(SystemExit):
+        parser().parse_args(["--only", "another"])
+    assert "there is no suite 'another'" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("suite", SUITES, ids=lambda suite: suite.name)
+def test_a_suite_is_pinned_with_all_that_it_requires_and_without_torch(suite):
+    pins = suite.pins.read_text().split()
+    wanted = {re.sub(r"\[.*?\]", "", each) for each in (*suite.requirements, PYTEST)}
+    assert wanted <= {*pins}
+    assert all("==" in pin for pin in pins)
+    assert not any(pin.startswith("torch==") for pin in pins)
+    assert suite.tests.exists()
