@@ -160,7 +160,7 @@ async def test_seeds_that_the_engine_draws_are_told_once(make_fake):
 
 
 async def test_a_heartbeat_comes_where_nothing_else_does_and_stops_with_the_engine(make_fake, monkeypatch):
-    monkeypatch.setattr("inflight_engine.server.answers.respond._PERIOD", 0.2)
+    monkeypatch.setattr("inflight_engine.server.answers.respond._RELAY_PERIOD", 0.2)
     fake = await make_fake()
     client = relayed(fake, stream=True, temperature=0)
     await until(lambda: len(client.frames) >= 4)
