@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
+from inflight_engine.server.bodies.schema import CompletionRequest, GenerateRequest
 from inflight_engine.server.http.tokenize import DetokenizeRequest, TokenizeRequest
 from inflight_engine.server.messages.requests import CountTokensRequest, MessagesRequest
-from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
-from inflight_engine.server.requests.schema import CompletionRequest, GenerateRequest
 from inflight_engine.server.responses.requests import ResponsesRequest
 from tests.engine.server.fake_engine import connected, server_config
 

@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 
 from inflight_engine.request import FinishReason
-from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
-from inflight_engine.server.requests.schema import CompletionRequest, GenerateRequest
+from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
+from inflight_engine.server.bodies.schema import CompletionRequest, GenerateRequest
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import metrics
 

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
+from inflight_engine.server.bodies.schema import CompletionRequest, GenerateRequest
 from inflight_engine.server.http.strict_json import decoded
-from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
-from inflight_engine.server.requests.schema import CompletionRequest, GenerateRequest
 from inflight_gateway.request.body import parse
 from tests.engine.server.fake_engine import until
 

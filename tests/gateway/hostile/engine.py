@@ -9,8 +9,8 @@ from urllib.parse import unquote
 from pydantic import BaseModel, ValidationError
 
 from inflight_contract.errors import ApiError
-from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
-from inflight_engine.server.requests.schema import CompletionRequest, GenerateRequest
+from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
+from inflight_engine.server.bodies.schema import CompletionRequest, GenerateRequest
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.hostile.case import FORGED, RIGHT_KEY
 from tools.standin.connection import PROGRESS, Connection, Request

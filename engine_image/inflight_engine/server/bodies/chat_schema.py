@@ -17,14 +17,14 @@ from inflight_engine.formats.parser import Parsing
 from inflight_engine.formats.values import parameters_of
 from inflight_engine.grammars.sources import Source, of_grammar
 from inflight_engine.models.conversation import Conversation
-from inflight_engine.server.requests.fields import (
+from inflight_engine.server.bodies.fields import (
     FIRST_ERROR,
     MAX_TOP_LOGPROBS,
     Body,
     Prompt,
     only,
 )
-from inflight_engine.server.requests.schema import OpenAIFields
+from inflight_engine.server.bodies.schema import OpenAIFields
 
 
 class TextPart(Body):

@@ -10,9 +10,9 @@ from pydantic import BeforeValidator, ValidationError
 from pydantic_core import PydanticCustomError
 
 from inflight_contract.errors import ApiError
+from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
+from inflight_engine.server.bodies.fields import SchedulingFields
 from inflight_engine.server.errors import describe_invalid
-from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
-from inflight_engine.server.requests.fields import SchedulingFields
 
 
 class ConvertedChat(ChatCompletionRequest):

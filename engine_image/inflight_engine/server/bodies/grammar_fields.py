@@ -12,7 +12,7 @@ from inflight_contract.errors import bad_request
 from inflight_engine.grammars import sources
 from inflight_engine.grammars.compiled import GrammarError
 from inflight_engine.grammars.sources import Source, Tag
-from inflight_engine.server.requests.fields import Body, only
+from inflight_engine.server.bodies.fields import Body, only
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # a type of the stubs alone

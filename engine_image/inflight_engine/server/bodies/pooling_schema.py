@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import Field
 
 from inflight_contract.errors import bad_request
-from inflight_engine.server.requests.fields import (
+from inflight_engine.server.bodies.fields import (
     Continuation,
     PlainText,
     Prompt,

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from inflight_contract.errors import bad_request
 from inflight_engine.grammars.sources import Source
-from inflight_engine.server.requests.fields import (
+from inflight_engine.server.bodies.fields import (
     FIRST_ERROR,
     MAX_LOGPROB_TOKEN_IDS,
     MAX_TOP_LOGPROBS,
@@ -22,7 +22,7 @@ from inflight_engine.server.requests.fields import (
     only,
     replaced_by,
 )
-from inflight_engine.server.requests.grammar_fields import IsSpecial, ResponseFormat, StructuredOutputs, source_of
+from inflight_engine.server.bodies.grammar_fields import IsSpecial, ResponseFormat, StructuredOutputs, source_of
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's default for /v1/completions."""

@@ -18,8 +18,8 @@ from inflight_engine.grammars.sources import behind
 from inflight_engine.models.conversation import Conversation
 from inflight_engine.request import Thinking
 from inflight_engine.server.answers.writer import PROGRESS_HEADER
+from inflight_engine.server.bodies.fields import ContinuedChoice, GenerationFields, PlainText, Prompt
 from inflight_engine.server.requests.call import Call
-from inflight_engine.server.requests.fields import ContinuedChoice, GenerationFields, PlainText, Prompt
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.prepare import (

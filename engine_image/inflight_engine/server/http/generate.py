@@ -12,13 +12,13 @@ from inflight_engine.output import TokenLogprobs
 from inflight_engine.server.answers.logprobs import finite
 from inflight_engine.server.answers.respond import GenerationResponse
 from inflight_engine.server.answers.writer import AnswerFormat
+from inflight_engine.server.bodies.schema import GenerateRequest
 from inflight_engine.server.http.endpoint import begin
 from inflight_engine.server.http.strict_json import StrictJsonRoute
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.choice_text import Piece
 from inflight_engine.server.requests.generation import Generation
 from inflight_engine.server.requests.phases import Timings
-from inflight_engine.server.requests.schema import GenerateRequest
 from inflight_engine.server.service import ServiceOf
 
 router = APIRouter(route_class=StrictJsonRoute)

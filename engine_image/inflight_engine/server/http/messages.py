@@ -7,13 +7,13 @@ from fastapi.responses import JSONResponse
 
 from inflight_contract.errors import ApiError
 from inflight_engine.server.answers.respond import GenerationResponse
+from inflight_engine.server.bodies.converted import in_words_of
 from inflight_engine.server.http.endpoint import begin, encode
 from inflight_engine.server.http.middleware import request_id
 from inflight_engine.server.http.openai import check_model
 from inflight_engine.server.http.strict_json import StrictJsonRoute
 from inflight_engine.server.messages.answer import MessagesAnswer
 from inflight_engine.server.messages.requests import NAMES, CountTokensRequest, MessagesRequest
-from inflight_engine.server.requests.converted import in_words_of
 from inflight_engine.server.service import ServiceOf
 
 router = APIRouter(route_class=StrictJsonRoute)

@@ -11,11 +11,11 @@ from fastapi.responses import JSONResponse
 from inflight_contract.errors import ApiError
 from inflight_engine.server.answers.openai import ChatAnswer, CompletionAnswer, Shown
 from inflight_engine.server.answers.respond import GenerationResponse
+from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
+from inflight_engine.server.bodies.schema import CompletionRequest, OpenAIFields
 from inflight_engine.server.http.endpoint import begin
 from inflight_engine.server.http.middleware import request_id
 from inflight_engine.server.http.strict_json import StrictJsonRoute
-from inflight_engine.server.requests.chat_schema import ChatCompletionRequest
-from inflight_engine.server.requests.schema import CompletionRequest, OpenAIFields
 from inflight_engine.server.service import Service, ServiceOf
 
 router = APIRouter(route_class=StrictJsonRoute)

@@ -12,6 +12,7 @@ from inflight_engine.request import SamplingParams
 from inflight_engine.server.answers.pooling import EmbeddingAnswer, PoolingAnswer, RerankAnswer, ScoreAnswer
 from inflight_engine.server.answers.respond import GenerationResponse
 from inflight_engine.server.answers.writer import PROGRESS_HEADER
+from inflight_engine.server.bodies.pooling_schema import EmbeddingRequest, PoolingFields, RerankRequest, ScoreRequest
 from inflight_engine.server.http.endpoint import encode
 from inflight_engine.server.http.middleware import request_id
 from inflight_engine.server.http.openai import check_model
@@ -19,7 +20,6 @@ from inflight_engine.server.http.strict_json import StrictJsonRoute
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
-from inflight_engine.server.requests.pooling_schema import EmbeddingRequest, PoolingFields, RerankRequest, ScoreRequest
 from inflight_engine.server.requests.prepare import (
     TOO_LONG,
     check_vocabulary,

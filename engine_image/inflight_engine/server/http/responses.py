@@ -6,11 +6,11 @@ from fastapi import APIRouter, Request, Response
 
 from inflight_contract.errors import ApiError
 from inflight_engine.server.answers.respond import GenerationResponse
+from inflight_engine.server.bodies.converted import in_words_of
 from inflight_engine.server.http.endpoint import begin
 from inflight_engine.server.http.middleware import request_id
 from inflight_engine.server.http.openai import check_model
 from inflight_engine.server.http.strict_json import StrictJsonRoute
-from inflight_engine.server.requests.converted import in_words_of
 from inflight_engine.server.responses.answer import ResponsesAnswer
 from inflight_engine.server.responses.requests import NAMES, ResponsesRequest
 from inflight_engine.server.service import ServiceOf

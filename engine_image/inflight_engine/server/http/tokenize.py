@@ -12,11 +12,11 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 
 from inflight_contract.errors import bad_request
+from inflight_engine.server.bodies.chat_schema import Messages, TemplateFields, Tools, conversation
+from inflight_engine.server.bodies.fields import Body, PlainText, Prompt, TokenIdList
 from inflight_engine.server.http.endpoint import LONG_TEXT, encode
 from inflight_engine.server.http.openai import check_model
 from inflight_engine.server.http.strict_json import StrictJsonRoute
-from inflight_engine.server.requests.chat_schema import Messages, TemplateFields, Tools, conversation
-from inflight_engine.server.requests.fields import Body, PlainText, Prompt, TokenIdList
 from inflight_engine.server.service import ServiceOf
 
 router = APIRouter(route_class=StrictJsonRoute)

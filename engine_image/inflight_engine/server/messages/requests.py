@@ -11,9 +11,9 @@ import msgspec
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
-from inflight_engine.server.requests.chat_schema import holds_text
-from inflight_engine.server.requests.converted import ConvertedChat, as_chat, kinds, shape, shared_fields
-from inflight_engine.server.requests.fields import (
+from inflight_engine.server.bodies.chat_schema import holds_text
+from inflight_engine.server.bodies.converted import ConvertedChat, as_chat, kinds, shape, shared_fields
+from inflight_engine.server.bodies.fields import (
     FIRST_ERROR,
     MAX_STOP_STRINGS,
     Body,
@@ -22,7 +22,7 @@ from inflight_engine.server.requests.fields import (
     StopString,
     only,
 )
-from inflight_engine.server.requests.grammar_fields import Schema
+from inflight_engine.server.bodies.grammar_fields import Schema
 
 NAMES = {
     "messages": "messages",

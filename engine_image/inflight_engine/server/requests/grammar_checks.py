@@ -10,7 +10,7 @@ from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.grammars.checking import CHECKER
 from inflight_engine.grammars.compiled import MAX_COMPILED, GrammarError
 from inflight_engine.grammars.sources import Source
-from inflight_engine.server.requests.grammar_fields import INVALID
+from inflight_engine.server.bodies.grammar_fields import INVALID
 
 MAX_WAITING = 128
 """Grammars of one tenant that wait; each takes a millisecond, and a hostile one up to 2 s."""

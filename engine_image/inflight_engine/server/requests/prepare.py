@@ -10,7 +10,7 @@ from inflight_contract.errors import ApiError, bad_request
 from inflight_engine.messages import EngineReady
 from inflight_engine.models.generation_config import SamplingDefaults
 from inflight_engine.request import FinishReason, SamplingParams
-from inflight_engine.server.requests.fields import (
+from inflight_engine.server.bodies.fields import (
     Continuation,
     ContinuedChoice,
     GenerationFields,

@@ -11,10 +11,10 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Discriminator, Field, Tag
 
 from inflight_contract.errors import bad_request
-from inflight_engine.server.requests.chat_schema import ArgumentsText, FunctionName, NamedTool
-from inflight_engine.server.requests.converted import ConvertedChat, as_chat, kinds, shape, shared_fields
-from inflight_engine.server.requests.fields import FIRST_ERROR, Body, Continuation, SchedulingFields, only
-from inflight_engine.server.requests.grammar_fields import JsonObjectFormat, Schema, TextFormat
+from inflight_engine.server.bodies.chat_schema import ArgumentsText, FunctionName, NamedTool
+from inflight_engine.server.bodies.converted import ConvertedChat, as_chat, kinds, shape, shared_fields
+from inflight_engine.server.bodies.fields import FIRST_ERROR, Body, Continuation, SchedulingFields, only
+from inflight_engine.server.bodies.grammar_fields import JsonObjectFormat, Schema, TextFormat
 
 NAMES = {
     "messages": "input",
