@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from inflight_base.manifest.units import Share
+
 PROJECT = Path(__file__).parents[2]
 CHART = PROJECT / "helm" / "inflight"
 OPERATOR = ("Deployment", "prod-operator")
@@ -111,7 +113,7 @@ PEERS = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "
 
 def started_with(helm, monkeypatch, *flags):
     """The options that the operator's own command line makes of what the chart renders."""
-        from inflight_operator import cli
+    from inflight_operator import cli
 
     started = []
 

@@ -83,7 +83,8 @@ class Rollout(SpecModel):
 
 
 def _is_zero(field: str) -> str:
-    return f"(has(self.rollout.{field}) && string(self.rollout.{field}) in ['0', '0%'])"
+    share = f"self.rollout.{field}"
+    return f"(has({share}) && (type({share}) == int ? {share} == 0 : {share} == '0%'))"
 
 
 ROLLOUT_RULES = (

@@ -131,6 +131,8 @@ _HAS_SWAP = (
     f"(type({_SWAP}) == int ? {_SWAP} > 0 : (isQuantity({_SWAP}) && quantity({_SWAP}).isGreaterThan(quantity('0'))))"
 )
 
+_CLASS = f"(has({{0}}.className) ? {{0}}.className : '{DEFAULT_CLASS}')"
+
 
 def _tuning_rules(knob: str) -> list[dict[str, Any]]:
     """min <= max <= capacity for one knob, where unset limits never bind."""
@@ -235,9 +237,9 @@ class InferenceServiceSpec(SpecModel):
                 fieldPath=".engine.scheduling.policy",
             ),
             rule(
-                f"self.?className.orValue('{DEFAULT_CLASS}') == oldSelf.?className.orValue('{DEFAULT_CLASS}')",
-                "spec.className is immutable, because engines trust only the keys of the installation that created them:"
-                " delete the service and create it with the other class",
+                f"{_CLASS.format('self')} == {_CLASS.format('oldSelf')}",
+                "spec.className is immutable, because engines trust only the keys of the installation that created"
+                " them: create a service of another name with the other class, then delete this one",
                 fieldPath=".className",
             ),
             *_tuning_rules("maxNumSeqs"),
