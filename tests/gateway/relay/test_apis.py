@@ -279,7 +279,7 @@ async def test_long_embeddings_that_break_off_are_broken_off(relay):
 
 
 async def test_long_answers_take_the_memory_of_what_their_clients_have_not_read(relay):
-    """One that does not fit passes from the point where it does not."""
+    """Where one does not fit, it passes from there on."""
     kept = relay.shared.kept = Kept(8 * 2**20)
     relay.script(Do(frames=LARGE_FRAMES, split=2**18))
     body = json.dumps({"model": "m", "input": ["a", "b"]}).encode()

@@ -71,7 +71,7 @@ class UsageReader:
         self._around = False
         """The object at depth 2 may have the counts."""
         self._begun: bytearray | None = None
-        """What there is of the object `usage`, which ends at the depth `_until`."""
+        """Begin of the object `usage`, which ends at the depth `_until`."""
         self._until = 0
 
     def feed(self, data: bytes) -> None:

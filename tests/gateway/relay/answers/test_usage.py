@@ -186,7 +186,7 @@ SAID = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
     max_leaves=12,
 )
-"""What models and clients write: calls have it as objects, too."""
+"""Models and clients write it: calls have it as objects, too."""
 
 
 @given(data=st.data(), cuts=st.lists(st.integers(0, 2000), max_size=6))
