@@ -84,10 +84,10 @@ async def test_a_field_that_is_gone_from_the_status_is_removed(api, service):
 
 
 async def test_a_status_does_not_land_on_another_service_of_the_same_name(kubectl, api, service):
-    kubectl.ok("delete", "ifsvc", "chat", "-n", service.metadata.namespace)
-    made = service.to_dict()
-    made["metadata"] = {"name": "chat", "namespace": service.metadata.namespace}
-    kubectl.create(made)
+    namespace = service.metadata.namespace
+    made = await api.get("InferenceService", namespace, "chat")
+    kubectl.ok("delete", "ifsvc", "chat", "-n", namespace)
+    kubectl.create({**made, "metadata": {"name": "chat", "namespace": namespace}})
     with pytest.raises(KubeApiError) as refused:
         await api.patch_status(service, STATUS.to_dict())
     assert refused.value.status == 422
