@@ -122,6 +122,11 @@ class SamplingParams:
         """`bad_words` or `allowed_token_ids` restrict its tokens."""
         return bool(self.bad_words or self.allowed_token_ids)
 
+    @property
+    def is_masked(self) -> bool:
+        """A mask says which tokens may come next; it has `min_tokens` in it."""
+        return self.grammar is not None or self.thinking is not None or self.has_token_rules
+
 
 @dataclass(frozen=True, slots=True)
 class Scheduling:
