@@ -25,6 +25,7 @@ from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.prepare import (
     TOO_LONG,
     ModelFacts,
+    allowed_tokens,
     banned_sequences,
     choice_seed,
     continued_choices,
@@ -76,6 +77,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
         thinking = replace(service.thinking, begun=parsing.thinks, budget=body.thinking_budget())
     echoes = await _texts(tokenizer, prompts, [*token_ids.values()]) if body.echoes() else [None] * len(prompts)
     banned = banned_sequences(body, partial(tokenizer.encode, special_tokens=False), facts)
+    allowed = allowed_tokens(body, facts)
     requests = _requests(
         service,
         body,
@@ -86,6 +88,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
         continued,
         grammar,
         banned,
+        allowed,
         parsing,
         thinking,
         relayed=relayed,
@@ -123,6 +126,7 @@ def _requests(
     continued: Sequence[ContinuedChoice],
     grammar: str | None,
     banned: tuple[tuple[int, ...], ...],
+    allowed: bytes,
     parsing: Parsing | None,
     thinking: Thinking | None,
     *,
@@ -157,7 +161,9 @@ def _requests(
                     request_id=request_id,
                     index=index,
                     prompt_token_ids=prompt,
-                    sampling=replace(sampling, seed=seed, grammar=grammar, thinking=bound, bad_words=banned),
+                    sampling=replace(
+                        sampling, seed=seed, grammar=grammar, thinking=bound, bad_words=banned, allowed_tokens=allowed
+                    ),
                     scheduling=replace(scheduling, predicted_tokens=predicted),
                     stop=body.stop_strings(),
                     streaming=bool(body.stream) or relayed,

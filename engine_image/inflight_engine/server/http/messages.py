@@ -8,6 +8,7 @@ from fastapi.responses import JSONResponse
 from inflight_contract.errors import ApiError
 from inflight_engine.server.answers.respond import GenerationResponse
 from inflight_engine.server.bodies.converted import in_words_of
+from inflight_engine.server.errors import ANTHROPIC_ERRORS
 from inflight_engine.server.http.endpoint import begin, encode
 from inflight_engine.server.http.middleware import request_id
 from inflight_engine.server.http.openai import check_model
@@ -16,7 +17,7 @@ from inflight_engine.server.messages.answer import MessagesAnswer
 from inflight_engine.server.messages.requests import NAMES, CountTokensRequest, MessagesRequest
 from inflight_engine.server.service import ServiceOf
 
-router = APIRouter(route_class=StrictJsonRoute)
+router = APIRouter(route_class=StrictJsonRoute, responses=ANTHROPIC_ERRORS)
 
 
 @router.post("/v1/messages")

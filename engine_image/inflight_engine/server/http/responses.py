@@ -26,5 +26,6 @@ async def responses(body: ResponsesRequest, http: Request, service: ServiceOf) -
         call = await begin(service, http, body.chat())
     except ApiError as error:
         raise in_words_of(NAMES, error) from None
-    answer = ResponsesAnswer(call, body, service.config.served_model_name, request_id(http.scope))
+    token_bytes = service.tokenizer.token_bytes
+    answer = ResponsesAnswer(call, body, service.config.served_model_name, request_id(http.scope), token_bytes)
     return GenerationResponse(service.registry, service.heartbeats, call, answer)

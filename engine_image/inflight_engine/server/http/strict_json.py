@@ -16,7 +16,7 @@ import msgspec
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 
-_SURROGATE = re.compile(rb"\\\\u[dD][89a-fA-F]")
+_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
 class StrictJsonRoute(APIRoute):
