@@ -13,7 +13,7 @@ from inflight_engine.native import sample as native
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import Survey, replay
-from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.request import FinishReason, SamplingParams, token_mask
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_settings.limits import Limits
@@ -126,12 +126,12 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_only(runner):
 
 
 NOTHING_LEFT = {
-    "rules of tokens": {"bad_words": (tuple(ids_of("a")),), "allowed_token_ids": tuple(ids_of("a"))},
-    "minimum": {"allowed_token_ids": (EOS,), "min_tokens": 2},
-    "grammar and allowed tokens": {"pattern": "[a-c]+", "allowed_token_ids": tuple(ids_of("xyz"))},
+    "rules of tokens": {"bad_words": (tuple(ids_of("a")),), "allowed_tokens": token_mask(ids_of("a"))},
+    "minimum": {"allowed_tokens": token_mask([EOS]), "min_tokens": 2},
+    "grammar and allowed tokens": {"pattern": "[a-c]+", "allowed_tokens": token_mask(ids_of("xyz"))},
     "grammar and banned tokens": {"pattern": "ab", "bad_words": (tuple(ids_of("b")),)},
-    "all": {"pattern": "ab?", "bad_words": (tuple(ids_of("ab")),), "allowed_token_ids": tuple(ids_of("ab"))},
-    "thinking": {"thinking": thinking(begun=True, budget=1), "allowed_token_ids": tuple(ids_of("a"))},
+    "all": {"pattern": "ab?", "bad_words": (tuple(ids_of("ab")),), "allowed_tokens": token_mask(ids_of("ab"))},
+    "thinking": {"thinking": thinking(begun=True, budget=1), "allowed_tokens": token_mask(ids_of("a"))},
 }
 
 
