@@ -30,7 +30,7 @@ from inflight_operator.api.status import (
 )
 from inflight_operator.api.types import ServiceRecord
 from inflight_operator.decide import decision as decided
-from inflight_operator.decide.conditions import Finding, pool_refused, stuck
+from inflight_operator.decide.conditions import ROLLOUT_STUCK, Finding, pool_refused, stuck
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.sentences import change_text, sentence
 from inflight_operator.observe.metrics import mean_kv_usage
@@ -156,10 +156,13 @@ def spec_problem(error: ValidationError) -> str:
 def events_of(
     before: InferenceServiceStatus, after: InferenceServiceStatus, decisions: Sequence[Decision]
 ) -> list[Event]:
-    """Returns an event for a transition of Ready, and one for each decision. A ready pod that the Service does not
-    route to yet lasts seconds, and causes no event."""
+    """Returns an event for a transition of Ready, one for a rollout that gets stuck, and one for each decision. A ready
+    pod that the Service does not route to yet lasts seconds, and causes no event."""
     events = []
-    was, now = _ready(before), _ready(after)
+    was, now = (_condition_of(status, "Progressing") for status in (before, after))
+    if now is not None and now.reason == ROLLOUT_STUCK and (was is None or was.reason != now.reason):
+        events.append(Event("Warning", now.reason, now.message))
+    was, now = (_condition_of(status, "Ready") for status in (before, after))
     changed = now is not None and (was is None or (was.status, was.reason) != (now.status, now.reason))
     if now is not None and changed and now.reason != "NotRouted":
         events.append(Event("Normal" if now.reason in _ON_THE_WAY else "Warning", now.reason, now.message))
@@ -285,5 +288,5 @@ def _unless_same(observed: ObservedStatus | None, before: ObservedStatus | None)
     return before
 
 
-def _ready(status: InferenceServiceStatus) -> Condition | None:
-    return next((one for one in status.conditions if one.type == "Ready"), None)
+def _condition_of(status: InferenceServiceStatus, kind: str) -> Condition | None:
+    return next((one for one in status.conditions if one.type == kind), None)
