@@ -33,7 +33,7 @@ class StrictJsonRoute(APIRoute):
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         handler = super().get_route_handler()
-        model = None if self.body_field is None else self.body_field.field_info.annotation
+        model: Any = None if self.body_field is None else self.body_field.field_info.annotation
 
         async def handle(request: Request) -> Response:
             strict = _Request(request, model)
