@@ -185,6 +185,7 @@ class InferenceServiceStatus(StatusModel):
         default_factory=list,
         max_length=16,
         description="Ready, Scheduled, ModelLoaded, Progressing, MetricsAvailable, ScalingActive, TuningActive;"
+        " Reconciling while pods change, Stalled while a change cannot continue without intervention;"
         " GatewayReady with gateway.enabled; InferencePool with gateway.inferencePool.enabled; Idle and Waking"
         " with scaling.minReplicas 0.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},

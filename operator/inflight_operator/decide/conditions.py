@@ -154,6 +154,18 @@ def held(findings: tuple[Finding, ...], reason: str, message: str, *, replaces: 
     return tuple(new if one is old else one for one in findings)
 
 
+def summarized(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Returns the findings, with Reconciling while pods change and Stalled while a change cannot continue without
+    intervention: tools that wait for any resource read these two (kstatus of sigs.k8s.io/cli-utils, README). By its
+    rules neither is set at rest."""
+    progressing = next(one for one in findings if one.type == "Progressing")
+    if progressing.status == "True":
+        return (*findings, replace(progressing, type="Reconciling"))
+    if progressing.reason == "Complete":
+        return findings
+    return (*findings, replace(progressing, type="Stalled", status="True"))
+
+
 def unreadable(ready: int, problem: str) -> tuple[Finding, ...]:
     """Returns all conditions of a service whose stored spec cannot be read: nothing is changed until it is corrected.
 

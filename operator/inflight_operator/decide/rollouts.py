@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from inflight_operator.decide.conditions import DeploymentView
+from inflight_operator.decide.pod_problems import QUEUE_GATES
 from inflight_operator.observe.pods import PodView
 
 _ROOM = ("Insufficient ", "anti-affinity", "topology spread", "No preemption victims")
@@ -30,4 +31,6 @@ def releases(after: float | None, rollout: DeploymentView | None, pods: Iterable
 
 
 def _waits_for_room(pod: PodView) -> bool:
-    return not pod.node and not pod.deleting and any(part in pod.unschedulable for part in _ROOM)
+    queued = any(gate.startswith(QUEUE_GATES) for gate in pod.gates)
+    room = queued or any(part in pod.unschedulable for part in _ROOM)
+    return room and not pod.node and not pod.deleting

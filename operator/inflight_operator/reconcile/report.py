@@ -30,7 +30,7 @@ from inflight_operator.api.status import (
 )
 from inflight_operator.api.types import ServiceRecord
 from inflight_operator.decide import decision as decided
-from inflight_operator.decide.conditions import ROLLOUT_STUCK, Finding, pool_refused, stuck
+from inflight_operator.decide.conditions import ROLLOUT_STUCK, Finding, pool_refused, stuck, summarized
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.sentences import change_text, sentence
 from inflight_operator.observe.metrics import mean_kv_usage
@@ -103,10 +103,7 @@ def build_status(
     replicas = snapshot.replicas
     return InferenceServiceStatus(
         observed_generation=service.metadata.generation,
-        conditions=[
-            _condition(finding, service, snapshot.at)
-            for finding in findings_after(service.metadata.name, plan, outcome)
-        ],
+        conditions=_conditions(findings_after(service.metadata.name, plan, outcome), service, snapshot.at),
         url=service_url(service),
         replicas=len(replicas),
         ready_replicas=sum(pod.ready for pod in replicas),
@@ -133,7 +130,7 @@ def unreadable_status(
     return record.status.model_copy(
         update={
             "observed_generation": record.metadata.generation,
-            "conditions": [_condition(finding, record, now) for finding in findings],
+            "conditions": _conditions(findings, record, now),
             "replicas": len(alive),
             "ready_replicas": sum(pod.ready for pod in alive),
             "blocked_replicas": None,
@@ -170,6 +167,10 @@ def events_of(
         reason = "Scaled" if decision.kind == "Scaling" else "Tuned" if decision.applied else "TuningAdvice"
         events.append(Event("Normal", reason, f"{decision.change}: {decision.reason}"))
     return events
+
+
+def _conditions(findings: tuple[Finding, ...], service: ServiceRecord, now: datetime) -> list[Condition]:
+    return [_condition(finding, service, now) for finding in summarized(findings)]
 
 
 def _condition(finding: Finding, service: ServiceRecord, now: datetime) -> Condition:

@@ -59,7 +59,7 @@ class Cluster:
         self.sizes, self.scaled_to = {1: replicas}, replicas
         self.pods = [Pod(1, 0.0, 0.0, placed_at=0.0) for _ in range(replicas)]
         self.progress, self.progress_at = None, self.now
-        self.no_node = False
+        self.no_node, self.gates = False, ()
         self.released = False
         self.lowest = self.highest = 0
         self.operator()
@@ -129,11 +129,20 @@ class Cluster:
         }
 
     def view(self, pod):
-        node = "" if pod.placed_at is None else "node"
-        ready, deleting = pod.ready(self.now), pod.leaves_at is not None
-        message = "" if node else NO_NODE if self.no_node else FULL
-        uid = str(id(pod))
-        return PodView(uid, uid, "10.0.0.1", node, ready, 1, 1, pod.created, deleting=deleting, unschedulable=message)
+        name, waits = str(id(pod)), pod.placed_at is None
+        return PodView(
+            name=name,
+            uid=name,
+            ip="10.0.0.1",
+            node="" if waits else "node",
+            ready=pod.ready(self.now),
+            metrics_port=1,
+            admin_port=1,
+            created=pod.created,
+            deleting=pod.leaves_at is not None,
+            unschedulable="" if not waits or self.gates else NO_NODE if self.no_node else FULL,
+            gates=self.gates if waits else (),
+        )
 
     def deployment_controller(self):
         if self.scaled_to != self.replicas:

@@ -62,3 +62,10 @@ def test_the_next_rollout_starts_as_the_strategy_says(more):
     cluster.roll_out()
     until_done(cluster, 3600.0)
     assert cluster.lowest == (4 if more else 5)
+
+
+def test_a_queue_without_quota_for_additional_pods_is_no_room_either():
+    cluster = full(3, releaseAfter="1m")
+    cluster.gates = ("kueue.x-k8s.io/admission",)
+    until_done(cluster, 3600.0)
+    assert cluster.lowest == 2
