@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -37,7 +37,7 @@ class OperatorApi(KubeApi):
         if service.status.to_dict() == status:
             return None
         metadata = service.metadata
-        operations = [
+        operations: Sequence[Manifest] = [
             {"op": "test", "path": "/metadata/uid", "value": metadata.uid},
             {"op": "add", "path": "/status", "value": status},
         ]
