@@ -144,10 +144,15 @@ def data_of(body: bytes) -> list[dict]:
     return [json.loads(event.removeprefix(b"data: ")) for event in body.split(b"\n\n")[:-2]]
 
 
-async def test_a_grammar_is_asked_for_again_with_the_tokens_so_far(servers):
-    servers.script(Do(cut=60), Do())
-    await servers.post({**REQUIRED, "stream": True})
+@pytest.mark.parametrize(
+    "more", [{"tool_choice": "required"}, {"thinking_token_budget": 40}], ids=["grammar", "budget"]
+)
+@pytest.mark.parametrize("cut", [20, 40, 60, 80])
+async def test_what_binds_an_answer_is_asked_for_again_with_the_tokens_so_far(servers, cut, more):
+    servers.script(Do(cut=cut), Do())
+    _, _, body = await servers.post({**ASKED, **more, "stream": True})
     first, second = servers.engine.asked
-    assert first.sampling.grammar is not None
-    assert second.sampling.grammar == first.sampling.grammar
+    assert (first.sampling.grammar is None, first.sampling.thinking is None) == ("tool_choice" not in more, False)
+    assert (second.sampling.grammar, second.sampling.thinking) == (first.sampling.grammar, first.sampling.thinking)
     assert (len(first.output_token_ids), len(second.output_token_ids) > 0) == (0, True)
+    assert message(body) == (MESSAGE, "tool_calls")
