@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inflight_engine.execution.sampling.grammar_masks import mask_rows
-from inflight_engine.request import SamplingParams
+from inflight_engine.request import SamplingParams, token_mask
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.padded_backend import PaddedBackend
 from tests.engine.execution.test_graphs import Recorded
@@ -31,12 +31,13 @@ PATTERNS = [
 ]
 
 THINKING = {8: thinking(begun=True, budget=6), 9: thinking(begun=True, budget=4)}
+MIN_TOKENS = {5: 6, 7: 4, 9: 16}
 RULES = {
     1: {"bad_words": (tuple(ids_of("ab")), tuple(ids_of("c")))},
-    3: {"allowed_token_ids": tuple(ids_of("ilmno"))},
+    3: {"allowed_tokens": token_mask(ids_of("ilmno"))},
     5: {
         "bad_words": tuple((a, b) for a in range(EOS) for b in range(0, EOS, 2)),
-        "allowed_token_ids": tuple(range(40)),
+        "allowed_tokens": token_mask(range(40)),
     },
 }
 
@@ -48,7 +49,8 @@ def sampling_of(number, pattern):
         top_p=0.8 if number % 3 else 1.0,
         seed=number,
         presence_penalty=0.5 if number % 4 == 0 else 0.0,
-        stop_token_ids=(EOS,),
+        stop_token_ids=(EOS, *ids_of(" ")) if pattern is None else (EOS,),
+        min_tokens=MIN_TOKENS.get(number, 0),
         logprobs=1 if number == 4 else None,
         grammar=None if pattern is None else regex(pattern),
         thinking=THINKING.get(number),
@@ -59,6 +61,11 @@ def sampling_of(number, pattern):
 def to_end(token_ids):
     """Tokens to the end of the text: the driver takes in those of a step ahead too."""
     return token_ids[: token_ids.index(EOS) + 1] if EOS in token_ids else token_ids
+
+
+def test_before_min_tokens_nothing_ends_an_answer(expected):
+    for number, least in MIN_TOKENS.items():
+        assert not {EOS, *ids_of(" ")}.intersection(expected[number][:least]), number
 
 
 SAMPLING = [sampling_of(number, pattern) for number, pattern in enumerate(PATTERNS)]

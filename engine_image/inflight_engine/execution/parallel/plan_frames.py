@@ -32,13 +32,12 @@ class PlanEncoder:
 
 
 def _for_others(start: SlotStart) -> SlotStart:
-    free = replace(start.sampling, bad_words=(), allowed_token_ids=(), logprobs=None, grammar=None, thinking=None)
+    free = replace(start.sampling, bad_words=(), allowed_tokens=b"", logprobs=None, grammar=None, thinking=None)
     return msgspec.structs.replace(start, sampling=free)
 
 
 def _differs(sampling: SamplingParams) -> bool:
-    bound = sampling.grammar is not None or sampling.thinking is not None or sampling.has_token_rules
-    return bound or sampling.logprobs is not None
+    return sampling.is_masked or sampling.logprobs is not None
 
 
 class PlanDecoder:
