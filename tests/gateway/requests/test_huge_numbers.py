@@ -72,7 +72,7 @@ def test_no_number_of_a_body_stops_the_picker(bodies, lengths):
 
 
 def test_an_engine_that_counts_absurd_answers_does_not_make_the_demand_unreadable():
-    """One line is for all services: the operator would wake and scale none of them."""
+    """All services share a line: the operator would wake and scale none of them."""
     world = World(replace(CONFIG, max_num_seqs=10**6), endpoints=2)
     for number in range(1000):
         world.ask(f"r{number}", choices=1 if number < 64 else 2**16)
