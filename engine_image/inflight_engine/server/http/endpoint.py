@@ -19,6 +19,7 @@ from inflight_engine.models.conversation import Conversation
 from inflight_engine.request import Thinking
 from inflight_engine.server.answers.writer import PROGRESS_HEADER
 from inflight_engine.server.bodies.fields import ContinuedChoice, GenerationFields, PlainText, Prompt
+from inflight_engine.server.http.strict_json import converted
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
@@ -59,7 +60,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     exchange.scheduling = body.scheduling(
         service.config.engine.classes, service.tenants.of(http.headers, exchange.request_id)
     )
-    prompts, n = body.prompts(), body.n or 1
+    prompts, n = await converted(http, body.prompts), body.n or 1
     continued = continued_choices(body.inflight_continuation, len(prompts) * n, relayed=relayed)
     num_unfinished = sum(each.finish_reason is None for each in continued)
     service.registry.check_room(exchange.scheduling.service_class, num_unfinished)
