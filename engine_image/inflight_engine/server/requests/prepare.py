@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _UINT63 = 2**63 - 1
 
 MAX_BANNED_TOKENS = 16_384
-"""Of the words in `bad_words`: eight for each form of each."""
+"""Bound of the words in `bad_words` together: eight for each form of each."""
 
 TOO_LONG = "context_length_exceeded"
 """OpenAI's code for a request that can never fit."""
