@@ -77,7 +77,7 @@ def refused(response):
 
 
 def is_sent(case):
-    """Of the thousands of cases at the bounds of a specification, ever fewer are sent: of each twice as many, half."""
+    """Thins out the thousands of cases at the bounds of a specification: of each twice as many, half are sent."""
     if case.meta.phase.name != "coverage":
         return True
     number = seen[case.operation.label]
