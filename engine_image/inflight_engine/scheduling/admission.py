@@ -140,7 +140,7 @@ class Admission:
         """Tell whether a request may start before the one that blocks are reserved for, if it fits."""
         running, head = self._running, reservation.request
         service_class = request.scheduling.service_class
-        if head.state is not RequestState.WAITING and service_class == head.scheduling.service_class:
+        if self._queues.is_new_behind(request, head, running.decodes.clock):
             return self._holds_fewer(request, head)
         room = reservation.room
         if now >= reservation.since + self._passing_seconds(service_class, head):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from inflight_engine.request import Request
+from inflight_engine.request import Request, RequestState
 from inflight_engine.scheduling.class_queue import ClassQueue
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.policies import POLICIES
@@ -148,6 +148,12 @@ class WaitingQueues:
             if request is not None:
                 found.append(request)
         return found
+
+    def is_new_behind(self, request: Request, head: Request, clock: int) -> bool:
+        """Tell whether a request waits behind one that is the head of its class because it resumes."""
+        name = head.scheduling.service_class
+        resumes = head.state is not RequestState.WAITING
+        return resumes and request.scheduling.service_class == name and self.by_class[name].head(clock) is head
 
     @property
     def order_stays(self) -> bool:

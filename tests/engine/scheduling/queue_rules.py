@@ -108,6 +108,10 @@ class QueueRules:
                 found.append(self._second(name, first) if first is blocked else first)
         return [each for each in found if each is not None]
 
+    def is_first(self, known: Known) -> bool:
+        """It is the first of its class."""
+        return self._first(known.request.scheduling.service_class) is known
+
     def _first(self, name: str) -> Known:
         paused, queue = self.paused[name], self.waiting[name]
         if self.config.policy == "priority":

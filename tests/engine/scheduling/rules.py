@@ -424,12 +424,13 @@ class Rules:
         return held
 
     def _may_pass(self, known: Known, reserved: Reserved, tables: Tables) -> bool:
-        """Beside one of its class that resumes: its tenant then holds no more blocks than that one's does in the class.
+        """Behind one of its class that resumes: its tenant then holds no more blocks than that one's does in the class.
         Else: all that passed hold with it no more than was free when the passed one came to wait; after 10 s, times
         the ratio of the weights where its own class has more, no more than the passed one leaves of the cache."""
         request, ahead = known.request, reserved.known.request
         blocks = -(-request.num_tokens // self.config.block_size)
-        if reserved.known.state is not RequestState.WAITING and _class(known) == _class(reserved.known):
+        resumes = reserved.known.state is not RequestState.WAITING
+        if resumes and _class(known) == _class(reserved.known) and self.queues.is_first(reserved.known):
             held = self._held(tables)
             most = num_held(held, ahead.scheduling.tenant, ahead.scheduling.service_class)
             return (

@@ -55,10 +55,12 @@ BUSY: dict[str, Any] = {
 SWAPPING = {"preemption": "swap", "num_host_blocks": 40}
 LOOKAHEAD = {"lookahead": True}
 DEADLINE = {"policy": "deadline", "ttft_target": 4.0, "ttft_per_1k_tokens": 0.0, "late_share": 0.25, "late_wait": 40.0}
+UNEQUAL = (ServiceClass("default", weight=4.0), ServiceClass("batch", weight=0.25))
 PASSING = {
     "max_num_seqs": 6,
-    "num_blocks": 24,
-    "max_model_len": 40,
+    "max_num_batched_tokens": 40,
+    "num_blocks": 100,
+    "max_model_len": 150,
     "classes": (ServiceClass("default", weight=4.0), ServiceClass("batch", weight=1.0)),
 }
 OUT_OF_TURN = "deadline: request .* overtakes|nobody is admitted"
@@ -478,7 +480,7 @@ FAULTS = {
     "a token of the budget is never used": Fault(
         with_limits(max_num_batched_tokens=-1), "budget is left over|loses a step|nobody is admitted"
     ),
-    "max_num_seqs is off by one": Fault(with_limits(max_num_seqs=1), "admission beyond max_num_seqs"),
+    "max_num_seqs is off by one": Fault(with_limits(max_num_seqs=1), "admission beyond max_num_seqs|overtakes"),
     "admission takes the headroom": Fault(
         lambda scheduler, patch: patch.setattr(scheduler.admission, "headroom_blocks", 0),
         "admission takes the headroom",
@@ -530,7 +532,7 @@ FAULTS = {
     "late requests that have waited for long get no more picks": Fault(
         with_deadlines(late_wait=1e9),
         OUT_OF_TURN,
-        DEADLINE | {"late_share": 0.05, "late_wait": 5.0},
+        DEADLINE | {"late_share": 0.05, "late_wait": 5.0, "max_num_seqs": 2},
     ),
     "late requests go first": Fault(
         with_deadlines(late_share=1.0),
@@ -543,7 +545,14 @@ FAULTS = {
     "a head that does not fit is not looked at again": Fault(
         wrap("admission", "head_moved", lambda head_moved, now: False),
         "nobody is admitted",
-        DEADLINE | {"max_num_seqs": 16, "kv_headroom": 0.4},
+        {
+            "policy": "fair",
+            "max_num_seqs": 16,
+            "max_num_batched_tokens": 60,
+            "block_size": 1,
+            "num_blocks": 40,
+            "classes": UNEQUAL,
+        },
     ),
     "a long prompt has no longer a target": Fault(
         lambda scheduler, patch: patch.setattr(
@@ -585,7 +594,7 @@ FAULTS = {
     "a class of more weight passes no longer than others": Fault(
         wrap("queues", "weight_ratio", lambda ratio, *classes: 1.0),
         "nobody is admitted though a request may pass",
-        PASSING,
+        {"max_num_batched_tokens": 24, "num_blocks": 40, "max_model_len": 100, "kv_headroom": 0.4, "classes": UNEQUAL},
     ),
     "each that passes gives the next its time again": Fault(
         starts_the_wait_anew, "overtakes request .* may not", PASSING
@@ -659,7 +668,7 @@ FAULTS = {
         "tokens are in the prefix cache|lost though|used less recently|do not hold its tokens|is put back is wrong",
     ),
     "who found what a failed chunk was to compute goes on": Fault(
-        lets_the_misled_go_on, "the state of a request that is put back is wrong", LOOKAHEAD
+        lets_the_misled_go_on, "the state of a request that is put back is wrong|lost though", LOOKAHEAD
     ),
     "what is planned is not found before it is computed": Fault(
         finds_only_what_is_computed,
