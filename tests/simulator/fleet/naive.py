@@ -120,7 +120,7 @@ class NaiveReplica:
             self.blocked = None
             return first
         if self.blocked is None:
-            self.blocked = (first, self.now, self.free, [])
+            self.blocked = (first, self.now, self.free, set())
         _, since, room, passed = self.blocked
         others = [one for one in queue if one is not first][:1]
         if not others or (self.resumed and first is self.resumed[0]):
@@ -130,7 +130,7 @@ class NaiveReplica:
         held = sum(one.blocks for one in passed if one in self.running)
         if held + self.need(others[0]) > room or not self.fits(others[0]):
             return None
-        passed.append(others[0])
+        passed.add(others[0])
         return others[0]
 
     def finish(self):
