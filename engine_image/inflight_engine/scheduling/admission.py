@@ -47,10 +47,10 @@ class Admission:
     """Starts waiting requests, and remembers which of them do not fit, so that a step in which nothing changes need not
     try them again.
 
-    The head that does not fit gets a `Reservation`. Beside it others start (`WaitingQueues.beside`) while they hold, all
-    together, no more than what was free when it came to wait, for `PASSING_SECONDS`; a class of more weight than its own
-    so many times as long as it has more weight. Then they start only in what leaves enough for it. So it starts at the
-    latest when all have ended that ran by then.
+    The head that does not fit gets a `Reservation`. Beside it others start (`WaitingQueues.beside`) while they hold,
+    all together, no more than what was free when it came to wait: for `PASSING_SECONDS`, and from a class of so many
+    times the weight so many times as long. After that they start only in what it leaves of the cache. Once all have
+    ended that ran by then, nobody starts before it: either it fits, or those that passed hold too much.
 
     Attributes:
         headroom_blocks: free blocks that admission leaves for growth while something runs.

@@ -18,7 +18,7 @@ class WaitingQueues:
     (`ServiceCounters`; of equal ones the first in the configuration): no class starves, and among classes that always
     have requests waiting shares of tokens follow the weights.
 
-    If the head does not fit, blocks are reserved for it, and others (`beside`) start before it only as `Admission` says.
+    If the head does not fit, blocks are reserved for it, and others (`beside`) start before it as `Admission` says.
 
     A prompt token counts once, when it is first admitted, and an output token when it is generated (the one that a
     prefill samples: when that is admitted). Tokens recomputed after a preemption are not charged: the preemption was

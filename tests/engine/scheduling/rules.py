@@ -438,7 +438,9 @@ class Rules:
                 and num_held(held, request.scheduling.tenant) + blocks <= most
             )
         weights, room = self.queues.class_weights, reserved.room
-        if self.queues.now >= reserved.since + 10.0 * max(1.0, weights[_class(known)] / weights[_class(reserved.known)]):
+        if self.queues.now >= reserved.since + 10.0 * max(
+            1.0, weights[_class(known)] / weights[_class(reserved.known)]
+        ):
             headroom = math.floor(self.config.kv_headroom * self.config.num_blocks)
             room = min(room, self.config.num_blocks - headroom - -(-ahead.num_tokens // self.config.block_size))
         return len(_union(blocks for owner, blocks in tables.items() if owner in reserved.passed)) + blocks <= room

@@ -24,9 +24,15 @@ def waits(steps, giants, classes, tenant=""):
     """
     scheduler = Scheduler(
         SchedulerConfig(
-            Limits(64, 2048), num_blocks=6250, block_size=16, max_model_len=90_000, kv_headroom=0.03,
-            prefix_caching=False, classes=classes, policy="fair" if tenant else "fcfs",
-        )  # fmt: skip
+            Limits(64, 2048),
+            num_blocks=6250,
+            block_size=16,
+            max_model_len=90_000,
+            kv_headroom=0.03,
+            prefix_caching=False,
+            classes=classes,
+            policy="fair" if tenant else "fcfs",
+        )
     )
     arrived, waited = {}, {}
 

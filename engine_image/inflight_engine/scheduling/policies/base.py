@@ -14,10 +14,10 @@ class Policy(Protocol):
     """Orders the waiting requests of one class.
 
     Where the head does not fit, no request that waits here but `second` may start before it, and only when the
-    scheduler says (`Admission`). Requests that resume wait here only where the policy orders by priority, else ahead of the head (`ClassQueue`). `clock` counts the
-    steps that were computed, and never goes back; every decoding request generates one token for each count, so a
-    policy that accounts for tokens needs to hear only of changes. `now` are seconds on the clock of
-    `Request.arrival_time`. The last four methods do nothing unless a policy needs them.
+    scheduler says (`Admission`). Requests that resume wait here only where the policy orders by priority, else ahead of
+    the head (`ClassQueue`). `clock` counts the steps that were computed, and never goes back; every decoding request
+    generates one token for each count, so a policy that accounts for tokens needs to hear only of changes. `now` are
+    seconds on the clock of `Request.arrival_time`. The last four methods do nothing unless a policy needs them.
 
     Every operation should cost O(log n) of the requests that wait.
 
