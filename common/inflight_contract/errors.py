@@ -77,8 +77,9 @@ def anthropic_body(error: ApiError) -> bytes:
     return json.dumps({"type": "error", "error": described}).encode()
 
 
-ANTHROPIC_PATHS = ("/v1/messages", "/v1/messages/count_tokens")
-"""Paths whose errors are in Anthropic's format."""
+def is_anthropic(path: str) -> bool:
+    """The errors of a path are in Anthropic's format, also of its API's paths that do not exist here."""
+    return path == "/v1/messages" or path.startswith("/v1/messages/")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -8,7 +8,7 @@ to them that tails need.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from inflight_cost.model import CostModel, StepWork
 from inflight_settings.limits import Limits
@@ -60,6 +60,10 @@ class Targets:
     def ttft_of(self, prompt_tokens: float) -> float | None:
         """The TTFT target of a prompt of so many tokens."""
         return None if self.ttft is None else self.ttft + self.ttft_per_token * prompt_tokens
+
+    def tightened(self, share: float) -> Targets:
+        """These targets with a share of the TPOT target."""
+        return replace(self, tpot=None if self.tpot is None else self.tpot * share)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,13 +55,15 @@ def best_limits(
         tokens = most + _efficient_prefill(replica, workload)
         return bounds.clamp(Limits(_rounded(most), _rounded(tokens)))
 
-    decodes = min(most, _overload(replica, workload, longest) * workload.output)
+    # More requests than the budget computes prompts for would take the room of prompts in each step.
+    budgeted = bounds.high.max_num_batched_tokens / max(1.0, workload.computed + workload.output)
+    decodes = min(most, max(1.0, min(_overload(replica, workload, longest), budgeted) * workload.output))
     prefill = largest(lambda tokens: _seconds(replica, workload, decodes, tokens) <= longest)
-    budget = min(decodes + prefill, bounds.high.max_num_batched_tokens)
+    prefill = min(prefill, max(0.0, bounds.high.max_num_batched_tokens - decodes))
     # Requests whose prompts a step computes hold slots beside those that decode. With more slots an overload that lasts
     # would lengthen steps, and without one nobody needs them.
     slots = decodes + max(1.0, prefill / max(1.0, workload.computed))
-    return bounds.clamp(Limits(_rounded(min(most, slots)), _rounded(budget)))
+    return bounds.clamp(Limits(_rounded(min(most, slots)), _rounded(decodes + prefill)))
 
 
 def saturated_rate(replica: Replica, workload: Workload, limits: Limits) -> float:

@@ -87,8 +87,8 @@ class OutputLengths:
         self._ended = [each * keep for each in self._ended]
 
     def estimate(self) -> OutputLength | None:
-        """None: nothing has ended yet."""
-        if not any(self._ended):
+        """None: nothing has ended yet, or only outputs that others generated."""
+        if not (any(self._ended) and any(self._tokens)):
             return None
         tokens, ended = np.array(self._tokens), np.array(self._ended)
         count = int(np.flatnonzero(tokens)[-1]) + 1

@@ -54,6 +54,17 @@ def whole(expected: str, least: int, most: float = math.inf) -> Callable[[str], 
     return parse
 
 
+def matching(pattern: str, expected: str) -> Callable[[str], str]:
+    """A parser of text that matches a pattern as a whole. Args: expected: what the error message asks for."""
+
+    def parse(text: str) -> str:
+        if re.fullmatch(pattern, text) is None:
+            raise argparse.ArgumentTypeError(f"{text!r} is not {expected}")
+        return text
+
+    return parse
+
+
 def between(least: float, most: float, unit: str = "") -> Callable[[str], float]:
     """A parser of a number whose error message repeats the text. Args: unit: in the message, such as ` of seconds`."""
 

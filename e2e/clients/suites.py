@@ -58,6 +58,8 @@ SUITES = (
         },
     ),
     Suite("openai", ("openai==3.54.0",)),
+    Suite("anthropic", ("anthropic==2.12.0",)),
+    Suite("instructor", ("instructor==1.17.0",)),
     Suite("openai-agents", ("openai-agents==0.24.0",)),
     Suite("pydantic-ai", ("pydantic-ai-slim[openai,anthropic]==2.68.0",)),
 )

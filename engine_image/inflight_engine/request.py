@@ -92,7 +92,7 @@ class SamplingParams:
             compiles to. None: all tokens.
         thinking: before the text of the grammar, or bounded; None: there is none, or any.
         bad_words: sequences of token ids, none empty: the last token of one is not sampled after its other tokens.
-        allowed_token_ids: no other tokens are sampled; empty: all are allowed.
+        allowed_tokens: no other tokens are sampled, as `token_mask` writes them; empty: all are allowed.
         pooled: report the hidden state of the last token of its prompt, with the first token.
     """
 
@@ -114,13 +114,22 @@ class SamplingParams:
     thinking: Thinking | None = None
     logprob_token_ids: tuple[int, ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
-    allowed_token_ids: tuple[int, ...] = ()
+    allowed_tokens: bytes = b""
     pooled: bool = False
 
     @property
     def has_token_rules(self) -> bool:
-        """`bad_words` or `allowed_token_ids` restrict its tokens."""
-        return bool(self.bad_words or self.allowed_token_ids)
+        """`bad_words` or `allowed_tokens` restrict its tokens."""
+        return bool(self.bad_words or self.allowed_tokens)
+
+
+def token_mask(token_ids: npt.ArrayLike) -> bytes:
+    """Tokens as bits, which a message has room for: those of id 8 i to 8 i + 7 are in byte i, the lowest first. The
+    length is a multiple of four bytes."""
+    ids = np.asarray(token_ids, np.int64)
+    bits = np.zeros((int(ids.max()) // 32 + 1) * 32, np.bool_)
+    bits[ids] = True
+    return np.packbits(bits, bitorder="little").tobytes()
 
 
 @dataclass(frozen=True, slots=True)

@@ -81,6 +81,7 @@ def _picker(arguments: argparse.Namespace) -> int:
         static=arguments.static,
         kubeconfig=arguments.kubeconfig,
         namespaces=tuple(dict.fromkeys(arguments.namespace)),
+        class_name=arguments.class_name,
         http_port=arguments.http_port,
         cluster_domain=arguments.cluster_domain,
         peers=arguments.peers,

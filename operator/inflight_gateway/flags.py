@@ -8,9 +8,9 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from inflight_base import logs
-from inflight_base.manifest.names import POOL_PORTS
+from inflight_base.manifest.names import CLASS_EXPECTED, CLASS_PATTERN, DEFAULT_CLASS, POOL_PORTS
 from inflight_gateway.settings import CA_FILE, GATEWAY_KEY_FILE, LINK_PORT, EnvoySettings, Jwt, Sockets
-from inflight_settings.flag_types import between, whole
+from inflight_settings.flag_types import between, matching, whole
 
 count = whole("a whole number from 1 to 64", 1, 64)
 """Parser of a number of processes."""
@@ -144,6 +144,14 @@ def picker(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME",
         help="serve this namespace only; repeat it for several (default: all)",
+    )
+    parser.add_argument(
+        "--class-name",
+        type=matching(CLASS_PATTERN, CLASS_EXPECTED),
+        default=DEFAULT_CLASS,
+        metavar="NAME",
+        help="serve only InferenceServices of this class, as spec.className has it: that of the operator of the same"
+        f" installation (default: {DEFAULT_CLASS})",
     )
     parser.add_argument(
         "--http-port",

@@ -74,7 +74,9 @@ async def _discovery(settings: PickerSettings, gateway: Gateway) -> AsyncIterato
     except ConnectError as error:
         raise StartError(str(error)) from error
     async with client.ApiClient(configuration) as api:
-        yield KubeDiscovery(KubeApi(api), gateway.catalog, settings.namespaces, pods, gateway.set_pods)
+        yield KubeDiscovery(
+            KubeApi(api), gateway.catalog, settings.namespaces, pods, gateway.set_pods, settings.class_name
+        )
 
 
 class _Process:

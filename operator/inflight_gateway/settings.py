@@ -6,6 +6,7 @@ import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from inflight_base.manifest.names import DEFAULT_CLASS
 from inflight_settings.requests import MAX_BODY_BYTES as MAX_BODY_BYTES
 
 RUN_DIR = Path("/run/inflight-gateway")
@@ -46,6 +47,7 @@ class PickerSettings:
         static: YAML file with services and endpoints; None: Kubernetes discovery.
         kubeconfig: None: the service account of the pod.
         namespaces: namespaces to serve; empty: all.
+        class_name: class of the services to serve.
         http_port: port of metrics, health and state.
         cluster_domain: DNS domain of the cluster; names of services end with it.
         peers: name of the headless Service of the gateway's pods; empty: no other gateway pods.
@@ -65,6 +67,7 @@ class PickerSettings:
     static: Path | None = None
     kubeconfig: str | None = None
     namespaces: tuple[str, ...] = ()
+    class_name: str = DEFAULT_CLASS
     http_port: int = 9003
     cluster_domain: str = "cluster.local"
     peers: str = ""

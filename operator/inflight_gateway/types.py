@@ -239,12 +239,14 @@ class Pick:
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A response of the gateway itself to a request. Attributes: code, message: fields of OpenAI's error object."""
+    """A response of the gateway itself to a request. Attributes: code, message, param: fields of OpenAI's error
+    object."""
 
     status: int
     code: str
     message: str
     headers: tuple[tuple[str, str], ...] = ()
+    param: str | None = None
 
 
 RETRY_AFTER_S = 5

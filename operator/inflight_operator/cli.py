@@ -16,10 +16,11 @@ import uvloop
 from inflight_base import logs
 from inflight_base.kube.connect import ConnectError
 from inflight_base.kube.errors import KubeApiError
+from inflight_base.manifest.names import DEFAULT_CLASS
 from inflight_operator import flag_types
 from inflight_operator.keys import KEY_SECRET_NAME
 from inflight_operator.leader import LEASE_NAME
-from inflight_operator.reconcile.upgrades import UpgradeMode
+from inflight_operator.reconcile.upgrades import SERVICES_AT_ONCE, STUCK_SERVICES, UpgradeMode
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES
 from inflight_operator.render.plan import VLLM_IMAGE, EngineObservability
 from inflight_operator.runtime import Options, run_operator
@@ -41,6 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = Options(
         kubeconfig=arguments.kubeconfig,
         namespaces=tuple(dict.fromkeys(arguments.namespace)),
+        class_name=arguments.class_name,
         leader_elect=arguments.leader_elect,
         lease_name=arguments.lease_name,
         key_secret=arguments.key_secret,
@@ -55,6 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         admin_peers=arguments.admin_peers,
         upgrade=arguments.engine_upgrade,
         upgrades_at_once=arguments.engine_upgrades_at_once,
+        upgrades_stuck=arguments.engine_upgrade_stuck_services,
         record_decisions=arguments.record_decisions,
         record_services=tuple(arguments.record_service),
         record_size=arguments.record_size,
@@ -142,6 +145,14 @@ def build_parser() -> argparse.ArgumentParser:
         help="serve this namespace only; repeat it for several (default: all)",
     )
     run.add_argument(
+        "--class-name",
+        type=flag_types.service_class,
+        default=DEFAULT_CLASS,
+        metavar="NAME",
+        help="act only on services of this class, as spec.className has it: several operators may then share a cluster"
+        f" (default: {DEFAULT_CLASS})",
+    )
+    run.add_argument(
         "--leader-elect",
         action=argparse.BooleanOptionalAction,
         default=True,
@@ -203,10 +214,19 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--engine-upgrades-at-once",
-        type=flag_types.positive,
-        default=1,
+        type=flag_types.share_above_zero,
+        default=SERVICES_AT_ONCE,
         metavar="N",
-        help="services that move at the same time, with --engine-upgrade Paced (default: 1)",
+        help="services that move at the same time, with --engine-upgrade Paced: a number, or a percentage of all"
+        " services such as 10%%, rounded up (default: 1)",
+    )
+    run.add_argument(
+        "--engine-upgrade-stuck-services",
+        type=flag_types.share,
+        default=STUCK_SERVICES,
+        metavar="N",
+        help="services that may be stuck in their move, with --engine-upgrade Paced, before no further one moves: a"
+        " number, or a percentage of all services, rounded up (default: 10%%)",
     )
     run.add_argument(
         "--record-decisions",
@@ -243,7 +263,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     run.add_argument(
         "--engine-traces-sampling-ratio",
-        type=flag_types.share,
+        type=flag_types.ratio,
         default=1.0,
         metavar="RATIO",
         help="share of engine requests that are traced, 0 to 1 (default: 1)",

@@ -7,10 +7,13 @@ import json
 import re
 
 from inflight_base.manifest import Manifest
+from inflight_base.manifest.names import CLASS_EXPECTED, CLASS_PATTERN
+from inflight_base.manifest.units import Share, parse_share
 from inflight_operator.api.observability import ENDPOINT_PATTERN
-from inflight_settings.flag_types import between, whole
+from inflight_settings.flag_types import between, matching, whole
 
-share = between(0, 1)
+ratio = between(0, 1)
+service_class = matching(CLASS_PATTERN, CLASS_EXPECTED)
 interval = between(0.5, 60, " of seconds")
 positive = whole("a whole number above 0", 1)
 port = whole("a port: give 1 to 65535, or 0 for a free one", 0, 65535)
@@ -42,6 +45,20 @@ def peers(text: str) -> tuple[Manifest, ...]:
     if not isinstance(peers, list) or not all(isinstance(peer, dict) for peer in peers):
         raise argparse.ArgumentTypeError("it must be a JSON list of NetworkPolicyPeer objects")
     return tuple(peers)
+
+
+def share(text: str) -> Share:
+    try:
+        return parse_share(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def share_above_zero(text: str) -> Share:
+    parsed = share(text)
+    if not parsed.number:
+        raise argparse.ArgumentTypeError(f"{text!r} must be above 0")
+    return parsed
 
 
 def service(text: str) -> str:

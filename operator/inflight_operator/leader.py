@@ -20,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
 from datetime import UTC, datetime
 from time import monotonic
 from typing import Any
@@ -98,17 +99,19 @@ class Leadership:
             LeaseLostError: the Lease was lost; `act` has ended.
             Exception: raised by `act`.
         """
-        await self._beside(self._acquire())
-        logger.info("leading as %s", self._identity)
-        renewing, acting = asyncio.create_task(self._beside(self._renew())), asyncio.ensure_future(act())
+        parts: list[asyncio.Future[None]] = []
         try:
-            await asyncio.wait({acting, renewing}, return_when=asyncio.FIRST_COMPLETED)
+            await self._beside(self._acquire())
+            logger.info("leading as %s", self._identity)
+            parts = [asyncio.create_task(self._beside(self._renew())), asyncio.ensure_future(act())]
+            await asyncio.wait(parts, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            await _end(acting)
-            await _end(renewing)
+            for task in reversed(parts):
+                task.cancel()
+                await _ended(task)
             self._renewed = None
-            await self._beside(self._release())
-        for task in (renewing, acting):
+            await _ended(asyncio.create_task(self._beside(self._release())))
+        for task in parts:
             if not task.cancelled():
                 task.result()
 
@@ -134,15 +137,20 @@ class Leadership:
             deadline = self._renewed + RENEW_DEADLINE_SECONDS
             await asyncio.sleep(min(RETRY_SECONDS, deadline - self._now()))
             if self._now() >= deadline:
-                raise LeaseLostError(f"{lease} was not renewed for {RENEW_DEADLINE_SECONDS} s")
+                raise self._lost(f"{lease} was not renewed for {RENEW_DEADLINE_SECONDS} s")
             if problem := self._problem():
-                raise LeaseLostError(f"{lease} is not renewed: {problem}")
+                raise self._lost(f"{lease} is not renewed: {problem}")
             try:
                 async with asyncio.timeout(min(CALL_SECONDS, deadline - self._now())):
                     if not await self._try():
-                        raise LeaseLostError(f"{lease} is held by another process")
+                        raise self._lost(f"{lease} is held by another process")
             except (KubeApiError, TimeoutError) as error:
                 logger.warning("cannot renew %s: %s", lease, _text(error))
+
+    def _lost(self, why: str) -> LeaseLostError:
+        """Ends the right to act at once: until the action has ended, the process's loop may be busy for a while."""
+        self._renewed = None
+        return LeaseLostError(why)
 
     async def _try(self) -> bool:
         """Takes or renews the Lease; False while another process holds it."""
@@ -157,17 +165,19 @@ class Leadership:
                 if error.status not in (404, 409):
                     raise
         live = await self._api.get("Lease", self._namespace, self._name)
-        spec = live["spec"] if live is not None else {}
+        # The holder of a Lease that was deleted acts until it notices: who has seen that Lease waits until it has run
+        # out.
+        spec = _spec(live) if live is not None else self._seen
         holder = spec.get("holderIdentity")
         if holder and holder != self._identity and not self._has_run_out(spec):
             return False
         await self._write(live)
-        self._renewed = begun
+        self._renewed, self._seen = begun, {}
         return True
 
     async def _write(self, live: Manifest | None) -> None:
         """Writes the Lease as this process's own. `live`: what is replaced; None creates it."""
-        spec = live["spec"] if live is not None else {}
+        spec = _spec(live) if live is not None else {}
         now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
         renewed = {"leaseDurationSeconds": LEASE_SECONDS, "renewTime": now}
         if spec.get("holderIdentity") != self._identity:
@@ -197,7 +207,7 @@ class Leadership:
         try:
             async with asyncio.timeout(CALL_SECONDS):
                 live = await self._api.get("Lease", self._namespace, self._name)
-                if live is None or live["spec"].get("holderIdentity") != self._identity:
+                if live is None or _spec(live).get("holderIdentity") != self._identity:
                     return
                 spec = {key: value for key, value in live["spec"].items() if key != "holderIdentity"}
                 await self._api.replace({**live, "kind": "Lease", "spec": spec})
@@ -209,7 +219,14 @@ def _text(error: Exception) -> str:
     return str(error) or type(error).__name__
 
 
-async def _end(task: asyncio.Future[None]) -> None:
-    """Cancels a task and returns when it has ended."""
-    task.cancel()
-    await asyncio.wait({task})
+def _spec(lease: Manifest) -> Manifest:
+    """Returns the spec of a Lease, empty if it has none: both the spec and its fields are optional."""
+    return lease.get("spec") or {}
+
+
+async def _ended(task: asyncio.Future[None]) -> None:
+    """Returns when the task has ended, also if this is cancelled meanwhile: a process that stops is often cancelled
+    twice, by the task that failed and by the signal handler."""
+    while not task.done():
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Coroutine
+from contextlib import suppress
 from threading import Thread
 from typing import Any, TypeVar
 
@@ -33,7 +34,7 @@ class LoopThread:
 
     async def run(self, work: Coroutine[Any, Any, Result]) -> Result:
         """Runs `work` in the thread and returns its result. On cancellation `work` is cancelled and has ended before
-        this returns.
+        this returns, also if it is cancelled again meanwhile.
 
         Raises:
             Exception: raised by `work`.
@@ -51,6 +52,8 @@ class LoopThread:
             await ended.wait()
         except asyncio.CancelledError:
             self._loop.call_soon_threadsafe(lambda: started[0].cancel())
-            await ended.wait()
+            while not ended.is_set():
+                with suppress(asyncio.CancelledError):
+                    await ended.wait()
             raise
         return started[0].result()

@@ -20,7 +20,8 @@ from inflight_base.kube.connect import load_configuration
 from inflight_base.kube.errors import KubeApiError
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
-from inflight_base.manifest.names import KIND
+from inflight_base.manifest.names import DEFAULT_CLASS, KIND
+from inflight_base.manifest.units import Share
 from inflight_base.page.scraper import metrics_session
 from inflight_operator.apply.engines import EngineClient, LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
@@ -32,7 +33,7 @@ from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.live_gateway import LiveGateway
 from inflight_operator.observe.scrape import ScrapePool
 from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSettings
-from inflight_operator.reconcile.upgrades import UpgradeMode, UpgradePace
+from inflight_operator.reconcile.upgrades import SERVICES_AT_ONCE, STUCK_SERVICES, UpgradeMode, UpgradePace
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, DecisionRecorder
 from inflight_operator.render.plan import VLLM_IMAGE, EngineObservability, Settings
 from inflight_operator.telemetry.metrics import OperatorMetrics
@@ -53,6 +54,7 @@ class Options:
     Attributes:
         kubeconfig: file; None takes the pod's service account.
         namespaces: to watch; empty watches all.
+        class_name: class of the services to act on.
         leader_elect: act only while holding the Lease.
         lease_name: name of the Lease.
         key_secret: name of the Secret with the key of the engines' admin tokens.
@@ -67,6 +69,7 @@ class Options:
         admin_peers: NetworkPolicyPeers that may reach the engines' admin port beside the operator.
         upgrade: mode of engine upgrades.
         upgrades_at_once: services upgraded at the same time, in mode Paced.
+        upgrades_stuck: services whose upgrade may be stuck before no further one starts, in mode Paced.
         record_decisions: folder to record decisions in; None records none.
         record_services: to record, as NAMESPACE/NAME; empty records all.
         record_size: MiB of all files of the recording together.
@@ -81,10 +84,12 @@ class Options:
     metrics_port: int
     engine_image: str
     interval: float
+    class_name: str = DEFAULT_CLASS
     engine_pull_policy: str = ""
     admin_peers: tuple[Manifest, ...] = ()
     upgrade: UpgradeMode = "Paced"
-    upgrades_at_once: int = 1
+    upgrades_at_once: Share = SERVICES_AT_ONCE
+    upgrades_stuck: Share = STUCK_SERVICES
     record_decisions: Path | None = None
     record_services: tuple[str, ...] = ()
     record_size: int = DEFAULT_MEBIBYTES
@@ -104,7 +109,12 @@ async def run_operator(options: Options) -> int:
     """
     return_code, recorder = 0, _recorder(options)
     configuration = await load_configuration(options.kubeconfig)
-    metrics, heartbeat, cache, working = OperatorMetrics(), Heartbeat(), ClusterCache(), asyncio.Event()
+    metrics, heartbeat, cache, working = (
+        OperatorMetrics(),
+        Heartbeat(),
+        ClusterCache(options.class_name),
+        asyncio.Event(),
+    )
     web = WebServer(options.metrics_port, metrics.registry, heartbeat)
     own_namespace = _own_namespace(options)
     try:
@@ -141,7 +151,7 @@ async def run_operator(options: Options) -> int:
                 metrics,
                 lambda: _settings(options, watches.available),
                 lambda uid: admin_key.current.token(uid),
-                UpgradePace(options.upgrade, options.upgrades_at_once),
+                UpgradePace(options.upgrade, options.upgrades_at_once, options.upgrades_stuck),
                 every,
                 clock,
                 recorder,

@@ -24,6 +24,8 @@ CHANGES = {
     "engine.image.pullPolicy": "Always",
     "engine.upgrade.mode": "Held",
     "engine.upgrade.servicesAtOnce": 2,
+    "engine.upgrade.stuckServices": 0,
+    "operator.className": "team",
     "engine.adminPeers": PEERS,
     **{
         f"gateway.{path}": value

@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import re
 from pathlib import Path
 
 import pytest
 import yaml
 
+from inflight_base.manifest.units import Share, parse_share
 from inflight_operator import cli
 
 CHART = Path(__file__).parents[2] / "helm" / "inflight"
@@ -17,6 +19,8 @@ VALUES = {
     "leaderElection.enabled": "leader-elect",
     "engine.upgrade.mode": "engine-upgrade",
     "engine.upgrade.servicesAtOnce": "engine-upgrades-at-once",
+    "engine.upgrade.stuckServices": "engine-upgrade-stuck-services",
+    "operator.className": "class-name",
     "engine.adminPeers": "admin-peers",
     "engine.tracing.endpoint": "engine-traces-endpoint",
     "engine.tracing.samplingRatio": "engine-traces-sampling-ratio",
@@ -77,8 +81,10 @@ def test_every_flag_of_the_operator_has_its_value_in_the_chart():
 
 @pytest.mark.parametrize("path", VALUES)
 def test_a_value_of_the_chart_and_the_operators_flag_have_one_default(path):
-    default = operator_flags()[VALUES[path]].default
-    assert (list(default) if isinstance(default, tuple) else default) == chart_value(path)
+    default, value = operator_flags()[VALUES[path]].default, chart_value(path)
+    if isinstance(default, Share):
+        value = parse_share(value)
+    assert (list(default) if isinstance(default, tuple) else default) == value
 
 
 @pytest.mark.parametrize(
@@ -86,7 +92,6 @@ def test_a_value_of_the_chart_and_the_operators_flag_have_one_default(path):
     [
         "interval",
         "metrics.port",
-        "engine.upgrade.servicesAtOnce",
         "engine.tracing.samplingRatio",
         "recordDecisions.size",
     ],
@@ -96,6 +101,20 @@ def test_the_operator_takes_the_least_and_the_most_that_the_chart_takes(path):
     for bound in (schema["minimum"], schema["maximum"]):
         given = cli.build_parser().parse_args(["run", "--engine-image=x", f"--{flag}={bound}"])
         assert getattr(given, flag.replace("-", "_")) == bound
+
+
+@pytest.mark.parametrize("path", ["engine.upgrade.servicesAtOnce", "engine.upgrade.stuckServices"])
+def test_the_operator_takes_the_numbers_and_percentages_that_the_chart_takes(path):
+    flag, (number, percentage) = VALUES[path], chart_schema(path)["anyOf"]
+    for given in (number["minimum"], number["maximum"], *(f"{share}%" for share in range(-1, 102))):
+        accepted = isinstance(given, int) or re.match(percentage["pattern"], given)
+        try:
+            taken = cli.build_parser().parse_args(["run", "--engine-image=x", f"--{flag}={given}"])
+        except SystemExit:
+            assert not accepted, given
+        else:
+            assert accepted, given
+            assert getattr(taken, flag.replace("-", "_")) == parse_share(given)
 
 
 @pytest.mark.parametrize("path", ["engine.upgrade.mode", "engine.logs.format", "logs.format", "logs.level"])

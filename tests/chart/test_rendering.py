@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
+from inflight_base.manifest.units import Share
+
 PROJECT = Path(__file__).parents[2]
 CHART = PROJECT / "helm" / "inflight"
 OPERATOR = ("Deployment", "prod-operator")
@@ -130,7 +132,12 @@ def test_the_operator_understands_the_arguments_of_the_default_values(helm, monk
     assert (options.kubeconfig, options.metrics_port, options.interval) == (None, 8080, 3)
     assert (options.leader_elect, options.lease_name) == (True, "prod-operator")
     assert (options.namespaces, options.admin_peers) == ((), ())
-    assert (options.upgrade, options.upgrades_at_once) == ("Paced", 1)
+    assert (options.upgrade, options.upgrades_at_once, options.upgrades_stuck) == (
+        "Paced",
+        Share(1),
+        Share(10, percent=True),
+    )
+    assert options.class_name == "inflight"
 
 
 def test_the_operator_understands_the_arguments_of_other_values(helm, monkeypatch):
@@ -138,12 +145,18 @@ def test_the_operator_understands_the_arguments_of_other_values(helm, monkeypatc
         helm,
         monkeypatch,
         *("--set", "watchNamespaces={team,search},leaderElection.enabled=false,interval=7"),
-        *("--set", "engine.upgrade.mode=Held,engine.upgrade.servicesAtOnce=5"),
+        *("--set", "engine.upgrade.mode=Held,engine.upgrade.servicesAtOnce=5%,engine.upgrade.stuckServices=0"),
+        *("--set", "operator.className=second"),
         *("--set-json", f"engine.adminPeers={json.dumps(PEERS)}"),
     )
     assert (options.leader_elect, options.interval) == (False, 7)
     assert (options.namespaces, options.admin_peers) == (("team", "search"), tuple(PEERS))
-    assert (options.upgrade, options.upgrades_at_once) == ("Held", 5)
+    assert (options.upgrade, options.upgrades_at_once, options.upgrades_stuck) == (
+        "Held",
+        Share(5, percent=True),
+        Share(0),
+    )
+    assert options.class_name == "second"
 
 
 def flag(objects, name):
@@ -344,6 +357,9 @@ def test_labels_of_the_user_cannot_take_the_pods_out_of_their_selector(helm):
         ("watchNamespace=team", "Additional property watchNamespace is not allowed"),
         ("engine.upgrade.mode=Slow", "engine.upgrade.mode: engine.upgrade.mode must be one of the following"),
         ("engine.upgrade.servicesAtOnce=0", "engine.upgrade.servicesAtOnce: Must be greater than or equal to 1"),
+        ("engine.upgrade.servicesAtOnce=0%", "engine.upgrade.servicesAtOnce: Does not match pattern"),
+        ("engine.upgrade.stuckServices=101%", "engine.upgrade.stuckServices: Does not match pattern"),
+        ("operator.className=Team", "operator.className: Does not match pattern"),
         ("engine.adminPeers[0].namespace=a", "engine.adminPeers.0: Additional property namespace is not allowed"),
         ("image.digest=0123", "image.digest: Does not match pattern"),
         ("engine.image.pullPolicy=Sometimes", "engine.image.pullPolicy must be one of the following"),

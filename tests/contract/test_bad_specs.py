@@ -268,6 +268,28 @@ BAD = {
         spec(rollout={"strategy": "Recreate"}),
         'spec.rollout.strategy: Unsupported value: "Recreate": supported values: "SurgeFirst", "ReleaseFirst"',
     ),
+    "a surge in words": (
+        spec(rollout={"maxSurge": "some"}),
+        "rollout.maxSurge must be a number of pods from 0 to 10000, or a percentage of the replicas",
+    ),
+    "more than all replicas": (
+        spec(rollout={"maxUnavailable": "101%"}),
+        "rollout.maxUnavailable must be a number of pods from 0 to 10000, or a percentage of the replicas",
+    ),
+    "a negative surge": (spec(rollout={"maxSurge": -1}), "rollout.maxSurge must be a number of pods from 0 to 10000"),
+    "no surge with SurgeFirst": (
+        spec(rollout={"maxSurge": "0%", "maxUnavailable": 1}),
+        "rollout.maxSurge 0 needs rollout.strategy ReleaseFirst",
+    ),
+    "no release with ReleaseFirst": (
+        spec(rollout={"strategy": "ReleaseFirst", "maxUnavailable": 0, "maxSurge": 1}),
+        "rollout.maxUnavailable 0 needs rollout.strategy SurgeFirst",
+    ),
+    "a release after a time with ReleaseFirst": (
+        spec(rollout={"strategy": "ReleaseFirst", "releaseAfter": "5m"}),
+        "rollout.releaseAfter needs rollout.strategy SurgeFirst",
+    ),
+    "a class of another form": (spec(className="Team A"), "spec.className: Invalid value"),
     "float16 on CPU": (
         spec(engine={"dtype": "float16"}, accelerator={"count": 0}),
         "engine.dtype float16 needs an accelerator: with accelerator.count 0 use auto, float32 or bfloat16",

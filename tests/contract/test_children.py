@@ -45,6 +45,11 @@ SPECS = {
     "four lines": {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}},
     "a GPU": {"model": {"source": "hf://Qwen/Qwen3-8B", "servedName": "qwen", "storage": "40Gi"}},
     "a claim": {"model": {"source": "pvc://models/qwen3/8b"}, "rollout": {"strategy": "ReleaseFirst"}},
+    "bounds of a rollout": {
+        "model": {"source": "builtin://smollm2"},
+        "rollout": {"maxSurge": "25%", "maxUnavailable": 2, "releaseAfter": "5m"},
+        "className": "inflight",
+    },
     "vLLM": {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}, "engine": {"type": "vllm"}},
     "a server of another type": {
         "model": {"source": "pvc://models/llama"},

@@ -194,6 +194,37 @@ def test_it_looks_after_every_namespace_it_is_given_and_no_other(kubectl, namesp
     eventually(10, lambda: deployed(others[0]))
 
 
+def test_two_installations_serve_the_services_of_their_class_and_write_nothing_at_rest(kubectl, namespace, start):
+    model = {"model": {"source": "builtin://smollm2"}}
+    for name, named in (("chat", {}), ("other", {"className": "second"}), ("left", {"className": "third"})):
+        kubectl.create(service_manifest(namespace, {**model, **named}, name))
+
+    def versions():
+        kinds = "ifsvc,deployment,service,configmap,secret,networkpolicy,poddisruptionbudget"
+        items = kubectl.json("get", kinds, "-n", namespace)["items"]
+        return {(item["kind"], item["metadata"]["name"]): item["metadata"]["resourceVersion"] for item in items}
+
+    start("--no-leader-elect", "--key-secret", "first-key")
+    start("--no-leader-elect", "--key-secret", "second-key", "--class-name", "second")
+    eventually(30, lambda: {("Deployment", "chat"), ("Deployment", "other")} <= versions().keys())
+    time.sleep(3)  # the first round's status and events
+    before = versions()
+    time.sleep(5)  # ten rounds of each
+    assert versions() == before
+    assert not [name for kind, name in before if kind != "InferenceService" and name.startswith("left")]
+    tokens = {name: kubectl.json("get", "secret", f"{name}-admin-token", "-n", namespace) for name in ("chat", "other")}
+    assert tokens["chat"]["data"]["token"] != tokens["other"]["data"]["token"]
+
+
+def test_the_class_of_a_service_does_not_change(kubectl, namespace):
+    model = {"model": {"source": "builtin://smollm2"}}
+    kubectl.create(service_manifest(namespace, model))
+    refused = kubectl.apply(service_manifest(namespace, {**model, "className": "second"}))
+    assert "spec.className is immutable" in refused.stderr
+    kubectl.create(service_manifest(namespace, {**model, "className": "inflight"}))
+    kubectl.create(service_manifest(namespace, model))
+
+
 def test_a_gateway_brings_its_key_and_takes_over_the_address_of_services_that_ask_for_it(kubectl, namespace, start):
     gateway = {"gateway": {"enabled": True}, "scaling": {"minReplicas": 0}}
     kubectl.create(service_manifest(namespace, {"model": {"source": "builtin://smollm2"}, **gateway}))

@@ -124,3 +124,27 @@ def test_prompt_tokens_that_cost_nothing_are_not_bounded_by_their_cost(cost):
     assert (
         best_limits(Replica(cost, 1e6), Workload(100, 100, 20_000, 20, 500), Targets(), LimitsBounds(low, high)) == high
     )
+
+
+@given(
+    st.sampled_from([10, 200, 1157, 8000, 32_000]),
+    st.floats(0.05, 1.0),
+    st.integers(2, 2000),
+    st.sampled_from([0.01, 0.02, 0.05, 0.2]),
+    st.integers(2, 512),
+    st.integers(16, 16_384),
+)
+@settings(max_examples=200, deadline=None)
+def test_slots_have_room_for_one_in_prefill_and_the_budget_for_it_beside_all_decodes(
+    prompt, computed, output, tpot, most_seqs, most_tokens
+):
+    workload = Workload(prompt, prompt * computed, 2 * prompt**2, output, 2 * output**2)
+    bounds = LimitsBounds(Limits(1, 1), Limits(most_seqs, most_tokens))
+    limits = best_limits(H100, workload, Targets(5.0, tpot), bounds)
+    memory = 0.9 * H100.kv_tokens / workload.decode_context
+    assert limits.max_num_seqs >= min(2, int(memory))
+    # As many prompt tokens as the requests that end in a step bring, but for what is rounded.
+    decodes = limits.max_num_seqs - max(1.0, limits.max_num_seqs / (output + 1))
+    if decodes > 1:
+        arriving = decodes / output * workload.computed
+        assert decodes + 0.9 * arriving <= limits.max_num_batched_tokens * 1.04 + 1

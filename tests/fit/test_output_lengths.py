@@ -98,3 +98,9 @@ def test_many_outputs_at_once_count_as_one_by_one(outputs):
         each.ended(5)
         each.ended(900)
     assert one.estimate() == many.estimate()
+
+
+def test_the_ends_of_outputs_that_others_generated_give_no_estimate():
+    lengths = OutputLengths()
+    lengths.ended(7)
+    assert lengths.estimate() is None

@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from inflight_base.kube.errors import KubeApiError
@@ -27,11 +27,14 @@ class LeaseStore:
 
     def write(self, manifest, expected):
         if (self.lease or {}).get("metadata", {}).get("resourceVersion") != expected:
-            raise KubeApiError("PUT", 409, "conflict")
+            raise KubeApiError("PUT", 404 if self.lease is None else 409, "conflict")
         self.version += 1
         self.lease = copy.deepcopy(manifest)
         self.lease["metadata"]["resourceVersion"] = str(self.version)
         return copy.deepcopy(self.lease)
+
+    def delete(self):
+        self.lease = None
 
     @property
     def holder(self):
@@ -120,19 +123,36 @@ FAULTS = st.lists(
 
 
 @given(st.lists(FAULTS, min_size=2, max_size=3), st.integers(0, 3))
-def test_two_never_act_at_once_and_after_the_last_fault_one_does(faults, apart):
+def test_two_never_act_or_may_write_at_once_and_after_the_last_fault_one_does(faults, apart):
+    processes_take_turns(faults, apart, ())
+
+
+@given(st.lists(st.floats(10, 52), min_size=1, max_size=3), st.integers(0, 3))
+@settings(max_examples=30)
+def test_two_never_act_or_may_write_at_once_if_a_lease_that_all_have_seen_is_deleted(deletions, apart):
+    """Also after the line of its holder was cut, until another takes it."""
+    processes_take_turns([[(40, 1000, "request hangs")], [], []], apart, deletions)
+
+
+def processes_take_turns(faults, apart, deletions):
     async def scenario():
-        store, actors, lost, tasks = LeaseStore(), Actors(), [], []
+        store, actors, lost, tasks, parts = LeaseStore(), Actors(), [], [], {}
         for number, one in enumerate(faults):
             name = f"operator-{number}"
             line = Line(store, one)
 
             def leadership(line=line, name=name):
-                return elected(line, name)
+                parts[name] = elected(line, name)
+                return parts[name]
 
             tasks.append(asyncio.create_task(member(leadership, actors.of(name), lost)))
             await asyncio.sleep(apart)
-        await asyncio.sleep(90 + LEASE_SECONDS + STOPPING + 10)
+        for moment in deletions:
+            asyncio.get_running_loop().call_at(moment, store.delete)
+        end = asyncio.get_running_loop().time() + 90 + LEASE_SECONDS + STOPPING + 10
+        while asyncio.get_running_loop().time() < end:
+            assert sum(one.leads() for one in parts.values()) <= 1
+            await asyncio.sleep(0.5)
         assert len(actors.acting) == 1
         for task in tasks:
             assert not task.done(), task.exception()
@@ -186,6 +206,112 @@ def test_a_lease_that_another_took_ends_the_action_and_is_not_released():
             await leading
         assert not actors.acting
         assert store.holder == "x"
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("loss", ["another took it", "unhealthy"])
+def test_who_lost_the_lease_may_not_write_while_the_action_ends(loss):
+    async def scenario():
+        store, problem, may_write = LeaseStore(), [""], []
+        first = elected(Line(store), "first", problem=lambda: problem[0])
+
+        async def act():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                may_write.append(first.leads())
+
+        leading = asyncio.create_task(first.lead(act))
+        await asyncio.sleep(1)
+        assert first.leads()
+        if loss == "unhealthy":
+            problem[0] = "the event loop has not turned for 30 s"
+        else:
+            store.write({**store.lease, "spec": {**store.lease["spec"], "holderIdentity": "x"}}, str(store.version))
+        with pytest.raises(LeaseLostError):
+            await leading
+        assert may_write == [False]
+
+    run(scenario())
+
+
+def test_a_deleted_lease_stays_with_the_leader_that_acts():
+    async def scenario():
+        store, actors, lost = LeaseStore(), Actors(), []
+        tasks = []
+        for name in ("first", "second"):
+            one = member(lambda name=name: elected(Line(store), name), actors.of(name), lost)
+            tasks.append(asyncio.create_task(one))
+            await asyncio.sleep(1.3)
+        for pause in (1.0, 2.5, 5.2):
+            store.delete()
+            await asyncio.sleep(pause)
+        assert not lost
+        assert not any(task.done() for task in tasks)
+        assert actors.acting == {store.holder} == {"first"}
+
+    run(scenario())
+
+
+def test_a_deleted_lease_of_a_leader_that_is_gone_is_taken_after_its_time():
+    async def scenario():
+        store, actors, lost = LeaseStore(), Actors(), []
+        cut = Line(store, [(5, 1000, "request hangs")])
+        tasks = [asyncio.create_task(member(lambda: elected(cut, "first"), actors.of("first"), lost))]
+        await asyncio.sleep(1)
+        tasks += [asyncio.create_task(member(lambda: elected(Line(store), "second"), actors.of("second"), lost))]
+        await asyncio.sleep(5)
+        store.delete()
+        await asyncio.sleep(LEASE_SECONDS + 2 * RETRY_SECONDS)
+        assert actors.acting == {"second"}
+        assert not any(task.done() for task in tasks)
+
+    run(scenario())
+
+
+def test_a_lease_without_a_spec_is_taken():
+    async def scenario():
+        store, actors = LeaseStore(), Actors()
+        store.write({"metadata": {"name": "inflight-operator", "namespace": "team"}}, None)
+        leading = asyncio.create_task(elected(Line(store), "first").lead(actors.of("first")))
+        await asyncio.sleep(1)
+        assert not leading.done()
+        assert actors.acting == {store.holder} == {"first"}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("again", [0, 0.1, 2, STOPPING + 0.1])
+def test_a_process_that_is_cancelled_twice_ends_the_action_and_releases_the_lease(again):
+    async def scenario():
+        store, actors = LeaseStore(), Actors()
+        leading = asyncio.create_task(elected(Line(store), "first").lead(actors.of("first", store)))
+        await asyncio.sleep(1)
+        leading.cancel()
+        await asyncio.sleep(again)
+        leading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leading
+        assert not actors.acting
+        assert store.holder is None
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    run(scenario())
+
+
+@pytest.mark.parametrize("after", [0.02, 0.07, 0.12, 0.17])
+def test_a_lease_that_was_taken_as_the_process_was_cancelled_is_released(after):
+    async def scenario():
+        store = LeaseStore()
+        first = elected(Line(store, [(0.08, 0.12, "answer fails")]), "first")
+        leading = asyncio.create_task(first.lead(asyncio.Event().wait))
+        await asyncio.sleep(after)
+        leading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leading
+        assert store.holder is None
+        assert not first.leads()
 
     run(scenario())
 

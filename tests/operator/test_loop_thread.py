@@ -55,6 +55,28 @@ async def test_on_cancellation_the_work_has_ended_before_run_does(turns):
         assert ended == [True]
 
 
+async def test_work_has_ended_before_run_does_even_if_that_is_cancelled_twice():
+    ended, begun = threading.Event(), threading.Event()
+
+    async def work():
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.05)
+            ended.set()
+
+    with LoopThread("lease") as thread:
+        running = asyncio.create_task(thread.run(work()))
+        await asyncio.to_thread(begun.wait)
+        for _ in range(2):
+            running.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await running
+        assert ended.is_set()
+
+
 async def test_work_that_is_cancelled_before_it_began_leaves_nothing_behind():
     async def work():
         await asyncio.Event().wait()

@@ -21,6 +21,7 @@ from inflight_engine.formats.format import (
     Space,
     Tagged,
 )
+from inflight_engine.formats.schemas import for_llguidance
 from inflight_engine.formats.values import GEMMA_QUOTE, json_types, parameters_of
 
 TokenOf = Callable[[str], int | None]
@@ -80,9 +81,8 @@ class GrammarText:
     def json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
         """A rule for JSON of this schema. `strict`: a schema with keywords that cannot be enforced is none; otherwise
         these are left out."""
-        given = schema.get("x-guidance")
-        options = {**_TIGHT, "lenient": not strict, **(given if isinstance(given, dict) else {})}
-        return self.rule("%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False))
+        made = for_llguidance(schema, {**_TIGHT, "lenient": not strict})
+        return self.rule("%json " + json.dumps(made, ensure_ascii=False))
 
     def text_up_to(self, end: str, without: str = "") -> str:
         """A rule for any text that ends with the first `end`. `without`: what restricts the text further."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from llguidance import LLMatcher, LLTokenizer, StructTag, grammar_from
@@ -12,6 +12,7 @@ from llguidance import LLMatcher, LLTokenizer, StructTag, grammar_from
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # a type of the stubs alone
 
+from inflight_engine.formats import schemas
 from inflight_engine.grammars.compiled import LIMITS, GrammarError
 
 MAX_BYTES = 512 * 1024
@@ -22,10 +23,6 @@ _PROBING_SECONDS = 0.5
 
 _TRIED_BYTES = 8
 """At the beginning of a text; of JSON the largest that are allowed are `{` and `"`, before white space."""
-
-_MAPS = ("properties", "patternProperties", "$defs", "definitions")
-_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
-_SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
 
 
 class Source(NamedTuple):
@@ -52,9 +49,12 @@ class Tag(NamedTuple):
     end: str
 
 
-def of_schema(field: str, schema: Mapping[str, Any], options: JsonCompileOptions | None = None) -> Source:
-    """Make a grammar of a JSON schema. `options` win over `x-guidance` in the schema."""
-    return Source(field, LLMatcher.grammar_from_json_schema(json.dumps(schema), overrides=options), schema)
+def of_schema(
+    field: str, schema: Mapping[str, Any], options: JsonCompileOptions | None = None, *, open_objects: bool = False
+) -> Source:
+    """Make a grammar of a JSON schema. Arguments as of `schemas.for_llguidance`."""
+    made = schemas.for_llguidance(schema, options or {}, open_objects=open_objects)
+    return Source(field, LLMatcher.grammar_from_json_schema(json.dumps(made, separators=(",", ":"))), schema)
 
 
 def of_regex(field: str, regex: str) -> Source:
@@ -90,7 +90,9 @@ def of_tags(field: str, tags: Sequence[Tag], triggers: Sequence[str], is_special
         trigger = next((each for each in triggers if each and tag.begin.startswith(each)), None)
         if trigger is None:
             raise GrammarError(f"the tag {tag.begin!r} begins with no trigger")
-        made.append(StructTag(trigger=trigger, begin=tag.begin, grammar=dict(tag.schema), end=tag.end))
+        made.append(
+            StructTag(trigger=trigger, begin=tag.begin, grammar=schemas.for_llguidance(tag.schema, {}), end=tag.end)
+        )
     return Source(field, LLMatcher.grammar_from_lark(StructTag.to_grammar(made, assume_special=True in special)))
 
 
@@ -137,7 +139,7 @@ def _place(schema: Mapping[str, Any], message: str) -> str:
     definitions = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     place, end = "", time.process_time() + _PROBING_SECONDS
     while True:
-        for path, part in _parts(schema):
+        for path, part in schemas.parts(schema):
             if time.process_time() > end:
                 return place
             text = LLMatcher.grammar_from_json_schema(json.dumps({**definitions, **part}))
@@ -146,13 +148,3 @@ def _place(schema: Mapping[str, Any], message: str) -> str:
                 break
         else:
             return place
-
-
-def _parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    for keyword, value in schema.items():
-        if keyword in _SINGLE and isinstance(value, Mapping):
-            yield keyword, value
-        elif keyword in _MAPS and isinstance(value, Mapping):
-            yield from ((f"{keyword}.{name}", part) for name, part in value.items() if isinstance(part, Mapping))
-        elif keyword in _LISTS and isinstance(value, Sequence):
-            yield from ((f"{keyword}.{i}", part) for i, part in enumerate(value) if isinstance(part, Mapping))

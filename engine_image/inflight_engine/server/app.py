@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from http import HTTPStatus
+from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -13,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 
 from inflight_contract.errors import ApiError
 from inflight_engine.server.admin import routes as admin
-from inflight_engine.server.errors import describe_invalid, error_response
+from inflight_engine.server.errors import ERRORS, describe_invalid, error_response
 from inflight_engine.server.http import generate, health, openai, pooling, tokenize
 from inflight_engine.server.http.api_keys import ApiKeyMiddleware
 from inflight_engine.server.http.messages import router as messages_router
@@ -66,7 +67,13 @@ def create_admin_app(service: Service, responses: OpenResponses, drain: Callable
 
 def _app(service: Service, responses: OpenResponses, drain: Callable[[], None]) -> FastAPI:
     app = FastAPI(
-        title="Inflight engine", docs_url=None, redoc_url=None, redirect_slashes=False, telemetry=_NO_TELEMETRY
+        title="Inflight engine",
+        version=version("inflight"),
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        telemetry=_NO_TELEMETRY,
+        responses=ERRORS,
     )
     app.state.service = service
     app.state.drain = drain

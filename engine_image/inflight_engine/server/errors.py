@@ -3,12 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from fastapi import Response
 from fastapi.exceptions import RequestValidationError
 
-from inflight_contract.errors import ANTHROPIC_PATHS, ApiError, anthropic_body, bad_request
+from inflight_contract.errors import ApiError, anthropic_body, bad_request, is_anthropic
+
+_Responses: TypeAlias = dict[int | str, dict[str, Any]]
+
+
+def _documented(**fields: str) -> _Responses:
+    """Errors of all statuses in the OpenAPI description. `fields`: of an error, and their types."""
+    error = {"type": "object", "properties": {name: {"type": kind.split()} for name, kind in fields.items()}}
+    schema = {"type": "object", "properties": {"error": error}, "required": ["error"]}
+    return {"default": {"description": "An error", "content": {"application/json": {"schema": schema}}}}
+
+
+ERRORS = _documented(message="string", type="string", param="string null", code="string null")
+ANTHROPIC_ERRORS = _documented(message="string", type="string", code="string null")
 
 
 def describe_invalid(invalid: RequestValidationError) -> ApiError:
@@ -48,5 +61,5 @@ def _param(location: Sequence[str | int], body: Any, *, missing: bool) -> str:
 
 def error_response(error: ApiError, path: str = "") -> Response:
     """The error in the format of the path's API; OpenAI's is the usual one."""
-    body = anthropic_body(error) if path in ANTHROPIC_PATHS else error.body()
+    body = anthropic_body(error) if is_anthropic(path) else error.body()
     return Response(body, error.status, error.all_headers())

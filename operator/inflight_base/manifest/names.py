@@ -6,7 +6,7 @@ Selectors never change: a Deployment's selector is immutable.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 from zlib import crc32
 
 from inflight_base.manifest.keys import ServiceKey
@@ -16,6 +16,12 @@ VERSION = "v1alpha1"
 API_VERSION: Literal["inflight.dev/v1alpha1"] = "inflight.dev/v1alpha1"
 KIND: Literal["InferenceService"] = "InferenceService"
 PLURAL = "inferenceservices"
+
+DEFAULT_CLASS = "inflight"
+"""Class of services that name none, and of an installation that is given none."""
+
+CLASS_PATTERN = "^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$"
+CLASS_EXPECTED = "a class: give 1 to 63 characters of a-z, 0-9 and -, the first and last of them no -"
 
 FIELD_MANAGER = "inflight-operator"
 """The operator's field manager, for server-side apply."""
@@ -94,6 +100,12 @@ class ChildNames(NamedTuple):
     engines: str
     picker: str
     front: str
+
+
+def class_of(service: Mapping[str, Any]) -> str:
+    """Returns the class of an InferenceService as the API returns it: only the installation of this class acts on
+    it."""
+    return str((service.get("spec") or {}).get("className") or DEFAULT_CLASS)
 
 
 def child_names(name: str) -> ChildNames:

@@ -1,8 +1,9 @@
-"""Durations ("500ms", "1m30s"), Kubernetes quantities ("4Gi", "250m") and prices: text and numbers."""
+"""Durations ("500ms", "1m30s"), Kubernetes quantities ("4Gi", "250m"), shares ("10%") and prices: text and numbers."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from decimal import Decimal
 
 _DURATION_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|s|m|h)")
@@ -18,6 +19,9 @@ _DECIMAL = {
     "k": Decimal("1e3"),
     **{letter: Decimal(1000) ** power for power, letter in enumerate("MGTPE", start=2)},
 }
+
+SHARE_PATTERN = "^(100|[1-9]?[0-9])%$"
+"""A percentage, 0% to 100%."""
 
 _MAX_LENGTH = 64
 """Longest text that is read, in characters; numbers that people write are shorter."""
@@ -93,3 +97,29 @@ def whole_bytes(quantity: str | int) -> int:
     if text.endswith(("n", "u", "m")) or (number < 1 and number != 0):
         raise ValueError(f"{text[:_MAX_LENGTH]!r} is not a quantity of bytes such as 64Mi or 500M")
     return int(number)
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """A number, or a percentage of a total."""
+
+    number: int
+    percent: bool = False
+
+    def of(self, total: int) -> int:
+        """Returns the number for this total; a percentage is rounded up, as `maxSurge` of a Deployment is."""
+        return -(-total * self.number // 100) if self.percent else self.number
+
+
+def parse_share(text: str | int) -> Share:
+    """A number such as 3 or `3`, or a percentage such as `10%`.
+
+    Raises:
+        ValueError: `text` is neither.
+    """
+    said = str(text)
+    if re.fullmatch(SHARE_PATTERN, said):
+        return Share(int(said[:-1]), percent=True)
+    if said.isascii() and said.isdigit() and len(said) <= len("10000") and int(said) <= 10000:
+        return Share(int(said))
+    raise ValueError(f"{said[:_MAX_LENGTH]!r} is neither a number from 0 to 10000 nor a percentage from 0% to 100%")

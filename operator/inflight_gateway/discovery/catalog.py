@@ -192,7 +192,7 @@ class Catalog:
             model: field of the body.
         """
         if not model:
-            return _not_found("service_not_found", "Host is no service, and the request names no model")
+            return _NO_MODEL
         claims = self._models.get(model, ())
         if len(claims) > 1:
             return Refusal(404, "service_ambiguous", _CONTESTED.format(model=model))
@@ -265,6 +265,15 @@ _CONTESTED = (
     "several services claim model {model!r}, or the one that it named is gone: send the request to"
     " http://NAME.NAMESPACE.svc; whoever installed the gateway may rename the others, or restart it to let the model"
     " choose another service"
+)
+
+
+_NO_MODEL = Refusal(
+    400,
+    "model_missing",
+    "model: this field is required, a text, where Host names no service; or send the request to"
+    " http://NAME.NAMESPACE.svc with the name of an InferenceService behind this gateway",
+    param="model",
 )
 
 

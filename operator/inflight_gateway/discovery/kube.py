@@ -14,7 +14,7 @@ from inflight_base.kube.kinds import Selection
 from inflight_base.kube.reflector import Reflector
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
-from inflight_base.manifest.names import SERVICE_LABEL, SLICE_OF_LABEL
+from inflight_base.manifest.names import DEFAULT_CLASS, SERVICE_LABEL, SLICE_OF_LABEL, class_of
 from inflight_gateway.discovery.catalog import Catalog, Change, SecretData
 from inflight_gateway.discovery.service_config import ServiceConfigError, read_service
 from inflight_gateway.discovery.slices import Slices, gateway_pods
@@ -43,6 +43,7 @@ class KubeDiscovery:
         namespaces: namespaces to watch; empty: all of them.
         pods: see `GatewayPods`; None: this pod is the only one.
         on_pods: called with the ready gateway pods, this one too if it is, whenever they change.
+        class_name: class of the services; others do not exist here.
     """
 
     def __init__(
@@ -52,7 +53,9 @@ class KubeDiscovery:
         namespaces: Collection[str] = (),
         pods: GatewayPods | None = None,
         on_pods: Callable[[Collection[GatewayPod]], None] = lambda _: None,
+        class_name: str = DEFAULT_CLASS,
     ) -> None:
+        self._class = class_name
         self._api = api
         self._catalog = catalog
         self._slices = Slices()
@@ -103,7 +106,12 @@ class KubeDiscovery:
         return [one.problem for one in (*self._services, *self._engines, *self._gateway, *secrets) if one.problem]
 
     def _services_changed(self, changes: Changes) -> None:
-        self._take({ServiceKey(*key): manifest for key, manifest in changes.objects.items()})
+        self._take(
+            {
+                ServiceKey(*key): None if manifest is None or class_of(manifest) != self._class else manifest
+                for key, manifest in changes.objects.items()
+            }
+        )
 
     def _take(self, manifests: Mapping[ServiceKey, Manifest | None]) -> None:
         services = {key: self._read(key, manifest) for key, manifest in manifests.items()}

@@ -32,7 +32,9 @@ def _mappers(*, anthropic: bool) -> list[Json]:
         mapper(_status("EQ", 429), 429, _TOO_MANY, "rate_limit_exceeded"),
         # Envoy's status for an unknown transfer coding: a client error.
         mapper(_status("EQ", 501), 400, _REFUSED, status_code=400),
-        mapper(_status("EQ", 503), 500, _FAILED, headers_to_add=[header("retry-after", "1")]),
+        mapper(_status("EQ", 413), 413, _REFUSED),
+        mapper(_status("EQ", 503), 503, _FAILED, headers_to_add=[header("retry-after", "1")]),
+        mapper(_status("EQ", 504), 504, _FAILED),
         mapper(_status("GE", 500), 500, _FAILED),
         mapper(_status("GE", 400), 400, _REFUSED),
     ]

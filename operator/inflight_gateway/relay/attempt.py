@@ -9,7 +9,7 @@ from typing import Protocol
 
 from inflight_base.manifest.engines import CUSTOM, INFLIGHT, VLLM
 from inflight_gateway.link.wire import Go
-from inflight_gateway.relay.answers.frames import MAX_EVENT_BYTES, MAX_WHOLE_BYTES, Frame, FrameParser, FrameTooLong
+from inflight_gateway.relay.answers.frames import Frame, FrameParser, FrameTooLong
 from inflight_gateway.relay.answers.kept import AnswerBytes
 from inflight_gateway.relay.decide import Failure
 from inflight_gateway.relay.http.engine_pool import EngineConnection, Loss
@@ -54,6 +54,14 @@ class Owner(Protocol):
         """Takes a whole frame of one token, the usual data; returns False for any other data, which `frames` gets."""
 
     def frames(self, frames: Sequence[Frame], now: float) -> None: ...
+
+    def long(self, begun: Frame) -> bool:
+        """Takes the begin of a frame that is not to be kept until it is complete; returns False where it is no whole
+        answer. Else `plain_data` gets the rest, then `plain_ended` is called.
+
+        Raises:
+            ValueError: its notes violate the protocol.
+        """
 
     def plain(self, status: int, headers: Headers) -> None:
         """The engine sends no progress frames, or rejected the request: a plain response."""
@@ -111,6 +119,8 @@ class Attempt:
         self._blocked = blocked
         self._loop = asyncio.get_running_loop()
         self._parser: FrameParser | None = None
+        self._passes = False
+        """The rest of a whole answer passes as it comes."""
         self._call: EngineConnection | None = None
         self._timer: asyncio.TimerHandle | None = None
         self._silence_s = shared.tuning.head_s
@@ -195,7 +205,7 @@ class Attempt:
             return
         tuning = self._shared.tuning
         if self._reader is None:
-            self._parser = FrameParser(MAX_EVENT_BYTES if self._stream else MAX_WHOLE_BYTES)
+            self._parser = FrameParser()
             self._silence_s = tuning.silence_s
         else:
             self._parser = self._reader
@@ -208,7 +218,7 @@ class Attempt:
     def data(self, data: bytes) -> None:
         parser = self._parser
         if parser is None:
-            self._owner.plain_data(data)
+            self._pass(data)
             size = self._owner.kept_bytes
         else:
             before, now = self._heard_at, self._loop.time()
@@ -218,7 +228,7 @@ class Attempt:
             try:
                 frames = parser.feed(data)
             except FrameTooLong:
-                self._fail(Failure.EXCESS)
+                self._too_much()
                 return
             except ValueError:
                 self._fail(Failure.GARBLED)
@@ -235,10 +245,35 @@ class Attempt:
                 self._owner.frames(frames, now)
             size = parser.size + self._owner.kept_bytes
         if not self._over and not self._kept.fits(size):
-            self._fail(Failure.EXCESS)
+            self._too_much()
+
+    def _too_much(self) -> None:
+        """Keeps no more of the answer: a whole one passes from now on, without another attempt, any other fails."""
+        begun = None if self._parser is None or self._stream else self._parser.begun()
+        try:
+            if begun is None or not self._owner.long(begun):
+                self._fail(Failure.EXCESS)
+                return
+        except ValueError:
+            self._fail(Failure.GARBLED)
+            return
+        self._parser, self._passes, self._first_token_by = None, True, None
+        self._kept.fits(self._owner.kept_bytes)
+
+    def _pass(self, data: bytes) -> None:
+        if not self._passes:
+            self._owner.plain_data(data)
+            return
+        self._heard_at = self._loop.time()
+        data, end, _ = data.partition(b"\n")
+        if data:
+            self._owner.plain_data(data)
+        if end:
+            self.read_rest()
+            self._owner.plain_ended()
 
     def ended(self) -> None:
-        if self._parser is None:
+        if self._parser is None and not self._passes:
             self._over = True
             self._owner.plain_ended()
         else:

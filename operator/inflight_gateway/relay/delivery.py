@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
+
+import msgspec
 
 from inflight_gateway.relay.answers.frames import DONE, Frame
 from inflight_gateway.relay.answers.usage import without_usage
@@ -11,21 +14,24 @@ from inflight_gateway.relay.http.client import WRITE_BUFFER_BYTES, ClientConnect
 from inflight_gateway.relay.http.errors import ClientError
 from inflight_gateway.relay.http.heads import Headers, end_to_end, without, without_internal
 from inflight_gateway.relay.record import Record
-from inflight_gateway.request.paths import MESSAGES
+from inflight_gateway.request.paths import Api, api_of
 
 MAX_UNSENT_BYTES = 2**20
-"""Most bytes of frames before the first token."""
+"""Most bytes of frames before the first token, beside what they repeat of the request."""
+
+ECHOED = 8
+"""Most bytes before the first token for each byte of the request: the first two events of OpenAI Responses have its
+instructions and tools, and these with all their fields."""
 
 _WAITING_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _WAITING = b": waiting for a replica\n\n"
-_MESSAGES = MESSAGES.encode()
 
-_CREATED = re.compile(rb'"created(?:_at)?":\s*(\d+)')
+_CREATED = re.compile(rb'"created(?:_at)?":\s*(\d{1,12})\b')
 """The field in a chunk, or in the first event of OpenAI Responses. Within a JSON string its quotes would be escaped."""
 
 
 class TooMuchUnsent(ValueError):
-    """An engine has sent more than `MAX_UNSENT_BYTES` before its first token."""
+    """An engine has sent more than it may before its first token."""
 
 
 class Delivery:
@@ -36,6 +42,8 @@ class Delivery:
         started: the client has received the head.
         created: UNIX seconds sent to the client; None: none yet.
         events: number of them that the client has.
+        model: that the request asked for.
+        most_unsent: most bytes of frames before the first token.
         strip: the client did not ask for the token counts that the engine sends.
         done: last event of a stream; Anthropic Messages has none.
 
@@ -47,11 +55,16 @@ class Delivery:
         self.started = self.strip = self._sent = False
         self.created: int | None = None
         self.events = 0
-        self.done = b"" if path == _MESSAGES else DONE
+        self.model = ""
+        self.most_unsent = MAX_UNSENT_BYTES
+        self._api = api_of(path.decode("latin-1"))
+        self.done = b"" if self._api is Api.MESSAGES else DONE
         self._path = path
         self._client = client
         self._record = record
         self._headers: Headers = []
+        self._first = b""
+        """The first event of OpenAI Responses."""
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._last: Frame | None = None
@@ -61,8 +74,8 @@ class Delivery:
 
     @property
     def kept_bytes(self) -> int:
-        """Bytes of frames that were not sent, and of data that a client does not read."""
-        return self._kept_bytes + self._client.unsent_bytes if self._blocked else self._kept_bytes
+        """Bytes of frames that were not sent, of data that a client does not read, and of the first event."""
+        return self._kept_bytes + len(self._first) + (self._client.unsent_bytes if self._blocked else 0)
 
     def wait(self, headers: Headers) -> None:
         """Tells a client that its stream waits for a replica. Args: headers: for the head, beside those of a stream."""
@@ -91,7 +104,7 @@ class Delivery:
             data = without_usage(data, counts=any(note.startswith(b"u ") for note in frame.notes))
         self._kept.append(data)
         self._kept_bytes += len(data)
-        if self._kept_bytes > MAX_UNSENT_BYTES:
+        if not self._sent and self._kept_bytes > self.most_unsent:
             raise TooMuchUnsent
 
     def forget(self) -> None:
@@ -109,6 +122,8 @@ class Delivery:
             self._sent = True
             created = _CREATED.search(data)
             self.created = None if created is None else int(created[1])
+            if self._api is Api.RESPONSES:
+                self._first = data.partition(b"\n\n")[0]
             if not self.started:
                 self._start(self._headers)
         self.events += data.count(b"\n\n")
@@ -135,12 +150,16 @@ class Delivery:
 
     def whole(self, status: int, data: bytes, done: Callable[[], None]) -> None:
         """Sends a frame's data line as a whole response, as fast as the client reads it, then calls `done`."""
-        headers = without(self._headers, b"content-type", b"cache-control", b"x-accel-buffering")
         body = json_of(data)
-        self._client.start(status, [*headers, (b"content-type", b"application/json")], len(body))
+        self.begin_whole(status, len(body))
         self._rest, self._done = memoryview(body), done
         self._kept_bytes = len(body)
         self._write_rest()
+
+    def begin_whole(self, status: int, length: int | None = None) -> None:
+        """Sends the head of a whole response. Args: length: bytes of its body; None: not known."""
+        headers = without(self._headers, b"content-type", b"cache-control", b"x-accel-buffering")
+        self._client.start(status, [*headers, (b"content-type", b"application/json")], length)
 
     def client_writable(self, *, now: bool) -> None:
         self._blocked = not now
@@ -158,10 +177,33 @@ class Delivery:
     def end_with(self, error: ClientError) -> None:
         """Ends the response with an error: a whole response if none has begun, else an event, without `[DONE]`."""
         if self.started:
-            self._client.write(error.event(self._path, self.events))
+            self._client.write(error.events(self._path, self.events, self._response()))
             self._client.finish()
         else:
             self._client.refuse(error)
+
+    def _response(self) -> dict[str, object]:
+        """Returns the response that the client's first event described, or one with the fields that each has."""
+        response: dict[str, object] = {
+            "id": f"resp_{self._record.external_id}",
+            "object": "response",
+            "created_at": self._record.arrived_unix,
+            "model": self.model,
+            "output": [],
+            "tools": [],
+            "tool_choice": "auto",
+            "parallel_tool_calls": True,
+        }
+        with suppress(ValueError):
+            response |= _created_event.decode(json_of(self._first.partition(b"\n")[2])).response
+        return response
+
+
+class _Created(msgspec.Struct):
+    response: dict[str, msgspec.Raw]
+
+
+_created_event = msgspec.json.Decoder(_Created)
 
 
 def json_of(data: bytes) -> bytes:

@@ -10,13 +10,14 @@ from inflight_gateway.relay import gateway_paths
 from inflight_gateway.relay.engine_head import engine_headers
 from inflight_gateway.relay.generation import Generation
 from inflight_gateway.relay.http.client import ClientConnection, Exchange, Request
-from inflight_gateway.relay.http.errors import FULL, ClientError, refused
+from inflight_gateway.relay.http.errors import FULL, UNREADABLE, ClientError, refused
 from inflight_gateway.relay.intake.admission import Admitted, Refused, too_large
 from inflight_gateway.relay.intake.bodies import Received
 from inflight_gateway.relay.pickers.alone import none_ready
 from inflight_gateway.relay.proxying import PassThrough
 from inflight_gateway.relay.record import short_report
 from inflight_gateway.relay.shared import Shared
+from inflight_gateway.request.body import parse
 from inflight_gateway.request.paths import Answers
 from inflight_gateway.types import ServiceConfig
 
@@ -32,8 +33,8 @@ def exchange(shared: Shared, request: Request, client: ClientConnection) -> Exch
         return _Answered(client, admitted.error)
     if admitted.path.answers is Answers.GENERATION:
         return Generation(shared, request, client, admitted)
-    if admitted.config is not None and admitted.path.answers is Answers.ENGINE:
-        return _Passed(shared, request, client, admitted, admitted.config)
+    if admitted.path.answers is Answers.ENGINE:
+        return _Passed(shared, request, client, admitted)
     path = request.path.decode("latin-1")
     return _Answered(client, gateway_paths.answer(path, admitted, shared.catalog.model_services()))
 
@@ -63,59 +64,86 @@ class _Answered:
 
 class _Passed:
     """A request that generates nothing, at the ready engine with the fewest requests. It is never held, and the picker
-    learns of it by its report only."""
+    learns of it by its report only. Its body is kept until it is whole where the model in it names the service."""
 
-    def __init__(
-        self, shared: Shared, request: Request, client: ClientConnection, admitted: Admitted, config: ServiceConfig
-    ) -> None:
+    def __init__(self, shared: Shared, request: Request, client: ClientConnection, admitted: Admitted) -> None:
         self._shared = shared
         self._request = request
         self._client = client
         self._admitted = admitted
-        self._config = config
         self._received = Received(shared.bodies, admitted.owner)
         self._address = ""
         self._over = False
         self._passing: PassThrough | None = None
-        self._report = short_report(request, config, 0, request.arrived)
+        self._report = short_report(request, admitted.config, 0, request.arrived)
 
     def begin(self) -> None:
-        addresses = self._shared.alone.least(self._config.key, self._report.request_id)
         if self._received.is_over:
             self._refuse(FULL)
-        elif not addresses:
-            self._refuse(refused(none_ready(self._config.key)))
-        else:
-            self._address = addresses[0]
-            signing = self._shared.admission.engine_headers
-            self._request.headers = engine_headers(self._request, self._config, self._admitted.tenant, signing)
-            pool, head_s = self._shared.pool, self._shared.tuning.head_s
-            self._passing = PassThrough(pool, self._address, self._request, self._client, self._ended, head_s)
-            self._passing.begin()
+        elif self._admitted.config is not None:
+            self._pass(self._admitted.config)
+
+    def _pass(self, config: ServiceConfig) -> None:
+        addresses = self._shared.alone.least(config.key, self._report.request_id)
+        if not addresses:
+            self._refuse(refused(none_ready(config.key)))
+            return
+        self._address = addresses[0]
+        signing = self._shared.admission.engine_headers
+        self._request.headers = engine_headers(self._request, config, self._admitted.tenant, signing)
+        pool, head_s = self._shared.pool, self._shared.tuning.head_s
+        self._passing = PassThrough(pool, self._address, self._request, self._client, self._ended, head_s)
+        self._passing.begin()
 
     def body(self, data: bytes) -> None:
-        self._received.count(len(data))
+        received = self._received
         if self._passing is None:
-            return
-        if self._received.size > self._admitted.most or self._received.is_over:
-            error = FULL if self._received.size <= self._admitted.most else too_large(self._admitted.most)
+            received.take(data)
+        else:
+            received.count(len(data))
+        if received.size > self._admitted.most or received.is_over:
+            error = FULL if received.size <= self._admitted.most else too_large(self._admitted.most)
             passing, self._passing = self._passing, None
-            if passing.begun:
+            if passing is not None and passing.begun:
                 passing.left()
                 self._client.abort()
             else:
                 self._refuse(error)
-                passing.left()
-        else:
+                if passing is not None:
+                    passing.left()
+        elif self._passing is not None:
             self._passing.body(data)
 
     def body_ended(self) -> None:
+        if self._passing is None:
+            self._named(self._received.whole())
         if self._passing is not None:
             self._passing.body_ended()
+
+    def _named(self, body: bytes) -> None:
+        """Passes on a request whose body names its service by the model."""
+        fields = parse(body, self._admitted.path.api)
+        if fields is None:
+            self._refuse(UNREADABLE)
+            return
+        now = asyncio.get_running_loop().time()
+        admitted = self._shared.admission.check_model(self._admitted, fields.model, now, time.time())
+        if admitted.config is not None:
+            self._report = replace(self._report, service=admitted.config.key)
+        if isinstance(admitted, Refused):
+            self._refuse(admitted.error)
+            return
+        assert admitted.config is not None
+        self._admitted, self._request.length = admitted, len(body)
+        self._pass(admitted.config)
+        if self._passing is not None:
+            self._passing.body(body)
 
     def left(self) -> None:
         if self._passing is not None:
             self._passing.left()
+        else:
+            self._ended(0)
 
     def client_writable(self, *, now: bool) -> None:
         if self._passing is not None:

@@ -23,10 +23,10 @@ from inflight_gateway.relay.answers.usage import PlainUsage, with_usage
 from inflight_gateway.relay.answers.vllm import TEXT, VllmStream, ends_within_character, stream_of
 from inflight_gateway.relay.attempt import Attempt
 from inflight_gateway.relay.decide import Again, Failure, History, next_step
-from inflight_gateway.relay.delivery import Delivery, TooMuchUnsent, json_of
+from inflight_gateway.relay.delivery import ECHOED, Delivery, TooMuchUnsent, json_of
 from inflight_gateway.relay.engine_head import generation_head
 from inflight_gateway.relay.http.client import ClientConnection, Request
-from inflight_gateway.relay.http.errors import FULL, ClientError, engine_died, engine_error, refused
+from inflight_gateway.relay.http.errors import FULL, UNREADABLE, ClientError, engine_died, engine_error, refused
 from inflight_gateway.relay.http.heads import Headers, retry_after_seconds
 from inflight_gateway.relay.intake.admission import Admitted, Refused, too_large
 from inflight_gateway.relay.intake.bodies import Received
@@ -38,8 +38,12 @@ from inflight_gateway.request.body import NO_FIELDS, Body, parse
 from inflight_gateway.request.paths import Api
 from inflight_gateway.types import ServiceConfig
 
-_UNREADABLE = ClientError(400, "the request's body cannot be read as a JSON object", "unreadable_body")
-_FORGED = ClientError(400, "inflight_continuation is a field of the gateway", "unsupported_parameter")
+_FORGED = ClientError(
+    400,
+    "inflight_continuation is a field of the gateway",
+    "unsupported_parameter",
+    param="inflight_continuation",
+)
 
 _COMMENTS = re.compile(rb"(?::[^\r\n]*\n\n)+")
 """Data of an event stream that say only that the server lives."""
@@ -112,13 +116,15 @@ class Generation:
 
     def body_ended(self) -> None:
         self._body = self._received.whole()
+        self._delivery.most_unsent += ECHOED * len(self._body)
         fields = parse(self._body, self._api)
-        error = _UNREADABLE if fields is None else _FORGED if fields.continues else self._identify(fields.model)
+        error = UNREADABLE if fields is None else _FORGED if fields.continues else self._identify(fields.model)
         if fields is None or error is not None:
-            self._refuse(error or _UNREADABLE)
+            self._refuse(error or UNREADABLE)
             return
         self._fields = fields
         self._record.stream = fields.stream
+        self._delivery.model = fields.model or ""
         self._answer = self._new_answer()
         self._kept = self._shared.kept.answer(self._config.key)
         self._shared.budget.request()
@@ -391,6 +397,17 @@ class Generation:
             self._failed(Failure.DIED if engine_died(data) else Failure.ENGINE, said=error)
         else:
             self._refuse(error)
+
+    def long(self, begun: Frame) -> bool:
+        """Begins to pass on a whole answer that is too long to be kept: from here on, no other engine can answer."""
+        ended = self._answer.take(begun.notes)
+        if ended is None or ended.ending is not Ending.WHOLE:
+            return False
+        self._record.status = ended.status
+        self._plain, self._answer.advanced = PlainUsage(strip=False), True
+        self._delivery.begin_whole(ended.status)
+        self.plain_data(begun.data)
+        return True
 
     # Responses without progress frames.
 

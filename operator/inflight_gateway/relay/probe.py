@@ -57,6 +57,9 @@ class Probe:
     def token(self, data: bytes, now: float) -> bool:
         return False
 
+    def long(self, begun: Frame) -> bool:
+        return False
+
     def frames(self, frames: Sequence[Frame], now: float) -> None:
         """Ignores them: the attempt ended with its head."""
 

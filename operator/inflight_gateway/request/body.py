@@ -45,6 +45,9 @@ _LISTED_TEXTS = re.compile(rb'\[\s*"')
 _LARGEST = 2**31 - 1
 """Largest number that is read; larger ones count as absent: engines refuse them."""
 
+_MAX_CHOICES = 2**16
+"""Most answers that are counted: more than an engine's queue takes."""
+
 _SCALAR_BYTES = 32
 """Most bytes of the JSON text of a number or a Boolean value. Engines refuse longer ones."""
 
@@ -151,7 +154,7 @@ def _read(fields: _Fields, api: Api) -> Body:
         prompt_tokens=prompt_tokens,
         blocks=blocks,
         continues=len(fields.inflight_continuation) > 0,
-        choices=max(1, prompts) * samples,
+        choices=min(max(1, prompts) * samples, _MAX_CHOICES),
     )
 
 
@@ -185,12 +188,12 @@ def _parts(fields: _Fields, api: Api) -> tuple[tuple[msgspec.Raw, ...], bool]:
         return (fields.tools, fields.instructions, fields.input), True
     if api is Api.MESSAGES:
         return (fields.tools, fields.system, fields.messages), True
+    if len(fields.messages) > len("null"):
+        return (fields.tools, _ABSENT, fields.messages), True
     if api is Api.POOLING:
         firsts = (fields.query, fields.queries, fields.text_1, fields.data_1)
         others = (fields.input, fields.documents, fields.items, fields.text_2, fields.data_2)
         return (*firsts, *others), False
-    if len(fields.messages) > len("null"):
-        return (fields.tools, _ABSENT, fields.messages), True
     return (fields.prompt,), False
 
 

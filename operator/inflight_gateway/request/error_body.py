@@ -30,17 +30,17 @@ def error_type(status: int, *, anthropic: bool = False) -> str:
     return _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
 
 
-def error_body(path: str, status: int, code: str | None, message: str) -> bytes:
+def error_body(path: str, status: int, code: str | None, message: str, param: str | None = None) -> bytes:
     """Returns the body of an error response: OpenAI's `{"error": {"message", "type", "param", "code"}}`, or
     Anthropic's `{"type": "error", "error": {"type", "message"}}`, with our code.
 
     `json` and not msgspec: `message` may quote half a surrogate pair.
 
     Args:
-        path: of the request, as sent.
+        path: of the request, as sent. param: the field of the request that is wrong.
     """
     anthropic = is_anthropic(path)
     kind = error_type(status, anthropic=anthropic)
     if anthropic:
         return json.dumps({"type": "error", "error": {"type": kind, "message": message, "code": code}}).encode()
-    return json.dumps({"error": {"message": message, "type": kind, "param": None, "code": code}}).encode()
+    return json.dumps({"error": {"message": message, "type": kind, "param": param, "code": code}}).encode()

@@ -42,7 +42,7 @@ def no_gateway_key(config: ServiceConfig) -> Refusal:
 
 def no_key() -> Refusal:
     """Returns the refusal of a request without an API key."""
-    return _unauthorized("The request has no API key. Send it as `Authorization: Bearer KEY`.")
+    return _unauthorized("The request has no API key. Send it as `Authorization: Bearer KEY` or `x-api-key: KEY`.")
 
 
 def no_token() -> Refusal:

@@ -34,6 +34,9 @@ _MEANINGS = {
 }
 """Texts of a condition for True, False and Unknown."""
 
+_REPEATED = ("Reconciling", "Stalled")
+"""Conditions that repeat Progressing for tools that wait for any resource."""
+
 
 @dataclass(frozen=True, slots=True)
 class Statement:
@@ -92,7 +95,7 @@ def explain(
         name=service.name,
         state=service.state,
         at=now,
-        conditions=tuple(_statement(one) for one in service.conditions),
+        conditions=tuple(_statement(one) for one in service.conditions if one.type not in _REPEATED),
         decisions=tuple(reversed(service.decisions[-MAX_DECISIONS:])),
         waits_for=waits(service, pods, events, now),
         would_act=prospects(service, now),

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from inflight_base.manifest import engines
 from inflight_base.manifest.engines import EngineType
 from inflight_base.manifest.lenient import Part
-from inflight_base.manifest.units import parse_duration
+from inflight_base.manifest.units import parse_duration, parse_share
+from inflight_operator.api.rollout import WAVE, Rollout
 from inflight_operator.api.spec import InferenceServiceSpec
 from inflight_operator.api.types import InferenceService
 from inflight_settings.limits import Limits, LimitsBounds
@@ -46,6 +48,42 @@ def engine_type(spec: InferenceServiceSpec) -> EngineType:
 def startup_limit_seconds(spec: InferenceServiceSpec) -> int:
     """Seconds for an engine to download and load its model before it is restarted."""
     return math.ceil(parse_duration(spec.rollout.startup_timeout))
+
+
+@dataclass(frozen=True, slots=True)
+class RollingUpdate:
+    """Bounds of a rollout, as numbers or percentages of the replicas.
+
+    Attributes:
+        max_surge: pods beyond the replicas.
+        max_unavailable: replicas that may be missing. Where both round to 0, Kubernetes takes 1 here.
+    """
+
+    max_surge: int | str
+    max_unavailable: int | str
+
+
+def rolling_update(rollout: Rollout, *, release: bool = False) -> RollingUpdate:
+    """The bounds of a rollout.
+
+    Args:
+        release: remove old pods first, whatever the strategy.
+    """
+    surge, unavailable = rollout.max_surge, rollout.max_unavailable
+    if rollout.strategy == "ReleaseFirst":
+        return RollingUpdate(0 if surge is None else surge, WAVE if unavailable is None else unavailable)
+    if release:
+        return RollingUpdate(0, _above_zero(unavailable))
+    return RollingUpdate(WAVE if surge is None else surge, 0 if unavailable is None else unavailable)
+
+
+def evictions(rollout: Rollout) -> int | str:
+    """Pods that node drains may evict at a time, above 0: a drain could not end otherwise."""
+    return _above_zero(rolling_update(rollout).max_unavailable)
+
+
+def _above_zero(share: int | str | None) -> int | str:
+    return WAVE if share is None or parse_share(share).number == 0 else share
 
 
 def service_url(service: InferenceService) -> str:

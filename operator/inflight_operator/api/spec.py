@@ -7,15 +7,16 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 
 from inflight_base.manifest import defaults
+from inflight_base.manifest.names import CLASS_PATTERN, DEFAULT_CLASS
 from inflight_operator.api.base import SpecModel, Timestamp, rule, validation, validations
 from inflight_operator.api.cost import Cost
 from inflight_operator.api.duration import Duration, duration_field
 from inflight_operator.api.engine import OWN_FLAGS, Accelerator, Engine, Model
 from inflight_operator.api.engine_rules import engine_rules
 from inflight_operator.api.gateway import Gateway
+from inflight_operator.api.rollout import ROLLOUT_RULES, Rollout
 from inflight_operator.api.scaling import Scaling
 from inflight_operator.api.scheduling import BOUNDS
-from inflight_operator.api.setting import setting_duration
 from inflight_operator.api.template import PodTemplate
 from inflight_settings.limits import HIGHEST_LIMITS
 from inflight_settings.scheduling import SchedulingSettings
@@ -125,32 +126,12 @@ class Tuning(SpecModel):
     )
 
 
-class Rollout(SpecModel):
-    """Replacement of pods."""
-
-    strategy: Literal["SurgeFirst", "ReleaseFirst"] = Field(
-        default="SurgeFirst",
-        description="SurgeFirst: a new pod is Ready before an old pod is removed. ReleaseFirst: old pods are removed"
-        " first, one at a time, for clusters without a free accelerator for an additional pod.",
-    )
-    drain_timeout: Duration = setting_duration(
-        "drain_timeout",
-        "rollout.drainTimeout",
-        "Time in which a pod that is being removed may finish its requests in flight.",
-    )
-    startup_timeout: Duration = duration_field(
-        "rollout.startupTimeout",
-        "Time from the start of an engine's container until it must be Ready, the model's download included. After it,"
-        " the container is restarted.",
-        "30m",
-        ("10s", "24h"),
-    )
-
-
 _SWAP = "self.engine.kvCache.swap"
 _HAS_SWAP = (
     f"(type({_SWAP}) == int ? {_SWAP} > 0 : (isQuantity({_SWAP}) && quantity({_SWAP}).isGreaterThan(quantity('0'))))"
 )
+
+_CLASS = f"(has({{0}}.className) ? {{0}}.className : '{DEFAULT_CLASS}')"
 
 
 def _tuning_rules(knob: str) -> list[dict[str, Any]]:
@@ -255,12 +236,27 @@ class InferenceServiceSpec(SpecModel):
                 "engine.scheduling.policy deadline needs a target: set slo.ttftP95, or slo.ttftP95 of a class",
                 fieldPath=".engine.scheduling.policy",
             ),
+            rule(
+                f"{_CLASS.format('self')} == {_CLASS.format('oldSelf')}",
+                "spec.className is immutable, because engines trust only the keys of the installation that created"
+                " them: create a service of another name with the other class, then delete this one",
+                fieldPath=".className",
+            ),
             *_tuning_rules("maxNumSeqs"),
             *_tuning_rules("maxNumBatchedTokens"),
+            *ROLLOUT_RULES,
             *engine_rules({"model": Model, "engine": Engine}, OWN_FLAGS),
         )
     )
 
+    class_name: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=63,
+        pattern=CLASS_PATTERN,
+        description="Class of the installation that serves it, as operator.className of its chart: operators and"
+        f" gateways of other classes ignore the service. Immutable. Default: {DEFAULT_CLASS}.",
+    )
     model: Model = Field(description="The model that the service serves.")
     replicas: int | None = Field(
         default=None,

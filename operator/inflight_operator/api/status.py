@@ -143,10 +143,10 @@ class EngineStatus(StatusModel):
     """Engine release of the pods."""
 
     image: str = Field(max_length=512, description="Engine image of the pod template in use.")
-    upgrade: Literal["Pending", "Moving"] | None = Field(
+    upgrade: Literal["Pending", "Moving", "Stuck"] | None = Field(
         default=None,
         description="State of the upgrade to a newer release. Pending: the service waits for its turn. Moving: its pods"
-        " are being replaced.",
+        " are being replaced. Stuck: their replacement makes no progress, and other services no longer wait for it.",
     )
 
 
@@ -185,6 +185,7 @@ class InferenceServiceStatus(StatusModel):
         default_factory=list,
         max_length=16,
         description="Ready, Scheduled, ModelLoaded, Progressing, MetricsAvailable, ScalingActive, TuningActive;"
+        " Reconciling while pods change, Stalled while a change cannot continue without intervention;"
         " GatewayReady with gateway.enabled; InferencePool with gateway.inferencePool.enabled; Idle and Waking"
         " with scaling.minReplicas 0.",
         json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]},

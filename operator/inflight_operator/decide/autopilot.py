@@ -206,7 +206,7 @@ def decide_replicas(
     assert view.replica is not None
     assert view.workload is not None
     policy = policy or AutopilotPolicy()
-    capacity = capacity_within(view.replica, view.workload, targets, limits_bounds, policy.margins)
+    capacity = capacity_within(view.replica, view.workload, targets, limits_bounds, policy.margins, view.tighten)
     each = capacity.rate
     ahead = min(view.start_up, policy.farthest)
     dispersion = max(1.0, view.dispersion(policy.variance, policy.bin))
@@ -301,14 +301,24 @@ class Capacity(NamedTuple):
 
 
 def capacity_within(
-    replica: Replica, workload: Workload, targets: Targets, bounds: LimitsBounds, margins: Margins
+    replica: Replica,
+    workload: Workload,
+    targets: Targets,
+    bounds: LimitsBounds,
+    margins: Margins,
+    tighten: float = 1.0,
 ) -> Capacity:
-    """Returns the capacity of a replica with the limits that are best within `bounds`."""
+    """Returns the capacity of a replica with the limits that are best within `bounds`.
+
+    Args:
+        tighten: share of the TPOT target that tuning solves for; one that is out of reach counts as all of it.
+    """
     free = _capacity(replica, workload, Targets(), bounds, margins)
-    for aim in (targets, replace(targets, tpot=None), Targets()):
-        found = _capacity(replica, workload, aim, bounds, margins)
+    aims = (targets, targets, replace(targets, tpot=None), Targets())
+    for aim, share in zip(aims, (tighten, 1.0, 1.0, 1.0), strict=True):
+        found = _capacity(replica, workload, aim.tightened(share), bounds, margins)
         if found.rate > 0 and found.rate >= _WITHIN_REACH * free.rate:
-            return found
+            return found._replace(aim=aim)
     return Capacity(1e-3, Targets(), bounds.low, Steady(math.inf, 1.0, 1.0, 1.0))
 
 

@@ -11,6 +11,9 @@ from inflight_operator.decide.pods import ClassifiedPod, PodClass, Pods
 
 Status = Literal["True", "False", "Unknown"]
 
+ROLLOUT_STUCK = "ProgressDeadlineExceeded"
+"""Reason of Progressing, and of the Deployment's condition, of a rollout without progress for its deadline."""
+
 
 @dataclass(frozen=True, slots=True)
 class Finding:
@@ -34,6 +37,8 @@ class DeploymentView:
         deadline_exceeded: its message when the rollout passed its progress deadline, else empty.
         refused: why the API server rejects its pods (a quota, an account or priority class that does not exist), else
             empty.
+        progress_at: seconds since the epoch of the last progress of a rollout; None if unknown.
+        surges: whether it may have pods beyond the replicas.
     """
 
     replicas: int
@@ -42,6 +47,8 @@ class DeploymentView:
     current: bool
     deadline_exceeded: str
     refused: str = ""
+    progress_at: float | None = None
+    surges: bool = True
 
     @property
     def rolled_out(self) -> bool:
@@ -147,6 +154,18 @@ def held(findings: tuple[Finding, ...], reason: str, message: str, *, replaces: 
     return tuple(new if one is old else one for one in findings)
 
 
+def summarized(findings: tuple[Finding, ...]) -> tuple[Finding, ...]:
+    """Returns the findings, with Reconciling while pods change and Stalled while a change cannot continue without
+    intervention: tools that wait for any resource read these two (kstatus of sigs.k8s.io/cli-utils, README). By its
+    rules neither is set at rest."""
+    progressing = next(one for one in findings if one.type == "Progressing")
+    if progressing.status == "True":
+        return (*findings, replace(progressing, type="Reconciling"))
+    if progressing.reason == "Complete":
+        return findings
+    return (*findings, replace(progressing, type="Stalled", status="True"))
+
+
 def unreadable(ready: int, problem: str) -> tuple[Finding, ...]:
     """Returns all conditions of a service whose stored spec cannot be read: nothing is changed until it is corrected.
 
@@ -214,7 +233,7 @@ def _progressing(deployment: DeploymentView | None, alive: _Alive) -> Finding:
     if deployment.deadline_exceeded:
         why = f"; {_sentence(problem, total)}" if problem is not None else ""
         message = f"the rollout exceeded its progress deadline: {deployment.deadline_exceeded}{why}"
-        return Finding("Progressing", "False", "ProgressDeadlineExceeded", message)
+        return Finding("Progressing", "False", ROLLOUT_STUCK, message)
     wanted = deployment.replicas
     if deployment.refused and deployment.updated < wanted:
         return Finding("Progressing", "False", "PodsRefused", _refused(deployment))

@@ -209,6 +209,7 @@ class DemandView:
         start_up: seconds from the order of a replica until it is ready, the median of those seen.
         pooled: requests go to the replica with the least work; else anywhere.
         ordered: engines serve first what can still keep its TTFT target; else first come, first served.
+        tighten: share of the TPOT target that tuning solves for.
     """
 
     time: float
@@ -225,6 +226,7 @@ class DemandView:
     ready_for: float = 0.0
     pooled: bool = False
     ordered: bool = False
+    tighten: float = 1.0
 
     @property
     def credited(self) -> int:

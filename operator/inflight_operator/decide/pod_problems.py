@@ -26,6 +26,9 @@ _INIT_IMAGES = {
 }
 """For each init container of the operator: what it does, and where its image is set."""
 
+QUEUE_GATES = "kueue.x-k8s.io/"
+"""Begin of the names of Kueue's scheduling gates, which it removes once a pod's queue has quota for it."""
+
 _TAIL = 300
 """Maximum characters of a container's last log line in a message."""
 
@@ -158,6 +161,16 @@ def _unschedulable(pod: PodView, facts: ServiceFacts) -> Problem | None:
     return Problem(50, "Unschedulable", "schedule", text)
 
 
+def _gated(pod: PodView, facts: ServiceFacts) -> Problem | None:
+    if not pod.gates:
+        return None
+    gates = " and ".join(pod.gates)
+    queue = (
+        "; its queue of Kueue has no quota for it" if any(gate.startswith(QUEUE_GATES) for gate in pod.gates) else ""
+    )
+    return Problem(40, "SchedulingGated", "schedule", f"is not scheduled before {gates} is removed{queue}")
+
+
 def _creating(pod: PodView, facts: ServiceFacts) -> Problem | None:
     if not pod.node:
         return Problem(20, "Scheduling", "schedule", "waits for a node", blocking=False)
@@ -175,6 +188,7 @@ _RULES: tuple[Callable[[PodView, ServiceFacts], Problem | None], ...] = (
     _crash,
     _failed,
     _unschedulable,
+    _gated,
     _creating,
 )
 

@@ -299,6 +299,15 @@ _STATE: dict[str, Callable[[_Numbers], str]] = {
         " if it is older than the CustomResourceDefinition"
     ),
     "EngineUpgrade": lambda n: "pods are moving to a newer engine release",
+    "EngineUpgradeStuck": lambda n: "the move to a newer engine release is stuck, other services do not wait for it",
+    "EngineUpgradeStopped": lambda n: (
+        f"a newer engine release waits: {count(n['stuck'], 'service')} stuck in the move to it, such as {n['first']},"
+        f" and at most {n['budget']:g} may be (engine.upgrade.stuckServices of the chart)"
+    ),
+    "ReleasesFirst": lambda n: (
+        f"no node had room for additional pods for {_seconds(n['after'])} (rollout.releaseAfter): old pods are removed"
+        " first"
+    ),
     "EngineUpgradePending": lambda n: (
         "a newer engine release waits for its turn" + (f", after {n['holder']}" if n["holder"] else "")
     ),

@@ -68,6 +68,7 @@ class HeldWork:
         targets: latencies to keep.
         limits: bounds in which tuning may move the limits.
         unit: prompt tokens of engines for one that the gateway estimates.
+        tighten: share of the TPOT target that tuning solves for.
     """
 
     replica: Replica | None
@@ -75,6 +76,7 @@ class HeldWork:
     targets: Targets
     limits: LimitsBounds
     unit: float = 1.0
+    tighten: float = 1.0
 
 
 def decide_sleep(
@@ -105,7 +107,7 @@ def replicas_for(held: int, tokens: int, work: HeldWork, policy: AutopilotPolicy
     policy = policy or AutopilotPolicy()
     if work.replica is None or work.workload is None:
         return max(1, math.ceil(held / work.limits.high.max_num_seqs))
-    capacity = capacity_within(work.replica, work.workload, work.targets, work.limits, policy.margins)
+    capacity = capacity_within(work.replica, work.workload, work.targets, work.limits, policy.margins, work.tighten)
     requests = tokens * work.unit / max(1.0, work.workload.prompt) if tokens else float(held)
     return max(1, math.ceil(requests / (capacity.rate * policy.recovery)))
 

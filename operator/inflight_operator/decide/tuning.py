@@ -56,14 +56,13 @@ def decide_tuning(
     """
     if mode is TuningMode.OFF:
         return TuningDecision(bounds.high, (), Reason("Off"), TuningState(window_start=view.time))
-    bounded = bounds.clamp(limits)
-    if bounded != limits:
-        return _into_bounds(limits, bounded, mode, view.time)
+    bounded, advise = bounds.clamp(limits), mode is TuningMode.RECOMMEND
+    if bounded != limits and not advise:
+        return _into_bounds(limits, bounded).made(limits, TuningState(view.time).corrected_as(state))
     state = _still_true(limits, state)
     canary = state.canary
     if canary is not None and (mode is not TuningMode.AUTO or bounds.clamp(canary.limits) != canary.limits):
         return end_canary(limits, state, view.time)
-    advise = mode is TuningMode.RECOMMEND
     if advise:
         state = replace(state, trial=None, move=None)  # limits in force stay, also if the mode changed
     if canary is None and still_draining(view, limits, state, policy):
@@ -92,7 +91,10 @@ def decide_tuning(
     if model is not None:
         state = replace(state, trial=None, move=None)
         return move_by_model(view, limits, bounds, slo, model, state, policy, advise=advise)
-    return step_by_rules(view, limits, bounds, slo, replace(state, modelled=None), policy, advise=advise)
+    state = replace(state, modelled=None)
+    if bounded != limits:
+        return _into_bounds(limits, bounded).advised(limits, replace(state, window_start=view.time))
+    return step_by_rules(view, limits, bounds, slo, state, policy, advise=advise)
 
 
 def _still_true(limits: Limits, state: TuningState) -> TuningState:
@@ -105,9 +107,6 @@ def _still_true(limits: Limits, state: TuningState) -> TuningState:
     return state
 
 
-def _into_bounds(limits: Limits, bounded: Limits, mode: TuningMode, now: float) -> TuningDecision:
+def _into_bounds(limits: Limits, bounded: Limits) -> Step:
     knob: Knob = "max_num_seqs" if limits.max_num_seqs != bounded.max_num_seqs else "max_num_batched_tokens"
-    step = Step(knob, limits.get(knob), bounded.get(knob), Reason("IntoBounds"))
-    return (
-        step.advised(limits, TuningState(now)) if mode is TuningMode.RECOMMEND else step.made(limits, TuningState(now))
-    )
+    return Step(knob, limits.get(knob), bounded.get(knob), Reason("IntoBounds"))

@@ -72,7 +72,8 @@ def move_by_model(
     breaks = slo.tpot_p95 is not None and _outgrown(model, limits, wanted, slo.tpot_p95)
     if breaks:
         effect = 0.0
-    if closed or value(wanted) <= value(limits) * (1 + effect) or goal == limits:
+    outside = bounds.clamp(limits) != limits  # only where tuning may not change them
+    if closed or goal == limits or not (outside or value(wanted) > value(limits) * (1 + effect)):
         numbers = _by_model(model, slo, limits, limits).numbers
         held = Reason("BracketClosed", numbers) if closed else Reason("AsModelled", numbers)
         return TuningDecision(limits, (), held, state)
@@ -119,8 +120,7 @@ def early_move(
     decision = move_by_model(view, limits, bounds, slo, model, cautious, policy, advise=False)
     if decision.state.move is None:
         return None
-    known = decision.state.corrected(until=state.corrected_until, tighten=state.tighten, memory=state.memory)
-    return replace(decision, state=known)
+    return replace(decision, state=decision.state.corrected_as(state))
 
 
 def _outgrown(model: TuningModel, limits: Limits, wanted: Limits, tpot: float) -> bool:
@@ -228,24 +228,23 @@ def _corrected(
     view: TuningView, limits: Limits, slo: Slo, model: TuningModel, state: TuningState, policy: TuningPolicy
 ) -> TuningState:
     """Corrections of the model from the measurements of this window: tokens slower than full steps allow or than the
-    target where full steps should hold it, and preemptions. Corrections only grow until they expire, so they cannot
-    oscillate; a cause that lasts lets none expire."""
+    target where full steps should hold it, and preemptions. A correction only grows until it expires, so it cannot
+    oscillate; it does not expire while its cause lasts."""
     target, slow, pace = slo.tpot_p95, view.tpot_p95, view.itl_mean
-    tighten, memory, seen = state.tighten, state.memory, False
+    until = view.time + policy.corrected
     full = full_step_seconds(model.replica, model.workload, limits)
     if target is not None and slow is not None and pace is not None and _late(view, policy):
         # Few slow requests beside a quick mean are not the size of steps, and smaller ones would not help them.
         blamed = full <= target * (1 + policy.dead_band) and pace > target * policy.room
         if blamed or pace > full * (1 + policy.dead_band / 2):
             # By how much the steps of the model, with what it has learned by now, are too short.
-            tighter = max(TIGHTEST, tighten * 0.8, min(tighten, full / slow))
-            if longest_step(model.replica, model.workload, Targets(None, target * tighter)) is not None:
-                tighten, seen = tighter, True
+            tighter = max(TIGHTEST, state.tighten * 0.8, min(state.tighten, full / slow))
+            if longest_step(model.replica, model.workload, Targets(None, target * tighter)) is None:
+                tighter = state.tighten
+            state = replace(state, tighten=tighter, tighten_until=until)
     if view.preemptions_per_min > policy.preemptions_per_min and view.running >= limits.max_num_seqs * 0.5:
-        memory, seen = max(LEAST_MEMORY, memory * 0.85), True
-    if not seen:
-        return state
-    return state.corrected(until=view.time + policy.corrected, tighten=tighten, memory=memory)
+        state = replace(state, memory=max(LEAST_MEMORY, state.memory * 0.85), memory_until=until)
+    return state
 
 
 def _late(view: TuningView, policy: TuningPolicy) -> bool:
@@ -255,16 +254,20 @@ def _late(view: TuningView, policy: TuningPolicy) -> bool:
 
 
 def _targets(slo: Slo, model: TuningModel, state: TuningState) -> Targets:
-    """Returns the targets to solve for: steps may take longer than the model says, by its error or by what was
-    measured. A correction after which requests became so large that one alone would miss the TPOT target does not
-    apply: the target would count as none."""
-    if slo.tpot_p95 is None:
-        return slo.targets
-    for share in sorted((state.tighten, 1 - model.error)):
-        tightened = replace(slo.targets, tpot=slo.tpot_p95 * share)
-        if longest_step(model.replica, model.workload, replace(tightened, ttft=None)) is not None:
-            return tightened
-    return slo.targets
+    """Returns the targets to solve for."""
+    return slo.targets.tightened(tpot_share(slo, model, state))
+
+
+def tpot_share(slo: Slo, model: TuningModel, state: TuningState) -> float:
+    """Returns the share of the TPOT target to solve for, in whole percent: steps may take longer than the model says,
+    by its error or by what was measured. A correction after which requests became so large that one alone would miss
+    the target does not apply: the target would count as none."""
+    for correction in sorted((state.tighten, 1 - model.error)):
+        share = round(correction, 2)
+        solved = Targets(None, slo.tpot_p95).tightened(share)
+        if longest_step(model.replica, model.workload, solved) is not None:
+            return share
+    return 1.0
 
 
 def _margins(state: TuningState) -> Margins:

@@ -317,7 +317,7 @@ class TuningState:
             model says.
         memory: share of the KV cache that it solves for, relative to the usual one: requests that preempt each other
             are longer than the mean.
-        corrected_until: expiry of `tighten` and `memory`.
+        tighten_until, memory_until: their expiry, each by its own cause.
         modelled: the limits that the cost model last found best; None where rules decide.
     """
 
@@ -328,8 +328,9 @@ class TuningState:
     bracket: Bracket | None = None
     episode: float | None = None
     tighten: float = 1.0
+    tighten_until: float = math.inf
     memory: float = 1.0
-    corrected_until: float = math.inf
+    memory_until: float = math.inf
     modelled: Limits | None = None
 
     @property
@@ -340,10 +341,21 @@ class TuningState:
         fences = tuple(fence for fence in self.fences if fence.until > now)
         bracket = None if self.bracket is not None and self.bracket.until <= now else self.bracket
         state = replace(self, fences=fences, bracket=bracket)
-        return state if now < self.corrected_until else state.corrected(until=math.inf)
+        if now >= self.tighten_until:
+            state = replace(state, tighten=1.0, tighten_until=math.inf)
+        if now >= self.memory_until:
+            state = replace(state, memory=1.0, memory_until=math.inf)
+        return state
 
-    def corrected(self, *, until: float, tighten: float = 1.0, memory: float = 1.0) -> TuningState:
-        return replace(self, tighten=tighten, memory=memory, corrected_until=until)
+    def corrected_as(self, other: TuningState) -> TuningState:
+        """Returns this state with the corrections of `other`."""
+        return replace(
+            self,
+            tighten=other.tighten,
+            tighten_until=other.tighten_until,
+            memory=other.memory,
+            memory_until=other.memory_until,
+        )
 
 
 @dataclass(frozen=True, slots=True)

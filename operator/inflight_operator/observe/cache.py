@@ -20,6 +20,7 @@ from inflight_base.kube.difference import packed_fields
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.manifest.names import (
+    DEFAULT_CLASS,
     FIELD_MANAGER,
     KIND,
     SERVICE_LABEL,
@@ -27,6 +28,7 @@ from inflight_base.manifest.names import (
     SLICE_MANAGER_LABEL,
     SLICE_OF_LABEL,
     child_names,
+    class_of,
 )
 from inflight_base.manifest.slices import endpoints
 from inflight_operator.observe.pods import PodView, pod_view
@@ -58,9 +60,14 @@ class _ReadyPods(NamedTuple):
 
 
 class ClusterCache:
-    """Objects of the cluster by service. Single-threaded: runs in the event loop."""
+    """Objects of the cluster by service. Single-threaded: runs in the event loop.
 
-    def __init__(self) -> None:
+    Args:
+        class_name: class of the services; others do not exist here.
+    """
+
+    def __init__(self, class_name: str = DEFAULT_CLASS) -> None:
+        self._class = class_name
         self._entries: dict[str, dict[ObjectKey, _Entry]] = defaultdict(dict)
         self._owned: dict[ServiceKey, dict[tuple[str, str], _Entry]] = {}
         self._seen: dict[tuple[str, str | None], int] = {}
@@ -137,7 +144,7 @@ class ClusterCache:
         if before is not None and version is not None and before.version is not None and version <= before.version:
             return None
         owner = _owner(kind, body)
-        if owner is None:
+        if owner is None or (kind == KIND and class_of(body) != self._class):
             return self._remove(kind, key)
         after = _Entry(body["metadata"].get("uid", ""), version, owner, _value(kind, body))
         ready = self.endpoints(owner) if isinstance(after.value, _ReadyPods) else None

@@ -200,5 +200,6 @@ def parse_metrics(text: str, time: float) -> Sample:
 
 
 def _plugin_problem(text: str) -> str:
-    found = _PLUGIN.search(text)
+    # Most pages do not have it, and finding a name is 100 times quicker than trying a pattern at each line.
+    found = _PLUGIN.search(text) if PLUGIN_INFO in text else None
     return found[1].replace('\\"', '"') if found is not None and 'state="active"' not in found[0] else ""

@@ -53,6 +53,7 @@ class PodView:
         waiting_reason, waiting_message: why its container is not running (`ImagePullBackOff`, `CrashLoopBackOff`).
         last_reason, last_message, exit_code: details of the container's last termination, if any.
         unschedulable: the scheduler's message while no node fits, else empty.
+        gates: names of the scheduling gates that hold it back, such as that of a queue.
         failure: why a pod in phase Failed failed (evicted, for example), else empty.
         unready_since: when it was last found not ready, seconds since the epoch; None while it is ready.
         running_since: when its container started, seconds since the epoch; None while it does not run.
@@ -91,6 +92,7 @@ class PodView:
     deletion_cost: int = 0
     engine: EngineType = field(default_factory=EngineType)
     init_container: str = ""
+    gates: tuple[str, ...] = ()
 
     @property
     def serves(self) -> bool:
@@ -143,6 +145,7 @@ def pod_view(pod: Mapping[str, Any]) -> PodView:
         created=_moment(metadata.get("creationTimestamp")) or 0.0,
         engine=engine_type_of_pod(metadata),
         init_container=failed.get("name", ""),
+        gates=tuple(str(gate.get("name", "")) for gate in spec.get("schedulingGates") or ()),
     )
 
 

@@ -14,6 +14,7 @@ from inflight_operator.decide.draining import deletion_costs
 from inflight_operator.decide.foreign_fit import ForeignFit
 from inflight_operator.decide.gateway_conditions import GatewayFacts, pool_condition, with_gateway
 from inflight_operator.decide.pods import Pods, classify
+from inflight_operator.decide.rollouts import releases
 from inflight_operator.decide.scaling import ScalingDecision
 from inflight_operator.decide.sentences import sentence
 from inflight_operator.decide.tuning import TuningMode
@@ -63,9 +64,11 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
     scaling = scaled.decision
     tuned = tuned_limits(snapshot, scaled.memory)
     step, memory = front(snapshot, tuned.memory)
-    memory, rendered = _children(snapshot, memory, step)
-    template = decide_template(snapshot, memory, rendered.children, rolled_out=_rolled_out(snapshot, memory, pods))
-    moving = (memory.moving or len(pods.ready)) if template.state == "Moving" else None
+    rollout = deployment_view(snapshot.deployment, memory.replicas)
+    release = releases(snapshot.policy.release_after, rollout, snapshot.pods, snapshot.at.timestamp())
+    memory, rendered = _children(snapshot, memory, step, release=release)
+    template = decide_template(snapshot, memory, rendered.children, rollout, ready=len(pods.ready))
+    moving = (memory.moving or len(pods.ready)) if template.state in ("Moving", "Stuck") else None
     memory = replace(memory, moving=moving, waking=memory.waking and not _routed(snapshot, memory))
     wanted = limit_targets(snapshot, memory)
     behind = tuple((pod, limits) for pod, limits in wanted if not is_in_force(snapshot, pod.uid, limits))
@@ -78,7 +81,7 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         children=tuple(one for one in rendered.children if not _is_held(one, template, step)),
         hold_template=template.hold,
         front=step,
-        findings=_findings(snapshot, memory, pods, scaled, template, {pod.uid for pod, _ in behind}),
+        findings=_findings(snapshot, memory, pods, scaled, template, {pod.uid for pod, _ in behind}, release=release),
         memory=memory,
         measured=measurements,
         blocked=scaled.blocked,
@@ -122,7 +125,7 @@ def _is_held(child: Manifest, template: Template, step: Front) -> bool:
     return front and step.hold
 
 
-def _children(snapshot: Snapshot, memory: Memory, step: Front) -> tuple[Memory, Rendered]:
+def _children(snapshot: Snapshot, memory: Memory, step: Front, *, release: bool) -> tuple[Memory, Rendered]:
     pods = snapshot.gateway_pods or () if snapshot.policy.inference_pool else ()
     plan = ChildPlan(
         memory.replicas,
@@ -133,6 +136,7 @@ def _children(snapshot: Snapshot, memory: Memory, step: Front) -> tuple[Memory, 
         pods,
         step.pods,
         step.leaving,
+        release,
     )
     known = memory.rendered
     if known is not None and known.made_of(snapshot.service, snapshot.settings, plan):
@@ -140,14 +144,6 @@ def _children(snapshot: Snapshot, memory: Memory, step: Front) -> tuple[Memory, 
     children = tuple(render(snapshot.service, plan, snapshot.settings))
     rendered = Rendered(snapshot.service, snapshot.settings, plan, children)
     return replace(memory, rendered=rendered), rendered
-
-
-def _rolled_out(snapshot: Snapshot, memory: Memory, pods: Pods) -> bool:
-    """Returns True if all pods are of the newest template, and as many are ready as before the upgrade: an upgrade does
-    not have to fix pods that were blocked before."""
-    deployment = deployment_view(snapshot.deployment, memory.replicas)
-    needed = min(memory.moving or 0, memory.replicas)
-    return deployment is not None and deployment.rolled_out and len(pods.ready) >= needed
 
 
 def _deletion_costs(snapshot: Snapshot, memory: Memory) -> dict[str, int]:
@@ -186,6 +182,8 @@ def _findings(
     scaled: Scaled,
     template: Template,
     behind: set[str],
+    *,
+    release: bool,
 ) -> tuple[Finding, ...]:
     error = next((snapshot.scrape_errors[pod.uid] for pod in pods.ready if pod.uid in snapshot.scrape_errors), "")
     findings = find_conditions(
@@ -201,6 +199,9 @@ def _findings(
         findings = with_gateway(findings, _gateway_facts(snapshot, memory, scaled))
     if snapshot.service.spec.gateway.inference_pool.enabled:
         findings = (*findings, _pool_condition(snapshot))
+    if release:
+        reason = Reason("ReleasesFirst", {"after": snapshot.policy.release_after or 0.0})
+        findings = held(findings, reason.code, sentence(reason), replaces=False)
     if template.why is None:
         return findings
     return held(findings, template.why.code, sentence(template.why), replaces=template.state is None)

@@ -127,5 +127,5 @@ def first_memory(service: InferenceService, policy: Policy, ordered: int | None,
         tuning=TuningState(window_start=now),
         routed_since=float("-inf") if "Ready" in held else None,
         waking="Waking" in held,
-        moving=1 if status.engine is not None and status.engine.upgrade == "Moving" else None,
+        moving=1 if status.engine is not None and status.engine.upgrade in ("Moving", "Stuck") else None,
     )

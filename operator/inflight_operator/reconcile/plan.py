@@ -19,9 +19,9 @@ from inflight_settings.limits import Limits, LimitsInForce
 Child = tuple[str, str]
 """Kind and name of a child."""
 
-UpgradeState = Literal["Pending", "Moving"]
-"""State of a service for which there is a newer engine release: it waits for its turn, or its pods are being
-replaced."""
+UpgradeState = Literal["Pending", "Moving", "Stuck"]
+"""State of a service for which there is a newer engine release: it waits for its turn, its pods are being replaced, or
+their replacement has made no progress for its deadline."""
 
 
 @dataclass(frozen=True, slots=True)

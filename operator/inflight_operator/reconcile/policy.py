@@ -9,6 +9,7 @@ from inflight_base.manifest import defaults
 from inflight_base.manifest.engines import INFLIGHT, EngineType
 from inflight_base.manifest.units import parse_duration, parse_quantity
 from inflight_operator.api.resolve import capacity, engine_type, tuning_bounds
+from inflight_operator.api.rollout import Rollout
 from inflight_operator.api.scaling import ScaleDownRules, ScaleUpRules
 from inflight_operator.api.spec import SLO, InferenceServiceSpec, Tuning
 from inflight_operator.api.types import InferenceService
@@ -51,6 +52,8 @@ class Policy:
         capacity: limits that engines are started with.
         facts: names used in sentences about pods.
         startup_limit: seconds that a pod may take to start.
+        release_after: seconds without progress after which a rollout without room for additional pods removes old pods
+            first; None if it never does.
         engine: identity of the measured engine: a change invalidates earlier measurements.
         template_inputs: identity of the parts of the spec, as asked for, that the pod template depends on.
         plugin_missing: vLLM runs without the plugin only because the operator knows no image that has it.
@@ -76,6 +79,7 @@ class Policy:
     capacity: Limits
     facts: ServiceFacts
     startup_limit: float
+    release_after: float | None
     engine: str
     template_inputs: str
     plugin_missing: bool
@@ -129,6 +133,7 @@ def policy_of(asked: InferenceService, settings: Settings) -> Policy:
         capacity=capacity(spec),
         facts=_facts(service, settings),
         startup_limit=parse_duration(spec.rollout.startup_timeout),
+        release_after=_release_after(spec.rollout),
         engine=digest(_engine(spec)),
         template_inputs=template_inputs(asked.spec),
         plugin_missing=service is not asked,
@@ -163,6 +168,12 @@ def _engine(spec: InferenceServiceSpec) -> list[Any]:
         *([] if engine.type == INFLIGHT else [engine.type, engine.plugin]),
         *([] if engine.custom is None else [engine.custom.command, engine.custom.args]),
     ]
+
+
+def _release_after(rollout: Rollout) -> float | None:
+    if rollout.release_after is None or rollout.strategy != "SurgeFirst":
+        return None
+    return parse_duration(rollout.release_after)
 
 
 def _behavior(spec: InferenceServiceSpec, *, external: bool) -> Behavior:

@@ -206,6 +206,7 @@ class Reconciler:
         gateway = self._gateway if reading.policy.gateway else None
         front = front_view(self._cache, key, uid)
         through = self._gateway if gateway is not None or front.routed else None
+        services = self._cache.count()
         return Snapshot(
             service=reading.service,
             unread=reading.unread,
@@ -222,8 +223,9 @@ class Reconciler:
             fresh=fresh_samples(window, pods, now, self._every.stale_after),
             scrape_errors=self._pool.errors(key),
             pushes=self._pusher.pushes(key),
-            may_move=self._pace.may_move(self._cache.count()),
+            may_move=self._pace.may_move(services),
             mover=self._pace.holder,
+            stopped=self._pace.stopped(services),
             pooled=gateway is not None,
             gateway=None if gateway is None else gateway.view(key),
             tenant_keys=() if through is None else through.tenant_keys(key, uid),

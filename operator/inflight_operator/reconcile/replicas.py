@@ -11,6 +11,7 @@ from inflight_operator.decide.pods import Pods, count_replicas
 from inflight_operator.decide.scaling import Recommendation, ScalingDecision, ScalingObservation, decide_scaling
 from inflight_operator.decide.sleeping import Busy, HeldWork, SleepView, decide_sleep
 from inflight_operator.decide.tuning import TuningMode
+from inflight_operator.decide.tuning_model import tpot_share
 from inflight_operator.reconcile.memory import Memory
 from inflight_operator.reconcile.snapshot import Snapshot, deployment_view
 from inflight_operator.reconcile.views import (
@@ -20,6 +21,7 @@ from inflight_operator.reconcile.views import (
     longest_ready,
     mean_slo,
     scaling_observation,
+    tuning_model,
     with_demand,
 )
 from inflight_settings.limits import LimitsBounds
@@ -103,7 +105,12 @@ def _sleep(
     )
     demand = memory.demand
     work = HeldWork(
-        demand.replica, demand.workload, policy.slo.targets, _tunable(snapshot, memory), demand.offered.unit
+        demand.replica,
+        demand.workload,
+        policy.slo.targets,
+        _tunable(snapshot, memory),
+        demand.offered.unit,
+        _tightened(snapshot, memory),
     )
     return decide_sleep(view, work, policy.behavior, memory.scaling)
 
@@ -139,6 +146,7 @@ def _capacity(
     """Returns the recommendation of the capacity model, None before engines report their step costs, and its numbers,
     None before the size of requests is known too."""
     view = demand_view(snapshot, memory.demand, pods, memory.startups, observation)
+    view = replace(view, tighten=_tightened(snapshot, memory))
     # Without any sample, the gateway may know the demand of replicas that serve.
     measured = snapshot.fresh or (observation.ready and snapshot.gateway is not None and snapshot.gateway.counts)
     if not measured or view.replica is None:
@@ -149,6 +157,14 @@ def _capacity(
         view, snapshot.policy.slo.targets, _tunable(snapshot, memory), memory.needed
     )
     return Recommendation(replicas, reason), sizing, replace(memory, needed=needed)
+
+
+def _tightened(snapshot: Snapshot, memory: Memory) -> float:
+    """Returns the share of the TPOT target that tuning solves for: limits of less carry less."""
+    model = tuning_model(snapshot, memory.demand)
+    if model is None or snapshot.policy.tuning is not TuningMode.AUTO or memory.before_override is not None:
+        return 1.0
+    return tpot_share(snapshot.policy.slo, model, memory.tuning)
 
 
 def _tunable(snapshot: Snapshot, memory: Memory) -> LimitsBounds:

@@ -30,7 +30,7 @@ from inflight_operator.api.status import (
 )
 from inflight_operator.api.types import ServiceRecord
 from inflight_operator.decide import decision as decided
-from inflight_operator.decide.conditions import Finding, pool_refused, stuck
+from inflight_operator.decide.conditions import ROLLOUT_STUCK, Finding, pool_refused, stuck, summarized
 from inflight_operator.decide.decision import Number, Reason
 from inflight_operator.decide.sentences import change_text, sentence
 from inflight_operator.observe.metrics import mean_kv_usage
@@ -103,10 +103,7 @@ def build_status(
     replicas = snapshot.replicas
     return InferenceServiceStatus(
         observed_generation=service.metadata.generation,
-        conditions=[
-            _condition(finding, service, snapshot.at)
-            for finding in findings_after(service.metadata.name, plan, outcome)
-        ],
+        conditions=_conditions(findings_after(service.metadata.name, plan, outcome), service, snapshot.at),
         url=service_url(service),
         replicas=len(replicas),
         ready_replicas=sum(pod.ready for pod in replicas),
@@ -133,7 +130,7 @@ def unreadable_status(
     return record.status.model_copy(
         update={
             "observed_generation": record.metadata.generation,
-            "conditions": [_condition(finding, record, now) for finding in findings],
+            "conditions": _conditions(findings, record, now),
             "replicas": len(alive),
             "ready_replicas": sum(pod.ready for pod in alive),
             "blocked_replicas": None,
@@ -156,10 +153,13 @@ def spec_problem(error: ValidationError) -> str:
 def events_of(
     before: InferenceServiceStatus, after: InferenceServiceStatus, decisions: Sequence[Decision]
 ) -> list[Event]:
-    """Returns an event for a transition of Ready, and one for each decision. A ready pod that the Service does not
-    route to yet lasts seconds, and causes no event."""
+    """Returns an event for a transition of Ready, one for a rollout that gets stuck, and one for each decision. A ready
+    pod that the Service does not route to yet lasts seconds, and causes no event."""
     events = []
-    was, now = _ready(before), _ready(after)
+    was, now = (_condition_of(status, "Progressing") for status in (before, after))
+    if now is not None and now.reason == ROLLOUT_STUCK and (was is None or was.reason != now.reason):
+        events.append(Event("Warning", now.reason, now.message))
+    was, now = (_condition_of(status, "Ready") for status in (before, after))
     changed = now is not None and (was is None or (was.status, was.reason) != (now.status, now.reason))
     if now is not None and changed and now.reason != "NotRouted":
         events.append(Event("Normal" if now.reason in _ON_THE_WAY else "Warning", now.reason, now.message))
@@ -167,6 +167,10 @@ def events_of(
         reason = "Scaled" if decision.kind == "Scaling" else "Tuned" if decision.applied else "TuningAdvice"
         events.append(Event("Normal", reason, f"{decision.change}: {decision.reason}"))
     return events
+
+
+def _conditions(findings: tuple[Finding, ...], service: ServiceRecord, now: datetime) -> list[Condition]:
+    return [_condition(finding, service, now) for finding in summarized(findings)]
 
 
 def _condition(finding: Finding, service: ServiceRecord, now: datetime) -> Condition:
@@ -285,5 +289,5 @@ def _unless_same(observed: ObservedStatus | None, before: ObservedStatus | None)
     return before
 
 
-def _ready(status: InferenceServiceStatus) -> Condition | None:
-    return next((one for one in status.conditions if one.type == "Ready"), None)
+def _condition_of(status: InferenceServiceStatus, kind: str) -> Condition | None:
+    return next((one for one in status.conditions if one.type == kind), None)

@@ -11,7 +11,8 @@ from inflight_base.manifest import Manifest
 from inflight_base.manifest.pods import engine_container
 from inflight_base.manifest.slices import GatewayAddress
 from inflight_operator.api.types import InferenceService
-from inflight_operator.decide.conditions import DeploymentView
+from inflight_operator.decide.conditions import ROLLOUT_STUCK, DeploymentView
+from inflight_operator.decide.decision import Reason
 from inflight_operator.decide.tuning_types import TuningPolicy
 from inflight_operator.observe.front_view import NO_FRONT, FrontView
 from inflight_operator.observe.gateway_view import GatewayView
@@ -47,6 +48,7 @@ class Snapshot:
             any.
         may_move: whether the service may upgrade to a newer engine release now.
         mover: a service that is upgrading and that others wait for; empty without one.
+        stopped: why no service may upgrade until one that is stuck recovers; None while services may.
         gateway: reports of the gateway's pods on the service; None for one that is not behind the gateway.
         tenant_keys: current and previous tenant key of the service; empty for one that the gateway does not serve.
         gateway_pods: the gateway's ready pods; None: not known yet.
@@ -73,6 +75,7 @@ class Snapshot:
     pooled: bool = False
     may_move: bool = True
     mover: str = ""
+    stopped: Reason | None = None
     gateway: GatewayView | None = None
     tenant_keys: tuple[str, ...] = ()
     gateway_pods: tuple[GatewayAddress, ...] | None = ()
@@ -115,7 +118,8 @@ def deployment_view(deployment: Mapping[str, Any] | None, replicas: int) -> Depl
     status = deployment.get("status", {})
     said = {one.get("type"): one for one in status.get("conditions", [])}
     progress, failure = said.get("Progressing", {}), said.get("ReplicaFailure", {})
-    stuck = progress.get("reason") == "ProgressDeadlineExceeded"
+    stuck = progress.get("reason") == ROLLOUT_STUCK
+    spec = deployment["spec"]
     return DeploymentView(
         replicas=replicas,
         updated=status.get("updatedReplicas", 0),
@@ -123,4 +127,16 @@ def deployment_view(deployment: Mapping[str, Any] | None, replicas: int) -> Depl
         current=status.get("observedGeneration", 0) >= deployment["metadata"].get("generation", 0),
         deadline_exceeded=progress.get("message", "") if stuck else "",
         refused=failure.get("message", "") if failure.get("status") == "True" else "",
+        progress_at=_progress_at(progress, spec.get("progressDeadlineSeconds", 0) if stuck else 0),
+        surges=spec.get("strategy", {}).get("rollingUpdate", {}).get("maxSurge") != 0,
     )
+
+
+def _progress_at(progress: Mapping[str, Any], exceeded: int) -> float | None:
+    """Returns the time of the last progress, seconds since the epoch.
+
+    Args:
+        exceeded: seconds without progress after which the condition was last written.
+    """
+    written = progress.get("lastUpdateTime")
+    return None if not written else datetime.fromisoformat(written).timestamp() - exceeded

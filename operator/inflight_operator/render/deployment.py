@@ -8,19 +8,13 @@ from typing import Any
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import pod_labels
-from inflight_operator.api.resolve import startup_limit_seconds
+from inflight_operator.api.resolve import rolling_update, startup_limit_seconds
 from inflight_operator.api.spec import InferenceServiceSpec
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.engine_flags import ttft_flags
 from inflight_operator.render.metadata import child
 from inflight_operator.render.plan import ChildPlan, Settings
 from inflight_operator.render.pod import pod_template
-
-_ROLLING_UPDATE = {
-    "SurgeFirst": {"maxSurge": 1, "maxUnavailable": 0},
-    "ReleaseFirst": {"maxSurge": 0, "maxUnavailable": 1},
-}
-
 
 SPEC_DIGEST = "inflight.dev/spec-digest"
 """Annotation of the Deployment: identity of what the spec says about pods, when its pod template was made."""
@@ -31,7 +25,8 @@ TEMPLATE_DIGEST = "inflight.dev/template-digest"
 
 def deployment(service: InferenceService, plan: ChildPlan, settings: Settings) -> Manifest:
     """The Deployment with its pod template, and the identity of its inputs."""
-    name, rollout = service.metadata.name, service.spec.rollout
+    name = service.metadata.name
+    bounds = rolling_update(service.spec.rollout, release=plan.release)
     template = pod_template(service, settings)
     manifest = child("apps/v1", "Deployment", service)
     manifest["metadata"]["annotations"] = {
@@ -43,7 +38,10 @@ def deployment(service: InferenceService, plan: ChildPlan, settings: Settings) -
         "spec": {
             "replicas": plan.replicas,
             "selector": {"matchLabels": pod_labels(name)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": dict(_ROLLING_UPDATE[rollout.strategy])},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": bounds.max_surge, "maxUnavailable": bounds.max_unavailable},
+            },
             "revisionHistoryLimit": 3,
             # Longer than a pod may take to start, or a slow download would count as a failed rollout.
             "progressDeadlineSeconds": startup_limit_seconds(service.spec) + 60,
@@ -57,7 +55,9 @@ def template_inputs(spec: InferenceServiceSpec) -> str:
     that an operator with an additional field computes the same identity. Policy fcfs counts as a default: it was one,
     and the API server has stored it in services that name none."""
     parts = (spec.model, spec.engine, spec.accelerator, spec.rollout, spec.template)
-    inputs = [part.model_dump(mode="json", exclude_defaults=True) for part in parts]
+    # The pace of a rollout: no pod is made of it.
+    pace = {"max_surge", "max_unavailable", "release_after"}
+    inputs = [part.model_dump(mode="json", exclude_defaults=True, exclude=pace) for part in parts]
     scheduling = inputs[1].get("scheduling", {})
     if scheduling.get("policy") == "fcfs":
         del scheduling["policy"]

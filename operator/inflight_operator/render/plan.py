@@ -27,6 +27,7 @@ class ChildPlan:
         gateway_pods: endpoints of the picker of the service's InferencePool; empty for one without.
         front_pods: the gateway's pods as endpoints of the Service of the service's name; empty: none, or unknown.
         leaving: the gateway sends requests to the engines, although the service is no longer behind it.
+        release: rollouts remove old pods first, although the strategy is SurgeFirst.
     """
 
     replicas: int
@@ -37,6 +38,7 @@ class ChildPlan:
     gateway_pods: tuple[GatewayAddress, ...] = ()
     front_pods: tuple[GatewayAddress, ...] = ()
     leaving: bool = False
+    release: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from inflight_base.manifest import Manifest
 from inflight_base.manifest.names import pod_labels
+from inflight_operator.api.resolve import evictions
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.admin_token import admin_token_secret
 from inflight_operator.render.deployment import deployment
@@ -62,7 +63,7 @@ def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> li
 
 
 def pod_disruption_budget(service: InferenceService) -> Manifest:
-    """At most one pod is evicted at a time.
+    """Drains evict as many pods at a time as a rollout may leave missing, a tenth by default; Kubernetes rounds up.
 
     `minAvailable` would make a service of one replica block a node drain. A pod that is not Ready serves
     no requests, so it may always be evicted.
@@ -71,7 +72,7 @@ def pod_disruption_budget(service: InferenceService) -> Manifest:
     return {
         **child("policy/v1", "PodDisruptionBudget", service),
         "spec": {
-            "maxUnavailable": 1,
+            "maxUnavailable": evictions(service.spec.rollout),
             "selector": {"matchLabels": pod_labels(name)},
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },

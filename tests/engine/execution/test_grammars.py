@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from inflight_engine.execution.sampling.grammar_masks import mask_rows
-from inflight_engine.request import SamplingParams
+from inflight_engine.request import SamplingParams, token_mask
 from tests.engine.execution.driver import Driver
 from tests.engine.execution.padded_backend import PaddedBackend
 from tests.engine.execution.test_graphs import Recorded
@@ -33,10 +33,10 @@ PATTERNS = [
 THINKING = {8: thinking(begun=True, budget=6), 9: thinking(begun=True, budget=4)}
 RULES = {
     1: {"bad_words": (tuple(ids_of("ab")), tuple(ids_of("c")))},
-    3: {"allowed_token_ids": tuple(ids_of("ilmno"))},
+    3: {"allowed_tokens": token_mask(ids_of("ilmno"))},
     5: {
         "bad_words": tuple((a, b) for a in range(EOS) for b in range(0, EOS, 2)),
-        "allowed_token_ids": tuple(range(40)),
+        "allowed_tokens": token_mask(range(40)),
     },
 }
 

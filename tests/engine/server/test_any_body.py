@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+import threading
 
 import httpx
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from inflight_engine.server.bodies import chat_schema
 from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
 from inflight_engine.server.bodies.schema import CompletionRequest, GenerateRequest
+from inflight_engine.server.http import strict_json
+from inflight_engine.server.http.strict_json import LONG_BODY
 from inflight_engine.server.http.tokenize import DetokenizeRequest, TokenizeRequest
 from inflight_engine.server.messages.requests import CountTokensRequest, MessagesRequest
 from inflight_engine.server.responses.requests import ResponsesRequest
@@ -85,3 +89,53 @@ def test_no_body_makes_the_server_fail(post, batch):
             continue
         assert answer.status_code in (400, 404, 503, 504), (path, content, answer.text)
         assert answer.json()["error"]["message"]
+
+
+LONG = "x" * LONG_BODY
+CONVERSATION = [{"role": "user", "content": LONG}]
+LONG_BODIES = {
+    "/v1/chat/completions": {"messages": CONVERSATION},
+    "/v1/completions": {"prompt": LONG},
+    "/v1/responses": {"model": "fake", "input": CONVERSATION},
+    "/v1/messages": {"model": "fake", "max_tokens": 1, "messages": CONVERSATION},
+    "/v1/messages/count_tokens": {"model": "fake", "messages": CONVERSATION},
+    "/tokenize": {"messages": CONVERSATION},
+}
+
+
+@pytest.mark.parametrize("path", LONG_BODIES)
+@pytest.mark.parametrize("wrong", [{}, {"unknown": 1}])
+async def test_a_long_body_is_validated_beside_the_event_loop_and_its_errors_are_the_same(
+    make_fake, monkeypatch, path, wrong
+):
+    fake, threads = await make_fake(), set()
+
+    def noted(convert):
+        def note(*args, **kwargs):
+            threads.add(threading.current_thread())
+            return convert(*args, **kwargs)
+
+        return note
+
+    monkeypatch.setattr(strict_json, "decoded", noted(strict_json.decoded))
+    monkeypatch.setattr(chat_schema.ChatMessage, "plain", noted(chat_schema.ChatMessage.plain))
+    body = {**LONG_BODIES[path], **wrong}
+    answer = await fake.post(path, **body)
+    assert threads
+    assert threading.current_thread() not in threads
+    short = await fake.post(path, **json.loads(json.dumps(body).replace(LONG, "x" * 200)))
+    assert threading.current_thread() in threads
+    assert answer.status_code == short.status_code
+    if wrong:
+        assert answer.json() == short.json()
+    assert wrong == {} or answer.json()["error"]["message"] == "unknown: this parameter is unknown"
+
+
+async def test_a_long_body_that_is_no_json_is_refused_as_a_short_one(make_fake):
+    fake = await make_fake()
+    answers = [
+        await fake.http.post("/v1/completions", content=content, headers={"content-type": "application/json"})
+        for content in ("{", "{" + " " * LONG_BODY, "[]", f'["{LONG}"]')
+    ]
+    assert [each.status_code for each in answers] == [400] * 4
+    assert ["not JSON" in each.text for each in answers] == [True, True, False, False]

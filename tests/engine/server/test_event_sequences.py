@@ -51,7 +51,7 @@ def changes(parts, *, cut):
 def test_a_response_has_numbered_events_and_one_end(parts, cut):
     made = ResponseEvents("resp_x")
     found = made.begin({})
-    found += made.of(changes(parts, cut=cut))
+    found += made.of(changes(parts, cut=cut), iter(()))
     items = [each["item"] for each in found if each["type"] == "response.output_item.done"]
     status = "incomplete" if cut else "completed"
     found.append(made.event(f"response.{status}", response={"status": status, "output": items}))

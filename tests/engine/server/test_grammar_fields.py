@@ -17,6 +17,7 @@ from tests.engine.server.fake_engine import until
 CHAT, COMPLETION = "/v1/chat/completions", "/v1/completions"
 BODIES = {CHAT: {"messages": [{"role": "user", "content": "hi"}]}, COMPLETION: {"prompt": "hi"}}
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+OPEN = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 REFUSED = {"type": "object", "properties": {"a": {"type": "array", "items": {"not": {"type": "null"}}}}}
 CHAIN = {
     "$ref": "#/$defs/0",
@@ -27,6 +28,7 @@ CHAIN = {
     | {"4000": {"type": "string"}},
 }
 TAG = {"structures": [{"begin": "<f>", "schema": SCHEMA, "end": "</f>"}], "triggers": ["<f"]}
+OPEN_TAG = {**TAG, "structures": [{**TAG["structures"][0], "schema": OPEN}]}
 
 
 def schema_format(schema, **more):
@@ -60,7 +62,7 @@ async def refusal(make_fake, path, body):
 @pytest.mark.parametrize(
     ("body", "part"),
     [
-        ({"response_format": {"type": "json_object"}}, '{"type":"object"}'),
+        ({"response_format": {"type": "json_object"}}, '"type":"object"'),
         (schema_format(SCHEMA), '"additionalProperties":false'),
         (schema_format(SCHEMA, strict=True, description="d"), '"additionalProperties":false'),
         ({"response_format": {"type": "structural_tag", **TAG}}, "<f"),
@@ -68,7 +70,12 @@ async def refusal(make_fake, path, body):
         (structured(json=json.dumps(SCHEMA)), '"additionalProperties":false'),
         (structured(json=SCHEMA, disable_any_whitespace=True), '"whitespace_flexible":false'),
         (structured(json=SCHEMA, whitespace_pattern=" ?"), '"whitespace_pattern":" ?"'),
-        (structured(json_object=True), '{"type":"object"}'),
+        (structured(json_object=True), '"type":"object"'),
+        (structured(json=OPEN), '"additionalProperties":false'),
+        (structured(json=OPEN, disable_additional_properties=True), '"additionalProperties":false'),
+        (structured(json=OPEN, disable_additional_properties=False), '"required":["a"],"x-guidance"'),
+        (schema_format(OPEN), '"additionalProperties":false'),
+        (structured(structural_tag=json.dumps(OPEN_TAG)), "additionalProperties"),
         (structured(regex="[0-9]{2}/x"), "[0-9]{2}"),
         (structured(choice=["yes", "né 🐈"]), '"yes" | "né 🐈"'),
         (structured(grammar='start: "a"'), 'start: "a"'),
@@ -177,7 +184,8 @@ async def test_a_refusal_of_the_engine_is_the_clients_error(make_fake):
 
 
 async def test_a_schema_that_is_too_large_for_the_engine_is_refused_before(make_fake):
-    schema = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(500)}}
+    properties = {f"p{i}": {"type": "string"} for i in range(500)}
+    schema = {"type": "object", "properties": properties, "additionalProperties": True}
     error = await refusal(make_fake, CHAT, schema_format(schema, strict=True))
     assert "too large" in error["message"]
 

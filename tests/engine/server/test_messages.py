@@ -256,6 +256,35 @@ async def test_each_status_has_its_type(make_fake, path, status, kind, body):
     assert (answer.status_code, answer.json()["error"]["type"]) == (status, kind)
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("POST", f"{PATH}/batches", 404, "not_found_error"),
+        ("GET", PATH, 405, "invalid_request_error"),
+        ("POST", PATH, 401, "authentication_error"),
+        ("POST", PATH, 413, "request_too_large"),
+    ],
+)
+async def test_errors_beside_the_endpoint_have_the_format_of_this_api(make_fake, method, path, status, kind):
+    fake = await make(make_fake, api_key=("key",))
+    headers = {"x-api-key": "" if status == 401 else "key"}
+    if status == 413:
+        headers["content-length"] = str(2**40)
+    answer = await fake.http.request(method, path, headers=headers)
+    found = answer.json()
+    assert (answer.status_code, found["type"], found["error"]["type"]) == (status, "error", kind)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_numbers_of_any_size_in_calls_stay_as_they_are(make_fake, stream):
+    call = CALL.replace(": 1}", f": {10**30}}}")
+    found = message(await ask(make_fake, call, tools=[TOOL], stream=stream, max_tokens=90))
+    assert found["content"][0]["input"] == {"a": 10**30}
+    turn = {"role": "assistant", "content": [{**USE, "id": "1", "input": {"a": 10**30}}]}
+    said = chat(messages=[*BODY["messages"], turn])["messages"][1]
+    assert said["tool_calls"][0]["function"]["arguments"] == f'{{"a":{10**30}}}'
+
+
 async def test_an_engine_that_loads_is_overloaded(make_fake):
     answer = await (await make_fake(load=False)).post(PATH, **BODY)
     assert (answer.status_code, answer.json()["error"]["type"]) == (503, "overloaded_error")

@@ -1,6 +1,7 @@
 """Every parameter that is not supported is refused by its name, in OpenAI's shape; what asks for nothing is taken."""
 
 import asyncio
+from importlib.metadata import version
 
 import pytest
 from pydantic import ValidationError
@@ -40,6 +41,17 @@ UNSUPPORTED = (
     + [("/v1/chat/completions", *case) for case in CHAT]
     + [("/v1/completions", *case) for case in COMPLETION]
 )
+
+
+async def test_the_openapi_page_describes_errors_as_they_are(make_fake):
+    page = (await (await make_fake()).http.get("/openapi.json")).json()
+    assert page["info"]["version"] == version("inflight")
+    operations = {(path, method): each for path, methods in page["paths"].items() for method, each in methods.items()}
+    for (path, _), operation in operations.items():
+        assert "422" not in operation["responses"]
+        schema = operation["responses"]["default"]["content"]["application/json"]["schema"]
+        assert ("param" in schema["properties"]["error"]["properties"]) == (not path.startswith("/v1/messages"))
+    assert ("/v1/messages", "post") in operations
 
 
 @pytest.mark.parametrize(("path", "name", "value"), UNSUPPORTED)

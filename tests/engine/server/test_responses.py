@@ -4,7 +4,9 @@ import asyncio
 
 import pytest
 
+from inflight_contract.errors import ApiError
 from inflight_engine.formats.choose import ModelText
+from inflight_engine.output import TokenLogprobs
 from inflight_engine.request import FinishReason
 from inflight_engine.server.responses.requests import ResponsesRequest
 from inflight_settings.engine import EngineConfig
@@ -172,6 +174,29 @@ async def test_errors_have_the_names_of_this_api(make_fake, body, param):
     assert "response_format" not in error["message"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_numbers_of_any_size_in_schemas_are_repeated_as_they_are(make_fake, stream):
+    tool = {**TOOL, "parameters": {"properties": {"a": {"maximum": 10**30, "minimum": -(10**40)}}}}
+    form = {"type": "json_schema", "name": "a", "schema": {"type": "integer", "maximum": 2**64}}
+    found = response(await ask(make_fake, "Hi", tools=[tool], stream=stream))
+    assert found["tools"][0]["parameters"] == tool["parameters"]
+    fake = await make_fake()
+    call = asyncio.create_task(fake.post(PATH, **BODY, text={"format": form}, stream=stream))
+    await until(lambda: fake.engine.requests or call.done())
+    fake.engine.answer(0, "1")
+    assert response(await call)["text"]["format"]["schema"] == form["schema"]
+
+
+async def test_ids_of_calls_differ_between_answers_of_a_conversation_with_one_request_id(make_fake):
+    found = [
+        response(await ask(make_fake, CALL, headers={"x-request-id": "same"}, tools=[TOOL], input=text))
+        for text in ("?", "? more", "? most", "?")
+    ]
+    ids = [each["output"][0]["call_id"] for each in found]
+    assert len({*ids[:3]}) == 3
+    assert ids[3] == ids[0]
+
+
 async def test_a_limit_above_the_context_is_cut_to_it(make_fake):
     assert response(await ask(make_fake, "Hi", max_output_tokens=100_000))["max_output_tokens"] == 100_000
 
@@ -196,6 +221,7 @@ def test_items_of_a_turn_are_one_message():
         {"role": "assistant", "content": "No", "phase": "final_answer"},
     ]
     call = {"type": "function", "function": {"name": "f", "arguments": "{}"}}
+    assert chat(input=items)["messages"][0] == {"role": "system", "content": "Be kind."}
     assert chat(input=items, instructions="Be brief.")["messages"] == [
         {"role": "system", "content": "Be brief.\n\nBe kind."},
         {"role": "user", "content": "a\nb"},
@@ -260,3 +286,50 @@ async def test_an_answer_that_fails_in_its_stream_ends_with_a_failed_response(ma
 async def test_fields_of_chat_requests_are_unknown(make_fake, field):
     error = (await (await make_fake()).post(PATH, **BODY, **{field: 1})).json()["error"]
     assert (error["param"], error["code"]) == (field, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_log_probabilities_are_those_of_the_tokens_of_the_text(make_fake, stream):
+    tokenizer = ByteTokenizer()
+    tokenizer.model_text = THINK_MODEL
+    fake = await make_fake(tokenizer=tokenizer, tool_call_parser="hermes")
+    asked = {"include": ["message.output_text.logprobs"], "top_logprobs": 1, "tools": [TOOL], "stream": stream}
+    call = asyncio.create_task(fake.post(PATH, **BODY, **asked, max_output_tokens=90))
+    await until(lambda: fake.engine.requests or call.done())
+    assert fake.engine.requests[0].sampling.logprobs == 1
+    fake.engine.report(admitted=[(0, 0)])
+    text = f"<think>é a</think>é <a {CALL}"
+    for token in text.encode():
+        fake.engine.report(tokens={0: token}, logprobs=[TokenLogprobs(0, -float(token), [token], [-float(token)])])
+    fake.engine.report(finished=[(0, FinishReason.STOP)])
+    answer = await call
+    found = response(answer)
+    assert found["top_logprobs"] == 1
+    if stream:
+        deltas = [each for each in events(answer.text) if each["type"] == "response.output_text.delta"]
+        entries = [entry for each in deltas for entry in each["logprobs"]]
+        assert all(entry["logprob"] for each in deltas for entry in each["logprobs"])
+        assert found["output"][1]["content"][0]["logprobs"] == []
+    else:
+        entries = found["output"][1]["content"][0]["logprobs"]
+    assert bytes(byte for entry in entries for byte in entry["bytes"]).decode() == "é <a"
+    assert [entry["logprob"] for entry in entries] == [-float(byte) for byte in "é <a".encode()]
+    assert all(entry["top_logprobs"][0]["logprob"] == entry["logprob"] for entry in entries)
+
+
+async def test_log_probabilities_of_plain_text_are_complete(make_fake):
+    fake = await make_fake()
+    call = asyncio.create_task(fake.post(PATH, **BODY, include=["message.output_text.logprobs"]))
+    await until(lambda: fake.engine.requests or call.done())
+    fake.engine.report(admitted=[(0, 0)])
+    for token in b"aba":
+        fake.engine.report(tokens={0: token}, logprobs=[TokenLogprobs(0, -1.0, [], [])])
+    fake.engine.report(finished=[(0, FinishReason.STOP)])
+    (part,) = response(await call)["output"][0]["content"]
+    assert [(each["token"], each["top_logprobs"]) for each in part["logprobs"]] == [("a", []), ("b", []), ("a", [])]
+
+
+def test_ranks_need_log_probabilities():
+    with pytest.raises(ApiError, match=r"^top_logprobs: .*include"):
+        chat(top_logprobs=1)
+    assert chat(top_logprobs=0).get("logprobs") is None

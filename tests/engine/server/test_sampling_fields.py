@@ -6,7 +6,7 @@ import json
 import pytest
 
 from inflight_engine.output import TokenLogprobs
-from inflight_engine.request import FinishReason
+from inflight_engine.request import FinishReason, token_mask
 from inflight_settings.engine import EngineConfig
 from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import EOS, until
@@ -51,7 +51,9 @@ async def answered(fake, tokens, reason=FinishReason.STOP, path=COMPLETIONS, **b
 async def test_rules_of_tokens_reach_the_engine(make_fake, path):
     fields = {"bad_words": ["ab", " c"], "allowed_token_ids": [97, 98, 97]}
     sampling = await sampled(await make_fake(), path, **fields)
-    assert sampling.allowed_token_ids == (97, 98)
+    assert sampling.allowed_tokens == token_mask([97, 98])
+    # A bit for each token up to the largest: a list of a whole vocabulary is short, for each of `n` choices.
+    assert len(sampling.allowed_tokens) == 16
     # As in vLLM: the form with a space stands where it has as many tokens.
     assert sampling.bad_words == (tuple(b"ab"), tuple(b"c"))
     assert sampling.has_token_rules

@@ -1,6 +1,7 @@
 """Parts that a server without a gateway needs: several names, API keys, CORS, load, heartbeats of streams."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -72,10 +73,27 @@ def test_keys_come_from_the_flag_else_the_environment(monkeypatch, given, keys):
     assert parse("m", *given).api_key == keys
 
 
+@pytest.mark.parametrize("key", ["", " ", "\t", "a ", "schlüssel", "a\n"])
+@pytest.mark.parametrize("place", ["flag", "second", "file", "environment"])
+def test_a_key_that_is_empty_or_that_no_header_can_carry_is_wrong_usage(monkeypatch, tmp_path, capsys, place, key):
+    given = {"flag": ["--api-key", key], "second": ["--api-key", "a", key]}.get(place, [])
+    if place == "environment":
+        monkeypatch.setenv("INFLIGHT_API_KEY", key)
+    if place == "file":
+        (tmp_path / "c.yaml").write_text(f"api-key: {json.dumps(key)}\n")
+        given = ["--config", str(tmp_path / "c.yaml")]
+    with pytest.raises(SystemExit):
+        parse("m", *given)
+    assert "INFLIGHT_API_KEY" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [
         ({}, 401),
+        ({"Authorization": "Bearer"}, 401),
+        ({"x-api-key": ""}, 401),
+        ({"Authorization": "Bearer wrong", "x-api-key": "k1"}, 404),
         ({"Authorization": "Bearer k3"}, 401),
         ({"Authorization": "Basic k1"}, 401),
         ({"Authorization": "Bearer "}, 401),

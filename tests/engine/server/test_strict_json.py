@@ -82,6 +82,7 @@ async def test_what_the_gateway_cannot_read_is_400_at_an_engine(make_fake, body)
     answer = await fake.http.post("/v1/chat/completions", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 400
     assert not fake.engine.requests
+    assert ("surrogate" in answer.text) == (b"\\ud800" in body)
     read = parse(body)
     assert read is None or b"1e999" in body  # which only engines look at
 

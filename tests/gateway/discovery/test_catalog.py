@@ -64,7 +64,8 @@ def test_other_hosts_go_by_the_model_only_where_the_installer_named_a_namespace(
     assert known.resolve_host(host) is None
     assert known.resolve_model("llama") == A_CHAT
     assert known.resolve_model("qwen").code == "model_not_found"
-    assert known.resolve_model("").code == "service_not_found"
+    missing = known.resolve_model("")
+    assert (missing.status, missing.code, missing.param) == (400, "model_missing", "model")
     assert known.model_services() == [config(A_CHAT, "llama")]
 
 

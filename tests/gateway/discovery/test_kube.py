@@ -111,6 +111,17 @@ async def test_services_and_engines_that_are_there_that_come_change_and_go(fake)
         assert catalog.resolve("plain.team").code == "service_not_found"
 
 
+async def test_services_of_another_class_are_unknown(fake):
+    other = service("other")
+    other["spec"]["className"] = "second"
+    await fake.put(SERVICES, service())
+    await fake.put(SERVICES, other)
+    for class_name, served in (("inflight", "chat"), ("second", "other")):
+        async with discovering(fake, class_name=class_name) as (catalog, discovery):
+            await until(lambda discovery=discovery: not discovery.unready())
+            assert [key.name for key in catalog.services] == [served]
+
+
 async def test_everything_stays_while_the_api_is_away_and_what_changed_meanwhile_comes_after(fake):
     await fake.put(SERVICES, service())
     await fake.put(SLICES, engines("10.0.0.1"))

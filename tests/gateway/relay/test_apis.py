@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import replace
 
@@ -9,8 +10,10 @@ import aiohttp
 import pytest
 
 from inflight_base.manifest.engines import EngineType
-from tests.gateway.relay.conftest import QUICK, Setup
+from inflight_gateway.relay.answers.kept import Kept
+from tests.gateway.relay.conftest import QUICK, Setup, eventually
 from tests.gateway.relay.fake_engine import CREATED, Do, FakeEngine, Seen, token
+from tests.gateway.relay.test_waiting import Holding
 
 RESPONSES, MESSAGES = "/v1/responses", "/v1/messages"
 ASKED = {
@@ -111,34 +114,95 @@ async def test_a_cut_at_any_byte_makes_no_difference(relay, path, split):
         assert (status, body) == (200, undisturbed(path)), cut
 
 
-@pytest.mark.parametrize(
-    ("path", "error"),
-    [
-        (RESPONSES, {"type": "error", "sequence_number": 5, "code": "engine_lost", "param": None}),
-        (MESSAGES, {"type": "error", "error": {"type": "api_error", "code": "engine_lost"}}),
-    ],
-)
-async def test_an_error_within_a_stream_is_an_event_of_its_api(relay, path, error):
+def told(body: bytes) -> list[tuple[str, dict]]:
+    """Names and data of the events of a stream, without comments."""
+    events = [event for event in body.decode().split("\n\n") if event and not event.startswith(":")]
+    parted = [event.removeprefix("event: ").split("\ndata: ") for event in events]
+    return [(name, json.loads(data)) for name, data in parted]
+
+
+FIRST_TOKEN = {path: frames_of(path, None).index(b"\n\n", frames_of(path, None).index(b":t ")) + 2 for path in ASKED}
+
+
+@pytest.mark.parametrize("cut", [0, 1, 3])
+async def test_a_response_that_cannot_go_on_ends_as_failed(relay, cut):
+    """Clients that follow OpenAI's events wait for one that ends the response."""
     await relay.configure(continuation=False)
-    frames = frames_of(path, None)
-    relay.script(Do(cut=frames.index(b"\n\n", frames.index(b":t ")) + 2))
-    _, _, body = await relay.post(ASKED[path], path)
-    name, data = body.removesuffix(b"\n\n").rpartition(b"event: ")[2].split(b"\ndata: ")
-    said = json.loads(data)
-    assert name == b"error"
-    assert {**said, **({"error": {**said["error"], **error["error"]}} if "error" in error else error)} == said
-    assert b"[DONE]" not in body
+    end = FIRST_TOKEN[RESPONSES]
+    for _ in range(cut):
+        end = frames_of(RESPONSES, None).index(b"\n\n", end) + 2
+    relay.script(Do(cut=end))
+    _, _, body = await relay.post(ASKED[RESPONSES], RESPONSES)
+    events = told(body)
+    assert [data["sequence_number"] for _, data in events] == [*range(len(events))]
+    assert [name for name, _ in events] == [data["type"] for _, data in events]
+    (_, error), (name, failed) = events[-2:]
+    assert (error["type"], error["code"], error["param"], name) == ("error", "engine_lost", None, "response.failed")
+    said = {"code": "engine_lost", "message": error["message"]}
+    begun = events[0][1]["response"]
+    assert failed["response"] == {**failed["response"], **begun, "status": "failed", "error": said}
+
+
+async def test_a_response_that_fails_while_it_waits_has_the_fields_of_a_response(make):
+    holding = Holding(await make(replace(QUICK, waiting_s=0.01), engine=Engines()))
+    waiting = asyncio.create_task(holding.relay.post(ASKED[RESPONSES], RESPONSES, headers={"x-request-id": "one"}))
+    await asyncio.sleep(0.1)
+    holding.refuse()
+    _, _, body = await waiting
+    (_, error), (name, failed) = told(body)
+    assert (error["sequence_number"], failed["sequence_number"], name) == (0, 1, "response.failed")
+    response = failed["response"]
+    assert (response["id"], response["model"], response["status"]) == ("resp_one", "m", "failed")
+    assert {"object", "created_at", "output", "tools", "tool_choice", "parallel_tool_calls", "error"} <= {*response}
+
+
+async def test_a_message_that_cannot_go_on_ends_with_anthropics_error(relay):
+    await relay.configure(continuation=False)
+    relay.script(Do(cut=FIRST_TOKEN[MESSAGES]))
+    _, _, body = await relay.post(ASKED[MESSAGES], MESSAGES)
+    name, said = told(body)[-1]
+    kinds = (said["type"], said["error"]["type"], said["error"]["code"])
+    assert (name, *kinds) == ("error", "error", "api_error", "engine_lost")
 
 
 @pytest.mark.parametrize("body", [b'{"error":{"message":"broken","type":"server_error","code":null}}', b"{}", b"no"])
-async def test_an_engines_error_within_a_stream_of_responses_has_its_words(relay, body):
-    frames = frames_of(RESPONSES, None)
-    cut = frames.index(b"\n\n", frames.index(b":t ")) + 2
-    relay.script(Do(cut=cut, error=b":e 500 final\ndata: " + body + b"\n\n"))
-    _, _, answer = await relay.post(ASKED[RESPONSES], RESPONSES)
-    said = json.loads(answer.removesuffix(b"\n\n").rpartition(b"data: ")[2])
+@PATHS
+async def test_an_engines_error_within_a_stream_has_its_words(relay, path, body):
+    relay.script(Do(cut=FIRST_TOKEN[path], error=b":e 500 final\ndata: " + body + b"\n\n"))
+    _, _, answer = await relay.post(ASKED[path], path)
     message, code = ("broken", "server_error") if b"broken" in body else ("the engine failed", "engine_failed")
-    assert said == {"type": "error", "sequence_number": 5, "code": code, "message": message, "param": None}
+    events = told(answer)
+    if path == MESSAGES:
+        error = {"type": "api_error", "message": message, "code": code}
+        assert events[-1] == ("error", {"type": "error", "error": error})
+    else:
+        failed = events[-1][1]["response"]["error"]
+        assert (events[-2][1]["message"], events[-2][1]["code"], failed["message"]) == (message, code, message)
+
+
+@pytest.mark.parametrize("size", [400_000, 3_000_000])
+@PATHS
+async def test_a_long_answer_passes_whose_last_events_repeat_it(relay, path, size):
+    """Its last frame was refused above 1 MiB."""
+    frames, text = frames_of(path, None), json.dumps("x" * size).encode()
+    repeated = b'event: a\ndata: {"text":%b}\n\r\nevent: b\ndata: {"part":{"text":%b}}\n' % (text, text)
+    frames = frames.replace(b":f 0 length\n", b":f 0 length\n" + repeated + b"\r\n")
+    relay.script(Do(frames=frames, split=100_000))
+    status, _, body = await relay.post(ASKED[path], path)
+    assert (status, len(body) > 2 * size) == (200, True)
+    assert body.replace(repeated.replace(b"\n\r\n", b"\n\n") + b"\n", b"") == undisturbed(path)
+    assert (await relay.report())["error"] == ""
+    assert relay.shared.kept.size == 0
+
+
+@pytest.mark.parametrize("size", [100_000, 2_000_000])
+async def test_first_events_may_repeat_a_long_request(relay, size):
+    asked = {**ASKED[RESPONSES], "instructions": "x" * size}
+    begin = b'event: response.created\ndata: {"response":{"created_at":1,"instructions":"%b"}}\n\n' % (b"x" * size)
+    frames = begin * 2 + frames_of(RESPONSES, None)
+    relay.script(Do(frames=frames))
+    status, _, body = await relay.post(asked, RESPONSES)
+    assert (status, body) == (200, begin * 2 + undisturbed(RESPONSES))
 
 
 @pytest.mark.parametrize(
@@ -183,6 +247,55 @@ async def test_embeddings_are_tried_again_and_count_the_tokens_of_their_prompts(
     assert (report["prompt_tokens"], report["completion_tokens"]) == (9, 0)
     ask = relay.picker.asked[0]
     assert (ask.body.choices, ask.body.max_tokens, ask.path) == (2, 0, "/v1/embeddings")
+
+
+LARGE = b'{"object":"list","data":"' + b"0.123456," * 3_000_000 + b'"}'
+"""Embeddings of 27 MB."""
+LARGE_FRAMES = POOLED.partition(b"data: ")[0] + b"data: " + LARGE + b"\n\n"
+
+
+async def test_embeddings_of_any_length_pass_and_are_tried_again_until_they_have_begun(relay):
+    relay.script(Do(no_head=True), Do(frames=LARGE_FRAMES, split=2**20, cut=10 * 2**20), Do(frames=LARGE_FRAMES))
+    status, headers, body = await relay.post({"model": "m", "input": ["a", "b"]}, "/v1/embeddings")
+    assert (status, headers["content-type"], body == LARGE) == (200, "application/json", True)
+    report = await relay.report()
+    assert (report["status"], report["prompt_tokens"], report["completion_tokens"]) == (200, 9, 0)
+    assert (report["error"], len(report["endpoints"])) == ("", 2)
+    assert relay.shared.kept.size == 0
+    begun = relay.engine.connections
+    relay.script(Do(frames=LARGE_FRAMES), Do(frames=POOLED))
+    for _ in range(2):
+        assert (await relay.post({"model": "m", "input": ["a", "b"]}, "/v1/embeddings"))[0] == 200
+    assert relay.engine.connections == begun + 1
+
+
+async def test_long_embeddings_that_break_off_are_broken_off(relay):
+    relay.script(Do(frames=LARGE_FRAMES, cut=20 * 2**20))
+    with pytest.raises(aiohttp.ClientPayloadError):
+        await relay.post({"model": "m", "input": ["a", "b"]}, "/v1/embeddings")
+    assert len(relay.engine.seen) == 1
+    assert (await relay.report())["error"] == "engine_lost"
+    assert relay.shared.kept.size == 0
+
+
+async def test_long_answers_take_the_memory_of_what_their_clients_have_not_read(relay):
+    """Where one does not fit, it passes from there on."""
+    kept = relay.shared.kept = Kept(8 * 2**20)
+    relay.script(Do(frames=LARGE_FRAMES, split=2**18))
+    body = json.dumps({"model": "m", "input": ["a", "b"]}).encode()
+    head = b"POST /v1/embeddings HTTP/1.1\r\nhost: svc.ns\r\ncontent-length: %d\r\n\r\n" % len(body)
+    clients = []
+    for _ in range(3):
+        clients.append(await asyncio.open_unix_connection(str(relay.socket), limit=2**10))
+        clients[-1][1].write(head + body)
+        assert (await clients[-1][0].readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    await asyncio.sleep(0.3)
+    assert kept.size < 8 * 2**20
+    unsent = sum(client.unsent_bytes for client in relay.worker._connections)
+    assert unsent < 16 * 2**20
+    for _, writer in clients:
+        writer.transport.abort()
+    await eventually(lambda: kept.size == 0)
 
 
 @PATHS

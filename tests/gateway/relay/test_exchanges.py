@@ -11,8 +11,11 @@ import pytest
 
 from inflight_base.manifest.keys import ObjectKey
 from inflight_base.signing import tenant_key
+from inflight_gateway.discovery.hosts import Hosts
 from inflight_gateway.link.wire import Ask, Keys, Known, frame
 from inflight_gateway.relay.intake.bodies import MAX_OTHER_BYTES
+from inflight_gateway.request.error_body import is_anthropic
+from inflight_gateway.request.paths import PATHS
 from tests.gateway.relay.conftest import QUICK, eventually
 from tests.gateway.relay.fake_engine import Do
 from tests.gateway.relay.fake_picker import KEY
@@ -118,6 +121,78 @@ async def test_wrong_keys_are_refused_here_and_reported(keyed):
     assert (report["service"], report["status"], report["error"]) == (["ns", "svc"], 401, "invalid_api_key")
     assert keyed.engine.seen == []
     assert keyed.picker.asked == []
+
+
+# Hosts that name no service.
+
+MODEL_PATHS = ["/tokenize", "/detokenize", "/v1/messages/count_tokens"]
+
+
+@pytest.fixture
+async def by_model(relay):
+    """The service is found by its model."""
+    tell(relay, Known(models=(("m", (KEY,)),), hosts=Hosts(by_model=True)))
+    await eventually(lambda: relay.shared.catalog.hosts.by_model)
+    return relay
+
+
+async def post_by_model(relay, path, data):
+    async with relay.session.post(f"http://10.96.0.1{path}", data=data) as answer:
+        return answer.status, await answer.read()
+
+
+@pytest.mark.parametrize("path", sorted(path for path, known in PATHS.items() if "POST" in known.methods))
+@pytest.mark.parametrize("body", [b"{}", b'{"model":""}', b'{"model":null}', b'{"model":7}', b'{"mode":"m"}'])
+async def test_a_body_that_must_name_its_service_and_does_not_is_400(by_model, path, body):
+    status, said = await post_by_model(by_model, path, body)
+    error = json.loads(said)["error"]
+    assert (status, error["code"], error["message"].split(":")[0]) == (400, "model_missing", "model")
+    assert is_anthropic(path) or error["param"] == "model"
+    assert by_model.engine.seen == []
+    assert by_model.shared.bodies.kept == 0
+
+
+@pytest.mark.parametrize("path", MODEL_PATHS)
+@pytest.mark.parametrize("chunked", [True, False])
+async def test_the_model_names_the_service_also_where_nothing_is_generated(by_model, path, chunked):
+    body = json.dumps({"prompt": "x" * 300_000, "model": "m"}).encode()
+
+    async def parts():
+        for begin in range(0, len(body), 50_000):
+            yield body[begin : begin + 50_000]
+
+    by_model.script(Do(status=200, body=b"tokens"))
+    assert await post_by_model(by_model, path, parts() if chunked else body) == (200, b"tokens")
+    seen = by_model.engine.seen[0]
+    assert (seen.target, seen.body, seen.headers["host"]) == (path, body, "10.96.0.1")
+    report = await by_model.report()
+    assert (report["service"], report["status"], report["path"]) == (["ns", "svc"], 200, path)
+    assert by_model.picker.asked == []
+    await eventually(lambda: by_model.shared.bodies.kept == 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        (b"{", (400, "unreadable_body")),
+        (b"", (400, "unreadable_body")),
+        (b'{"model":"gone"}', (404, "model_not_found")),
+        (b'{"model":"m","prompt":"' + b"x" * 2**20 + b'"}', (413, "request_too_large")),
+    ],
+)
+async def test_a_body_that_names_no_service_reaches_no_engine(by_model, body, expected):
+    status, said = await post_by_model(by_model, "/tokenize", body)
+    assert (status, code(said)) == expected
+    assert by_model.engine.seen == []
+    assert by_model.shared.bodies.kept == 0
+
+
+async def test_a_client_that_leaves_before_its_body_named_a_service_leaves_nothing(by_model):
+    _, writer = await asyncio.open_unix_connection(str(by_model.socket))
+    writer.write(b"POST /tokenize HTTP/1.1\r\nhost: 10.96.0.1\r\ncontent-length: 99999\r\n\r\n" + b"x" * 9999)
+    await eventually(lambda: by_model.shared.bodies.kept == 9999)
+    writer.transport.abort()
+    await eventually(lambda: by_model.shared.bodies.kept == 0)
 
 
 # What engines get.

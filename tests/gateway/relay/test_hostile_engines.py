@@ -33,13 +33,24 @@ async def others_go_on(relay) -> None:
     ("asked", "frames"),
     [
         (STREAM, EVENT * 20),
-        (STREAM, b"data: " + b"x" * 2 * MIB),
-        (WHOLE, b":w 200\ndata: " + b"x" * 17 * MIB),
+        (STREAM, b"data: " + b"x" * 17 * MIB),
+        (WHOLE, b":h\ndata: " + b"x" * 17 * MIB),
+        (WHOLE, b"data: " + b"x" * 17 * MIB),
+        (WHOLE, b":t 0 1\n" * 500_000 + b"\n"),
         (STREAM, b":h\n\n" * 10_000),
         (STREAM, b":h\n:h\n:unknown\n\n" * 10_000),
         (STREAM, b"\n\n" * 10_000),
     ],
-    ids=["events before a token", "endless frame", "whole", "heartbeats", "unknown notes", "empty frames"],
+    ids=[
+        "events before a token",
+        "endless frame",
+        "no whole",
+        "no notes",
+        "notes",
+        "heartbeats",
+        "unknown notes",
+        "empty frames",
+    ],
 )
 async def test_an_answer_that_passes_a_bound_ends_its_request_at_once(relay, asked, frames):
     relay.script(Do(frames=frames, hang=len(frames)))
@@ -66,7 +77,7 @@ async def test_notes_that_the_request_did_not_ask_for_are_garbage(relay, note):
 
 
 async def test_within_an_answer_a_bound_ends_the_stream_with_an_error(relay):
-    relay.script(Do(frames=TOKEN + b"data: " + b"x" * 2 * MIB, hang=10**9))
+    relay.script(Do(frames=TOKEN + b"data: " + b"x" * 17 * MIB, hang=10**9))
     status, _, body = await relay.post(STREAM)
     assert (status, code(body)) == (200, "engine_lost")
     assert len(relay.engine.seen) == 1
@@ -151,6 +162,14 @@ async def test_a_hostile_head_is_tried_at_another_engine_and_is_no_death(relay):
     relay.script(Do(status=200, headers=(("x", "y" * 70_000),)), Do(status=200, headers=(("x", "a\x01b"),)), Do())
     assert same((await relay.post(STREAM))[2], STREAM)
     assert relay.picker.asked[2].avoid == tuple(relay.engine.addresses[:2])
+
+
+async def test_a_time_of_creation_with_thousands_of_digits_is_none(relay):
+    """Converting it raised where the head was due."""
+    frames = b':t 0 7\ndata: {"created":' + b"9" * 5000 + b"}\n\n"
+    relay.script(Do(frames=frames, cut=len(frames)), Do(frames=b"data: [DONE]\n\n"))
+    status, _, body = await relay.post(STREAM)
+    assert (status, body) == (200, frames.partition(b"\n")[2] + b"data: [DONE]\n\n")
 
 
 async def test_a_status_that_is_none_does_not_reach_the_client(relay):

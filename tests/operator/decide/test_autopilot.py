@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from inflight_base.manifest.defaults import SCALE_DOWN_SECONDS
 from inflight_cost.capacity import Margins, Replica, Targets, Workload
+from inflight_cost.limits import best_limits
 from inflight_cost.model import CostModel, StepWork
 from inflight_operator.decide.autopilot import SLOT, AutopilotPolicy, DemandMemory, capacity_within, decide_replicas
 from inflight_operator.decide.behavior import Behavior, ScalingHistory, ScalingRules, recorded, stabilized
@@ -420,3 +421,14 @@ def test_the_sentence_adds_up(service, shares, waiting, credited, seconds):
         assert said == replicas
         assert round(need + sum(others), 1) == replicas, sentence(reason)
         assert abs(need - rate / capacity) <= 0.05 + 0.011 * need
+
+
+def test_a_replica_is_sized_with_the_limits_that_tuning_solves_for_unless_they_are_out_of_reach():
+    margins = AutopilotPolicy().margins
+    tight = capacity_within(REPLICA, WORKLOAD, TARGETS, LIMITS, margins, 0.7)
+    assert (tight.aim, tight.limits) == (
+        TARGETS,
+        best_limits(REPLICA, WORKLOAD, TARGETS.tightened(0.7), LIMITS, margins=margins),
+    )
+    assert tight.rate < EACH
+    assert capacity_within(REPLICA, WORKLOAD, TARGETS, LIMITS, margins, 0.01).rate == EACH

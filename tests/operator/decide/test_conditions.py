@@ -2,7 +2,14 @@
 
 import pytest
 
-from inflight_operator.decide.conditions import DeploymentView, Finding, Metrics, find_conditions
+from inflight_operator.decide.conditions import (
+    DeploymentView,
+    Finding,
+    Metrics,
+    find_conditions,
+    summarized,
+    unreadable,
+)
 from inflight_operator.decide.pod_problems import ServiceFacts, pod_problem
 from inflight_operator.decide.pods import Pods, StartUps, classify
 from inflight_operator.observe.pods import pod_view
@@ -73,6 +80,52 @@ def test_a_pod_that_waits_for_an_accelerator():
 def test_a_pod_that_waits_for_memory_is_not_advised_to_go_without_accelerator():
     problem = pod_problem(unschedulable("0/3 nodes are available: 3 Insufficient memory."), FACTS)
     assert problem.text.startswith("waits for memory: 0/3 nodes are available: 3 Insufficient memory; add a node or")
+
+
+def gated(*gates):
+    body = pod_body("chat-2", ready=False, status={"phase": "Pending"})
+    body["spec"] = {**body["spec"], "nodeName": "", "schedulingGates": [{"name": gate} for gate in gates]}
+    body["status"].pop("containerStatuses")
+    return pod_view(body)
+
+
+def test_a_pod_at_a_scheduling_gate_names_it_and_that_of_kueue_says_what_it_waits_for():
+    problem = pod_problem(gated("kueue.x-k8s.io/admission"), FACTS)
+    assert (problem.reason, problem.stage) == ("SchedulingGated", "schedule")
+    said = "is not scheduled before kueue.x-k8s.io/admission is removed"
+    assert problem.text == f"{said}; its queue of Kueue has no quota for it"
+    assert pod_problem(gated("a.example/b", "c"), FACTS).text == "is not scheduled before a.example/b and c is removed"
+    conditions = found([READY, gated("a.example/b")])
+    assert (conditions["Scheduled"].status, conditions["Scheduled"].reason) == ("False", "SchedulingGated")
+
+
+def kstatus(findings):
+    """The status by the rules of kstatus for a resource of any kind whose observedGeneration is its generation."""
+    held = {one.type for one in findings if one.status == "True"}
+    if "Stalled" in held:
+        return "Failed"
+    return "InProgress" if "Reconciling" in held or "Ready" not in held else "Current"
+
+
+@pytest.mark.parametrize(
+    ("deployment", "seen"),
+    [
+        (DeploymentView(1, 1, 1, True, ""), "Current"),
+        (DeploymentView(1, 0, 1, True, ""), "InProgress"),
+        (DeploymentView(1, 1, 1, False, ""), "InProgress"),
+        (DeploymentView(2, 2, 2, True, ""), "InProgress"),
+        (DeploymentView(1, 0, 2, True, "timed out"), "Failed"),
+        (DeploymentView(1, 0, 1, True, "", "exceeded quota"), "Failed"),
+    ],
+)
+def test_tools_with_the_rules_of_kstatus_see_the_state_of_a_rollout(deployment, seen):
+    findings = summarized(tuple(found([READY], deployment=deployment).values()))
+    assert kstatus(findings) == seen
+    assert not {"Reconciling", "Stalled"} <= {one.type for one in findings}
+
+
+def test_tools_with_the_rules_of_kstatus_see_a_spec_that_cannot_be_read_as_failed():
+    assert kstatus(summarized(unreadable(1, "spec.model: missing"))) == "Failed"
 
 
 def test_a_claim_that_does_not_exist():

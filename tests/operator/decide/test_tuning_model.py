@@ -263,7 +263,7 @@ def test_a_target_that_only_the_smaller_correction_can_hold_is_still_corrected_b
     base = SLO.tpot_p95 * 0.8
     slow = replace(MODEL, replica=replace(H100, cost=CostModel(base, 17e-6, 34e-6, 0.05e-6, 1.2e-9)))
     for error, tighten in ((0.25, 0.9), (0.1, 0.6)):
-        state = FRESH.corrected(until=1e9, tighten=tighten)
+        state = replace(FRESH, tighten=tighten)
         decision = decide(seen(100.0), BEST, state, replace(slow, error=error))
         full = full_step_seconds(slow.replica, CONVERSATION, decision.state.modelled)
         assert full == pytest.approx(SLO.tpot_p95 * 0.9 * 0.95, rel=0.03)
@@ -354,6 +354,43 @@ def test_corrections_of_the_model_are_forgotten_after_a_while():
     assert (still.tighten, still.memory) == (corrected.tighten, corrected.memory)
     later = decide(seen(100.0 + POLICY.corrected), BEST, replace(corrected, move=None)).state
     assert (later.tighten, later.memory) == (1.0, 1.0)
+
+
+def test_each_correction_is_forgotten_a_while_after_its_own_cause():
+    slow = replace(seen(100.0, replace(FINE, tpot_within=0.3)), itl_mean=0.065, tpot_p95=0.07)
+    corrected = decide(replace(slow, preemptions_per_min=4.0, running=BEST.max_num_seqs), BEST).state
+    again = decide(replace(slow, time=500.0), BEST, replace(corrected, move=None, window_start=0.0)).state
+    later = decide(seen(100.0 + POLICY.corrected), BEST, replace(again, move=None, window_start=0.0)).state
+    assert (later.tighten < 1, later.memory) == (True, 1.0)
+
+
+def test_a_correction_that_cannot_grow_is_not_forgotten_while_tokens_are_late():
+    base = SLO.tpot_p95 * 0.75
+    model = replace(MODEL, replica=replace(H100, cost=CostModel(base, 17e-6, 34e-6, 0.05e-6, 1.2e-9)))
+    late = replace(seen(100.0, replace(FINE, tpot_within=0.1)), itl_mean=0.07, tpot_p95=0.08)
+    state = decide(late, Limits(16, 128), model=model).state
+    assert state.tighten == pytest.approx(0.8)
+    still = decide(replace(late, time=900.0), Limits(16, 128), replace(state, move=None), model).state
+    assert (still.tighten, still.tighten_until) == (state.tighten, 900.0 + POLICY.corrected)
+
+
+def test_limits_that_are_moved_into_new_bounds_keep_what_was_learned():
+    learned = replace(FRESH, tighten=0.8, tighten_until=900.0, memory=0.85, memory_until=700.0)
+    moved = decide(seen(100.0), BEST, learned, bounds=LimitsBounds(Limits(1, 64), Limits(64, 512)))
+    assert moved.reason.code == "IntoBounds"
+    assert moved.state == replace(learned, window_start=100.0)
+
+
+@pytest.mark.parametrize("model", [MODEL, None])
+def test_limits_outside_of_the_bounds_are_advised_into_them_once_a_window(model):
+    bounds = LimitsBounds(Limits(1, 64), Limits(64, 512))
+    first = decide(seen(100.0), BEST, model=model, mode=TuningMode.RECOMMEND, bounds=bounds)
+    assert first.limits == BEST
+    assert [change.applied for change in first.changes][:1] == [False]
+    assert all(change.to <= bounds.high.get(change.knob) for change in first.changes)
+    early = seen(103.0, span=3.0)
+    second = decide(early, BEST, first.state, model=model, mode=TuningMode.RECOMMEND, bounds=bounds)
+    assert (second.reason.code, second.state) == ("Measuring", first.state)
 
 
 @pytest.mark.parametrize(

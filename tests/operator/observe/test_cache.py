@@ -261,3 +261,14 @@ def test_an_object_that_changes_its_service_leaves_the_old_one():
     cache.put("Service", child("Service", 1))
     assert cache.put("Service", child("Service", 2, service="other")) == ("team", "other")
     assert cache.children(KEY) == []
+
+
+def test_services_of_another_class_do_not_exist_and_one_that_names_none_is_of_the_default_class():
+    ours, second = ClusterCache(), ClusterCache("second")
+    for cache, kept, left in ((ours, None, "second"), (second, "second", "inflight")):
+        named = {} if kept is None else {"className": kept}
+        assert cache.put("InferenceService", service(1, spec=named)) == KEY
+        assert (cache.services(), cache.count()) == ([KEY], 1)
+        assert cache.put("InferenceService", service(2, spec={"className": left})) == KEY  # a round forgets it
+        assert (cache.services(), cache.service(KEY)) == ([], None)
+        assert cache.put("InferenceService", service(3, spec={"className": left}, generation=2)) is None

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from inflight_operator.decide.autopilot import AutopilotPolicy
-from tests.operator.reconcile.world import SMALL
+from tests.operator.reconcile.world import SMALL, World
 
 QUIET_TUNING = {"tuning": {"mode": "Off"}}
 SPEC = {**SMALL, **QUIET_TUNING, "slo": {"ttftP95": "5s", "tpotP95": "400ms"}, "scaling": {"maxReplicas": 8}}
@@ -295,3 +295,17 @@ async def test_the_status_holds_demand_against_capacity_once_costs_are_known(wor
         demand["requestsPerSecond"] / demand["replicaRequestsPerSecond"], rel=0.02
     )
     assert world.status["blockedReplicas"] == 0
+
+
+@pytest.mark.parametrize(("mode", "less"), [("Auto", True), ("Off", False)])
+async def test_a_replica_counts_for_less_where_tuning_leaves_the_error_of_the_model_of_the_target(mode, less):
+    each = []
+    for error in (0.0, 0.3):
+        world = World()
+        world.service(spec={**SPEC, "slo": {"ttftP95": "5s", "tpotP95": "80ms"}, "tuning": {"mode": mode}})
+        engine, traffic = telling(world, 1), Traffic(world)
+        engine.model.cost_error = error
+        for _ in range(25):
+            await traffic.round(1.0)
+        each.append(world.status["demand"]["replicaRequestsPerSecond"])
+    assert (each[1] < each[0] * 0.9) == less

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from inflight_base.manifest.units import Share
+from inflight_operator.reconcile.upgrades import UpgradePace
 from inflight_operator.render.plan import EngineObservability
-from tests.operator.fakes import KEY, PORTS, delete, service_body
+from tests.operator.fakes import KEY, PORTS, delete, pod_body, service_body
 from tests.operator.reconcile.world import OTHER, SMALL
 
 
@@ -238,3 +240,81 @@ async def test_bounds_that_cannot_be_read_remove_no_replica(world):
     for _ in range(3):
         await world.round()
     assert world.replicas() == 12
+
+
+def stuck_rollout(world):
+    """Gives the Deployment the status of its controller after the progress deadline."""
+    live = world.cache.child(KEY, "Deployment", "chat")
+    count = live["spec"]["replicas"]
+    exceeded = {"type": "Progressing", "reason": "ProgressDeadlineExceeded", "message": "chat-2 has timed out"}
+    status = {"updatedReplicas": count, "replicas": count + 1, "conditions": [exceeded]}
+    world.cache.put("Deployment", {**live, "status": status})
+
+
+async def test_an_upgrade_without_room_for_its_pods_is_stuck_and_gives_its_turn_to_the_next(world):
+    world.service(spec=SMALL)
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+    world.pace.note(OTHER, "Pending")
+    world.settings = replace(world.settings, engine_image="engine:next")
+    await world.round()
+    assert world.status["engine"]["upgrade"] == "Moving"
+    assert not world.pace.may_move(2)
+    stuck_rollout(world)
+    await world.round()
+    assert world.status["engine"]["upgrade"] == "Stuck"
+    assert [call[1:3] for call in world.api.of("event")] == [("Warning", "ProgressDeadlineExceeded")]
+    assert "stuck, other services do not wait for it" in world.condition("Progressing")["message"]
+    assert world.pace.may_move(2)
+    world.restart()
+    await world.round()
+    assert world.status["engine"]["upgrade"] == "Stuck"
+    assert world.api.of("event") == []
+    world.rolled_out()
+    await world.round()
+    assert "upgrade" not in world.status["engine"]
+
+
+async def test_services_that_wait_are_told_which_others_stopped_the_upgrade(world):
+    world.pace = UpgradePace("Paced", Share(1), Share(0))
+    world.restart()
+    world.service(spec=SMALL)
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+    world.pace.note(OTHER, "Stuck")
+    world.settings = replace(world.settings, engine_image="engine:next")
+    await world.round()
+    assert (world.image(), world.status["engine"]["upgrade"]) == ("engine:dev", "Pending")
+    message = world.condition("Progressing")["message"]
+    assert "1 service stuck in the move to it, such as team/other, and at most 0 may be" in message
+
+
+async def test_a_rollout_without_room_releases_when_the_spec_allows_it_and_says_so(world):
+    world.service(spec={**SMALL, "rollout": {"releaseAfter": "1m"}})
+    world.pod(1)
+    await world.round()
+
+    def bounds():
+        return world.cache.child(KEY, "Deployment", "chat")["spec"]["strategy"]["rollingUpdate"]
+
+    full = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "9 Insufficient a/gpu."}
+    waiting = pod_body("chat-2", ip="", ready=False, status={"phase": "Pending", "conditions": [full]})
+    del waiting["spec"]["nodeName"]
+    waiting["metadata"]["creationTimestamp"] = "2026-11-20T10:00:03Z"
+    world.cache.put("Pod", waiting)
+    live = world.cache.child(KEY, "Deployment", "chat")
+    world.cache.put("Deployment", {**live, "status": {"updatedReplicas": 1, "replicas": 2}})
+    await world.round(30.0)
+    assert bounds() == {"maxSurge": "10%", "maxUnavailable": 0}
+    await world.round(60.0)
+    assert bounds() == {"maxSurge": 0, "maxUnavailable": "10%"}
+    said = "no node had room for additional pods for 60s (rollout.releaseAfter): old pods are removed first"
+    assert said in world.condition("Progressing")["message"]
+    world.restart()
+    await world.round()
+    assert bounds() == {"maxSurge": 0, "maxUnavailable": "10%"}
+    world.rolled_out()
+    await world.round()
+    assert bounds() == {"maxSurge": "10%", "maxUnavailable": 0}

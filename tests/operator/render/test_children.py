@@ -107,9 +107,23 @@ def test_the_secret_holds_the_token():
     assert base64.b64decode(manifest["data"]["token"]) == b"secret"
 
 
-def test_a_drain_takes_one_pod_at_a_time_and_never_waits_for_one_that_is_not_ready():
-    spec = child("PodDisruptionBudget", make())["spec"]
-    assert spec["maxUnavailable"] == 1
+@pytest.mark.parametrize(
+    ("rollout", "evicted"),
+    [
+        ({}, "10%"),
+        ({"maxSurge": "100%"}, "10%"),
+        ({"maxUnavailable": 0}, "10%"),
+        ({"maxUnavailable": "0%"}, "10%"),
+        ({"maxUnavailable": 2}, 2),
+        ({"strategy": "ReleaseFirst"}, "10%"),
+        ({"strategy": "ReleaseFirst", "maxUnavailable": "25%"}, "25%"),
+    ],
+)
+def test_a_drain_takes_as_many_pods_as_a_rollout_may_leave_missing_and_never_waits_for_one_that_is_not_ready(
+    rollout, evicted
+):
+    spec = child("PodDisruptionBudget", make(rollout=rollout))["spec"]
+    assert spec["maxUnavailable"] == evicted
     assert spec["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
 
 
@@ -151,7 +165,23 @@ def test_pods_that_download_their_model_keep_their_way_out():
     assert child("NetworkPolicy", make(model={"source": "hf://a/b"}))["spec"]["policyTypes"] == ["Ingress"]
 
 
-@pytest.mark.parametrize(("strategy", "surge", "unavailable"), [("SurgeFirst", 1, 0), ("ReleaseFirst", 0, 1)])
-def test_the_rollout_strategy_is_the_deployments(strategy, surge, unavailable):
-    rolling = child("Deployment", make(rollout={"strategy": strategy}, **CPU))["spec"]["strategy"]["rollingUpdate"]
+@pytest.mark.parametrize(
+    ("rollout", "surge", "unavailable"),
+    [
+        ({}, "10%", 0),
+        ({"maxSurge": 3}, 3, 0),
+        ({"maxSurge": "100%", "maxUnavailable": 1}, "100%", 1),
+        ({"strategy": "ReleaseFirst"}, 0, "10%"),
+        ({"strategy": "ReleaseFirst", "maxUnavailable": 4, "maxSurge": "5%"}, "5%", 4),
+    ],
+)
+def test_the_bounds_of_a_rollout_are_the_deployments(rollout, surge, unavailable):
+    rolling = child("Deployment", make(rollout=rollout, **CPU))["spec"]["strategy"]["rollingUpdate"]
     assert rolling == {"maxSurge": surge, "maxUnavailable": unavailable}
+
+
+def test_a_rollout_that_may_release_takes_the_bounds_of_release_first():
+    for rollout, unavailable in (({}, "10%"), ({"maxUnavailable": 0}, "10%"), ({"maxUnavailable": 3}, 3)):
+        made = render(make(rollout={"releaseAfter": "5m", **rollout}), replace(PLAN, release=True), SETTINGS)
+        (deployment,) = (one for one in made if one["kind"] == "Deployment")
+        assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": unavailable}

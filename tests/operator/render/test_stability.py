@@ -44,7 +44,9 @@ def test_the_same_input_gives_the_same_bytes_and_no_plan_changes_the_pod_templat
         {"scaling": {"maxReplicas": 2}},
         {"tuning": {"mode": "Off"}},
         {"rollout": {"strategy": "ReleaseFirst"}},
+        {"rollout": {"maxSurge": "25%", "maxUnavailable": 1, "releaseAfter": "5m"}},
         {"replicas": 3},
+        {"className": "other"},
     ],
 )
 def test_what_the_operator_alone_acts_on_does_not_restart_pods(change):
@@ -64,6 +66,12 @@ def test_the_target_that_engines_order_by_is_all_of_the_latency_targets_that_res
     assert changed({}, {"ttftPerThousandTokens": "60ms"})
     assert not changed({}, {"ttftPerThousandTokens": "0ms"})
     assert not changed({}, {"ttftPerThousandTokens": "60ms"}, policy="fcfs")
+
+
+def test_the_pace_of_a_rollout_is_no_part_of_the_identity_of_the_spec():
+    """Else a change of it would bring a newer engine release that waits for its turn."""
+    paced = make(**CPU, rollout={"maxSurge": 3, "maxUnavailable": "5%", "releaseAfter": "5m"})
+    assert template_inputs(paced.spec) == template_inputs(make(**CPU).spec)
 
 
 # The API server stored these in services that name neither, before a target meant an order.

@@ -30,7 +30,9 @@ class Driver:
         if settings.get("broken"):
             raise ValueError("no such model")
 
-    def generate(self, prompts, output_tokens):
+    def generate(self, prompts, output_tokens, schemas):
+        if schemas:
+            return sum(len(each["items"]["properties"]) for each in schemas) - 1
         if output_tokens == 13:
             print("out of luck", file=sys.stderr)
             sys.stderr.flush()
@@ -58,6 +60,7 @@ def test_a_driver_answers_seconds_whatever_its_libraries_print(start):
         assert engine.engine == "a stand-in"
         assert engine.measure(Job("decode", (3,), 8)) == 2.0
         assert 0 < engine.measure(Job("generate", (3, 4), 2)) < 5
+        assert 0 < engine.measure(Job("generate", (3, 4), 2.5, structured=True)) < 5
 
 
 def test_missing_tokens_fail_the_job_and_not_the_engine(start):

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from tools.bench.engine import rows
 from tools.bench.engine.compare import Contender, run_rows
 from tools.bench.engine.peers import InstallError, Model, Peer, driver_environment, exported, installed
 from tools.bench.engine.process import EngineError, EngineProcess, started
-from tools.bench.engine.report import Failure, Report, Result, text
+from tools.bench.engine.report import Failure, Report, Result, shares, text
 from tools.bench.engine.roofline import Ceilings, Costs, limit
 from tools.bench.engine.rows import Row
 from tools.bench.engine.servers import OURS, http, ready
@@ -137,11 +137,20 @@ class Bench:
                 runs_at_most=self._runs_at_most,
                 settle_seconds=_SETTLE_SECONDS,
             )
-        return [
-            self._result(row, quantization, ours[quantization], on_one_core.get(quantization), theirs, model, ceilings)
+        results = {
+            (row.name, quantization): self._result(
+                row, quantization, ours[quantization], on_one_core.get(quantization), theirs, model, ceilings
+            )
             for row in chosen
             for quantization in quantizations
-        ]
+        }
+        for quantization in quantizations:
+            free, bound = (results.get((name, quantization)) for name in (rows.ROWS[0].name, rows.STRUCTURED))
+            if free is not None and bound is not None:
+                results[rows.STRUCTURED, quantization] = replace(
+                    bound, note="; ".join(filter(None, (bound.note, shares(bound, free))))
+                )
+        return list(results.values())
 
     def _start_ours(self, stack: ExitStack, model: Model, quantization: str, num_threads: int | None) -> Contender:
         settings = our_settings(model, quantization, num_threads)

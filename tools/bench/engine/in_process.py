@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from threading import Semaphore
 
 import numpy as np
 
@@ -41,7 +42,8 @@ class InProcessEngine:
     """A loaded engine. What ends a request is its length alone."""
 
     def __init__(self, config: EngineConfig) -> None:
-        self._engine, self.ready = load(config)
+        self._compiled = Semaphore(0)
+        self._engine, self.ready = load(config, wake=self._compiled.release)
         self._next_id = 0
 
     def add(self, prompts: Sequence[Sequence[int]], output_tokens: Sequence[int], temperature: float = 0.0) -> None:
@@ -52,6 +54,8 @@ class InProcessEngine:
         token_ids = np.array(prompt, np.int32).tobytes()
         self._engine.handle(AddRequest(self._next_id, token_ids, sampling, float(self._next_id)))
         self._next_id += 1
+        if sampling.grammar is not None:
+            self._compiled.acquire()
 
     def reports(self) -> Iterator[StepReport]:
         """Steps until there is no more work."""

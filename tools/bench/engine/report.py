@@ -53,6 +53,15 @@ def ratio(ours: Cell, theirs: Cell, *, more_is_better: bool) -> float | None:
     return ours.median / theirs.median if more_is_better else theirs.median / ours.median
 
 
+def shares(result: Result, whole: Result) -> str:
+    """Each engine's figure as a share of its own in another row."""
+    engines = {"Inflight": (result.ours, whole.ours), "one core": (result.one_core, whole.one_core)}
+    engines |= {name: (cell, whole.peers.get(name)) for name, cell in result.peers.items()}
+    of = {name: ratio(*each, more_is_better=True) for name, each in engines.items()}
+    written = ", ".join(f"{name} {share:.1%}" for name, share in of.items() if share is not None)
+    return f"share of {whole.title}: {written}" if written else ""
+
+
 def number(value: float) -> str:
     """Three significant digits, and no fewer digits than a whole number has."""
     if value == 0 or abs(value) >= 100:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from tools.bench.engine.jobs import Job
+from tools.bench.engine.jobs import SCHEMAS, Job
 
 Counted: TypeAlias = Literal["output", "prompt"]
 
@@ -42,14 +42,21 @@ def _decode(batch: int, peers: tuple[str, ...]) -> Row:
     return Row(f"decode-{batch}", f"decode at batch {batch}", job, "output", 5, peers)
 
 
+STRUCTURED = "structured"
+"""The job of `short`, of which each answer follows a schema."""
+
 ROWS = (
     Row("short", "32 x (128 in, 64 out)", Job("generate", (128,) * 32, 64), "output", 3, ("vllm",)),
+    Row(
+        STRUCTURED, "32 x (128 in, 64 out), structured", Job("generate", (128,) * 32, 64, structured=True), "output", 3,
+        ("vllm",),
+    ),
     Row("long", "16 x (1024 in, 128 out)", Job("generate", (1024,) * 16, 128), "output", 2, ("vllm",)),
     _decode(1, ("vllm", "llama.cpp")),
     _decode(8, ("vllm",)),
     _decode(32, ("vllm",)),
     Row("prefill", "prefill of 1024", Job("generate", (1024,), 1), "prompt", 5, ("vllm", "llama.cpp")),
-)
+)  # fmt: skip
 """Tokens a second, with all cores."""
 
 READY = "ready"
@@ -58,5 +65,9 @@ HTTP = "http"
 """The job of `short` over HTTP, and offline with as many engine threads: one."""
 NAMES = (*(row.name for row in ROWS), READY, HTTP)
 
-WARM_UPS = (Job("generate", (128, 96, 64), 4), Job("generate", (1024,), 2))
+WARM_UPS = (
+    Job("generate", (128, 96, 64), 4),
+    Job("generate", (1024,), 2),
+    Job("generate", (16,) * len(SCHEMAS), 2, structured=True),
+)
 """Jobs that run before anything is timed."""

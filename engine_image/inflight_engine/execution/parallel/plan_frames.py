@@ -32,7 +32,7 @@ class PlanEncoder:
 
 
 def _for_others(start: SlotStart) -> SlotStart:
-    free = replace(start.sampling, bad_words=(), allowed_token_ids=(), logprobs=None, grammar=None, thinking=None)
+    free = replace(start.sampling, bad_words=(), allowed_tokens=b"", logprobs=None, grammar=None, thinking=None)
     return msgspec.structs.replace(start, sampling=free)
 
 

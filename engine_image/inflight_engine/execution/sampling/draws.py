@@ -78,7 +78,10 @@ def _draw(logits: torch.Tensor, batch: DrawBatch, number: npt.NDArray[np.float64
     def column(values: npt.NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(values).to(logits.device)[:, None]
 
-    shifted = logits.double() - logits.amax(dim=-1, keepdim=True).double()
+    most = logits.amax(dim=-1, keepdim=True).double()
+    # No distribution is in a row without a greatest finite logit: one of masks that leave nothing, or a broken model's.
+    usable = most.isfinite()
+    shifted = torch.where(usable, logits.double() - most, 0)
     weights = (shifted / column(batch.temperature)).exp()  # [N, V], the largest is 1
     vocab_size = weights.shape[-1]
     if batch.min_p.any():
@@ -93,7 +96,8 @@ def _draw(logits: torch.Tensor, batch: DrawBatch, number: npt.NDArray[np.float64
     # Rounding must not push the target to the total: behind it there is no token.
     below_total = total.nextafter(torch.zeros_like(total))
     target = torch.minimum(column(number) * total, below_total)
-    return torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    drawn = torch.searchsorted(cumulative, target, right=True)
+    return torch.where(usable, drawn, logits.argmax(dim=-1, keepdim=True)).squeeze(-1)
 
 
 def uniform(seed: npt.NDArray[np.uint64], position: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""`bad_words` and `allowed_token_ids`: the tokens that a request may sample next.
+"""`bad_words` and `allowed_tokens`: the tokens that a request may sample next.
 
 As in vLLM, a word is banned by its last token, where the tokens before it are the latest of the answer.
 """
@@ -44,14 +44,14 @@ class TokenRules:
     """A `TokenMask`.
 
     Args:
-        sampling: with `bad_words` or `allowed_token_ids`.
+        sampling: with `bad_words` or `allowed_tokens`.
         grammar: the place in the request's grammar or thinking; owned. None: it has neither.
     """
 
     def __init__(self, sampling: SamplingParams, grammar: TokenMask | None) -> None:
         self._grammar = grammar
         self._error = ""
-        self._allowed = _words(sampling.allowed_token_ids) if sampling.allowed_token_ids else None
+        self._allowed = _words_of(sampling.allowed_tokens) if sampling.allowed_tokens else None
         self._last_tokens = _by_beginning(sampling.bad_words)
         self._lengths = sorted({len(beginning) for beginning in self._last_tokens})
         self._recent: tuple[int, ...] = ()
@@ -128,6 +128,13 @@ def _words(token_ids: Iterable[int]) -> _Words:
     words = np.zeros(len(index), np.uint32)
     np.bitwise_or.at(words, place, np.uint32(1) << (ids % 32).astype(np.uint32))
     return index.astype(np.intp), words.view(np.int32)
+
+
+def _words_of(mask: bytes) -> _Words:
+    """The words of a `token_mask`."""
+    words = np.frombuffer(mask, "<i4").astype(np.int32)
+    index = np.flatnonzero(words)
+    return index, words[index]
 
 
 def _clear(bits: Bits, tokens: _Words) -> None:

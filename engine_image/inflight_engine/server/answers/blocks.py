@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
 from inflight_engine.formats.events import CallEvent, Event, TextEvent
@@ -19,17 +19,22 @@ class Block:
 
     Attributes:
         index: of the block in the answer.
-        text: so far; of a call its arguments.
         name, call_id: of a call.
         cut: the answer reached its greatest length in it.
+        parts: its text so far.
     """
 
     index: int
     kind: Literal["reasoning", "content", "call"]
-    text: str = ""
     name: str = ""
     call_id: str = ""
     cut: bool = False
+    parts: list[str] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The text so far; of a call its arguments."""
+        return "".join(self.parts)
 
 
 Change: TypeAlias = tuple[Literal["begin", "add", "end"], Block, str]
@@ -66,7 +71,7 @@ class Blocks:
                 yield "begin", new, ""
             if text:
                 block = self.all[-1]
-                block.text += text
+                block.parts.append(text)
                 yield "add", block, text
 
     def finish(self, *, cut: bool) -> Iterator[Change]:

@@ -241,7 +241,7 @@ class ChatAnswer(_Answer):
         return {"message": {"role": "assistant", **said, "refusal": None}}
 
     def _ids(self, choice: Generation) -> CallIds:
-        return call_ids(choice, f"{self._head['id']} {self._head['created']}")
+        return call_ids(choice, str(self._head["id"]))
 
 
 class CompletionAnswer(_Answer):

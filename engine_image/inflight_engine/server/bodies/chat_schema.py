@@ -332,6 +332,10 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
     def num_logprobs(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
+    @property
+    def limit_field(self) -> str:
+        return "max_tokens" if self.max_completion_tokens is None else "max_completion_tokens"
+
     def asked_max_tokens(self) -> int | None:
         """`max_completion_tokens`, or `max_tokens`, its older name."""
         return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens

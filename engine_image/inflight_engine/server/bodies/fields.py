@@ -27,6 +27,8 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGPROB_TOKEN_IDS = 128
 """vLLM's."""
 MAX_BAD_WORDS = 1024
+MAX_ALLOWED_TOKEN_IDS = 2**20
+"""More than any vocabulary has."""
 MAX_SALT_LENGTH = 256
 
 
@@ -138,7 +140,9 @@ class SamplingFields(TruncationFields):
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
     bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, fail_fast=True)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None
+    ) = None
     include_stop_str_in_output: bool | None = None
     skip_special_tokens: bool | None = None
     spaces_between_special_tokens: bool | None = None
@@ -216,6 +220,11 @@ class GenerationFields(SamplingFields, SchedulingFields):
     """Limit of the output where the client sets none, if the context leaves that much; None: all that is left."""
     cuts_max_tokens: ClassVar[bool] = False
     """A limit above what the context leaves means all that is left; else it is an error."""
+
+    @property
+    def limit_field(self) -> str:
+        """Name of the field that limits the output."""
+        return "max_tokens"
 
     @abstractmethod
     def prompts(self) -> list[Prompt]: ...

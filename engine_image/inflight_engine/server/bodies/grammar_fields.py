@@ -12,7 +12,7 @@ from inflight_contract.errors import bad_request
 from inflight_engine.grammars import sources
 from inflight_engine.grammars.compiled import GrammarError
 from inflight_engine.grammars.sources import Source, Tag
-from inflight_engine.server.bodies.fields import Body, only
+from inflight_engine.server.bodies.fields import Body
 
 if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # a type of the stubs alone
@@ -85,7 +85,7 @@ class StructuredOutputs(Body):
     structural_tag: StructuralTagFormat | str | None = None
     disable_any_whitespace: bool | None = None
     whitespace_pattern: str | None = None
-    disable_additional_properties: Annotated[object, only(False)] = None
+    disable_additional_properties: bool | None = None
 
     def source(self, field: str, is_special: IsSpecial) -> Source:
         """Raises ApiError: 400, not one grammar."""
@@ -97,7 +97,8 @@ class StructuredOutputs(Body):
         place, value = f"{field}.{kind.rstrip('_')}", getattr(self, kind)
         match kind:
             case "json_":
-                return sources.of_schema(place, _decoded(value, place), self._whitespace())
+                open_objects = self.disable_additional_properties is False
+                return sources.of_schema(place, _decoded(value, place), self._whitespace(), open_objects=open_objects)
             case "json_object":
                 return sources.of_schema(place, _ANY_OBJECT, self._whitespace())
             case "regex":

@@ -25,16 +25,16 @@ class ApiKeyMiddleware:
         self._digests = [_digest(key) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and not _is_open(scope) and not self._knows(_key_of(Headers(scope=scope))):
+        if scope["type"] == "http" and not _is_open(scope) and not self._know_any(_keys_of(Headers(scope=scope))):
             message = "a key is required: Authorization: Bearer KEY, one of those of --api-key"
             error = ApiError(401, message, code="invalid_api_key")
             await error_response(error, scope["path"])(scope, receive, send)
             return
         await self._app(scope, receive, send)
 
-    def _knows(self, key: str) -> bool:
+    def _know_any(self, keys: Sequence[str]) -> bool:
         # All are compared, so that the time does not tell which one is alike.
-        return sum(hmac.compare_digest(_digest(key), each) for each in self._digests) > 0
+        return sum(hmac.compare_digest(_digest(key), each) for key in keys for each in self._digests) > 0
 
 
 def _is_open(scope: Scope) -> bool:
@@ -42,9 +42,11 @@ def _is_open(scope: Scope) -> bool:
     return path in _OPEN or path.startswith("/admin/")
 
 
-def _key_of(headers: Headers) -> str:
+def _keys_of(headers: Headers) -> list[str]:
+    """Keys of a request: clients of Anthropic's API may send both headers, each with a key of its own."""
     scheme, _, token = headers.get("authorization", "").partition(" ")
-    return token.strip() if scheme.lower() == "bearer" else headers.get("x-api-key", "")
+    bearer = [token.strip()] if scheme.lower() == "bearer" else []
+    return [*bearer, *headers.getlist("x-api-key")]
 
 
 def _digest(key: str) -> bytes:

@@ -19,12 +19,14 @@ from inflight_engine.models.conversation import Conversation
 from inflight_engine.request import Thinking
 from inflight_engine.server.answers.writer import PROGRESS_HEADER
 from inflight_engine.server.bodies.fields import ContinuedChoice, GenerationFields, PlainText, Prompt
+from inflight_engine.server.http.strict_json import converted
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.generation import GenerationRequest
 from inflight_engine.server.requests.inbox import Inbox
 from inflight_engine.server.requests.prepare import (
     TOO_LONG,
     ModelFacts,
+    allowed_tokens,
     banned_sequences,
     choice_seed,
     continued_choices,
@@ -58,7 +60,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     exchange.scheduling = body.scheduling(
         service.config.engine.classes, service.tenants.of(http.headers, exchange.request_id)
     )
-    prompts, n = body.prompts(), body.n or 1
+    prompts, n = await converted(http, body.prompts), body.n or 1
     continued = continued_choices(body.inflight_continuation, len(prompts) * n, relayed=relayed)
     num_unfinished = sum(each.finish_reason is None for each in continued)
     service.registry.check_room(exchange.scheduling.service_class, num_unfinished)
@@ -76,6 +78,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
         thinking = replace(service.thinking, begun=parsing.thinks, budget=body.thinking_budget())
     echoes = await _texts(tokenizer, prompts, [*token_ids.values()]) if body.echoes() else [None] * len(prompts)
     banned = banned_sequences(body, partial(tokenizer.encode, special_tokens=False), facts)
+    allowed = allowed_tokens(body, facts)
     requests = _requests(
         service,
         body,
@@ -86,6 +89,7 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
         continued,
         grammar,
         banned,
+        allowed,
         parsing,
         thinking,
         relayed=relayed,
@@ -123,6 +127,7 @@ def _requests(
     continued: Sequence[ContinuedChoice],
     grammar: str | None,
     banned: tuple[tuple[int, ...], ...],
+    allowed: bytes,
     parsing: Parsing | None,
     thinking: Thinking | None,
     *,
@@ -157,7 +162,9 @@ def _requests(
                     request_id=request_id,
                     index=index,
                     prompt_token_ids=prompt,
-                    sampling=replace(sampling, seed=seed, grammar=grammar, thinking=bound, bad_words=banned),
+                    sampling=replace(
+                        sampling, seed=seed, grammar=grammar, thinking=bound, bad_words=banned, allowed_tokens=allowed
+                    ),
                     scheduling=replace(scheduling, predicted_tokens=predicted),
                     stop=body.stop_strings(),
                     streaming=bool(body.stream) or relayed,

@@ -12,7 +12,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from inflight_contract.errors import ANTHROPIC_PATHS, ApiError
+from inflight_contract.errors import ApiError, is_anthropic
 from inflight_engine import logs
 from inflight_engine.server.answers.send import keep_server_send
 from inflight_engine.server.errors import error_response
@@ -89,7 +89,7 @@ class EdgeMiddleware:
                 exchange.status = message["status"]
                 headers = MutableHeaders(raw=message["headers"])
                 headers[REQUEST_ID_HEADER] = request_id
-                if scope["path"] in ANTHROPIC_PATHS:
+                if is_anthropic(scope["path"]):
                     headers["request-id"] = request_id
                 if self._service.draining:
                     headers["connection"] = "close"

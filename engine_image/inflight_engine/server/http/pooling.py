@@ -4,6 +4,7 @@ https://platform.openai.com/docs/api-reference/embeddings and https://docs.vllm.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 
 from fastapi import APIRouter, Request, Response
 
@@ -84,9 +85,8 @@ async def _begin(service: Service, http: Request, body: PoolingFields) -> Call:
         ApiError: 400, or 503 if they cannot be accepted now.
     """
     arrived, exchange, relayed = time.monotonic(), exchange_of(http.scope), http.headers.get(PROGRESS_HEADER) == "1"
-    exchange.scheduling = scheduling = body.scheduling(
-        service.config.engine.classes, service.tenants.of(http.headers, exchange.request_id)
-    )
+    scheduling = body.scheduling(service.config.engine.classes, service.tenants.of(http.headers, exchange.request_id))
+    exchange.scheduling = scheduling = replace(scheduling, predicted_tokens=None)
     prompts = body.prompts()
     continued = continued_choices(body.inflight_continuation, len(prompts), relayed=relayed)
     service.registry.check_room(scheduling.service_class, len(prompts))

@@ -10,7 +10,7 @@ from inflight_engine.server.bodies.converted import in_words_of
 from inflight_engine.server.http.endpoint import begin
 from inflight_engine.server.http.middleware import request_id
 from inflight_engine.server.http.openai import check_model
-from inflight_engine.server.http.strict_json import StrictJsonRoute
+from inflight_engine.server.http.strict_json import StrictJsonRoute, converted
 from inflight_engine.server.responses.answer import ResponsesAnswer
 from inflight_engine.server.responses.requests import NAMES, ResponsesRequest
 from inflight_engine.server.service import ServiceOf
@@ -23,8 +23,9 @@ async def responses(body: ResponsesRequest, http: Request, service: ServiceOf) -
     """The next items of a conversation."""
     check_model(body.model, service)
     try:
-        call = await begin(service, http, body.chat())
+        call = await begin(service, http, await converted(http, body.chat))
     except ApiError as error:
         raise in_words_of(NAMES, error) from None
-    answer = ResponsesAnswer(call, body, service.config.served_model_name, request_id(http.scope))
+    token_bytes = service.tokenizer.token_bytes
+    answer = ResponsesAnswer(call, body, service.config.served_model_name, request_id(http.scope), token_bytes)
     return GenerationResponse(service.registry, service.heartbeats, call, answer)

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import TypeVar
 
 import msgspec
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from inflight_contract.errors import bad_request
@@ -16,7 +16,7 @@ from inflight_engine.server.bodies.chat_schema import Messages, TemplateFields, 
 from inflight_engine.server.bodies.fields import Body, PlainText, Prompt, TokenIdList
 from inflight_engine.server.http.endpoint import LONG_TEXT, encode
 from inflight_engine.server.http.openai import check_model
-from inflight_engine.server.http.strict_json import StrictJsonRoute
+from inflight_engine.server.http.strict_json import StrictJsonRoute, converted
 from inflight_engine.server.service import ServiceOf
 
 router = APIRouter(route_class=StrictJsonRoute)
@@ -47,12 +47,13 @@ class DetokenizeRequest(Body):
 
 
 @router.post("/tokenize")
-async def tokenize(body: TokenizeRequest, service: ServiceOf) -> Response:
+async def tokenize(body: TokenizeRequest, http: Request, service: ServiceOf) -> Response:
     """Token ids of a prompt or of a conversation, and how many they are."""
     check_model(body.model, service)
     tokenizer, facts = service.model
     field = "prompt" if body.messages is None else "messages"
-    token_ids = (await encode(tokenizer, {field: _prompt(body)}))[field]
+    prompt = await converted(http, lambda: _prompt(body))
+    token_ids = (await encode(tokenizer, {field: prompt}))[field]
     answer = {
         "count": len(token_ids),
         "max_model_len": facts.max_total_tokens,

@@ -28,7 +28,7 @@ class MessageEvents:
         for kind, block, text in changes:
             match kind:
                 case "begin":
-                    empty = self.block(Block(block.index, block.kind, "", block.name, block.call_id))
+                    empty = self.block(Block(block.index, block.kind, block.name, block.call_id))
                     if block.kind == "reasoning":
                         empty["signature"] = ""
                     yield {"type": "content_block_start", "index": block.index, "content_block": empty}
@@ -66,8 +66,10 @@ def _delta(block: Block, kind: str, text: str) -> dict[str, Any]:
     return {"type": "content_block_delta", "index": block.index, "delta": {"type": f"{kind}_delta", field: text}}
 
 
-def _object(arguments: str) -> dict[str, Any]:
+def _object(arguments: str) -> Any:
+    """The arguments as the model wrote them: their numbers may be larger than msgspec encodes."""
     try:
-        return msgspec.json.decode(arguments, type=dict[str, Any])
+        msgspec.json.decode(arguments, type=dict[str, Any])
     except (msgspec.MsgspecError, RecursionError):
         return {}
+    return msgspec.Raw(arguments.encode())

@@ -5,9 +5,9 @@ Format: https://platform.claude.com/docs/en/api/messages
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any, Literal, TypeAlias
 
-import msgspec
 from pydantic import AfterValidator, Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
@@ -255,6 +255,11 @@ def _text(content: str | list[TextBlock]) -> str:
     return content if isinstance(content, str) else "\n".join(block.text for block in content)
 
 
+def _written(value: dict[str, Any]) -> str:
+    # Not msgspec: numbers may be larger than it encodes.
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
 def _function(tool: Tool) -> dict[str, Any]:
     function: dict[str, Any] = {"name": tool.name, "parameters": tool.input_schema}
     if tool.description is not None:
@@ -283,19 +288,22 @@ def _add(messages: list[dict[str, Any]], message: Message) -> None:
         messages.append({"role": message.role, "content": message.content})
         return
     texts: list[str] = []
+    thoughts: list[str] = []
     plain: dict[str, Any] = {"role": message.role}
     for block in message.content:
         match block:
             case TextBlock(text=text):
                 texts.append(text)
             case ThinkingBlock(thinking=text):
-                plain["reasoning"] = plain.get("reasoning", "") + text
+                thoughts.append(text)
             case ToolUseBlock():
-                function = {"name": block.name, "arguments": msgspec.json.encode(block.input).decode()}
+                function = {"name": block.name, "arguments": _written(block.input)}
                 plain.setdefault("tool_calls", []).append({"id": block.id, "function": function})
             case ToolResultBlock():
                 result = {"role": "tool", "tool_call_id": block.tool_use_id, "content": _text(block.content)}
                 messages.append(result)
+    if thoughts:
+        plain["reasoning"] = "".join(thoughts)
     if texts or "tool_calls" in plain or "reasoning" in plain:
         messages.append({**plain, "content": "\n".join(texts)} if texts else plain)
     elif not any(isinstance(block, ToolResultBlock) for block in message.content):

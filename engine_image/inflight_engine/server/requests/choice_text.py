@@ -73,7 +73,7 @@ class ChoiceText:
         "_released",
         "_stop",
         "_stop_token_ids",
-        "_text",
+        "_texts",
         "_untaken",
     )
 
@@ -92,7 +92,7 @@ class ChoiceText:
         self._stop = StopStrings(stop, included=with_stop)
         self._stop_token_ids = stop_token_ids
         self._min_tokens = min_tokens
-        self._text = echo
+        self._texts = [echo]
         # Number of decoded tokens.
         self._num_decoded = 0
         # Characters of the text: decoded, and of them not held back as a possible stop string.
@@ -139,8 +139,8 @@ class ChoiceText:
         if all_out:
             self._release(self._stop.push(self._detokenizer.flush()))
             self._release(self._stop.flush())
-        text, self._text = self._text, ""
-        return text, self._take_tokens(all_out=all_out) if self._untaken else []
+        texts, self._texts = self._texts, []
+        return "".join(texts), self._take_tokens(all_out=all_out) if self._untaken else []
 
     def take_events(self, *, done: bool) -> list[Event]:
         """Events of the text that was taken; all of the rest when the choice is done."""
@@ -159,7 +159,7 @@ class ChoiceText:
 
     def _release(self, text: str) -> None:
         if self._parser is None:
-            self._text += text
+            self._texts.append(text)
         else:
             self._events += self._parser.feed(text)
         self._released += len(text)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,12 +13,14 @@ from inflight_contract.errors import ApiError
 from inflight_engine.request import FinishReason
 from inflight_engine.server.answers.blocks import AnswerBlocks
 from inflight_engine.server.answers.events import call_ids
+from inflight_engine.server.answers.logprobs import TokenBytes
 from inflight_engine.server.answers.writer import AnswerFormat
 from inflight_engine.server.requests.call import Call
 from inflight_engine.server.requests.choice_text import Piece
 from inflight_engine.server.requests.generation import Generation
 from inflight_engine.server.responses.events import ResponseEvents
 from inflight_engine.server.responses.requests import ResponsesRequest
+from inflight_engine.server.responses.scores import Scores, TextScores
 
 
 class ResponsesAnswer(AnswerFormat):
@@ -26,33 +29,45 @@ class ResponsesAnswer(AnswerFormat):
     Args:
         model: the served name.
         request_id: what its ids are made of.
+        token_bytes: the text of a token.
     """
 
-    def __init__(self, call: Call, body: ResponsesRequest, model: str, request_id: str) -> None:
+    def __init__(
+        self, call: Call, body: ResponsesRequest, model: str, request_id: str, token_bytes: TokenBytes
+    ) -> None:
         continuation = body.inflight_continuation
         self._call = call
         self._body = body
         self._model = model
         self._id = f"resp_{request_id}"
         self._created = int(time.time()) if continuation is None else continuation.created
+        self._tools = _written_once(
+            [
+                {"description": None, "parameters": None, "strict": None, **each.model_dump(exclude_none=True)}
+                for each in body.tools or ()
+            ]
+        )
+        self._text = _written_once({"format": _text_format(body)})
         (self._choice,) = call.choices
         self._blocks = AnswerBlocks(call, call_ids(self._choice, self._id))
         self._events = ResponseEvents(self._id)
+        self._scores = TextScores(self._choice.request, token_bytes) if self._choice.scored else None
         if continuation is not None and continuation.sequence_number is not None:
             self._events.sequence_number = continuation.sequence_number
 
     def whole(self, pieces: Sequence[Piece]) -> bytes:
-        self._blocks.changes(pieces[0], ended=True)
+        (piece,) = pieces
+        self._events.keep_scores(self._blocks.changes(piece, ended=True), self._scores_of(piece))
         return msgspec.json.encode(self._response())
 
     def first(self) -> bytes:
         return _written(self._events.begin(self._response(status="in_progress")))
 
     def piece(self, choice: Generation, piece: Piece) -> bytes:
-        return _written(self._events.of(self._blocks.changes(piece)))
+        return _written(self._events.of(self._blocks.changes(piece), self._scores_of(piece)))
 
     def last(self, choice: Generation, piece: Piece) -> bytes:
-        return _written(self._events.of(self._blocks.changes(piece, ended=True)))
+        return _written(self._events.of(self._blocks.changes(piece, ended=True), self._scores_of(piece)))
 
     def end(self) -> bytes:
         return _written([self._events.event(f"response.{self._status}", response=self._response())])
@@ -64,6 +79,9 @@ class ResponsesAnswer(AnswerFormat):
         }
         events = [self._events.event("error", **described)]
         return _written([*events, self._events.event("response.failed", response=failed)])
+
+    def _scores_of(self, piece: Piece) -> Iterator[Scores]:
+        return iter(()) if self._scores is None else self._scores.of(piece)
 
     @property
     def _status(self) -> str:
@@ -91,15 +109,12 @@ class ResponsesAnswer(AnswerFormat):
             "top_p": sampling.top_p,
             "presence_penalty": sampling.presence_penalty,
             "frequency_penalty": sampling.frequency_penalty,
-            "top_logprobs": 0,
-            "tools": [
-                {"description": None, "parameters": None, "strict": None, **each.model_dump(exclude_none=True)}
-                for each in body.tools or ()
-            ],
+            "top_logprobs": body.top_logprobs or 0,
+            "tools": self._tools,
             "tool_choice": _shown(body.tool_choice, "auto"),
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "max_tool_calls": body.max_tool_calls,
-            "text": {"format": _text_format(body)},
+            "text": self._text,
             "reasoning": {"effort": None, "summary": None, **_shown(body.reasoning, {})},
             "store": False,
             "background": False,
@@ -136,6 +151,11 @@ def _text_format(body: ResponsesRequest) -> Any:
     if form is None:
         return {"type": "text"}
     return form.model_dump(by_alias=True)
+
+
+def _written_once(value: Any) -> msgspec.Raw:
+    """JSON of the request, whose numbers may be larger than msgspec encodes."""
+    return msgspec.Raw(json.dumps(value, ensure_ascii=False).encode())
 
 
 def _written(events: Iterable[dict[str, Any]]) -> bytes:

@@ -6,6 +6,7 @@ Format: https://platform.openai.com/docs/api-reference/responses, https://www.op
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import Discriminator, Field, Tag
@@ -13,7 +14,14 @@ from pydantic import Discriminator, Field, Tag
 from inflight_contract.errors import bad_request
 from inflight_engine.server.bodies.chat_schema import ArgumentsText, FunctionName, NamedTool
 from inflight_engine.server.bodies.converted import ConvertedChat, as_chat, kinds, shape, shared_fields
-from inflight_engine.server.bodies.fields import FIRST_ERROR, Body, Continuation, SchedulingFields, only
+from inflight_engine.server.bodies.fields import (
+    FIRST_ERROR,
+    MAX_TOP_LOGPROBS,
+    Body,
+    Continuation,
+    SchedulingFields,
+    only,
+)
 from inflight_engine.server.bodies.grammar_fields import JsonObjectFormat, Schema, TextFormat
 
 NAMES = {
@@ -167,7 +175,8 @@ class ResponsesRequest(SchedulingFields):
     """Body of /v1/responses.
 
     `store`: responses are not stored, whatever it says, and the response says so. `include`: reasoning is shown as
-    text, so none is encrypted. `metadata`, `user`, `safety_identifier`: the caller's own notes.
+    text, so none is encrypted; log-probabilities are part of the text, in a stream of its deltas only. `metadata`,
+    `user`, `safety_identifier`: the caller's own notes.
     """
 
     model: str
@@ -176,7 +185,7 @@ class ResponsesRequest(SchedulingFields):
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
-    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_output_tokens: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     temperature: float | None = None
     top_p: float | None = None
     presence_penalty: float | None = None
@@ -185,7 +194,7 @@ class ResponsesRequest(SchedulingFields):
     tools: Annotated[list[Annotated[FunctionTool, kinds("tools", "function")]], FIRST_ERROR] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedTools | None = None
     parallel_tool_calls: bool | None = None
-    max_tool_calls: int | None = None
+    max_tool_calls: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
 
@@ -196,8 +205,8 @@ class ResponsesRequest(SchedulingFields):
     prompt_cache_key: str | None = None
     prompt_cache_retention: object = None
     service_tier: str | None = None
-    include: list[Literal["reasoning.encrypted_content"]] | None = None
-    top_logprobs: Annotated[object, only(0)] = None
+    include: list[Literal["reasoning.encrypted_content", "message.output_text.logprobs"]] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     truncation: Annotated[object, only("disabled")] = None
     background: Annotated[object, only(False)] = None
     previous_response_id: Annotated[object, only()] = None
@@ -213,6 +222,10 @@ class ResponsesRequest(SchedulingFields):
             ApiError: 400, in words of chat requests.
         """
         tools, choice = self._tools()
+        scored = "message.output_text.logprobs" in (self.include or ())
+        if self.top_logprobs and not scored:
+            message = "top_logprobs: only allowed together with message.output_text.logprobs in include"
+            raise bad_request(message, "top_logprobs")
         values = {
             **shared_fields(self),
             "messages": self._messages(),
@@ -223,6 +236,8 @@ class ResponsesRequest(SchedulingFields):
             "top_p": self.top_p,
             "presence_penalty": self.presence_penalty,
             "frequency_penalty": self.frequency_penalty,
+            "logprobs": scored or None,
+            "top_logprobs": self.top_logprobs if scored else None,
             "tools": tools,
             "tool_choice": choice,
             "parallel_tool_calls": self.parallel_tool_calls,
@@ -234,12 +249,15 @@ class ResponsesRequest(SchedulingFields):
         return as_chat(values)
 
     def _messages(self) -> list[dict[str, Any]]:
-        messages: list[dict[str, Any]] = []
-        if self.instructions:
-            messages.append({"role": "system", "content": self.instructions})
-        if isinstance(self.input, str):
-            return [*messages, {"role": "user", "content": self.input}]
-        for item in self.input:
+        """Messages of the conversation. Many templates take one system message, at the start: it has the instructions
+        and the first items."""
+        head, items = [self.instructions] if self.instructions else [], self.input
+        if isinstance(items, str):
+            items = [MessageItem(type="message", role="user", content=items)]
+        first = [*takewhile(lambda item: item.type == "message" and item.role in ("system", "developer"), items)]
+        head += [_text(item.content) for item in first if isinstance(item, MessageItem)]
+        messages: list[dict[str, Any]] = [{"role": "system", "content": "\n\n".join(head)}] if head else []
+        for item in items[len(first) :]:
             _add(messages, item)
         return messages
 
@@ -284,11 +302,7 @@ def _add(messages: list[dict[str, Any]], item: MessageItem | CallItem | ResultIt
                 messages.append(last := {"role": "assistant"})
             last["content"] = _text(item.content)
         case MessageItem():
-            text = _text(item.content)
-            if item.role in ("system", "developer") and [each["role"] for each in messages] == ["system"]:
-                last["content"] += f"\n\n{text}"  # many templates take one such message, at the start
-            else:
-                messages.append({"role": item.role, "content": text})
+            messages.append({"role": item.role, "content": _text(item.content)})
         case ReasoningItem():
             if item.text:
                 messages.append({"role": "assistant", "reasoning": item.text})

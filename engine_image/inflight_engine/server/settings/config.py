@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from inflight_engine.server.settings.tracing import TracingConfig
 from inflight_settings.engine import EngineConfig
 from inflight_settings.server import ServerSettings
+
+_KEY = re.compile(r"[!-~]([ -~]*[!-~])?")
+"""An API key: what a header carries unchanged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,6 +44,8 @@ class ServerConfig(ServerSettings):
             return "--no-serving-metrics needs --admin-port: /metrics would be nowhere"
         if self.admin_port and self.admin_port == self.port:
             return f"--admin-port and --port are both {self.port}: give admin calls a port of their own, or none"
+        if not all(map(_KEY.fullmatch, self.api_key)):
+            return "--api-key or $INFLIGHT_API_KEY: a key must not be empty, and has visible ASCII characters only"
         if self.trust_tenant_header and self.tenant_key_file is not None:
             return "--trust-tenant-header and --tenant-key-file exclude each other: the header is trusted or checked"
         return None

@@ -57,7 +57,8 @@ def read_config(parser: argparse.ArgumentParser, argv: Sequence[str]) -> ServerC
         parser.error("MODEL is missing; for example: inflight-engine serve builtin://smollm2")
     server = chosen(ServerSettings, given)
     server["served_model_names"] = server.get("served_model_names") or (_last_part(given["model"]),)
-    server["api_key"] = server.get("api_key") or tuple(filter(None, [os.environ.get("INFLIGHT_API_KEY")]))
+    key = os.environ.get("INFLIGHT_API_KEY")  # an empty one is wrong usage: it must not leave the server open
+    server["api_key"] = server.get("api_key") or (() if key is None else (key,))
     try:
         tracing = tracing_config(server.get("otlp_traces_endpoint"), server.get("traces_sampling_ratio"), os.environ)
     except ValueError as error:

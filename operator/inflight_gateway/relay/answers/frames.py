@@ -10,11 +10,16 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-MAX_EVENT_BYTES = 2**20
-"""Most bytes of a frame of a stream: one event for each choice."""
+MAX_FRAME_BYTES = 16 * 2**20
+"""Most bytes of a frame: the last events of OpenAI Responses have the whole text up to three times, and the first ones
+the instructions and tools of the request. Whole answers that are longer pass as they come: with log-probabilities a
+token takes about 1.7 kB, and an embedding up to 80 kB."""
 
-MAX_WHOLE_BYTES = 16 * 2**20
-"""Most bytes of a frame of an answer that is not streamed: with log-probabilities a token takes about 1.7 kB."""
+MAX_LINES = 2**16
+"""Most lines in the frames of a read: a comment takes this process much longer than its engine."""
+
+_MAX_NOTES_BYTES = 4096
+"""Most bytes of the notes before a long whole answer: the end of each choice is in a frame before it."""
 
 MAX_FRAMES = 2048
 """Most frames in one read: those of a minute, where engine or relay stood still. Frames of a few bytes each would take
@@ -26,6 +31,8 @@ DONE = b"data: [DONE]\n\n"
 ONE_TOKEN = re.compile(rb":t (\d{1,4}) (\d{1,10})\n((?:event: [^\n]*\n)?data: \{[^\n]*\n\n)")
 """A whole frame of one token, the usual one, and never `DONE`, which ends the stream. Groups: index of the choice, id
 of the token, data."""
+
+_WHOLE_BEGUN = re.compile(rb"((?::[^\n]*\n)+)data: ")
 
 _END = b"\n\n"
 _WITHIN = b"\n\r\n"
@@ -41,16 +48,15 @@ class Frame(NamedTuple):
 
 
 class FrameTooLong(ValueError):
-    """A frame is longer than the parser's bound, or a read has more than `MAX_FRAMES`."""
+    """A frame is longer than `MAX_FRAME_BYTES`, or a read has more than `MAX_FRAMES` or `MAX_LINES`."""
 
 
 class FrameParser:
-    """Parser of one response. It keeps the bytes of an incomplete frame. Args: most: bytes of a frame."""
+    """Parser of one response. It keeps the bytes of an incomplete frame."""
 
-    __slots__ = ("_begun", "_most", "_searched")
+    __slots__ = ("_begun", "_searched")
 
-    def __init__(self, most: int) -> None:
-        self._most = most
+    def __init__(self) -> None:
         self._begun = bytearray()
         # Bytes of the incomplete frame already searched for its end.
         self._searched = 0
@@ -74,14 +80,25 @@ class FrameParser:
         begun += data
         end = begun.rfind(_END, self._searched)
         if end < 0:
-            if len(begun) > self._most:
+            if len(begun) > MAX_FRAME_BYTES:
                 raise FrameTooLong
             self._searched = max(0, len(begun) - 1)
             return []
         complete = bytes(begun[:end])
         del begun[: end + len(_END)]
         self._searched = max(0, len(begun) - 1)
+        if complete.count(b"\n") > MAX_LINES:
+            raise FrameTooLong
         return [_frame(each) for each in complete.split(_END)]
+
+    def begun(self) -> Frame | None:
+        """Returns the incomplete frame, whose data are one line, as far as it has come: the line without `data: `.
+        None: its notes are not complete, or it has none."""
+        found = _WHOLE_BEGUN.match(self._begun, 0, _MAX_NOTES_BYTES)
+        if found is None:
+            return None
+        notes = tuple(line[1:] for line in found[1].splitlines())
+        return Frame(notes, bytes(self._begun[found.end() :]))
 
 
 def _frame(text: bytes) -> Frame:

@@ -11,26 +11,22 @@ import re
 import msgspec
 
 from inflight_gateway.relay.answers.answer import Usage
+from inflight_gateway.relay.answers.json_usage import UsageReader
 
 _PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions"))
 """Paths with `stream_options` (OpenAI's)."""
-
-_EDGE_BYTES = 2048
-"""Bytes at the end of an answer, or at its begin, that hold its token counts, if it has any."""
 
 _MAX_EVENT_BYTES = 64 * 2**10
 """Longest event that may be the one with the token counts; longer ones pass in parts."""
 
 # Quotes within a JSON string are escaped, so that text of an answer matches none of these.
-_COUNT = re.compile(
-    rb'"((?:prompt|completion|cached|input|output|cache_read_input|cache_creation_input)_tokens)":\s*(\d{1,12})\b'
-)
 _NO_CHOICES = re.compile(rb'"choices":\s*\[\s*\]')
 _NULL_USAGE = re.compile(rb',\s*"usage":\s*null')
 _CONTENT = re.compile(
     rb'"(?:content|text|reasoning|reasoning_content|arguments|delta|thinking|partial_json)":\s*"(?!")'
 )
 _EVENT_END = re.compile(rb"\r?\n\r?\n")
+_JSON_BEGINS = (b"{", b"[", b" ", b"\n", b"\r", b"\t")
 
 
 class _Fields(msgspec.Struct):
@@ -93,7 +89,7 @@ class PlainUsage:
     Attributes: kept_bytes: of an incomplete event.
     """
 
-    __slots__ = ("_begun", "_contents", "_head", "_passing", "_strip", "_tail", "_usage")
+    __slots__ = ("_begun", "_contents", "_passing", "_reader", "_strip", "_whole")
 
     def __init__(self, *, strip: bool) -> None:
         self._strip = strip
@@ -101,8 +97,9 @@ class PlainUsage:
         self._passing = False
         """Within an event that is too long to be kept."""
         self._contents = 0
-        self._head = self._tail = b""
-        self._usage: Usage | None = None
+        self._reader = UsageReader()
+        self._whole: bool | None = None
+        """The answer is one JSON text, and no stream; None: nothing has come yet."""
 
     @property
     def kept_bytes(self) -> int:
@@ -111,62 +108,59 @@ class PlainUsage:
     @property
     def usage(self) -> Usage | None:
         """The counts, or, for a stream without them, the events with text: a lower bound. None: there is neither."""
-        found = self._usage or _usage_in(self._head, self._tail)
+        found = self._reader.usage
         if found is None and self._contents:
             return Usage(completion_tokens=self._contents)
         return found
 
     def take(self, data: bytes) -> bytes:
         """Returns what the client gets of a part of the answer."""
-        if not self._strip:
-            self._contents += len(_CONTENT.findall(data)) if data.startswith((b"data:", b"event:")) else 0
-            self._head = self._head or data[:_EDGE_BYTES]
-            self._tail = (self._tail + data)[-_EDGE_BYTES:]
+        if self._whole is None:
+            self._whole = not self._strip and data[:1] in _JSON_BEGINS
+        if self._whole:
+            self._reader.feed(data)
             return data
+        left = self._events(data)
+        return left if self._strip else data
+
+    def end(self) -> bytes:
+        """Returns what the client gets at the end."""
+        rest = bytes(self._begun)
+        self._begun.clear()
+        self._event(rest)
+        return rest if self._strip else b""
+
+    def _events(self, data: bytes) -> bytes:
+        """Returns the events that a part completes, without counts if they are stripped."""
         begun = self._begun
         searched, end = max(0, len(begun) - 3), 0
         begun += data
         passed: list[bytes] = []
         for match in [*_EVENT_END.finditer(begun, searched)]:
             event, end = bytes(begun[end : match.end()]), match.end()
-            passed.append(event if self._passing else self._event(event))
+            passed.append(self._part(event) if self._passing else self._event(event))
             self._passing = False
         del begun[:end]
         if self._passing or len(begun) > _MAX_EVENT_BYTES:
+            if not self._passing:
+                self._reader.restart()
             self._passing = True
-            passed.append(bytes(begun))
+            passed.append(self._part(bytes(begun)))
             begun.clear()
         return b"".join(passed)
 
-    def end(self) -> bytes:
-        """Returns what the client gets at the end."""
-        rest = bytes(self._begun)
-        self._begun.clear()
-        return rest
+    def _part(self, part: bytes) -> bytes:
+        self._reader.feed(part)
+        return part
 
     def _event(self, event: bytes) -> bytes:
-        if b'"usage"' not in event:
-            self._contents += len(_CONTENT.findall(event))
-            return event
-        left = _NULL_USAGE.sub(b"", event)
-        if b'"usage"' in left:
-            self._usage = _usage_in(left) or self._usage
-            if _NO_CHOICES.search(left) is not None:
-                return b""
+        left = event
+        if b'"usage"' in event:
+            left = _NULL_USAGE.sub(b"", event)
+            if b'"usage"' in left:
+                self._reader.restart()
+                self._reader.feed(left)
+                if _NO_CHOICES.search(left) is not None:
+                    return b""
         self._contents += len(_CONTENT.findall(left))
         return left
-
-
-def _usage_in(*parts: bytes) -> Usage | None:
-    """Returns the counts of the last `usage` object: a stream may have one in each chunk, or the half of it in its
-    first event. Anthropic's input tokens are without cached ones, those of OpenAI Responses with them."""
-    counts = {name.decode(): int(count) for part in parts for name, count in _COUNT.findall(part)}
-    if not counts:
-        return None
-    read = counts.get("cache_read_input_tokens", 0)
-    inputs = counts.get("input_tokens", 0) + read + counts.get("cache_creation_input_tokens", 0)
-    return Usage(
-        counts.get("prompt_tokens", inputs),
-        counts.get("cached_tokens", read),
-        counts.get("completion_tokens", counts.get("output_tokens", 0)),
-    )

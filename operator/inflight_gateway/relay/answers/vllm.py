@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from inflight_gateway.relay.answers.answer import Answer, Usage
-from inflight_gateway.relay.answers.frames import DONE, MAX_WHOLE_BYTES, Frame, FrameParser
+from inflight_gateway.relay.answers.frames import DONE, Frame, FrameParser
 
 CHAT, TEXT = b"/v1/chat/completions", b"/v1/completions"
 
@@ -345,7 +345,7 @@ class VllmFrames(FrameParser):
     __slots__ = ("_before", "_stream")
 
     def __init__(self, stream: VllmStream, before: int | None) -> None:
-        super().__init__(MAX_WHOLE_BYTES)  # the first event has the ids of the prompt
+        super().__init__()
         self._stream = stream
         self._before = before
 

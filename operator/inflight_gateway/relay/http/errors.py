@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import msgspec
 
@@ -16,7 +18,8 @@ from inflight_gateway.types import Refusal
 @dataclass(frozen=True)
 class ClientError:
     """An error for a client. Attributes: code: OpenAI's machine-readable name. body_as_is: an engine's error object,
-    sent in place of the relay's own. final: clients should not try again on their own. more: further headers."""
+    sent in place of the relay's own. final: clients should not try again on their own. more: further headers. param:
+    the field of the request that is wrong."""
 
     status: int
     message: str = ""
@@ -25,25 +28,32 @@ class ClientError:
     body_as_is: bytes = b""
     final: bool = False
     more: tuple[tuple[str, str], ...] = ()
+    param: str | None = None
 
     def body(self, path: bytes) -> bytes:
         """Returns the body of an error response. Args: path: of the request."""
         if self.body_as_is:
             return self.body_as_is
-        return error_body(path.decode("latin-1"), self.status, self.code, self.message)
+        return error_body(path.decode("latin-1"), self.status, self.code, self.message, self.param)
 
-    def event(self, path: bytes, number: int) -> bytes:
-        """Returns the error as a server-sent event, for a stream that has begun.
+    def events(self, path: bytes, number: int, response: Mapping[str, object]) -> bytes:
+        """Returns the error as server-sent events, for a stream that has begun.
 
         Args:
             path: of the request, without its query. number: events before it.
+            response: for OpenAI Responses: the response as the client knows it.
         """
         body = self.body(path)
         api = api_of(path.decode("latin-1"))
         if api is Api.RESPONSES:
-            body = msgspec.json.encode({"type": "error", "sequence_number": number, **_said(body)})
-        named = b"event: error\n" if api in (Api.RESPONSES, Api.MESSAGES) else b""
-        return b"%bdata: %b\n\n" % (named, body)
+            said = _said(body)
+            failed = {**response, "status": "failed", "error": {"code": said["code"], "message": said["message"]}}
+            return _event("error", sequence_number=number, **said) + _event(
+                "response.failed", sequence_number=number + 1, response=failed
+            )
+        if api is Api.MESSAGES:
+            return b"event: error\ndata: %b\n\n" % _of_anthropic(body, path, self.status)
+        return b"data: %b\n\n" % body
 
     @property
     def headers(self) -> Headers:
@@ -56,18 +66,24 @@ class ClientError:
         return [*headers, *((name.encode(), value.encode("latin-1")) for name, value in self.more)]
 
 
+UNREADABLE = ClientError(400, "the request's body cannot be read as a JSON object", "unreadable_body")
 FULL = ClientError(503, "the gateway holds too many large requests", "gateway_full", retry_after_s=1)
 
 
 def refused(refusal: Refusal | Refuse) -> ClientError:
     """Returns the error of a request that the gateway itself refuses."""
-    return ClientError(refusal.status, refusal.message, refusal.code, more=refusal.headers)
+    param = refusal.param if isinstance(refusal, Refusal) else None
+    return ClientError(refusal.status, refusal.message, refusal.code, more=refusal.headers, param=param)
 
 
 def engine_error(status: int, body: bytes) -> ClientError:
     """Returns the error that an engine reported. Args: body: its error object, as JSON."""
     retry_after = 1 if status in (429, 503) else None
     return ClientError(status, "the engine failed", "engine_failed", retry_after, body_as_is=body)
+
+
+def _event(kind: str, **fields: object) -> bytes:
+    return b"event: %b\ndata: %b\n\n" % (kind.encode(), msgspec.json.encode({"type": kind, **fields}))
 
 
 class _Error(msgspec.Struct):
@@ -79,6 +95,21 @@ class _Error(msgspec.Struct):
 
 class _Body(msgspec.Struct):
     error: _Error
+
+
+class _Anthropic(msgspec.Struct):
+    type: Literal["error"]
+    error: _Error
+
+
+def _of_anthropic(body: bytes, path: bytes, status: int) -> bytes:
+    """Returns an error's body in Anthropic's form, which an engine of another make may not have used."""
+    try:
+        msgspec.json.decode(body, type=_Anthropic)
+    except ValueError:
+        said = _said(body)
+        return error_body(path.decode("latin-1"), status, said["code"], said["message"] or "the engine failed")
+    return body
 
 
 def _said(body: bytes) -> dict[str, str | None]:

@@ -167,9 +167,9 @@ class Admission:
         """Admits a request whose body will name its service. Its key must be one of these services, so that clients
         without a key cannot have bodies read for those with keys; it is checked again for the one service."""
         client = admitted.client
-        if admitted.path.answers is Answers.ENGINE:
+        if admitted.path.answers is Answers.ENGINE and "POST" not in admitted.path.methods:
             return Refused(
-                ClientError(404, "this path needs the full name of a service as its Host", "service_not_found")
+                ClientError(404, "this path needs the address of a service as its Host", "service_not_found")
             )
         secrets, keyless = self._of_models()
         if admitted.health or client.token_tenant is not None:

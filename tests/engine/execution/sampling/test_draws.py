@@ -165,3 +165,15 @@ def test_argmax_is_the_first_of_the_greatest_whoever_computes_it(width):
     logits = torch.randn(3, width, generator=torch.Generator().manual_seed(0)).round()
     assert (logits.numel() > draws._SHARED_FROM) == (width == 100_000)
     assert draws.argmax(logits).tolist() == logits.numpy().argmax(-1).tolist()
+
+
+@pytest.mark.parametrize("how", [(0.0, 0, 1.0), (0.1, 3, 0.9), (0.0, 0, 0.5), (0.0, 2, 1.0)], ids=str)
+@pytest.mark.parametrize("broken", [-np.inf, np.inf, np.nan])
+def test_a_row_without_a_distribution_gets_some_token_and_the_others_get_theirs(how, broken):
+    logits = logits_of(1, 3)
+    params = [(1.0, *how, seed, 4) for seed in range(3)]
+    expected = draw(logits, batch_of(params)).tolist()
+    logits[1] = broken
+    first, token, last = draw(logits, batch_of(params)).tolist()
+    assert (first, last) == (expected[0], expected[2])
+    assert 0 <= token < VOCAB

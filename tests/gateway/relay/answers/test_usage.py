@@ -178,3 +178,53 @@ def test_streams_of_other_apis_without_counts_count_their_texts(delta):
     for _ in range(3):
         plain.take(named("delta", **delta))
     assert plain.usage == Usage(completion_tokens=3)
+
+
+NAMES = st.sampled_from(["usage", "response", "message", "prompt_tokens", "completion_tokens", "output_tokens", "x"])
+SAID = st.recursive(
+    st.integers(0, 99) | st.sampled_from(['"usage":{"prompt_tokens":1}', "usage", "response", "\\\\", '\\"', "é\\n"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=4),
+    max_leaves=12,
+)
+"""Models and clients write it: calls have it as objects, too."""
+
+
+@given(data=st.data(), cuts=st.lists(st.integers(0, 2000), max_size=6))
+@pytest.mark.parametrize("around", [None, "response", "message"])
+@pytest.mark.parametrize("stream", [True, False])
+def test_no_text_call_or_echo_of_the_request_forges_the_counts(stream, around, data, cuts):
+    others = data.draw(st.dictionaries(st.sampled_from(["content", "input", "tools", "metadata", "output"]), SAID))
+    said = [*others.items(), ("usage", COUNTS)]
+    fields = dict(data.draw(st.permutations(said)))
+    if around is not None:
+        fields = dict(data.draw(st.permutations([(around, fields), ("type", "usage"), ("delta", data.draw(SAID))])))
+    separators = data.draw(st.sampled_from([(",", ":"), (", ", ": ")]))
+    sent = json.dumps(fields, separators=separators, ensure_ascii=data.draw(st.booleans())).encode()
+    if stream:
+        calls = event(delta={"input": data.draw(SAID)}, item={"usage": {"prompt_tokens": 1, "completion_tokens": 1}})
+        sent = calls + b"event: usage\ndata: " + sent + b"\n\n" + calls
+    plain, got, begin = PlainUsage(strip=False), b"", 0
+    for end in sorted({min(cut, len(sent)) for cut in cuts} | {len(sent)}):
+        got += plain.take(sent[begin:end])
+        begin = end
+    assert got + plain.end() == sent
+    assert plain.usage == Usage(7, 4, 9)
+
+
+@pytest.mark.parametrize("strip", [True, False])
+def test_counts_in_an_event_that_repeats_a_long_answer_are_read(strip):
+    plain = PlainUsage(strip=strip)
+    tools = [{"parameters": {"usage": {"prompt_tokens": 0, "completion_tokens": 0}}}]
+    long = named("response.completed", response={"tools": tools, "output": ["x" * 500_000], "usage": RESPONSES})
+    for begin in range(0, len(long), 50_000):
+        plain.take(long[begin : begin + 50_000])
+    plain.take(named("other", tools=tools))
+    assert plain.usage == Usage(7, 4, 9)
+    assert plain.kept_bytes == 0
+
+
+def test_counts_without_an_end_are_not_kept():
+    plain = PlainUsage(strip=False)
+    plain.take(b'{"usage":{"x":"' + b"y" * 10**6)
+    plain.take(b"y" * 10**6 + b'"},"usage":{"prompt_tokens":7}}')
+    assert plain.usage == Usage(7, 0, 0)

@@ -252,6 +252,9 @@ def test_a_key_is_hashed_once_before_a_body_however_many_services_there_are(monk
     assert len(hashed) == 1
 
 
-def test_other_paths_need_the_name_of_their_service():
-    assert code(check(by_model(CHAT), head(ADDRESS, path=b"/tokenize")))[0] == 404
+def test_paths_without_a_body_need_the_address_of_their_service():
+    version = head(ADDRESS, path=b"/version", method=b"GET", length=0)
+    assert code(check(by_model(CHAT), version)) == (404, "service_not_found")
+    assert isinstance(check(by_model(CHAT), head(ADDRESS, path=b"/tokenize")), Admitted)
+    assert code(check(by_model(CHAT), head(ADDRESS, path=b"/tokenize", key=b"wrong")))[0] == 401
     assert isinstance(check(by_model(CHAT), head(ADDRESS, path=b"/v1/models", method=b"GET")), Admitted)

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol, TextIO
 
-from tools.bench.engine.jobs import Job, make_prompts
+from tools.bench.engine.jobs import Job, make_prompts, schemas_of
 
 DECODE_WARM_UP_STEPS = 3
 """Steps in which all prompts decode, before those that are timed."""
@@ -31,8 +31,12 @@ class Driver(Protocol):
     engine: str
     vocab_size: int
 
-    def generate(self, prompts: list[list[int]], output_tokens: int) -> int:
-        """Generates greedily from all prompts at once, past end-of-sequence. Returns the number of output tokens."""
+    def generate(self, prompts: list[list[int]], output_tokens: int, schemas: list[dict[str, Any]]) -> int:
+        """Generates greedily from all prompts at once, past end-of-sequence. Returns the number of output tokens.
+
+        Args:
+            schemas: of the answers, as many as prompts; empty: they are free.
+        """
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         """Seconds of `steps` steps in which every prompt gets a token, after `DECODE_WARM_UP_STEPS` such steps."""
@@ -51,7 +55,7 @@ def run(make: Callable[[dict[str, Any]], Driver]) -> None:
     _answer(answers, {"engine": driver.engine, "vocab_size": driver.vocab_size})
     for line in sys.stdin:
         fields = json.loads(line)
-        job = Job(fields["kind"], tuple(fields["prompt_tokens"]), fields["output_tokens"])
+        job = Job(**{**fields, "prompt_tokens": tuple(fields["prompt_tokens"])})
         try:
             _answer(answers, {"seconds": measure(driver, job)})
         except Exception as error:  # as above
@@ -69,7 +73,7 @@ def measure(driver: Driver, job: Job) -> float:
     if job.kind == "decode":
         return driver.decode(prompts, job.output_tokens)
     started = time.perf_counter()
-    num_tokens = driver.generate(prompts, job.output_tokens)
+    num_tokens = driver.generate(prompts, job.output_tokens, schemas_of(job))
     seconds = time.perf_counter() - started
     if num_tokens != job.num_output_tokens:
         raise RuntimeError(f"{num_tokens} output tokens came, not {job.num_output_tokens}")

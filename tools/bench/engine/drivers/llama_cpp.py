@@ -26,7 +26,9 @@ class LlamaCppDriver:
         self.vocab_size = self._llama.n_vocab()
         self.engine = f"llama.cpp (llama-cpp-python {llama_cpp.__version__}), {settings['weights']}"
 
-    def generate(self, prompts: list[list[int]], output_tokens: int) -> int:
+    def generate(self, prompts: list[list[int]], output_tokens: int, schemas: list[dict[str, Any]]) -> int:
+        if schemas:
+            raise NotImplementedError("grammars in another language")
         return sum(self._generate(prompt, output_tokens) for prompt in prompts)
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:

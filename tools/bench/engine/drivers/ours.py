@@ -6,7 +6,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from inflight_engine.grammars import sources
 from inflight_engine.messages import StepReport
+from inflight_engine.request import SamplingParams
 from inflight_engine.torch_environment import let_threads_sleep
 from inflight_settings.engine import EngineConfig
 from tools.bench.engine.drivers.base import DECODE_WARM_UP_STEPS, run
@@ -24,8 +26,9 @@ class InflightDriver:
         weights = "" if quantization == "none" else f", weights in {quantization}"
         self.engine = f"inflight, {runner.dtype}{weights}, attention {runner.attention_backend}, {_units()}"
 
-    def generate(self, prompts: list[list[int]], output_tokens: int) -> int:
-        return self._engine.generate(prompts, [output_tokens] * len(prompts)).num_tokens
+    def generate(self, prompts: list[list[int]], output_tokens: int, schemas: list[dict[str, Any]]) -> int:
+        how = [SamplingParams(1, grammar=sources.of_schema("schema", schema).text) for schema in schemas]
+        return self._engine.generate(prompts, [output_tokens] * len(prompts), sampling=how).num_tokens
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
         return decode_seconds(self._engine, prompts, steps)

@@ -18,13 +18,18 @@ class VLLMDriver:
         vllm: Any = importlib.import_module("vllm")  # only in its own environment
         self._llm = vllm.LLM(**settings, enable_prefix_caching=False, disable_log_stats=True)
         self._make_sampling = vllm.SamplingParams
+        self._make_structured = vllm.sampling_params.StructuredOutputsParams
         self.vocab_size = self._llm.model_config.get_vocab_size()
         self.engine = f"vLLM {vllm.__version__}, torch {torch.__version__}, eager, {self._llm.model_config.dtype}"
         self._next_id = 0
 
-    def generate(self, prompts: list[list[int]], output_tokens: int) -> int:
+    def generate(self, prompts: list[list[int]], output_tokens: int, schemas: list[dict[str, Any]]) -> int:
         inputs = [{"prompt_token_ids": prompt} for prompt in prompts]
-        outputs = self._llm.generate(inputs, self._sampling(output_tokens), use_tqdm=False)
+        sampling = self._sampling(output_tokens)
+        if schemas:
+            bound = [self._make_structured(json=schema) for schema in schemas]
+            sampling = [self._sampling(output_tokens, structured_outputs=each) for each in bound]
+        outputs = self._llm.generate(inputs, sampling, use_tqdm=False)
         return sum(len(output.outputs[0].token_ids) for output in outputs)
 
     def decode(self, prompts: list[list[int]], steps: int) -> float:
@@ -46,8 +51,8 @@ class VLLMDriver:
             engine.step()
         return seconds
 
-    def _sampling(self, output_tokens: int) -> Any:
-        return self._make_sampling(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=False)
+    def _sampling(self, output_tokens: int, **more: Any) -> Any:
+        return self._make_sampling(temperature=0.0, max_tokens=output_tokens, ignore_eos=True, detokenize=False, **more)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,45 @@
+"""The page of clients and suites of others that run against the engine and the gateway."""
+
+from __future__ import annotations
+
+import ast
+
+from docs.generate.markdown import GENERATED, cell, code, table
+from e2e.clients.suites import SUITES, Suite
+
+_HEAD = """# Clients of others
+
+`make e2e-clients` runs clients and test suites of other projects against an engine with the built-in model on the CPU,
+directly and through a gateway in front of it (Envoy, relay and picker as processes; no cluster), and prints a table of
+the results. Each suite runs in an environment of its own, which uv makes from the pinned versions below; none of them
+installs PyTorch, and none asks another server.
+
+```bash
+make e2e-clients                                            # all
+make e2e-clients ARGS="--only schemathesis --ways direct"   # one suite, without the gateway
+make e2e-clients ARGS="--only openai --logs /tmp/logs"      # keeps reports, outputs and the servers' logs
+```
+
+The command fails when a test fails, and also when a test passes that is listed below as one that does not.
+
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    rows = [[code(suite.name), _pins(suite), cell(_covered(suite)), _exceptions(suite)] for suite in SUITES]
+    return GENERATED + _HEAD + table(["Suite", "Versions", "Tests", "Tests that do not pass"], rows)
+
+
+def _pins(suite: Suite) -> str:
+    return ", ".join(code(each) for each in suite.requirements)
+
+
+def _covered(suite: Suite) -> str:
+    """The first paragraph of the tests' docstring."""
+    text = ast.get_docstring(ast.parse(suite.tests.read_text(encoding="utf-8"))) or ""
+    return text.partition("\n\n")[0]
+
+
+def _exceptions(suite: Suite) -> str:
+    return "; ".join(f"{code(pattern)}: {cell(why)}" for pattern, why in suite.known.items())

@@ -1,0 +1,161 @@
+"""JSON schemas as the engine writes answers of them: with bounded white space, and nothing that they do not name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+WHITE_SPACE = r" |\r?\n[ \t]{0,64}"
+"""White space of JSON as serializers write it, in one line or indented. What has no bound small models repeat up to
+`max_tokens`."""
+
+_MAPS = ("properties", "patternProperties", "$defs", "definitions")
+_LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
+_SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
+
+_COMBINED = ("allOf", "anyOf", "oneOf", "$ref")
+"""With one of them alone a schema is that of its parts."""
+
+_NEVER_CLOSED = ("not", "if", "then", "else", "contains", "dependentSchemas", "$dynamicRef", "enum", "const")
+
+_OWN = frozenset(
+    (*_MAPS[:2], *_NEVER_CLOSED, "prefixItems", *_SINGLE, "required", "minProperties", "maxProperties", "minItems")
+)
+"""Keywords that together with one of `_COMBINED` may ask for more than either names."""
+
+_SCALARS = ("null", "boolean", "string", "number", "integer")
+
+
+def for_llguidance(
+    schema: Mapping[str, Any], options: Mapping[str, Any], *, open_objects: bool = False
+) -> dict[str, Any]:
+    """Return a schema of a part of the values, for llguidance.
+
+    Args:
+        options: of llguidance, over which the `x-guidance` of the schema wins.
+        open_objects: objects and lists may have what the schema permits without naming it.
+    """
+    given = schema.get("x-guidance", {})
+    if not isinstance(given, dict):
+        return dict(schema)  # which llguidance refuses
+    given = {**options, **given}
+    if given.get("whitespace_flexible", True):
+        given = {"whitespace_pattern": WHITE_SPACE, **given}
+    return {**(schema if open_objects else _closed(schema, strict=not given.get("lenient"))), "x-guidance": given}
+
+
+def parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The schemas directly in a schema, with their paths in it."""
+    for keyword, value in schema.items():
+        if keyword in _SINGLE and isinstance(value, dict):
+            yield keyword, value
+        elif keyword in _MAPS and isinstance(value, dict):
+            yield from ((f"{keyword}.{name}", part) for name, part in value.items() if isinstance(part, dict))
+        elif keyword in _LISTS and isinstance(value, list):
+            yield from ((f"{keyword}.{i}", part) for i, part in enumerate(value) if isinstance(part, dict))
+
+
+def _closed(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
+    """Forbid properties and items that no part of a schema names, where no other part may ask for them."""
+    root: dict[str, Any] = json.loads(json.dumps(schema))
+    every, mixed, waiting = [], [], [root]
+    while waiting:
+        part = waiting.pop()
+        every.append(part)
+        if _is_mixed(part, strict=strict):
+            mixed.append(part)
+        waiting += (each for _, each in parts(part))
+    kept = _reached(root, mixed)
+    for part in every:
+        if id(part) in kept or any(keyword in part for keyword in (*_COMBINED, *_NEVER_CLOSED)):
+            continue
+        if _names_all_properties(part):
+            part["additionalProperties"] = False
+        if _names_all_items(part):
+            part["items"] = False
+    return root
+
+
+def _is_mixed(part: Mapping[str, Any], *, strict: bool) -> bool:
+    """A value has to follow several parts of it at once, or just one of them."""
+    combined = [keyword for keyword in _COMBINED if keyword in part]
+    if any(keyword in part for keyword in _NEVER_CLOSED):
+        return True
+    if not combined:
+        return False
+    alternatives = part.get("oneOf")
+    return (
+        len(combined) > 1
+        or not _OWN.isdisjoint(part)
+        or (isinstance(part.get("allOf"), list) and len(part["allOf"]) > 1)
+        or (strict and isinstance(alternatives, list) and not _differ(alternatives))
+    )
+
+
+def _reached(root: dict[str, Any], mixed: list[dict[str, Any]]) -> set[int]:
+    """Identities of these parts and of all that is in them, references followed."""
+    reached: set[int] = set()
+    waiting = list(mixed)
+    while waiting:
+        part = waiting.pop()
+        if id(part) in reached:
+            continue
+        reached.add(id(part))
+        target = _target(root, part)
+        waiting += (each for path, each in parts(part) if not path.startswith(("$defs.", "definitions.")))
+        waiting += (each for each in (target,) if each is not None)
+    return reached
+
+
+def _target(root: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The schema that a part refers to; None: none, or none in this document."""
+    reference = part.get("$ref")
+    if not isinstance(reference, str) or not reference.startswith("#"):
+        return None
+    target: Any = root
+    for name in reference[1:].split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(target, list) and name.isdecimal():
+            target = dict(enumerate(target)).get(int(name))
+        else:
+            target = target.get(name) if isinstance(target, dict) else None
+    return target if isinstance(target, dict) else None
+
+
+def _differ(alternatives: Sequence[object]) -> bool:
+    """At most one of them is of lists or objects, or each of these requires a property with a value of its own."""
+    values: dict[str, set[str]] = {}
+    count = 0
+    for alternative in alternatives:
+        part = alternative if isinstance(alternative, dict) else {}
+        properties, kind = part.get("properties"), part.get("type")
+        if isinstance(kind, str) and kind in _SCALARS:
+            continue
+        count += 1
+        for name in _required(part):
+            stated = properties.get(name) if isinstance(properties, dict) else None
+            if isinstance(stated, dict) and "const" in stated:
+                values.setdefault(name, set()).add(json.dumps(stated["const"], sort_keys=True))
+    return count < 2 or any(len(each) == count for each in values.values())
+
+
+def _required(part: Mapping[str, Any]) -> set[str]:
+    stated = part.get("required")
+    return {name for name in stated if isinstance(name, str)} if isinstance(stated, list) else set()
+
+
+def _names_all_properties(part: Mapping[str, Any]) -> bool:
+    named = part.get("properties")
+    others = ("additionalProperties", "unevaluatedProperties", "propertyNames", "minProperties")
+    return isinstance(named, dict) and _required(part) <= named.keys() and not any(each in part for each in others)
+
+
+def _names_all_items(part: Mapping[str, Any]) -> bool:
+    named, least = part.get("prefixItems"), part.get("minItems", 0)
+    return (
+        isinstance(named, list)
+        and isinstance(least, int)
+        and least <= len(named)
+        and not any(each in part for each in ("items", "additionalItems", "unevaluatedItems"))
+    )
