@@ -122,6 +122,11 @@ class SamplingParams:
         """`bad_words` or `allowed_tokens` restrict its tokens."""
         return bool(self.bad_words or self.allowed_tokens)
 
+    @property
+    def is_masked(self) -> bool:
+        """A mask says which tokens may come next; it has `min_tokens` in it."""
+        return self.grammar is not None or self.thinking is not None or self.has_token_rules
+
 
 def token_mask(token_ids: npt.ArrayLike) -> bytes:
     """Tokens as bits, which a message has room for: those of id 8 i to 8 i + 7 are in byte i, the lowest first. The

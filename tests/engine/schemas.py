@@ -24,6 +24,7 @@ from tests.engine.server.real_server import RealServer
 
 QUESTION = [{"role": "user", "content": "Describe something, in JSON."}]
 FORMATS = ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri")
+DIGIT = {"type": "integer", "minimum": 0, "maximum": 9}
 UNSUPPORTED: tuple[dict[str, Any], ...] = (
     {"not": {"type": "null"}},
     {"if": {"type": "string"}, "then": {"minLength": 1}},
@@ -78,7 +79,7 @@ def schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
                 "type": "object",
                 "properties": {name: schema(rng, depth - 1) for name in names},
                 "required": [name for name in names if rng.random() < 0.7],
-                "additionalProperties": rng.choice([False, False, {"type": "integer", "minimum": 0, "maximum": 9}]),
+                **rng.choice([{"additionalProperties": False}, {}, {"additionalProperties": DIGIT}]),
             }
         case "map":
             return {

@@ -9,10 +9,11 @@ import pytest
 from inflight_engine.engine import Engine
 from inflight_engine.grammars.waiting import CompilingRequests
 from inflight_engine.messages import AddRequest, CancelRequest, Finished
+from inflight_engine.native import sample as native
 from inflight_engine.recording.reader import Recording
 from inflight_engine.recording.recorder import Recorder
 from inflight_engine.recording.replay import Survey, replay
-from inflight_engine.request import FinishReason, SamplingParams
+from inflight_engine.request import FinishReason, SamplingParams, token_mask
 from inflight_engine.scheduling.config import SchedulerConfig
 from inflight_engine.scheduling.scheduler import Scheduler
 from inflight_settings.limits import Limits
@@ -122,6 +123,39 @@ def test_a_grammar_that_cannot_be_compiled_ends_its_request_only(runner):
     assert 2 not in found
     assert ends[2].reason is FinishReason.ERROR
     assert "unclosed character class" in ends[2].refusal
+
+
+NOTHING_LEFT = {
+    "rules of tokens": {"bad_words": (tuple(ids_of("a")),), "allowed_tokens": token_mask(ids_of("a"))},
+    "minimum": {"allowed_tokens": token_mask([EOS]), "min_tokens": 2},
+    "grammar and allowed tokens": {"pattern": "[a-c]+", "allowed_tokens": token_mask(ids_of("xyz"))},
+    "grammar and banned tokens": {"pattern": "ab", "bad_words": (tuple(ids_of("b")),)},
+    "all": {"pattern": "ab?", "bad_words": (tuple(ids_of("ab")),), "allowed_tokens": token_mask(ids_of("ab"))},
+    "thinking": {"thinking": thinking(begun=True, budget=1), "allowed_tokens": token_mask(ids_of("a"))},
+}
+
+
+@pytest.mark.parametrize("left", NOTHING_LEFT)
+@pytest.mark.parametrize(
+    "how", [{}, {"temperature": 1.0, "top_p": 0.6, "top_k": 5, "seed": 7}], ids=["greedy", "drawn"]
+)
+@pytest.mark.parametrize("way", ["kernels", "torch"])
+def test_a_request_with_no_token_left_ends_with_the_reason_and_others_have_their_tokens(
+    runner, left, how, way, monkeypatch
+):
+    if way == "torch":
+        monkeypatch.setattr(native, "can_sample", lambda logits: False)
+    expected, _ = answer(runner, "[a-z]{9}", **how)
+    held = Held(runner)
+    held.add(1, "[a-z]{9}", **how)
+    assert held.woken.wait(10)
+    bound = {"pattern": None, **NOTHING_LEFT[left]}
+    held.add(2, bound.pop("pattern"), **bound, **how)
+    assert "pattern" not in NOTHING_LEFT[left] or held.woken.wait(10)
+    found, ends = held.run()
+    assert found[1] == expected
+    assert ends[2].reason is FinishReason.ERROR
+    assert "leave no token" in ends[2].refusal
 
 
 def test_others_go_on_while_a_grammar_is_compiled(runner):

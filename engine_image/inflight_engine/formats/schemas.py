@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-WHITE_SPACE = r" |\r?\n[ \t]{0,64}"
+WHITE_SPACE = r" |\r?\n( {0,64}|\t{0,16})"
 """White space of JSON as serializers write it, in one line or indented. What has no bound small models repeat up to
 `max_tokens`."""
 

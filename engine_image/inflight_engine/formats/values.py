@@ -340,8 +340,13 @@ def parameters_of(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {}
-    dicts = {name: each if isinstance(each, dict) else {} for name, each in properties.items()}
-    return {name: {**definitions, **each, **_referred(each, definitions)} for name, each in dicts.items()}
+    parameters = {}
+    for name, each in properties.items():
+        own = each if isinstance(each, dict) else {}
+        referred = _referred(own, definitions)
+        kept = {key: value for key, value in own.items() if key != "$ref" or not referred}
+        parameters[name] = {**definitions, **kept, **referred}
+    return parameters
 
 
 def _referred(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:

@@ -43,7 +43,9 @@ class Checker:
         return checked.text
 
     def _ask(self, request: bytes) -> bytes:
-        """Return a line of answer; empty: the process ended."""
+        """Return a line of answer; empty: the process ended with this request."""
+        if self._process is not None and self._process.poll() is not None:
+            self._end(self._process)
         if self._process is None:
             command = [sys.executable, "-m", "inflight_engine.grammars.checker_process"]
             pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
@@ -57,11 +59,15 @@ class Checker:
             answer = process.stdout.readline()
         except BrokenPipeError:
             answer = b""
-        if not answer:
-            self._process = None
-            process.kill()
-            process.communicate()
-        return answer
+        if answer.endswith(b"\n"):
+            return answer
+        self._end(process)
+        return b""
+
+    def _end(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = None
+        process.kill()
+        process.communicate()
 
 
 CHECKER = Checker()

@@ -33,7 +33,8 @@ class Matching:
     """Follows the tokens of one answer.
 
     A token that ends the request (`stop_token_ids`) is withheld until `min_tokens` and while the model thinks before a
-    grammar, and an end-of-sequence token that does not end the request always; unless nothing else is allowed.
+    grammar, and an end-of-sequence token that does not end the request always; unless nothing else is allowed, as where
+    the thinking has to end with it.
 
     Args:
         matcher: at the start of the grammar; owned. None: there is no grammar.
@@ -67,7 +68,9 @@ class Matching:
     @property
     def free(self) -> bool:
         """All tokens may come next."""
-        return self._matcher is None and (self._thinking is None or self._thinking.forced is None)
+        if self._matcher is not None or (self._num_until_stop > 0 and len(self._stops[0])):
+            return False
+        return self._thinking is None or self._thinking.forced is None
 
     def take(self, token_id: int) -> None:
         """Go on by a token of the answer."""
@@ -97,7 +100,7 @@ class Matching:
         if thinking is not None and opens is None:
             bits.fill(-1)
             self._withhold(bits, self._unused_eos)
-            if self._matcher is not None:
+            if self._matcher is not None or self._num_until_stop > 0:
                 self._withhold(bits, self._stops)
             return
         if self._fits:

@@ -31,6 +31,7 @@ PATTERNS = [
 ]
 
 THINKING = {8: thinking(begun=True, budget=6), 9: thinking(begun=True, budget=4)}
+MIN_TOKENS = {5: 6, 7: 4, 9: 16}
 RULES = {
     1: {"bad_words": (tuple(ids_of("ab")), tuple(ids_of("c")))},
     3: {"allowed_tokens": token_mask(ids_of("ilmno"))},
@@ -48,7 +49,8 @@ def sampling_of(number, pattern):
         top_p=0.8 if number % 3 else 1.0,
         seed=number,
         presence_penalty=0.5 if number % 4 == 0 else 0.0,
-        stop_token_ids=(EOS,),
+        stop_token_ids=(EOS, *ids_of(" ")) if pattern is None else (EOS,),
+        min_tokens=MIN_TOKENS.get(number, 0),
         logprobs=1 if number == 4 else None,
         grammar=None if pattern is None else regex(pattern),
         thinking=THINKING.get(number),
@@ -59,6 +61,11 @@ def sampling_of(number, pattern):
 def to_end(token_ids):
     """Tokens to the end of the text: the driver takes in those of a step ahead too."""
     return token_ids[: token_ids.index(EOS) + 1] if EOS in token_ids else token_ids
+
+
+def test_before_min_tokens_nothing_ends_an_answer(expected):
+    for number, least in MIN_TOKENS.items():
+        assert not {EOS, *ids_of(" ")}.intersection(expected[number][:least]), number
 
 
 SAMPLING = [sampling_of(number, pattern) for number, pattern in enumerate(PATTERNS)]

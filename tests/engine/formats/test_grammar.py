@@ -154,3 +154,16 @@ def test_arguments_are_an_object_and_none_for_a_function_without_parameters(voca
     matcher = LLMatcher(vocabulary, LLMatcher.grammar_from_lark(text))
     tokens = vocabulary.tokenize_str('<tool_call>\n{"name": "f", "arguments": ' + arguments + "}\n</tool_call>")
     assert (matcher.validate_tokens(tokens) == len(tokens)) is allowed
+
+
+@pytest.mark.parametrize(
+    "part", [{"$ref": "#/$defs/X"}, {"$ref": "#/$defs/Y"}, {"type": "object", "properties": {"a": {"type": "integer"}}}]
+)
+def test_arguments_have_only_the_properties_that_their_schema_names(vocabulary, part):
+    (form,) = (each for each in FORMATS if "qwen3_coder" in each.names)
+    definitions = {"X": {"type": "object", "properties": {"a": {"type": "integer"}}}, "Y": {"$ref": "#/$defs/X"}}
+    tool = {"name": "f", "parameters": {"properties": {"p": part}, "required": ["p"], "$defs": definitions}}
+    grammar = calls_grammar(form, [tool], lambda _name: None, several=False)
+    call = "<tool_call>\n<function=f>\n<parameter=p>\n{}\n</parameter>\n</function>\n</tool_call>"
+    assert follows(vocabulary, grammar, call.format('{"a": 1}'))
+    assert not follows(vocabulary, grammar, call.format('{"a": 1, "b": 2}'))

@@ -120,7 +120,7 @@ def test_white_space_is_what_serializers_write(indent, separators):
     assert follows({"type": "object"}, json.dumps(value, indent=indent, separators=separators))
 
 
-@pytest.mark.parametrize("space", ["\n\n", "  ", "\n" + " " * 65, "\n \n", "\r\r\n"])
+@pytest.mark.parametrize("space", ["\n\n", "  ", "\n" + " " * 65, "\n" + "\t" * 17, "\n \t", "\n \n", "\r\r\n"])
 def test_no_more_white_space_is_allowed(space):
     assert not follows({"type": "object"}, '{"a":' + space + "1}")
 

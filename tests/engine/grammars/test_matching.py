@@ -161,6 +161,21 @@ def test_the_end_is_withheld_before_min_tokens():
     assert allowed(each) == {"a", "EOS"}
 
 
+def test_before_min_tokens_thinking_ends_with_a_stop_token_only_where_its_budget_forces_it():
+    how = {"thinking": thinking(begun=True, budget=1), "stop_token_ids": (EOS, *ids_of(">")), "min_tokens": 9}
+    each = matching(None, **how)
+    assert allowed(each) == {*CHARACTERS} - {">"}
+    take(each, "a")
+    for character in "</t>":
+        assert allowed(each) == {character}
+        take(each, character)
+    for _ in range(4):
+        assert not each.free
+        assert allowed(each) == {*CHARACTERS} - {">"}
+        take(each, "b")
+    assert each.free
+
+
 def test_before_min_tokens_a_text_still_ends_where_only_its_end_can_follow():
     assert allowed(matching("", min_tokens=2)) == {"EOS"}
     each = matching("a", min_tokens=2)

@@ -1,12 +1,13 @@
 """The arithmetic of the comparison, and how it shows what is missing."""
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
-from tools.bench.engine.jobs import Job, make_prompts
-from tools.bench.engine.report import Failure, Figure, Report, Result, number, ratio, text
+from inflight_engine.grammars import sources
+from tools.bench.engine.jobs import SCHEMAS, Job, make_prompts
+from tools.bench.engine.report import Failure, Figure, Report, Result, number, ratio, shares, text
 from tools.bench.engine.roofline import Ceilings, Costs, limit
 from tools.bench.engine.rows import ROWS
 
@@ -26,6 +27,13 @@ def test_a_ratio_says_how_many_times_better_ours_is_in_either_direction():
     assert ratio(Figure.of([4.0]), Figure.of([24.0]), more_is_better=False) == 6.0
     assert ratio(Figure.of([4.0]), Failure("no"), more_is_better=True) is None
     assert ratio(None, Figure.of([4.0]), more_is_better=True) is None
+
+
+def test_a_share_compares_each_engine_with_itself():
+    free = Result("free", "tokens/s", True, Figure.of([200.0]), {"vLLM-CPU": Figure.of([100.0])})
+    bound = Result("bound", "tokens/s", True, Figure.of([190.0]), {"vLLM-CPU": Figure.of([68.0])})
+    assert shares(bound, free) == "share of free: Inflight 95.0%, vLLM-CPU 68.0%"
+    assert shares(replace(bound, ours=Failure("no"), peers={}), free) == ""
 
 
 @pytest.mark.parametrize(
@@ -75,6 +83,11 @@ def test_every_engine_gets_the_same_prompts_and_no_two_begin_alike():
     assert len({tuple(prompt[:4]) for prompt in prompts}) == 32
     assert min(map(min, prompts)) >= 100
     assert max(map(max, prompts)) < 49152
+
+
+@pytest.mark.parametrize("schema", SCHEMAS)
+def test_the_schemas_of_structured_answers_can_be_followed(schema):
+    assert sources.check(sources.of_schema("schema", schema))
 
 
 def test_tokens_a_second_count_what_the_row_says():

@@ -37,8 +37,7 @@ def _for_others(start: SlotStart) -> SlotStart:
 
 
 def _differs(sampling: SamplingParams) -> bool:
-    bound = sampling.grammar is not None or sampling.thinking is not None or sampling.has_token_rules
-    return bound or sampling.logprobs is not None
+    return sampling.is_masked or sampling.logprobs is not None
 
 
 class PlanDecoder:

@@ -47,8 +47,7 @@ class GrammarMasks:
             for slot in (*plan.releases, *(start.slot for start in plan.starts)):
                 self._matchings.pop(slot, None)
         for start in plan.starts:
-            sampling = start.sampling
-            if sampling.grammar is not None or sampling.thinking is not None or sampling.has_token_rules:
+            if start.sampling.is_masked:
                 self._start(start)
 
     def rows(self, slots: Slots) -> Sequence[GrammarRow]:

@@ -22,7 +22,7 @@ class MinTokens:
         sampling = start.sampling
         stops = sampling.stop_token_ids
         left = sampling.min_tokens - (len(start.token_ids) - start.num_prompt_tokens)
-        if left <= 0 or not stops or sampling.grammar is not None:  # the grammar's mask withholds them
+        if left <= 0 or not stops or sampling.is_masked:  # the mask withholds them
             return sampling.logit_bias
         self._left[start.slot], self._biases[start.slot] = left, sampling.logit_bias
         others = tuple(each for each in sampling.logit_bias if each[0] not in stops)

@@ -55,8 +55,8 @@ class TokenRules:
         self._last_tokens = _by_beginning(sampling.bad_words)
         self._lengths = sorted({len(beginning) for beginning in self._last_tokens})
         self._recent: tuple[int, ...] = ()
-        # The grammar's own mask withholds them.
-        self._stops = _words(sampling.stop_token_ids if sampling.grammar is None else ())
+        # The grammar's or the thinking's own mask withholds them.
+        self._stops = _words(sampling.stop_token_ids if grammar is None else ())
         self._num_until_stop = sampling.min_tokens
 
     @property
