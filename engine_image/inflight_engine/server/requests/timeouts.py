@@ -11,7 +11,8 @@ from inflight_settings.scheduling import ServiceClass
 
 
 class Timeouts:
-    """A request has one timer, for the limit that it reaches first, and none while the engine restarts. All times are seconds on the monotonic clock.
+    """A request has one timer, for the limit that it reaches first, and none while the engine restarts. All times are
+    seconds on the monotonic clock.
 
     A token sets no timer: an expired timer checks the time of the latest token, and is extended by the rest.
 
