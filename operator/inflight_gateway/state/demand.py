@@ -14,6 +14,10 @@ from dataclasses import dataclass
 from inflight_base.manifest.keys import ServiceKey
 from inflight_gateway.types import RequestView
 
+MAX_OUTPUT_TOKENS = 2**31
+"""Most output tokens that are expected of a request. One that allows more is refused by its engine, and the sums of a
+class must fit the 64 bits of a line for the operator, which is one for all services."""
+
 
 @dataclass(slots=True)
 class ClassDemand:
@@ -62,7 +66,7 @@ class DemandCounters:
 
     def expected_output(self, view: RequestView) -> int:
         """Returns the output tokens expected of all choices of a request."""
-        return round(view.choices * self._answer_tokens(view))
+        return min(MAX_OUTPUT_TOKENS, round(view.choices * self._answer_tokens(view)))
 
     def arrived(self, view: RequestView, output_tokens: int) -> None:
         """Counts a request that was admitted. Args: output_tokens: see `expected_output`."""

@@ -6,13 +6,16 @@ import json
 from random import Random
 from typing import Any
 
-from tests.gateway.hostile.case import chat_fields
+from tests.gateway.hostile.case import CHAT, chat_fields, fields_of
 
 _FIELDS = (
     *("model", "messages", "prompt", "stream", "n", "max_tokens", "max_completion_tokens", "min_tokens", "seed"),
     *("temperature", "top_p", "top_k", "stop", "stop_token_ids", "logprobs", "top_logprobs", "logit_bias", "tools"),
     *("tool_choice", "class", "priority", "cache_salt", "stream_options", "presence_penalty", "user", "metadata"),
     *("inflight_continuation", "return_token_ids", "response_format", "echo", "best_of", "unknown_field", "", "\0"),
+    *("input", "max_output_tokens", "instructions", "text", "reasoning", "store", "previous_response_id", "include"),
+    *("system", "thinking", "stop_sequences", "context_management", "dimensions", "encoding_format", "query"),
+    *("documents", "queries", "items", "text_1", "text_2", "data_1", "top_n", "truncate_prompt_tokens", "service_tier"),
 )
 
 _VALUES: tuple[Any, ...] = (
@@ -21,26 +24,29 @@ _VALUES: tuple[Any, ...] = (
     *([{"role": "user"}], [{"role": 5, "content": 7}], [{"role": "user", "content": [{"type": "image_url"}]}]),
     *([{"role": "user", "content": [{"type": "text", "text": 9}]}], [[1, 2], [3, -4]], [1, 2, 10**30], ["a", 1, [2]]),
     *({"choices": [{"token_ids": [1] * 500}]}, {"choices": 1, "created": "x"}, {"include_usage": "x"}),
+    *(
+        {"type": "enabled", "budget_tokens": 10**30},
+        {"usage": {"prompt_tokens": 0, "completion_tokens": 0}},
+        [["a"]] * 99,
+    ),
     *({"type": "function", "function": {"name": "\n"}}, [{"type": "function"}], {"1": 10**9}, {"x": "y"}),
 )
 
 _TEXT = chat_fields()
 
 
-def hostile_body(random: Random) -> bytes:
-    return random.choice((_wrong_field, _wrong_field, _wrong_field, _broken_text, _nested, _numbers, _bytes))(random)
+def hostile_body(random: Random, target: str = CHAT) -> bytes:
+    if random.random() < 3 / 7:
+        return _wrong_field(random, fields_of(target))
+    return random.choice((_broken_text, _nested, _numbers, _bytes))(random)
 
 
 def _dump(fields: dict[str, Any]) -> bytes:
     return json.dumps(fields).encode()
 
 
-def _wrong_field(random: Random) -> bytes:
+def _wrong_field(random: Random, fields: dict[str, Any]) -> bytes:
     """A body with one to three fields of a wrong type, size or meaning."""
-    fields = dict(_TEXT)
-    if random.random() < 0.3:
-        fields.pop("messages")
-        fields["prompt"] = "hello"
     for _ in range(random.randint(1, 3)):
         fields[random.choice(_FIELDS)] = random.choice(_VALUES)
     return _dump(fields)
@@ -115,7 +121,12 @@ def _numbers(random: Random) -> bytes:
             "-",
         )
     )
-    field = random.choice(("priority", "max_tokens", "temperature", "n", "seed", "stream", "model", "min_tokens"))
+    field = random.choice(
+        (
+            *("priority", "max_tokens", "temperature", "n", "seed", "stream", "model", "min_tokens"),
+            *("max_output_tokens", "max_completion_tokens", "dimensions", "top_n", "thinking", "best_of"),
+        )
+    )
     return b'{"messages":[{"role":"user","content":"x"}],"%b":%b}' % (field.encode(), number.encode())
 
 

@@ -9,7 +9,16 @@ from enum import Enum
 from typing import Any
 
 CHAT = "/v1/chat/completions"
-PATHS = (CHAT, "/v1/completions", "/v1/generate")
+PATHS = (
+    CHAT,
+    "/v1/completions",
+    "/v1/generate",
+    "/v1/responses",
+    "/v1/messages",
+    "/v1/embeddings",
+    "/v1/score",
+    "/rerank",
+)
 
 FORGED = "forged"
 """Mark in the value of each header that no engine may see."""
@@ -74,6 +83,21 @@ def chat_body(**more: Any) -> bytes:
 
 def chat_fields(**more: Any) -> dict[str, Any]:
     return {"model": "m", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 4, **more}
+
+
+def fields_of(target: str) -> dict[str, Any]:
+    """Returns the fields of a request without fault."""
+    more: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"prompt": "hello", "max_tokens": 4},
+        "/v1/generate": {"prompt": "hello", "max_tokens": 4},
+        "/v1/responses": {"input": "hello", "max_output_tokens": 16},
+        "/v1/messages": {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4},
+        "/v1/embeddings": {"input": ["hello", "you"]},
+        "/v1/score": {"text_1": "hello", "text_2": ["you", "they"]},
+        "/rerank": {"query": "hello", "documents": ["you", "they"]},
+    }
+    named = {} if target == "/v1/generate" else {"model": "m"}
+    return {**named, **more[target]} if target in more else chat_fields()
 
 
 def head(method: str, target: str, headers: Iterable[Header], version: str = "HTTP/1.1") -> bytes:

@@ -10,7 +10,10 @@ from pydantic import BaseModel, ValidationError
 
 from inflight_contract.errors import ApiError
 from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
+from inflight_engine.server.bodies.pooling_schema import EmbeddingRequest, RerankRequest, ScoreRequest
 from inflight_engine.server.bodies.schema import CompletionRequest, GenerateRequest
+from inflight_engine.server.messages.requests import MessagesRequest
+from inflight_engine.server.responses.requests import ResponsesRequest
 from tests.gateway.fake_engine import FakeEngine
 from tests.gateway.hostile.case import FORGED, RIGHT_KEY
 from tools.standin.connection import PROGRESS, Connection, Request
@@ -19,6 +22,11 @@ _SCHEMAS: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatCompletionRequest,
     "/v1/completions": CompletionRequest,
     "/v1/generate": GenerateRequest,
+    "/v1/responses": ResponsesRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/score": ScoreRequest,
+    "/rerank": RerankRequest,
 }
 
 _FOR_OPERATORS = ("/metrics", "/ready", "/v1/runtime_config", "/admin")

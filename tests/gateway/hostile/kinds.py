@@ -22,6 +22,7 @@ from tests.gateway.hostile.case import (
     Header,
     Leave,
     chat_body,
+    fields_of,
     head,
     post,
 )
@@ -34,15 +35,21 @@ DECOY = "DECOY"
 
 
 def good(random: Random) -> Case:
-    body = chat_body(stream=random.random() < 0.5, seed=random.randrange(2**31))
-    host, headers = random.choice(((OPEN, ()), (KEYED, (("Authorization", f"Bearer {RIGHT_KEY}"),))))
-    return Case("good", (post(body, *headers, host=host),), statuses=frozenset({200}), good=True)
+    target = random.choice((CHAT, *PATHS))
+    fields = fields_of(target)
+    if "max_tokens" in fields or "max_output_tokens" in fields:
+        fields["stream"] = random.random() < 0.5
+    key = random.choice(("Authorization", "X-Api-Key", "Api-Key"))
+    value = f"Bearer {RIGHT_KEY}" if key == "Authorization" else RIGHT_KEY
+    host, headers = random.choice(((OPEN, ()), (KEYED, ((key, value),))))
+    whole = post(json.dumps(fields).encode(), *headers, target=target, host=host)
+    return Case("good", (whole,), statuses=frozenset({200}), good=True)
 
 
 def bodies(random: Random) -> Case:
     target = random.choice(PATHS)
     kind = random.choice(("application/json",) * 4 + ("text/plain", "", "multipart/form-data; boundary=x", "\xff"))
-    return Case("bodies", (post(hostile_body(random), target=target, content_type=kind),))
+    return Case("bodies", (post(hostile_body(random, target), target=target, content_type=kind),))
 
 
 _METHODS = (

@@ -75,6 +75,15 @@ async def test_a_client_that_opens_and_resets_streams_is_disconnected(edge):
         await asyncio.wait_for(reader.read(), 5)  # until Envoy closes the connection
 
 
+async def test_too_many_requests_to_anthropics_paths_get_429_in_its_form(edge):
+    await edge.start("--requests-per-second", "1")
+    while (answer := await edge.ask("/v1/messages?beta=true"))[0] == 200:
+        pass
+    status, body, headers = answer
+    assert (status, headers["retry-after"]) == (429, "1")
+    assert (body["type"], body["error"]["type"]) == ("error", "rate_limit_error")
+
+
 async def test_an_address_with_too_many_requests_gets_429_and_another_one_is_served(edge):
     await edge.start("--requests-per-second", "3")
     answers = [await edge.ask() for _ in range(9)]

@@ -37,7 +37,7 @@ async def test_without_relays_requests_get_503_in_openais_format(edge):
     await edge.start(relays=0)
     status, body, head = await posted(edge)
     assert status == 503
-    assert body["error"]["type"] == "server_error"
+    assert body["error"]["type"] == "service_unavailable_error"
     assert b"retry-after: 1" in head
 
 
@@ -45,7 +45,7 @@ async def test_envoys_own_errors_have_anthropics_form_on_its_paths(edge):
     await edge.start(relays=0)
     lines = b"POST /v1/messages HTTP/1.1\r\nhost: a\r\n"
     status, body = await asyncio.to_thread(exchanged, edge, lines + b"content-length: 2\r\n\r\n{}")
-    assert (status, json.loads(body)["type"], json.loads(body)["error"]["type"]) == (503, "error", "api_error")
+    assert (status, json.loads(body)["type"], json.loads(body)["error"]["type"]) == (503, "error", "overloaded_error")
 
 
 async def test_another_relay_gets_the_whole_request_of_one_that_dies(edge):

@@ -4,6 +4,7 @@ it."""
 from __future__ import annotations
 
 import json
+import re
 from contextlib import closing
 from dataclasses import replace
 
@@ -14,7 +15,7 @@ from tests.engine.server.real_server import RealServer
 from tests.engine.server.sse import events, message_of, response_of
 from tests.gateway.relay.conftest import QUICK, Setup
 from tests.gateway.relay.fake_engine import Do, FakeEngine, Seen
-from tests.gateway.relay.test_tool_calls import TOOL, ApiServers
+from tests.gateway.relay.test_tool_calls import ENDS, SAID, TOOL, ApiServers
 
 FUNCTION = TOOL["function"]
 RESPONSES = (
@@ -60,6 +61,25 @@ async def test_answers_are_those_of_an_undisturbed_run_wherever_an_engine_dies(s
         assert status == 200
         assert told(body, read, stream=stream) == undisturbed, percent
     assert any(each.output_token_ids for each in servers.engine.asked)
+
+
+@pytest.mark.parametrize("marks", ENDS)
+@pytest.mark.parametrize(("path", "asked", "read"), [RESPONSES, MESSAGES], ids=["responses", "messages"])
+async def test_an_engine_that_dies_at_the_end_leaves_events_ids_and_counts_as_they_are(
+    servers, path, asked, read, marks
+):
+    asked, same_id = {**asked, "stream": True}, {"x-request-id": "one"}
+    _, _, undisturbed = await servers.post(asked, path, headers=same_id)
+    servers.engine.marks = marks
+    _, _, body = await servers.post(asked, path, headers=same_id)
+    assert shown(body) == shown(undisturbed)
+    reports = [await servers.report(number) for number in range(2)]
+    assert [report["completion_tokens"] for report in reports] == [len(SAID)] * 2
+
+
+def shown(body: bytes) -> bytes:
+    """All of a stream but the times."""
+    return re.sub(rb'("(?:created|completed)_at":)\d+', rb"\1", body)
 
 
 class RealServers(FakeEngine):

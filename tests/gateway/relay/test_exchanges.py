@@ -195,6 +195,72 @@ async def test_a_client_that_leaves_before_its_body_named_a_service_leaves_nothi
     await eventually(lambda: by_model.shared.bodies.kept == 0)
 
 
+# Keys and errors of Anthropic's clients.
+
+
+@pytest.mark.parametrize(
+    ("headers", "tenant"),
+    [
+        ({"x-api-key": "right"}, "acme"),
+        ({"x-api-key": "also right", "authorization": "Bearer right"}, "acme"),
+        ({"x-api-key": "right", "authorization": "Bearer "}, "acme"),
+        ({"x-api-key": "right", "authorization": ""}, "acme"),
+        ({"x-api-key": "right", "authorization": "Basic x"}, "acme"),
+        ({"x-api-key": "right", "api-key": ""}, "acme"),
+        ({"x-api-key": "right", "authorization": "Bearer wrong"}, None),
+        ({"x-api-key": "", "authorization": "Bearer"}, None),
+        ({"x-api-key": "wrong"}, None),
+        ({}, None),
+    ],
+)
+async def test_the_first_key_that_is_not_empty_counts_and_no_engine_gets_any(keyed, headers, tenant):
+    asked = {"model": "m", "max_tokens": 7, "messages": []}
+    async with keyed.session.post("http://svc.ns/v1/messages?beta=true", json=asked, headers=headers) as answer:
+        body = await answer.json()
+        assert answer.status == (401 if tenant is None else 200)
+    if tenant is None:
+        assert (body["type"], body["error"]["type"]) == ("error", "authentication_error")
+        assert keyed.engine.seen == []
+        return
+    assert keyed.picker.asked[0].tenant == tenant
+    assert not {"authorization", "api-key", "x-api-key"} & {*keyed.engine.seen[0].headers}
+
+
+@pytest.mark.parametrize(
+    ("do", "status", "kind"),
+    [
+        (Do(refuse=429, headers=(("retry-after", "7"),)), 429, "rate_limit_error"),
+        (Do(refuse=503, headers=(("retry-after", "7"),)), 503, "overloaded_error"),
+        (Do(refuse=504), 504, "timeout_error"),
+        (Do(no_head=True), 502, "api_error"),
+    ],
+)
+async def test_errors_at_anthropics_paths_have_its_form_and_say_when_to_come_again(keyed, do, status, kind):
+    keyed.script(do)
+    asked = {"model": "m", "max_tokens": 7, "messages": []}
+    found, headers, body = await keyed.post(asked, "/v1/messages", headers=bearer())
+    said = json.loads(body)
+    assert (found, said["type"], said["error"]["type"]) == (status, "error", kind)
+    assert headers.get("retry-after") == dict(do.headers).get("retry-after")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "kind"),
+    [
+        ("POST", "/v1/messages/", 404, "not_found_error"),
+        ("GET", "/v1/messages", 405, "invalid_request_error"),
+        ("HEAD", "/v1/messages", 405, None),
+        ("OPTIONS", "/v1/messages", 405, "invalid_request_error"),
+        ("POST", "/v1/messages/count_tokens/", 404, "not_found_error"),
+    ],
+)
+async def test_other_methods_and_spellings_are_refused_by_the_head(keyed, method, path, status, kind):
+    found, headers, body = await get(keyed, path, method)
+    assert found == status
+    assert status == 404 or headers["Allow"] == "POST"
+    assert (json.loads(body)["error"]["type"] if kind else body) == (kind or b"")
+
+
 # What engines get.
 
 

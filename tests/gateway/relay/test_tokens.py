@@ -32,7 +32,7 @@ def test_a_frame_taken_at_once_is_read_as_the_parser_reads_it(text):
     if found is not None:
         index, token, data = found.groups()
         assert data != DONE
-        assert FrameParser(100).feed(text) == [Frame((b"t %b %b" % (index, token),), data)]
+        assert FrameParser().feed(text) == [Frame((b"t %b %b" % (index, token),), data)]
 
 
 def token(answer, note):

@@ -36,7 +36,10 @@ MESSAGE = {
 
 
 class ApiServers(FakeEngine):
-    """API servers whose model says `SAID`. Attributes: asked: requests that reached an engine process."""
+    """API servers whose model says `SAID`. Attributes: asked: requests that reached an engine process. marks: the next
+    answers break off before these."""
+
+    marks: tuple[bytes, ...] = ()
 
     async def start(self, count: int) -> None:
         tokenizer = ByteTokenizer()
@@ -63,6 +66,9 @@ class ApiServers(FakeEngine):
         assert answer.status_code == 200, answer.text
         frames = answer.text.encode()
         cut = None if do.cut is None else int(do.cut / 100 * len(frames))
+        if self.marks:
+            mark, *self.marks = self.marks
+            cut = frames.index(mark)
         return await super()._answer(Do(frames=frames, cut=cut), seen, number, reader, writer)
 
     async def _say(self, request_id: int, text: bytes) -> None:
@@ -119,10 +125,34 @@ async def test_thinking_and_calls_are_those_of_an_undisturbed_run_wherever_an_en
     assert any(each.output_token_ids for each in servers.engine.asked)
 
 
-async def test_a_grammar_is_asked_for_again_with_the_tokens_so_far(servers):
-    servers.script(Do(cut=60), Do())
-    await servers.post({**REQUIRED, "stream": True})
+ENDS = [(b":f ",), (b":u ",), (b"data: [DONE]",), (b":f ", b":u ", b"data: [DONE]"), (b":u ", b":u ", b":u ")]
+
+
+@pytest.mark.parametrize("marks", ENDS)
+@pytest.mark.parametrize("counted", [True, False])
+async def test_an_engine_that_dies_at_the_end_leaves_calls_and_counts_as_they_are(servers, marks, counted):
+    asked = {**ASKED, "stream": True, "stream_options": {"include_usage": counted}}
+    servers.engine.marks = marks
+    _, _, body = await servers.post(asked)
+    usage = [data["usage"] for data in data_of(body) if data.get("usage")]
+    assert message(body) == (MESSAGE, "tool_calls")
+    assert [each["completion_tokens"] for each in usage] == [len(SAID)] * counted
+    assert (await servers.report())["completion_tokens"] == len(SAID)
+
+
+def data_of(body: bytes) -> list[dict]:
+    return [json.loads(event.removeprefix(b"data: ")) for event in body.split(b"\n\n")[:-2]]
+
+
+@pytest.mark.parametrize(
+    "more", [{"tool_choice": "required"}, {"thinking_token_budget": 40}], ids=["grammar", "budget"]
+)
+@pytest.mark.parametrize("cut", [20, 40, 60, 80])
+async def test_what_binds_an_answer_is_asked_for_again_with_the_tokens_so_far(servers, cut, more):
+    servers.script(Do(cut=cut), Do())
+    _, _, body = await servers.post({**ASKED, **more, "stream": True})
     first, second = servers.engine.asked
-    assert first.sampling.grammar is not None
-    assert second.sampling.grammar == first.sampling.grammar
+    assert (first.sampling.grammar is None, first.sampling.thinking is None) == ("tool_choice" not in more, False)
+    assert (second.sampling.grammar, second.sampling.thinking) == (first.sampling.grammar, first.sampling.thinking)
     assert (len(first.output_token_ids), len(second.output_token_ids) > 0) == (0, True)
+    assert message(body) == (MESSAGE, "tool_calls")

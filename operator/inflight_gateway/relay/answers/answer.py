@@ -21,15 +21,16 @@ _MAX_NUMBER_BYTES = 20
 
 _MAX_REASON_BYTES = 64
 
-_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
+Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**32)]
+"""Tokens of an answer as an engine tells them. Sums over all requests of a tenant must fit 64 bits."""
 
 
 class Usage(msgspec.Struct, frozen=True):
     """Tokens of the whole answer, continuations included."""
 
-    prompt_tokens: _Count = 0
-    cached_tokens: _Count = 0
-    completion_tokens: _Count = 0
+    prompt_tokens: Count = 0
+    cached_tokens: Count = 0
+    completion_tokens: Count = 0
 
 
 class Ending(Enum):

@@ -7,11 +7,10 @@ repeat the request, hold what models and clients write.
 from __future__ import annotations
 
 import re
-from typing import Annotated, TypeAlias
 
 import msgspec
 
-from inflight_gateway.relay.answers.answer import Usage
+from inflight_gateway.relay.answers.answer import Count, Usage
 
 MAX_USAGE_BYTES = 4096
 """Longest object that is read."""
@@ -27,24 +26,22 @@ _TOKEN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\]]', re.DOTALL)
 
 _STRING_REST = re.compile(rb'[^"\\]*+(?:\\.[^"\\]*+)*+"', re.DOTALL)
 
-_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0, le=2**40)]
-
 
 class _Cached(msgspec.Struct):
-    cached_tokens: _Count | None = None
+    cached_tokens: Count | None = None
 
 
 class _Counts(msgspec.Struct):
     """The counts by the names of all APIs. Anthropic's input tokens are without cached ones, those of OpenAI Responses
     with them."""
 
-    prompt_tokens: _Count | None = None
-    cached_tokens: _Count | None = None
-    completion_tokens: _Count | None = None
-    input_tokens: _Count | None = None
-    output_tokens: _Count | None = None
-    cache_read_input_tokens: _Count | None = None
-    cache_creation_input_tokens: _Count | None = None
+    prompt_tokens: Count | None = None
+    cached_tokens: Count | None = None
+    completion_tokens: Count | None = None
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
+    cache_read_input_tokens: Count | None = None
+    cache_creation_input_tokens: Count | None = None
     prompt_tokens_details: _Cached | None = None
     input_tokens_details: _Cached | None = None
 
