@@ -92,7 +92,7 @@ class OnlineFit:
         self._prefills = self._prefills or prefill > 0
 
     def _drop_a_kind(self) -> None:
-        """Drop the kind that was seen least recently, of steps that only decode or of those with prompts: of which there
+        """Drop the kind that was seen least recently, of steps that only decode or of those with prompts, whichever
         are more. So a long time of either leaves something of the other."""
         decodes: list[tuple[int, int, int]] = []
         prefills: list[tuple[int, int, int]] = []

@@ -70,7 +70,7 @@ class Admission:
         self.prefix_queries = self.prefix_hits = 0
         self._reservation: Reservation | None = None
         self._beside: list[Request] = []
-        """Those that did not fit beside the reservation."""
+        """Requests that did not fit beside the reservation."""
         self._prefix_caching = config.prefix_caching
         self._queues = queues
         self._running = running

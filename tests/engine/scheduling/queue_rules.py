@@ -99,7 +99,7 @@ class QueueRules:
         return self._first(self._classes.first_waiting(self._ranks)) if len(self) else None
 
     def beside(self, blocked: Known) -> list[Known]:
-        """Those that may be admitted before one that does not fit: the first of each class, or, where that is the one,
+        """Returns who may be admitted before one that does not fit: the first of each class, or, where that is the one,
         the second of the class."""
         found: list[Known | None] = []
         for name in self.waiting:
@@ -133,8 +133,8 @@ class QueueRules:
         return self._first_new(name, without=first) if len(queue) > 1 else None
 
     def _first_new(self, name: str, without: Known | None = None) -> Known:
-        """Of those that never had a slot. `without`: does not count; under `fair` its tenant neither, where another
-        waits."""
+        """Returns the first that never had a slot. `without`: does not count; under `fair` its tenant neither, where
+        another waits."""
         queue = [each for each in self.waiting[name].values() if each is not without]
         if self._tenants:
             tenant = self._tenants[name].first_waiting(without=without and without.request.scheduling.tenant)
