@@ -32,6 +32,7 @@ from inflight_operator.loop_thread import LoopThread
 from inflight_operator.observe.cache import ClusterCache
 from inflight_operator.observe.live_gateway import LiveGateway
 from inflight_operator.observe.scrape import ScrapePool
+from inflight_operator.pacing import Stretch
 from inflight_operator.reconcile.reconciler import Reconciler, ReconcilerSettings
 from inflight_operator.reconcile.upgrades import SERVICES_AT_ONCE, STUCK_SERVICES, UpgradeMode, UpgradePace
 from inflight_operator.recording.recorder import DEFAULT_MEBIBYTES, MEBIBYTE, DecisionRecorder
@@ -127,13 +128,14 @@ async def run_operator(options: Options) -> int:
             api = OperatorApi(api_client, may_write=leadership.leads) if leadership else OperatorApi(api_client)
             admin_key = LiveAdminKey(api, own_namespace, options.key_secret)
             every, clock = ReconcilerSettings(interval=options.interval), Clock()
-            pool = ScrapePool(http, options.interval, span=every.span)
+            stretch = Stretch()
+            pool = ScrapePool(http, options.interval, span=every.span, stretch=lambda: stretch.factor)
             metrics.count_scrapes(lambda: (pool.counts.done, pool.counts.failed))
             pusher = LimitsPusher(EngineClient(http), clock, leadership.leads if leadership else lambda: True)
 
             async def wake(key: ServiceKey) -> None:
                 if reconciler.is_down(key):
-                    workers.enqueue(key)
+                    workers.enqueue(key, urgent=True)
 
             def moved() -> None:
                 # A pod that died must leave the endpoints of the services now, and not within an interval.
@@ -163,6 +165,7 @@ async def run_operator(options: Options) -> int:
                 heartbeat.round_done,
                 metrics,
                 WorkerSettings(interval=options.interval),
+                stretch,
             )
             optional = optional_kinds(endpoint_picker=options.endpoint_picker)
             watches = Watches(api, cache, workers.enqueue, options.namespaces, optional)

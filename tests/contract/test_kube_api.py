@@ -83,6 +83,17 @@ async def test_a_field_that_is_gone_from_the_status_is_removed(api, service):
     assert stored.status.limits == STATUS.limits
 
 
+async def test_a_status_does_not_land_on_another_service_of_the_same_name(kubectl, api, service):
+    namespace = service.metadata.namespace
+    made = await api.get("InferenceService", namespace, "chat")
+    kubectl.ok("delete", "ifsvc", "chat", "-n", namespace)
+    kubectl.create({**made, "metadata": {"name": "chat", "namespace": namespace}})
+    with pytest.raises(KubeApiError) as refused:
+        await api.patch_status(service, STATUS.to_dict())
+    assert refused.value.status == 422
+    assert (await read(api, service)).status.url is None
+
+
 async def test_kubectl_shows_the_columns_and_waits_for_the_condition(kubectl, api, service):
     await api.patch_status(service, STATUS.to_dict())
     namespace = service.metadata.namespace

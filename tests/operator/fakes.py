@@ -8,7 +8,6 @@ from inflight_base.kube.changes import Changes
 from inflight_base.manifest.keys import ObjectKey, ServiceKey
 from inflight_base.manifest.names import FIELD_MANAGER
 from inflight_operator.apply.engines import EngineError
-from inflight_operator.apply.kube import status_patch
 from inflight_operator.observe.window import Window
 from inflight_settings.limits import Limits
 from tests.operator.model_engine import ModelEngine
@@ -219,7 +218,7 @@ class FakeApi:
         self._call("delete", kind, name)
 
     async def patch_status(self, service, status):
-        if status_patch(service.status.to_dict(), status) is None:
+        if service.status.to_dict() == status:
             return None
         self._call("status", status)
         self.statuses.append(status)
@@ -234,6 +233,8 @@ class FakeApi:
 
     async def set_pod_deletion_cost(self, namespace, pod, cost):
         self._call("cost", pod, cost)
+        if pod in self.refuse:
+            raise self.refuse[pod]
 
     async def event(self, service, type, reason, message):
         self._call("event", type, reason, message)

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections import Counter
+from itertools import pairwise
+from time import monotonic
 
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
 from inflight_operator.telemetry.metrics import OperatorMetrics
-from inflight_operator.workers import Workers, WorkerSettings
+from inflight_operator.workers import Busy, Workers, WorkerSettings
 
 GOOD, BAD, SLOW = (ServiceKey("team", name) for name in ("good", "bad", "slow"))
 
@@ -58,9 +60,8 @@ async def test_rounds_of_many_services_are_spread_over_the_interval():
         return True
 
     await run_for(1.3, reconcile, keys, interval=1.0)
-    resynced = times[200:]
-    assert len(resynced) > 100
-    assert max(Counter(round(one, 1) for one in resynced).values()) < 100
+    assert len(times) > 200
+    assert max(Counter(round(one, 1) for one in times).values()) < 150
 
 
 async def test_a_slow_service_delays_no_other():
@@ -72,7 +73,7 @@ async def test_a_slow_service_delays_no_other():
         rounds[key] += 1
         return True
 
-    await run_for(0.5, reconcile, {GOOD, SLOW}, interval=0.05, concurrency=2)
+    await run_for(1.0, reconcile, {GOOD, SLOW}, interval=0.05, concurrency=2)
     assert rounds[GOOD] >= 3
     assert rounds[SLOW] == 0
 
@@ -93,3 +94,92 @@ async def test_an_event_does_not_wait_for_the_resync():
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
+
+
+async def test_events_of_one_service_are_rounds_that_are_apart_and_an_urgent_one_does_not_wait():
+    times, now = [], asyncio.get_running_loop().time
+
+    async def reconcile(key):
+        times.append(now())
+        return True
+
+    workers = Workers(reconcile, set, nothing, OperatorMetrics(), WorkerSettings(interval=60.0))
+    running = asyncio.create_task(workers.run())
+    await asyncio.sleep(0)
+    until = now() + 0.9
+    while now() < until:
+        workers.enqueue(GOOD)
+        await asyncio.sleep(0.01)
+    assert 2 <= len(times) <= 4
+    assert min(later - one for one, later in pairwise(times)) >= 0.24
+    before = len(times)
+    for _ in range(3):
+        workers.enqueue(GOOD, urgent=True)
+        await asyncio.sleep(0.02)
+    assert len(times) == before + 3
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_what_was_asked_for_before_the_work_began_is_no_burst_at_its_begin():
+    """The watches of a process that stands by ask for rounds of all services."""
+    keys, rounds = [ServiceKey("team", f"service-{number}") for number in range(100)], []
+
+    async def reconcile(key):
+        rounds.append(key)
+        return True
+
+    workers = Workers(reconcile, lambda: set(keys), nothing, OperatorMetrics(), WorkerSettings(interval=60.0))
+    for key in keys:
+        workers.enqueue(key)
+    running = asyncio.create_task(workers.run())
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(rounds) < 10
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+
+
+async def test_the_time_that_work_keeps_the_loop_busy_counts_without_its_waits():
+    async def work():
+        spin(0.05)
+        await asyncio.sleep(0.2)
+        spin(0.05)
+        return "done"
+
+    def spin(seconds):
+        until = monotonic() + seconds
+        while monotonic() < until:
+            pass
+
+    busy = Busy(work())
+    assert await busy == "done"
+    assert 0.1 <= busy.seconds < 0.2
+
+
+async def test_an_error_and_a_cancellation_reach_the_work():
+    ended = []
+
+    async def work():
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def fails():
+        await asyncio.sleep(0)
+        raise ValueError("broken")
+
+    async def timed(work):
+        return await Busy(work)
+
+    running = asyncio.create_task(timed(work()))
+    await asyncio.sleep(0)
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert ended == [True]
+    with pytest.raises(ValueError, match="broken"):
+        await timed(fails())

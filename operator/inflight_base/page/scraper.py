@@ -8,7 +8,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Generic, TypeVar
@@ -96,6 +96,7 @@ class Scraper(ABC, Generic[E]):
         large_page: bytes; an engine with a larger page is scraped less often, by as much as it is larger: a hostile
             one takes no larger part of the time for reading pages.
         retry: seconds after the first two failures until the next scrape; None: as after a success.
+        stretch: factor of `interval` now.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class Scraper(ABC, Generic[E]):
         max_back_off: int = 1,
         large_page: float = math.inf,
         retry: float | None = None,
+        stretch: Callable[[], float] = lambda: 1.0,
     ) -> None:
         self.counts = ScrapeCounts()
         self._http = http
@@ -127,6 +129,7 @@ class Scraper(ABC, Generic[E]):
         self._max_back_off = max_back_off
         self._large_page = large_page
         self._retry = retry
+        self._stretch = stretch
         self._num_engines = 0
         self._num_running = 0
         self._due: deque[E] = deque()
@@ -181,7 +184,7 @@ class Scraper(ABC, Generic[E]):
         back-off."""
         if self._retry is not None and 0 < engine.failures <= _RETRIES:
             return self._retry
-        interval = max(self._interval, self._num_engines / self._max_per_second)
+        interval = max(self._interval * self._stretch(), self._num_engines / self._max_per_second)
         interval *= max(1.0, engine.page_bytes / self._large_page)
         intervals = 1 if engine.failures < 2 else min(2 ** min(engine.failures - 1, 10), self._max_back_off)
         moment = crc32(engine.key.encode()) / 2**32 * interval

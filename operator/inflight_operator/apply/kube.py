@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -30,14 +30,18 @@ class OperatorApi(KubeApi):
     async def patch_status(self, service: ServiceRecord, status: dict[str, Any]) -> Manifest | None:
         """Makes the service's status equal to `status`; returns the live service, or None where no write was needed.
 
-        `status` is compared with the status in `service`, so that a steady state makes no calls.
+        `status` is compared with the status in `service`, so that a steady state makes no calls. Another service of the
+        same name, which was created since, refuses it: an error with status 422. (A merge patch with a uid would not
+        be refused: the API server drops metadata from patches of a status.)
         """
-        patch = status_patch(service.status.to_dict(), status)
-        if patch is None:
+        if service.status.to_dict() == status:
             return None
-        return await self.patch(
-            KIND, service.metadata.namespace, service.metadata.name, {"status": patch}, subresource="status"
-        )
+        metadata = service.metadata
+        operations: Sequence[Manifest] = [
+            {"op": "test", "path": "/metadata/uid", "value": metadata.uid},
+            {"op": "add", "path": "/status", "value": status},
+        ]
+        return await self.json_patch(KIND, metadata.namespace, metadata.name, operations, subresource="status")
 
     async def set_replicas(self, namespace: str, name: str, replicas: int) -> Manifest:
         """Sets only the replicas of a Deployment. Returns the live object."""
@@ -86,20 +90,3 @@ def _shortened(text: str, most_bytes: int) -> str:
     if len(encoded) <= most_bytes:
         return text
     return encoded[: most_bytes - len("…".encode())].decode(errors="ignore") + "…"
-
-
-def status_patch(live: dict[str, Any], wanted: dict[str, Any]) -> dict[str, Any] | None:
-    """Returns the JSON merge patch (RFC 7386) that turns `live` into `wanted`; None if they are equal.
-
-    Lists are replaced whole, as merge patch has it.
-    """
-    patch: dict[str, Any] = {key: None for key in live if key not in wanted}
-    for key, value in wanted.items():
-        before = live.get(key)
-        if key in live and before == value:
-            continue
-        if isinstance(before, dict) and isinstance(value, dict):
-            patch[key] = status_patch(before, value)
-        else:
-            patch[key] = value
-    return patch or None

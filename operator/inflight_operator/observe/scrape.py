@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
 
@@ -13,6 +13,7 @@ from inflight_base.page.scraper import Engine, Scraper
 from inflight_operator.observe.history import History
 from inflight_operator.observe.metrics import READER, parse_metrics
 from inflight_operator.observe.window import Window
+from inflight_operator.pacing import first_apart
 
 MAX_BACK_OFF = 4
 """Maximum scrape intervals between two scrapes of a pod that fails."""
@@ -60,6 +61,7 @@ class ScrapePool(Scraper[_Pod]):
         timeout: seconds for one scrape, from connecting to the last byte.
         span: seconds that windows look back; see `Window`.
         concurrency: maximum scrapes in flight.
+        stretch: factor of `interval` now.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class ScrapePool(Scraper[_Pod]):
         timeout: float = 2.0,
         span: float = 30.0,
         concurrency: int = 256,
+        stretch: Callable[[], float] = lambda: 1.0,
     ) -> None:
         super().__init__(
             http,
@@ -78,18 +81,22 @@ class ScrapePool(Scraper[_Pod]):
             timeout=timeout,
             concurrency=concurrency,
             max_back_off=MAX_BACK_OFF,
+            stretch=stretch,
         )
         self._span = span
         self._services: dict[ServiceKey, dict[str, _Pod]] = {}
 
     def keep(self, key: ServiceKey, targets: Collection[Target]) -> None:
-        """Sets the pods of the service to scrape; data of other pods is dropped."""
-        pods = self._services.setdefault(key, {})
+        """Sets the pods of the service to scrape; data of other pods is dropped. The first scrapes of many pods are
+        spread."""
+        pods, new = self._services.setdefault(key, {}), 0
+        apart = first_apart(len(targets), self._interval)
         for target in targets:
             pod = pods.get(target.uid)
             if pod is None:
                 pods[target.uid] = pod = _Pod(target.uid, target.url, target.names, name=target.name)
-                self.add(pod)
+                self.add(pod, new * apart)
+                new += 1
             else:
                 pod.name, pod.url, pod.names = target.name, target.url, target.names
         for uid in pods.keys() - {target.uid for target in targets}:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from dataclasses import dataclass, field
 
@@ -24,6 +25,13 @@ SECRET_AGAIN_SECONDS = 60.0
 may be missing or old, and the operator cannot read it."""
 
 
+COSTS_AT_ONCE = 16
+"""Most calls in flight that set the deletion costs of a service's pods."""
+
+_TRANSIENT = (0, 409, 429, 500, 502, 503, 504)
+"""HTTP statuses of calls that may succeed if they are repeated; 0: no answer."""
+
+
 @dataclass(slots=True)
 class ExecutorState:
     """State of the executor for one service; all of it can be lost."""
@@ -44,23 +52,37 @@ class Executor:
         self._pusher.keep(key, {pod.uid for pod in snapshot.pods})
         for pod, limits in plan.push:
             self._pusher.push(key, pod, snapshot.admin_token, limits)
-        failures = await self._mark(key, plan, state)
-        if plan.hold_template:
+        failures, unmarked = await self._mark(key, plan, state)
+        if plan.hold_template and not unmarked:
             failures |= await self._scale(key, snapshot, plan, state)
-        failures |= await self._sync(key, snapshot, plan, state)
+        failures |= await self._sync(key, snapshot, plan, state, unmarked=unmarked)
         return Outcome({**failures, **state.children.failures}, failed=bool(failures))
 
-    async def _mark(self, key: ServiceKey, plan: Plan, state: ExecutorState) -> dict[Child, str]:
-        """Sets pod deletion costs before a scale-down; not again while the scale-down is refused."""
+    async def _mark(self, key: ServiceKey, plan: Plan, state: ExecutorState) -> tuple[dict[Child, str], bool]:
+        """Sets pod deletion costs before a scale-down; not again while the scale-down is refused.
+
+        Returns:
+            The failure, and whether the scale-down waits for the next round, which may succeed: without its cost, a
+            busy pod may be deleted.
+        """
         if ("Deployment", child_names(key.name).main) in state.children.refused:
-            return {}
-        try:
-            for pod, cost in plan.deletion_costs.items():
-                await self._api.set_pod_deletion_cost(key.namespace, pod, cost)
-        except KubeApiError as error:
-            logger.warning("%s: %s", key, error)
-            return {("Pod", "deletion cost"): str(error)}
-        return {}
+            return {}, False
+        at_once = asyncio.Semaphore(COSTS_AT_ONCE)
+
+        async def mark(pod: str, cost: int) -> KubeApiError | None:
+            async with at_once:
+                try:
+                    await self._api.set_pod_deletion_cost(key.namespace, pod, cost)
+                except KubeApiError as error:
+                    return error
+                return None
+
+        found = await asyncio.gather(*(mark(pod, cost) for pod, cost in plan.deletion_costs.items()))
+        errors = [error for error in found if error is not None]
+        if not errors:
+            return {}, False
+        logger.warning("%s: %d of %d deletion costs: %s", key, len(errors), len(found), errors[0])
+        return {("Pod", "deletion cost"): str(errors[0])}, any(one.status in _TRANSIENT for one in errors)
 
     async def _scale(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, state: ExecutorState) -> dict[Child, str]:
         """Sets the replicas of a Deployment whose pod template is held."""
@@ -81,7 +103,11 @@ class Executor:
         logger.info("%s: set replicas of Deployment/%s to %d", key, name, plan.replicas)
         return {}
 
-    async def _sync(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, state: ExecutorState) -> dict[Child, str]:
+    async def _sync(
+        self, key: ServiceKey, snapshot: Snapshot, plan: Plan, state: ExecutorState, *, unmarked: bool
+    ) -> dict[Child, str]:
+        """Applies and deletes children. `unmarked`: the Deployment, with fewer replicas, waits."""
+        deployment = ("Deployment", child_names(key.name).main)
         now = self._clock.steady()
         waiting = any(pod.phase == "Pending" and pod.node and not pod.deleting for pod in snapshot.pods)
         unknown = any("HTTP 401" in one.error for one in snapshot.pushes.values())
@@ -90,11 +116,11 @@ class Executor:
             state.secret_at = now
         changes = await sync_children(
             self._api,
-            plan.children,
+            [one for one in plan.children if not unmarked or one["kind"] != "Deployment"],
             self._cache.children(key),
             state.children,
             self._clock.steady,
-            keep=_kept(key, snapshot, plan),
+            keep=_kept(key, snapshot, plan) | ({deployment} if unmarked else frozenset()),
         )
         for live in changes.applied:
             self._cache.put(live["kind"], live)

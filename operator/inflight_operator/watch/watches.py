@@ -54,8 +54,9 @@ class Watches:
     @property
     def available(self) -> frozenset[str]:
         """The optional APIs that the cluster has and the operator may list, as `GROUP/VERSION/KIND`. One whose first
-        list fails in another way (429, 503) counts too: else children of services would be deleted meanwhile."""
-        found = (one.selection.kind for one in self._reflectors if one.listed or one.status not in (0, 403, 404))
+        list fails in another way (429, 503, no answer) counts too: else children of services would be deleted
+        meanwhile."""
+        found = (one.selection.kind for one in self._reflectors if one.listed or one.problem)
         return frozenset(f"{RESOURCES[kind][0]}/{kind}" for kind in found if kind in OPTIONAL_KINDS)
 
     async def run(self) -> None:
@@ -69,8 +70,8 @@ class Watches:
                 tasks.create_task(reflector.run())
 
     async def listed(self, kinds: Sequence[str] = (*WATCHED_KINDS, *OPTIONAL_KINDS)) -> None:
-        """Returns once all objects of these kinds are in the cache. An optional kind does not block: it is enough that
-        the API server has answered."""
+        """Returns once all objects of these kinds are in the cache. An optional kind does not block: one list of it is
+        enough, also one that failed."""
         while True:
             if all(_is_settled(one) for one in self._reflectors if one.selection.kind in kinds):
                 return
@@ -98,5 +99,5 @@ class Watches:
 
 
 def _is_settled(reflector: Reflector) -> bool:
-    answered = reflector.selection.kind in OPTIONAL_KINDS and reflector.status != 0
-    return answered or (reflector.listed and not reflector.problem)
+    looked_for = reflector.selection.kind in OPTIONAL_KINDS and (reflector.status != 0 or reflector.problem != "")
+    return looked_for or (reflector.listed and not reflector.problem)

@@ -1,7 +1,9 @@
 """The reconciler: replicas, children, status and events of a service, in the order of its life."""
 
+import pytest
 from prometheus_client import generate_latest
 
+from inflight_base.kube.errors import KubeApiError
 from inflight_settings.limits import Limits
 from tests.operator.fakes import KEY, delete, service_body
 from tests.operator.reconcile.world import SMALL
@@ -92,6 +94,28 @@ async def test_before_it_shrinks_the_emptiest_pod_is_marked_to_go_first(world):
     costs = {call[1]: call[2] for call in order if call[0] == "cost"}
     assert costs["chat-1"] > costs.get("chat-2", 0)
     assert [call[0] for call in order][-1] == "apply"
+    assert world.replicas() == 1
+
+
+@pytest.mark.parametrize(("status", "waits"), [(429, True), (0, True), (403, False)])
+async def test_a_pod_whose_cost_is_not_taken_ends_no_other_and_holds_the_scale_down_while_that_may_help(
+    world, status, waits
+):
+    spec = {**SMALL, "scaling": {"behavior": {"scaleDown": {"stabilizationWindowSeconds": 5}}}}
+    world.service(spec=spec, status={"desiredReplicas": 3})
+    busy = [world.pod(number) for number in (1, 2, 3)]
+    await world.round()
+    for engine in busy:
+        engine.model.add(10, 2000)
+    world.api.refuse["chat-1"] = KubeApiError("PATCH", status, "too many requests")
+    marked = set()
+    for _ in range(4):
+        await world.round()
+        marked |= {call[1] for call in world.api.of("cost")}
+    assert marked == {"chat-1", "chat-2", "chat-3"}
+    assert (world.replicas() == 3) is waits
+    world.api.refuse.clear()
+    await world.round()
     assert world.replicas() == 1
 
 
