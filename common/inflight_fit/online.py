@@ -98,7 +98,8 @@ class OnlineFit:
         prefills: list[tuple[int, int, int]] = []
         for kind in self._kinds:
             (decodes if kind[2] == _NONE else prefills).append(kind)
-        del self._kinds[min(max(decodes, prefills, key=len), key=lambda each: self._kinds[each][-1][-1])]
+        more = decodes if len(decodes) >= len(prefills) else prefills
+        del self._kinds[min(more, key=lambda each: self._kinds[each][-1][-1])]
 
     def due(self, now: float) -> bool:
         """Return whether enough is new for another fit."""
