@@ -160,7 +160,7 @@ def _requests(
             index, before = next(choices)
             request_id, seed = service.registry.new_request_id(), before.seed
             if seed is None:
-                seed = choice_seed(body.seed, sample, service.config.engine.seed, request_id)
+                seed = choice_seed(body.seed, sample, service.seed, request_id)
             drawn = body.seed is None and before.seed is None and sampling.temperature > 0
             requests.append(
                 GenerationRequest(
