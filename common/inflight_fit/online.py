@@ -18,6 +18,8 @@ _LEAST_WEIGHT = 0.1
 _ROWS = 32
 """Number of latest steps of each kind that are kept, so that no kind crowds another out."""
 _KINDS = 64
+_NONE = -1
+"""In place of the tokens that each token of a kind attends to: it has no decodes, or no prompts."""
 _GAP_SECONDS = 1.0
 """Minimum seconds between two kept steps of a kind that has all its rows: a pause of some seconds must not fill
 them."""
@@ -27,8 +29,6 @@ _FEWEST_STEPS = 16
 
 GOOD_ERROR = 0.25
 """Median error up to which a model predicts steps; above it, only what was seen counts."""
-
-_NOTHING_SEEN = CostModel(0.0, 0.0, 0.0, 0.0, 0.0)
 
 _Row: TypeAlias = tuple[float, float, float, float, float, float, float]
 """The numbers of `StepWork`, the step's seconds, and the time of the step."""
@@ -65,6 +65,7 @@ class OnlineFit:
         self._warm: set[tuple[int, bool]] | None = set() if compiles else None
         self._kinds: dict[tuple[int, int, int], deque[_Row]] = {}
         self._prefills = False
+        self._latest = CostModel(0.0, 0.0, 0.0, 0.0, 0.0)
         self._num_kept = self._num_fitted = 0
         self._interval = _FIRST_INTERVAL
         self._next_fit = -1.0
@@ -82,7 +83,7 @@ class OnlineFit:
         rows = self._kinds.get(kind)
         if rows is None:
             if len(self._kinds) == _KINDS:
-                del self._kinds[min(self._kinds, key=lambda each: self._kinds[each][-1][-1])]
+                self._drop_a_kind()
             rows = self._kinds[kind] = deque(maxlen=_ROWS)
         elif len(rows) == _ROWS and now - rows[-1][-1] < _GAP_SECONDS:
             return
@@ -90,13 +91,23 @@ class OnlineFit:
         self._num_kept += 1
         self._prefills = self._prefills or prefill > 0
 
+    def _drop_a_kind(self) -> None:
+        """Drop the kind that was seen least recently, of steps that only decode or of those with prompts, whichever
+        are more. So a long time of either leaves something of the other."""
+        decodes: list[tuple[int, int, int]] = []
+        prefills: list[tuple[int, int, int]] = []
+        for kind in self._kinds:
+            (decodes if kind[2] == _NONE else prefills).append(kind)
+        more = decodes if len(decodes) >= len(prefills) else prefills
+        del self._kinds[min(more, key=lambda each: self._kinds[each][-1][-1])]
+
     def due(self, now: float) -> bool:
         """Return whether enough is new for another fit."""
         return now >= self._next_fit and self._num_kept > self._num_fitted
 
     def fit(self, now: float) -> MeasuredCost | None:
         """Return the model of the steps that are kept; None: they are too few, or no prompt was computed yet. Factors
-        of what no step did are 0."""
+        of what no step did are those of the last model, 0 at first."""
         self._next_fit = now + self._interval
         if self._num_kept < _FEWEST_STEPS or not self._prefills:
             return None
@@ -104,10 +115,11 @@ class OnlineFit:
         self._num_fitted = self._num_kept
         rows = np.array([row for rows in self._kinds.values() for row in rows])
         weights = np.maximum(np.exp2((rows[:, -1] - rows[:, -1].max()) / HALF_LIFE_SECONDS), _LEAST_WEIGHT)
-        found = fit_steps(rows[:, :-2], rows[:, -2], _NOTHING_SEEN, weights)
+        found = fit_steps(rows[:, :-2], rows[:, -2], self._latest, weights)
+        self._latest = found.cost
         return MeasuredCost(found.cost, found.median_error, float(weights.sum()))
 
 
 def _magnitude(attended: float, tokens: float) -> int:
-    """Return the number of tokens that each token attends to, in powers of 4; -1: there is none."""
-    return int(attended / tokens).bit_length() >> 1 if tokens else -1
+    """Return the number of tokens that each token attends to, in powers of 4; `_NONE`: there is none."""
+    return int(attended / tokens).bit_length() >> 1 if tokens else _NONE

@@ -76,6 +76,11 @@ class EngineConfig(SchedulingSettings):
         "write arrivals and scheduling decisions to this file, for `inflight-engine replay FILE`",
         metavar="FILE",
     )
-    seed: int = setting(0, "base of the random streams of requests without a seed", ge=0, le=2**63 - 1)
+    seed: int | None = setting(
+        None,
+        "base of the random streams of requests without a seed (default: another one at each start)",
+        ge=0,
+        le=2**63 - 1,
+    )
     log_level: LogLevel = setting("info", "debug adds a line for each request")
     log_format: LogFormat = setting("text", "json: one JSON object a line, in all processes")

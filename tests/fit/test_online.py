@@ -104,6 +104,19 @@ def test_long_decoding_leaves_what_prompts_cost_and_a_pause_of_seconds_moves_not
         assert found.model.seconds(work) == pytest.approx(GPU.seconds(work), rel=0.1)
 
 
+def test_decoding_at_many_sizes_and_contexts_leaves_what_prompts_cost():
+    fit, now = OnlineFit(), 0.0
+    prompts = [StepWork(8, 64 << each, 8 * 500, (64 << each) * 300, 0) for each in range(5)] * 10
+    sizes = [1, 2, 3, 4, 6, 8, 12, 15, 16, 20, 24, 31, 32, 48, 64, 96, 128, 192, 256]
+    decodes = [StepWork(size, 0, size * 4**power, 0, 0) for size in sizes for power in range(2, 8)] * 3
+    for work in prompts + decodes:
+        now += 1.0
+        fit.observe(work, GPU.seconds(work), now)
+    found = fit.fit(now)
+    for work in prompts[:5]:
+        assert found.model.seconds(work) == pytest.approx(GPU.seconds(work), rel=0.2)
+
+
 def test_there_is_no_model_before_some_steps_and_a_prompt():
     fit = OnlineFit()
     for second in range(20):

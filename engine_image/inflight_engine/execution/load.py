@@ -105,6 +105,8 @@ def kept_formats(capability: tuple[int, int] | None, dtype: torch.dtype, *, batc
     this = f"this GPU has {capability[0]}.{capability[1]}"
     if capability < (8, 9):
         why_not_fp8 = f"float8 products need compute capability 8.9 ({this})"
+    elif dtype == torch.float16:
+        why_not_fp8 = "float8 products give bfloat16, and dtype is float16"
     elif batch_invariant:
         why_not_fp8 = "batch_invariant: float8 products add in an order that depends on the number of tokens"
     if capability < (8, 0):

@@ -21,7 +21,7 @@ from inflight_engine.formats.format import (
     Space,
     Tagged,
 )
-from inflight_engine.formats.schemas import for_llguidance
+from inflight_engine.formats.schemas import MAX_BYTES, for_llguidance
 from inflight_engine.formats.values import GEMMA_QUOTE, json_types, parameters_of
 
 TokenOf = Callable[[str], int | None]
@@ -51,6 +51,8 @@ class GrammarText:
         self._token_of = token_of
         self._names: dict[str, str] = {}
         self.numbers = count()
+        self._length = 0
+        """Characters of JSON schemas so far; what is too long is refused, and need not be made well."""
 
     def literal(self, text: str) -> str:
         """An expression for exactly this text."""
@@ -81,8 +83,10 @@ class GrammarText:
     def json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
         """A rule for JSON of this schema. `strict`: a schema with keywords that cannot be enforced is none; otherwise
         these are left out."""
-        made = for_llguidance(schema, {**_TIGHT, "lenient": not strict})
-        return self.rule("%json " + json.dumps(made, ensure_ascii=False))
+        options = {**_TIGHT, "lenient": not strict}
+        made = json.dumps(for_llguidance(schema, options, open_objects=self._length > MAX_BYTES), ensure_ascii=False)
+        self._length += len(made)
+        return self.rule(f"%json {made}")
 
     def text_up_to(self, end: str, without: str = "") -> str:
         """A rule for any text that ends with the first `end`. `without`: what restricts the text further."""

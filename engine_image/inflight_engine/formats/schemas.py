@@ -10,14 +10,17 @@ WHITE_SPACE = r" |\r?\n( {0,64}|\t{0,16})"
 """White space of JSON as serializers write it, in one line or indented. What has no bound small models repeat up to
 `max_tokens`."""
 
+MAX_BYTES = 512 * 1024
+"""Length of a grammar, in characters."""
+
 _MAPS = ("properties", "patternProperties", "$defs", "definitions")
 _LISTS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SINGLE = ("items", "additionalProperties", "additionalItems", "not", "if", "then", "else", "contains", "propertyNames")
 
-_COMBINED = ("allOf", "anyOf", "oneOf", "$ref")
+_COMBINED = frozenset(("allOf", "anyOf", "oneOf", "$ref"))
 """With one of them alone a schema is that of its parts."""
 
-_NEVER_CLOSED = ("not", "if", "then", "else", "contains", "dependentSchemas", "$dynamicRef", "enum", "const")
+_NEVER_CLOSED = frozenset(("not", "if", "then", "else", "contains", "dependentSchemas", "$dynamicRef", "enum", "const"))
 
 _OWN = frozenset(
     (*_MAPS[:2], *_NEVER_CLOSED, "prefixItems", *_SINGLE, "required", "minProperties", "maxProperties", "minItems")
@@ -58,7 +61,10 @@ def parts(schema: Mapping[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _closed(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
     """Forbid properties and items that no part of a schema names, where no other part may ask for them."""
-    root: dict[str, Any] = json.loads(json.dumps(schema))
+    text = json.dumps(schema)
+    root: dict[str, Any] = json.loads(text)
+    if len(text) > MAX_BYTES:
+        return root  # it will be refused, and this would take long
     every, mixed, waiting = [], [], [root]
     while waiting:
         part = waiting.pop()
@@ -68,7 +74,7 @@ def _closed(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
         waiting += (each for _, each in parts(part))
     kept = _reached(root, mixed)
     for part in every:
-        if id(part) in kept or any(keyword in part for keyword in (*_COMBINED, *_NEVER_CLOSED)):
+        if id(part) in kept or not (_COMBINED | _NEVER_CLOSED).isdisjoint(part):
             continue
         if _names_all_properties(part):
             part["additionalProperties"] = False
@@ -79,9 +85,9 @@ def _closed(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
 
 def _is_mixed(part: Mapping[str, Any], *, strict: bool) -> bool:
     """A value has to follow several parts of it at once, or just one of them."""
-    combined = [keyword for keyword in _COMBINED if keyword in part]
-    if any(keyword in part for keyword in _NEVER_CLOSED):
+    if not _NEVER_CLOSED.isdisjoint(part):
         return True
+    combined = _COMBINED.intersection(part)
     if not combined:
         return False
     alternatives = part.get("oneOf")

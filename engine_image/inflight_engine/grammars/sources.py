@@ -13,10 +13,8 @@ if TYPE_CHECKING:
     from llguidance._lib import JsonCompileOptions  # a type of the stubs alone
 
 from inflight_engine.formats import schemas
+from inflight_engine.formats.schemas import MAX_BYTES
 from inflight_engine.grammars.compiled import LIMITS, GrammarError
-
-MAX_BYTES = 512 * 1024
-"""Length of a grammar, in characters."""
 
 _PROBING_SECONDS = 0.5
 """CPU time to find the part of a schema that is refused."""
@@ -85,14 +83,14 @@ def of_tags(field: str, tags: Sequence[Tag], triggers: Sequence[str], is_special
     special = {is_special(trigger) for trigger in triggers}
     if len(special) > 1:
         raise GrammarError("triggers must be all special tokens or all text")
-    made = []
+    made, length = [], 0
     for tag in tags:
         trigger = next((each for each in triggers if each and tag.begin.startswith(each)), None)
         if trigger is None:
             raise GrammarError(f"the tag {tag.begin!r} begins with no trigger")
-        made.append(
-            StructTag(trigger=trigger, begin=tag.begin, grammar=schemas.for_llguidance(tag.schema, {}), end=tag.end)
-        )
+        schema = schemas.for_llguidance(tag.schema, {}, open_objects=length > MAX_BYTES)
+        length += len(json.dumps(schema))
+        made.append(StructTag(trigger=trigger, begin=tag.begin, grammar=schema, end=tag.end))
     return Source(field, LLMatcher.grammar_from_lark(StructTag.to_grammar(made, assume_special=True in special)))
 
 

@@ -234,7 +234,9 @@ class Scheduler:
     def _finish(self, request: Request, reason: FinishReason) -> None:
         if request.slot >= 0:
             self.in_flight.discard(request.slot)
-            self.running.leave(request)
+            blocks, _ = self.running.leave(request)
+            if self.config.prefix_caching and request.sampling.prompt_logprobs is not None:
+                self.running.pool.unregister(blocks)  # No other request can find them.
         else:
             self.queues.remove(request)
             self.preemptor.free_host_blocks(request)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from hashlib import blake2b
 from importlib.metadata import version
@@ -49,6 +50,7 @@ class Service:
 
     def __init__(self, config: ServerConfig) -> None:
         self.config = config
+        self.seed = secrets.randbits(63) if config.engine.seed is None else config.engine.seed
         self.started = time.monotonic()
         self.created = int(time.time())
         self.draining = False

@@ -5,7 +5,7 @@ import json
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from inflight_engine.formats.schemas import for_llguidance
+from inflight_engine.formats.schemas import MAX_BYTES, for_llguidance
 
 A = {"type": "object", "properties": {"a": {"type": "integer"}}}
 B = {"type": "object", "properties": {"b": {"type": "integer"}}}
@@ -157,3 +157,9 @@ def test_a_request_can_ask_for_other_white_space(options, given, text, expected)
 )
 def test_a_schema_that_is_none_is_left_for_the_refusal(schema):
     json.dumps(for_llguidance(schema, {}))
+
+
+@pytest.mark.parametrize("size", [MAX_BYTES // 20, MAX_BYTES])
+def test_a_schema_that_is_too_long_is_not_looked_through(size):
+    schema = {"anyOf": [A] * (size // 10)}
+    assert ("additionalProperties" in json.dumps(for_llguidance(schema, {}))) == (size < MAX_BYTES)

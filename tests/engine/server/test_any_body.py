@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from inflight_engine.server.bodies import chat_schema
 from inflight_engine.server.bodies.chat_schema import ChatCompletionRequest
 from inflight_engine.server.bodies.schema import CompletionRequest, GenerateRequest
-from inflight_engine.server.http import strict_json
+from inflight_engine.server.http import endpoint, strict_json
 from inflight_engine.server.http.strict_json import LONG_BODY
 from inflight_engine.server.http.tokenize import DetokenizeRequest, TokenizeRequest
 from inflight_engine.server.messages.requests import CountTokensRequest, MessagesRequest
@@ -139,3 +139,9 @@ async def test_a_long_body_that_is_no_json_is_refused_as_a_short_one(make_fake):
     ]
     assert [each.status_code for each in answers] == [400] * 4
     assert ["not JSON" in each.text for each in answers] == [True, True, False, False]
+
+
+async def test_choices_beyond_the_queue_are_refused_before_anything_is_made_for_each(make_fake, monkeypatch):
+    monkeypatch.setattr(endpoint, "continued_choices", None)
+    answer = await (await make_fake()).post("/v1/completions", prompt=["a"] * 9, n=128)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "n")

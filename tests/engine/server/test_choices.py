@@ -6,6 +6,8 @@ import json
 import pytest
 
 from inflight_engine.request import FinishReason
+from inflight_engine.server.requests.prepare import seed_for
+from inflight_settings.engine import EngineConfig
 from tests.engine.server.fake_engine import until
 from tests.engine.server.test_requests import events, metrics, usage
 
@@ -85,6 +87,23 @@ async def test_without_a_seed_samples_have_different_streams(make_fake):
     for request_id in range(4):
         fake.engine.answer(request_id, "x")
     await call
+
+
+async def drawn_seeds(make_fake, **fields):
+    fake = await make_fake(engine=EngineConfig("fake", **fields))
+    call = start(fake, n=2)
+    requests = await arrived(fake, 2)
+    for request_id in range(2):
+        fake.engine.answer(request_id, "x")
+    await call
+    return [each.sampling.seed for each in requests.values()]
+
+
+async def test_each_start_of_an_engine_draws_other_streams_unless_a_seed_is_set(make_fake):
+    first, second = [await drawn_seeds(make_fake) for _ in range(2)]
+    assert not {*first} & {*second}
+    first, second = [await drawn_seeds(make_fake, seed=7) for _ in range(2)]
+    assert first == second == [seed_for(7, 0), seed_for(7, 1)]
 
 
 async def test_chat_stream_interleaves_choices_each_with_role_and_end(make_fake):

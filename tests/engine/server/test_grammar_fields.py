@@ -7,8 +7,9 @@ import time
 import pytest
 
 from inflight_contract.errors import ApiError
+from inflight_engine.formats.schemas import MAX_BYTES
 from inflight_engine.grammars.compiled import GrammarError
-from inflight_engine.grammars.sources import MAX_BYTES, Source
+from inflight_engine.grammars.sources import Source
 from inflight_engine.request import FinishReason
 from inflight_engine.server.requests import grammar_checks
 from inflight_engine.server.requests.grammar_checks import MAX_WAITING, CheckedGrammars

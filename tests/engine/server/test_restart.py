@@ -184,13 +184,31 @@ async def test_while_it_restarts_new_requests_wait_in_the_same_bounded_queue(mak
     assert (await metrics(fake))['inflight_class_requests_waiting{class="default"}'] == 0
 
 
+async def test_no_timeout_runs_while_it_restarts_and_the_queue_timeout_runs_anew_afterwards(make_fake):
+    fake = await make_fake(queue_timeout=0.2, request_timeout=0.3)
+    begun, waiting = start(fake, prompt="begun"), start(fake, prompt="waits")
+    await until(lambda: len(fake.engine.requests) == 2)
+    fake.engine.report(admitted=[(0, 0)], tokens={0: ord("x")}, num_running=1)
+    await until(lambda: fake.service.counts.generation_tokens)
+    await die(fake)
+    new = start(fake, prompt="came meanwhile")
+    await until(lambda: len(fake.service.registry) == 3)
+    await asyncio.sleep(0.5)
+    await restart(fake)
+    await until(lambda: len(fake.engine.requests) == 3)
+    fake.engine.answer(0, "y", slot=0)
+    fake.engine.answer(1, "z", slot=1)
+    assert [(await call).status_code for call in (begun, waiting)] == [200, 200]
+    assert error_of(await new) == (504, "queue_timeout")
+
+
 async def test_client_that_leaves_while_it_restarts_is_not_submitted_again(make_fake):
-    fake = await make_fake(queue_timeout=0.2)
+    fake = await make_fake()
     call = start(fake)
     await until(lambda: fake.engine.requests)
     await die(fake)
-    assert error_of(await call) == (504, "queue_timeout")
-    assert not len(fake.service.registry)
+    call.cancel()
+    await until(lambda: not len(fake.service.registry))
     await restart(fake)
     assert not fake.engine.requests
     assert not fake.engine.cancels

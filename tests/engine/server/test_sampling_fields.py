@@ -176,6 +176,8 @@ async def test_equal_servers_have_equal_fingerprints_and_others_not(make_fake):
         ({"bad_words": [""]}, "bad_words"),
         ({"bad_words": [" "]}, "bad_words"),
         ({"bad_words": ["a"] * 1025}, "bad_words"),
+        ({"bad_words": ["a" * 1025]}, "bad_words"),
+        ({"bad_words": ["a" * 1000] * 20}, "bad_words"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
         ({"allowed_token_ids": [256]}, "allowed_token_ids"),
         ({"allowed_token_ids": ["1"]}, "allowed_token_ids"),

@@ -3,13 +3,15 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from inflight_cost.model import CostModel
 from inflight_engine.messages import StepCost
 from inflight_engine.request import FinishReason
-from inflight_engine.server.admission.demand import Slots
+from inflight_engine.server.admission.demand import Demand, Load, Slots
 from inflight_engine.server.admission.shedding import Shedding
 from inflight_engine.server.admission.waiting import WaitingRequests
+from inflight_engine.server.engine.session import NO_STATS
 from inflight_settings.engine import EngineConfig
 from inflight_settings.scheduling import ServiceClass
 from tests.engine.server.fake_engine import until
@@ -38,8 +40,10 @@ class Queue:
         self._shedding = Shedding(self.waiting, classes, bound)
         self._seconds_for = seconds_for
 
-    def refusal(self, service_class, now, uncomputed, weights, num_tokens=None):
-        return self._shedding.refusal(service_class, now, uncomputed, weights, self._seconds_for, num_tokens)
+    def refusal(self, service_class, now, uncomputed, weights, num_tokens=None, computed_share=1.0):
+        return self._shedding.refusal(
+            service_class, now, uncomputed, weights, self._seconds_for, num_tokens, computed_share
+        )
 
 
 def fill(queue, name, tokens, first=0, arrived=0.0):
@@ -58,6 +62,26 @@ def test_a_request_is_refused_where_what_waits_takes_longer_than_the_bound():
     assert refusal.retry_after == pytest.approx(1.4)
     assert refusal.all_headers()["retry-after"] == "2"
     assert "about 3.4 s, and --shed-after allows 2 s" in refusal.message
+
+
+def test_what_the_prefix_cache_has_of_waiting_prompts_takes_no_time_and_what_is_in_prefill_does():
+    queue = Queue()
+    waiting = fill(queue, "chat", [200] * 20)
+    assert queue.refusal("chat", 0.0, waiting, WEIGHTS) is not None
+    assert queue.refusal("chat", 0.0, waiting, WEIGHTS, computed_share=0.05) is None
+    assert queue.refusal("chat", 0.0, waiting + 150, WEIGHTS, computed_share=0.05) is not None
+
+
+def test_the_share_of_prompts_that_is_computed_follows_recent_requests_over_restarts():
+    demand = Demand()
+    assert demand.computed_share == 1
+    demand.step(replace(NO_STATS, prefix_queries=1000, prefix_hits=0))
+    assert demand.computed_share == 1
+    demand.step(replace(NO_STATS, prefix_queries=400_000, prefix_hits=399_000 * 0.9))
+    assert demand.computed_share == pytest.approx(0.1)
+    demand.step(replace(NO_STATS, prefix_queries=1000, prefix_hits=1000))
+    assert 0.09 < demand.computed_share < 0.1
+    assert Load(replace(NO_STATS, waiting_prompt_tokens=5000), None, None, 3, 4000).tokens_to_compute(0.25) == 2000
 
 
 def test_without_a_bound_nothing_is_refused():

@@ -43,6 +43,16 @@ async def test_tool_calls_results_and_names_reach_the_template(make_fake):
     ]
 
 
+@pytest.mark.parametrize("fields", [None, {"refusal": None}])
+async def test_fields_that_a_proxy_adds_change_nothing(make_fake, fields):
+    more = {"provider_specific_fields": fields}
+    call = {**CALL, **more, "function": {**CALL["function"], **more}}
+    said = [TRANSCRIPT[0], {**TRANSCRIPT[1], **more, "tool_calls": [call]}, TRANSCRIPT[2]]
+    answer, messages, _ = await chat(make_fake, messages=said)
+    assert answer.status_code == 200
+    assert messages == (await chat(make_fake))[1]
+
+
 async def test_tools_that_must_not_be_called_are_shown_to_the_model(make_fake):
     answer, _, tools = await chat(make_fake, tools=[TOOL], tool_choice="none")
     assert answer.status_code == 200

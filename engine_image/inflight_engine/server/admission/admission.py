@@ -52,7 +52,9 @@ class QueueAdmission:
             return 0.0 if idle else self.demand.seconds_for(num_tokens, num_requests, load)
 
         uncomputed, now = 0 if idle else load.waiting_tokens, time.monotonic()
-        shed = self._shedding.refusal(service_class, now, uncomputed, weights, seconds_for, shortest)
+        shed = self._shedding.refusal(
+            service_class, now, uncomputed, weights, seconds_for, shortest, self.demand.computed_share
+        )
         return None if shed is None else ("shed", shed)
 
     def _full(self, service_class: str, num_requests: int, num_tokens: int, load: Load) -> tuple[str, ApiError] | None:

@@ -14,6 +14,9 @@ from inflight_settings.limits import Limits
 _NEWEST_STEP = 0.05
 """Weight of the latest step in the average."""
 
+_LOOKED_UP_TOKENS = 100_000
+"""Prompt tokens of about so many admitted requests decide which share is expected in the prefix cache."""
+
 _ESTIMATE_SECONDS = 1.0
 """Time between two estimates of the mean output. An estimate takes about a millisecond."""
 
@@ -43,6 +46,10 @@ class Load(NamedTuple):
     def waiting_tokens(self) -> int:
         """Uncomputed prompt tokens: the engine's count after its latest step, or the API process's if newer."""
         return max(self.stats.waiting_prompt_tokens, self.queued_tokens)
+
+    def tokens_to_compute(self, computed_share: float) -> float:
+        """Prompt tokens that will be computed, where this share of those in the queue is not in the prefix cache."""
+        return self.waiting_tokens - self.queued_tokens * (1 - computed_share)
 
 
 class Slots(NamedTuple):
@@ -91,6 +98,15 @@ class Demand:
         """Decodes of the latest step."""
         self._step_seconds = 0.0
         """Mean duration of recent steps."""
+        self._looked_up = self._found = 0.0
+        """Prompt tokens of admitted requests, the latest most, and those of them that were in the prefix cache."""
+        self._counted = 0, 0
+        """Both as the engine process has counted them."""
+
+    @property
+    def computed_share(self) -> float:
+        """Share of the prompt tokens of recent requests that was computed, and not found in the prefix cache."""
+        return 1 - self._found / self._looked_up if self._looked_up else 1.0
 
     def arrived(self, num_prompt_tokens: int) -> None:
         """Count an accepted request."""
@@ -103,6 +119,14 @@ class Demand:
         if stats.num_prefill_tokens + stats.num_decode_tokens:
             self._step_seconds += (stats.step_seconds - self._step_seconds) * _NEWEST_STEP
             self._decoding = StepWork(stats.num_decode_tokens, 0, stats.decode_kv_tokens, 0)
+        if stats.prefix_queries != self._counted[0]:
+            # Another engine process counts from 0.
+            before = self._counted if stats.prefix_queries > self._counted[0] else (0, 0)
+            looked_up, found = stats.prefix_queries - before[0], stats.prefix_hits - before[1]
+            kept = max(0.0, 1 - looked_up / _LOOKED_UP_TOKENS)
+            self._looked_up = self._looked_up * kept + looked_up
+            self._found = self._found * kept + found
+            self._counted = stats.prefix_queries, stats.prefix_hits
 
     def estimate(self, now: float) -> None:
         """Estimate the mean output, 0 before any output is complete."""
@@ -135,4 +159,4 @@ class Demand:
 
     def predicted_seconds(self, load: Load) -> float:
         """Seconds until all waiting requests have a slot and their prompts are computed."""
-        return self.seconds_for(load.waiting_tokens, load.waiting, load)
+        return self.seconds_for(load.tokens_to_compute(self.computed_share), load.waiting, load)

@@ -35,6 +35,7 @@ class Shedding:
         weights: Mapping[str, float],
         seconds_for: Callable[[float, float], float],
         num_tokens: int | None = None,
+        computed_share: float = 1.0,
     ) -> ApiError | None:
         """Why a request may not wait now; None: it may.
 
@@ -45,19 +46,21 @@ class Shedding:
             seconds_for: how long so many prompt tokens, and slots for so many requests, take; 0 before anything is
                 measured, or where nothing runs.
             num_tokens: of its prompt; None: not known yet, and it is refused only if it would be with any.
+            computed_share: of the tokens of waiting prompts, those that the prefix cache is not expected to have.
         """
         bound = self._bounds[service_class]
         if bound is None:
             return None
         own = self._waiting.classes[service_class]
         in_prefill = max(0, uncomputed - self._waiting.num_tokens)
+        most = in_prefill + (uncomputed - in_prefill) * computed_share
         competing = sum(weights[name] for name, each in self._waiting.classes.items() if len(each) or each is own)
         slowed = competing / weights[service_class]
         waiting = self._waiting.num_requests
 
         def wait_behind(before: int, num_requests: int) -> float:
             slots = min(waiting, num_requests * slowed) + 1
-            return seconds_for(min(uncomputed, in_prefill + before * slowed), slots)
+            return seconds_for(min(most, in_prefill + before * computed_share * slowed), slots)
 
         predicted = wait_behind(*own.in_time(now))
         if predicted > own.target_of(num_tokens):

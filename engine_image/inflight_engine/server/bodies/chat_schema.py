@@ -64,12 +64,14 @@ class CalledFunction(Body):
 
     name: str
     arguments: ArgumentsText = ""
+    provider_specific_fields: object = None
 
 
 class ToolCall(Body):
     id: str | None = None
     type: Literal["function"] = "function"
     function: CalledFunction
+    provider_specific_fields: object = None
 
     def plain(self) -> dict[str, Any]:
         """The call in the form for chat templates: the arguments are an object."""
@@ -119,7 +121,7 @@ Tools: TypeAlias = Annotated[list[Tool], FIRST_ERROR]
 class ChatMessage(Body):
     """A message. That of an assistant that called tools may have no content. `reasoning`, or `reasoning_content`, its
     older name: the assistant's thinking before its content. The null fields are those that OpenAI's SDK sends back with
-    an assistant's message."""
+    an assistant's message, and `provider_specific_fields`, which changes nothing, is what LiteLLM's proxy adds."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | Annotated[list[TextPart], FIRST_ERROR] | None = None
@@ -132,6 +134,7 @@ class ChatMessage(Body):
     annotations: Annotated[object, only([])] = None
     audio: Annotated[object, only()] = None
     function_call: Annotated[object, only()] = None
+    provider_specific_fields: object = None
 
     def plain(self) -> dict[str, Any]:
         """The message in the form for chat templates: text parts joined by newlines, OpenAI's newer `developer` as

@@ -27,6 +27,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_LOGPROB_TOKEN_IDS = 128
 """vLLM's."""
 MAX_BAD_WORDS = 1024
+MAX_BAD_WORD_LENGTH = 1024
 MAX_ALLOWED_TOKEN_IDS = 2**20
 """More than any vocabulary has."""
 MAX_SALT_LENGTH = 256
@@ -65,6 +66,7 @@ TokenIdList = Annotated[list[TokenId], FIRST_ERROR]
 TokenIdName = Annotated[str, Field(pattern=r"^(0|[1-9][0-9]{0,9})$")]
 """A token id as a key of a JSON object."""
 StopString = Annotated[str, Field(min_length=1)]
+BadWord = Annotated[str, Field(min_length=1, max_length=MAX_BAD_WORD_LENGTH)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
@@ -139,7 +141,7 @@ class SamplingFields(TruncationFields):
     stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOP_STRINGS, fail_fast=True)] | None = None
     stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS, fail_fast=True)] | None = None
     ignore_eos: bool | None = None
-    bad_words: Annotated[list[StopString], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS, fail_fast=True)] | None = None
     allowed_token_ids: (
         Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_TOKEN_IDS, fail_fast=True)] | None
     ) = None

@@ -31,6 +31,7 @@ from inflight_engine.server.requests.prepare import (
     choice_seed,
     continued_choices,
     earlier_of,
+    num_unfinished,
     prepare,
     stop_reasons,
     truncated,
@@ -61,9 +62,10 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
         service.config.engine.classes, service.tenants.of(http.headers, exchange.request_id)
     )
     prompts, n = await converted(http, body.prompts), body.n or 1
-    continued = continued_choices(body.inflight_continuation, len(prompts) * n, relayed=relayed)
-    num_unfinished = sum(each.finish_reason is None for each in continued)
-    service.registry.check_room(exchange.scheduling.service_class, num_unfinished)
+    continuation, num_choices = body.inflight_continuation, len(prompts) * n
+    # First: a body has room for a million prompts, and each may have many choices.
+    service.registry.check_room(exchange.scheduling.service_class, num_unfinished(continuation, num_choices))
+    continued = continued_choices(continuation, num_choices, relayed=relayed)
     tokenizer, facts = service.model
     fields = [body.prompt_field if len(prompts) == 1 else f"{body.prompt_field}.{i}" for i in range(len(prompts))]
     token_ids = await encode(tokenizer, dict(zip(fields, prompts, strict=True)))
@@ -77,7 +79,10 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
     if parsing is not None and service.thinking is not None:
         thinking = replace(service.thinking, begun=parsing.thinks, budget=body.thinking_budget())
     echoes = await _texts(tokenizer, prompts, [*token_ids.values()]) if body.echoes() else [None] * len(prompts)
-    banned = banned_sequences(body, partial(tokenizer.encode, special_tokens=False), facts)
+    banned: tuple[tuple[int, ...], ...] = ()
+    if body.bad_words:  # a thousand take tens of ms
+        encode_plain = partial(tokenizer.encode, special_tokens=False)
+        banned = await asyncio.to_thread(banned_sequences, body.bad_words, encode_plain, facts)
     allowed = allowed_tokens(body, facts)
     requests = _requests(
         service,
@@ -155,7 +160,7 @@ def _requests(
             index, before = next(choices)
             request_id, seed = service.registry.new_request_id(), before.seed
             if seed is None:
-                seed = choice_seed(body.seed, sample, service.config.engine.seed, request_id)
+                seed = choice_seed(body.seed, sample, service.seed, request_id)
             drawn = body.seed is None and before.seed is None and sampling.temperature > 0
             requests.append(
                 GenerationRequest(

@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 
 _UINT63 = 2**63 - 1
 
+MAX_BANNED_TOKENS = 16_384
+"""Bound of the words in `bad_words` together: eight for each form of each."""
+
 TOO_LONG = "context_length_exceeded"
 """OpenAI's code for a request that can never fit."""
 
@@ -198,7 +201,7 @@ def truncated(fields: TruncationFields, token_ids: list[int], facts: ModelFacts)
 
 
 def banned_sequences(
-    fields: GenerationFields, encode: Callable[[str], list[int]], facts: ModelFacts
+    words: Sequence[str], encode: Callable[[str], list[int]], facts: ModelFacts
 ) -> tuple[tuple[int, ...], ...]:
     """Value of `SamplingParams.bad_words`: each word as vLLM tokenizes it, with a space before it and without, where
     the former differs in its first token alone.
@@ -207,16 +210,18 @@ def banned_sequences(
         encode: tokenizes a text as it stands.
 
     Raises:
-        ApiError: 400, a word has no tokens.
+        ApiError: 400, a word has no tokens, or they have too many together: every choice is sent with all of them.
     """
     sequences = []
-    for index, word in enumerate(fields.bad_words or ()):
+    for index, word in enumerate(words):
         plain, spaced = encode(word.lstrip()), encode(f" {word.lstrip()}")
         if not plain:
             raise bad_request(f"bad_words.{index}: must hold at least one token", "bad_words")
         sequences.append(tuple(plain))
         if spaced and spaced[0] != plain[0] and len(spaced) == len(plain):
             sequences.append(tuple(spaced))
+    if sum(map(len, sequences)) > MAX_BANNED_TOKENS:
+        raise bad_request(f"bad_words: have more than {MAX_BANNED_TOKENS} tokens in all", "bad_words")
     check_vocabulary([max(each) for each in sequences], facts, "bad_words")
     return tuple(dict.fromkeys(sequences))
 
@@ -261,6 +266,13 @@ def continued_choices(continuation: Continuation | None, count: int, *, relayed:
             f"{FIELD}.choices: has {len(continuation.choices)} choices, and the request asks for {count}", FIELD
         )
     return continuation.choices
+
+
+def num_unfinished(continuation: Continuation | None, count: int) -> int:
+    """How many of a request's `count` choices an engine has to compute."""
+    if continuation is None:
+        return count
+    return sum(each.finish_reason is None for each in continuation.choices)
 
 
 def earlier_of(

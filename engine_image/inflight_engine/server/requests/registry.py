@@ -144,7 +144,8 @@ class RequestRegistry:
             self._requests[generation.request.request_id] = generation
             self._move(generation, RequestPhase.QUEUED)
             self._admission.demand.arrived(generation.num_known_tokens)
-            self._timeouts.waits(generation, now)
+            if self._session.phase is Phase.READY:
+                self._timeouts.waits(generation, now)
         return generations
 
     def end(self, generation: Generation, reason: FinishReason, error: ApiError | None = None) -> None:
@@ -202,7 +203,9 @@ class RequestRegistry:
         self._slots = Slots(self._counts, ready.capacity.max_num_seqs)
         if not restarted:
             return
-        waiting = self.unfinished()
+        waiting, now = self.unfinished(), time.monotonic()
+        for generation in waiting:
+            self._timeouts.waits(generation, now)
         self._session.send(*(_message(each, announce_start=each.tries > 0) for each in waiting))
         self._counts.engine_restarts += 1
         self._counts.resubmitted += sum(generation.tries > 0 for generation in waiting)
@@ -226,12 +229,10 @@ class RequestRegistry:
             why = "the engine process was lost for the second time while it computed this request; try again"
             self.end(generation, FinishReason.ERROR, engine_failed(why))
         else:
-            was_running, now = generation.phase is RequestPhase.RUNNING, time.monotonic()
-            generation.requeue(now)
+            generation.requeue(time.monotonic())
             if generation.phase is not RequestPhase.QUEUED:
                 self._move(generation, RequestPhase.QUEUED)
-            if was_running:
-                self._timeouts.waits(generation, now)
+            self._timeouts.stop(generation)
 
     def _report(self, report: StepReport, now: float) -> None:
         """Take in a report that arrived at `now`."""

@@ -11,7 +11,8 @@ from inflight_settings.scheduling import ServiceClass
 
 
 class Timeouts:
-    """A request has one timer, for the limit that it reaches first. All times are seconds on the monotonic clock.
+    """A request has one timer, for the limit that it reaches first, and none while the engine restarts. All times are
+    seconds on the monotonic clock.
 
     A token sets no timer: an expired timer checks the time of the latest token, and is extended by the rest.
 
@@ -44,6 +45,12 @@ class Timeouts:
         else:
             self.runs(generation, now)
 
+    def stop(self, generation: Generation) -> None:
+        """Stop the timer of a request that waits for another engine process, until it `waits` in its queue."""
+        if generation.timer is not None:
+            generation.timer.cancel()
+            generation.timer = None
+
     def runs(self, generation: Generation, now: float) -> None:
         """Set the timer of a request that has a slot from now on."""
         self._arm(generation, generation.progress_at + self._allowed(generation) - now, self._check)
@@ -63,7 +70,6 @@ class Timeouts:
         return self._request_seconds[generation.request.scheduling.service_class]
 
     def _arm(self, generation: Generation, seconds: float, then: Callable[..., None], *arguments: ApiError) -> None:
-        if generation.timer is not None:
-            generation.timer.cancel()
+        self.stop(generation)
         loop = asyncio.get_running_loop()
         generation.timer = loop.call_later(max(0.0, seconds), then, generation, *arguments)
