@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.page import scraper as scraper_module
 from inflight_base.page.scraper import MAX_BODY, metrics_session
 from inflight_operator.observe import scrape as scrape_module
 from inflight_operator.observe.metrics import READER
@@ -175,6 +176,39 @@ async def test_a_body_without_end_is_cut_at_the_limit():
         assert pool.errors(KEY)["uid-large"] == f"large: /large/metrics: more than {MAX_BODY} bytes"
         await until(lambda: pods.at_once == 0)  # the connection is gone, not drained
         assert pods.sent < 32 * MAX_BODY
+
+
+async def test_pods_with_large_pages_are_scraped_less_often_by_as_much(monkeypatch):
+    monkeypatch.setattr(scrape_module, "LARGE_PAGE", 50_000)
+
+    async def large(writer):
+        writer.write(response(PAGE + b"# x\n" * 50_000))
+
+    async with world() as (pods, pool):
+        pool.keep(KEY, [pods.target("small"), pods.target("large", large)])
+        await until(lambda: pods.seen["small"] >= 20)
+        assert pods.seen["large"] <= 6
+
+
+async def test_few_large_pages_are_read_at_once_and_small_ones_beside_them(monkeypatch):
+    monkeypatch.setattr(scraper_module, "_LARGE_AT_ONCE", 2)
+    monkeypatch.setattr(scraper_module, "_SMALL_PAGE", len(PAGE))
+    go, page = asyncio.Event(), PAGE + b"# x\n" * 1000
+
+    async def stalls(writer):
+        writer.write(response(page)[:-1])
+        await go.wait()
+        writer.write(page[-1:])
+
+    async with world(interval=60.0, timeout=20.0) as (pods, pool):
+        pool.keep(KEY, [pods.target(f"large-{number}", stalls) for number in range(5)])
+        await until(lambda: pods.most == 5)
+        await until(pool._large.locked)
+        pool.keep(OTHER, [pods.target("small")])
+        await until(lambda: pool.counts.done == 1)
+        go.set()
+        await until(lambda: pool.counts.done == 6)
+        assert not pool.errors(KEY)
 
 
 async def test_a_bomb_is_refused_and_not_inflated():
