@@ -289,6 +289,14 @@ BAD = {
         spec(rollout={"strategy": "ReleaseFirst", "releaseAfter": "5m"}),
         "rollout.releaseAfter needs rollout.strategy SurgeFirst",
     ),
+    "clients beside API keys": (
+        spec(networkPolicy={"from": []}, gateway={"enabled": True, "auth": {"apiKeysSecret": "keys"}}),
+        "networkPolicy.from and gateway.auth exclude each other",
+    ),
+    "a client that is both pods and addresses": (
+        spec(networkPolicy={"from": [{"podSelector": {}, "ipBlock": {"cidr": "10.0.0.0/8"}}]}),
+        "networkPolicy.from needs podSelector, namespaceSelector or both, or else ipBlock alone",
+    ),
     "a class of another form": (spec(className="Team A"), "spec.className: Invalid value"),
     "float16 on CPU": (
         spec(engine={"dtype": "float16"}, accelerator={"count": 0}),

@@ -49,6 +49,13 @@ SPECS = {
         "model": {"source": "builtin://smollm2"},
         "rollout": {"maxSurge": "25%", "maxUnavailable": 2, "releaseAfter": "5m"},
         "className": "inflight",
+        "networkPolicy": {
+            "from": [
+                {"podSelector": {}, "namespaceSelector": {"matchLabels": {"team": "search"}}},
+                {"namespaceSelector": {"matchExpressions": [{"key": "a", "operator": "In", "values": ["b"]}]}},
+                {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
+            ]
+        },
     },
     "vLLM": {"model": {"source": "builtin://smollm2"}, "accelerator": {"count": 0}, "engine": {"type": "vllm"}},
     "a server of another type": {

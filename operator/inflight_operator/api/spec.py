@@ -14,6 +14,7 @@ from inflight_operator.api.duration import Duration, duration_field
 from inflight_operator.api.engine import OWN_FLAGS, Accelerator, Engine, Model
 from inflight_operator.api.engine_rules import engine_rules
 from inflight_operator.api.gateway import Gateway
+from inflight_operator.api.network import NETWORK_RULE, NetworkPolicy
 from inflight_operator.api.rollout import ROLLOUT_RULES, Rollout
 from inflight_operator.api.scaling import Scaling
 from inflight_operator.api.scheduling import BOUNDS
@@ -245,6 +246,7 @@ class InferenceServiceSpec(SpecModel):
             *_tuning_rules("maxNumSeqs"),
             *_tuning_rules("maxNumBatchedTokens"),
             *ROLLOUT_RULES,
+            NETWORK_RULE,
             *engine_rules({"model": Model, "engine": Engine}, OWN_FLAGS),
         )
     )
@@ -278,6 +280,7 @@ class InferenceServiceSpec(SpecModel):
     cost: Cost | None = Field(default=None, description="Price of a replica.")
     tuning: Tuning = Field(default_factory=Tuning, description="Tuning of the limits of running engines.")
     rollout: Rollout = Field(default_factory=Rollout, description="Replacement of pods.")
+    network_policy: NetworkPolicy | None = Field(default=None, description="Clients that may connect to the pods.")
     template: PodTemplate = Field(
         default_factory=PodTemplate, description="Parts of the engine's pods, merged last over the operator's own."
     )

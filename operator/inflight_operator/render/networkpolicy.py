@@ -1,11 +1,12 @@
 """The NetworkPolicy of the service's pods.
 
-Ingress: the serving port from anywhere, since callers are up to the service's users. If the service requires API keys,
-only from the gateway, which checks them, and from the peers beside the operator that may reach the admin port; so
-without a gateway, no client reaches such a service. Engines whose metrics are on the serving port let the operator in
-too. The admin port only from the operator's pods and from the peers the
-operator was installed with, such as Prometheus: calls that change an engine are signed or carry the token, and users
-have no way to try one. An operator outside the cluster has no pods to select, so the admin port of its engines is open.
+Ingress: the serving port from anywhere, since callers are up to the service's users, or from the clients that
+`spec.networkPolicy.from` names, the gateway and the peers beside the operator that may reach the admin port. If the
+service requires API keys, only from the gateway, which checks them, and from those peers; so without a gateway, no
+client reaches such a service. Engines whose metrics are on the serving port let the operator in too. The admin port
+only from the operator's pods and from the peers the operator was installed with, such as Prometheus: calls that
+change an engine are signed or carry the token, and users have no way to try one. An operator outside the cluster has
+no pods to select, so the admin port of its engines is open.
 Kubernetes always lets the node reach its own pods, and the kubelet's probes use the serving port.
 
 Egress: only DNS and the trace collector, if any, for models in the image or on a claim. The pod fetches Hugging Face
@@ -22,6 +23,7 @@ from inflight_base.manifest.names import (
     OPERATOR_LABELS,
     pod_labels,
 )
+from inflight_operator.api.network import peers
 from inflight_operator.api.resolve import engine_type
 from inflight_operator.api.types import InferenceService
 from inflight_operator.render.metadata import child
@@ -79,10 +81,14 @@ def _serving(service: InferenceService, settings: Settings, admin_peers: list[Ma
     """The rule for the serving port; none where no peer may reach it, since a rule without peers allows all."""
     facts = engine_type(service.spec)
     rule: Manifest = {"ports": [{"port": HTTP_PORT_NAME, "protocol": "TCP"}]}
-    if not service.spec.gateway.enabled or service.spec.gateway.auth is None:
+    clients = None if service.spec.network_policy is None else peers(service.spec.network_policy)
+    if clients is None and (not service.spec.gateway.enabled or service.spec.gateway.auth is None):
         return [rule]
     gateway = [gateway_peer(settings)] if behind_gateway(service, settings) else []
     # Engines without another port have their metrics on this one, and the operator reads them.
     metrics_here = not facts.live_limits and facts.metrics_port is None
-    peers = [*gateway, *(admin_peers if metrics_here and admin_peers else settings.admin_peers)]
-    return [{**rule, "from": peers}] if peers else []
+    if metrics_here and admin_peers is None and clients is not None:
+        return [rule]  # an operator outside the cluster has no pods to select
+    admin = admin_peers if metrics_here and admin_peers else settings.admin_peers
+    allowed = [*(clients or ()), *gateway, *admin]
+    return [{**rule, "from": allowed}] if allowed else []

@@ -161,6 +161,38 @@ def test_the_admin_port_is_open_to_an_operator_outside_the_cluster_which_has_no_
     assert ingress(operator_namespace=None)[1] is None
 
 
+def test_the_serving_port_is_open_to_the_clients_that_the_spec_names_and_to_the_gateway():
+    clients = [
+        {"podSelector": {}},
+        {"namespaceSelector": {"matchExpressions": [{"key": "team", "operator": "Exists"}]}},
+        {"ipBlock": {"cidr": "10.0.0.0/8", "except": ["10.1.0.0/16"]}},
+    ]
+    host = "inflight-gateway.inflight-system.svc.cluster.local"
+    for spec, settings, more in (
+        ({}, SETTINGS, 0),
+        ({"gateway": {"enabled": True}}, replace(SETTINGS, gateway_service=host), 1),
+        ({"gateway": {"enabled": True}}, SETTINGS, 0),
+    ):
+        service = make(networkPolicy={"from": clients}, **spec)
+        serving, _ = child("NetworkPolicy", service, settings=settings)["spec"]["ingress"]
+        assert (serving["ports"][0]["port"], serving["from"][:3], len(serving["from"])) == ("http", clients, 3 + more)
+
+
+def test_an_empty_list_of_clients_closes_the_serving_port_and_none_leaves_it_open():
+    (admin,) = child("NetworkPolicy", make(networkPolicy={"from": []}))["spec"]["ingress"]
+    assert admin["ports"][0]["port"] == "admin"
+    serving, _ = child("NetworkPolicy", make(networkPolicy={}))["spec"]["ingress"]
+    assert "from" not in serving
+
+
+def test_an_operator_reads_metrics_on_the_serving_port_of_engines_that_have_no_other():
+    plain = make(engine={"type": "vllm", "plugin": False}, networkPolicy={"from": [{"podSelector": {}}]})
+    serving = child("NetworkPolicy", plain)["spec"]["ingress"][0]
+    assert serving["from"] == [{"podSelector": {}}, OPERATOR]
+    outside = child("NetworkPolicy", plain, settings=replace(SETTINGS, operator_namespace=None))
+    assert "from" not in outside["spec"]["ingress"][0]
+
+
 def test_pods_that_download_their_model_keep_their_way_out():
     assert child("NetworkPolicy", make(model={"source": "hf://a/b"}))["spec"]["policyTypes"] == ["Ingress"]
 

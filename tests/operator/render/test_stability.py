@@ -47,6 +47,7 @@ def test_the_same_input_gives_the_same_bytes_and_no_plan_changes_the_pod_templat
         {"rollout": {"maxSurge": "25%", "maxUnavailable": 1, "releaseAfter": "5m"}},
         {"replicas": 3},
         {"className": "other"},
+        {"networkPolicy": {"from": []}},
     ],
 )
 def test_what_the_operator_alone_acts_on_does_not_restart_pods(change):

@@ -1,0 +1,99 @@
+"""spec.networkPolicy: clients that may connect to the engines' serving port."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Field
+
+from inflight_operator.api.base import SpecModel, rule, validation
+
+Key = Annotated[str, Field(min_length=1, max_length=317)]
+Value = Annotated[str, Field(max_length=63)]
+
+
+class Expression(SpecModel):
+    """Requirement on a label, as in `meta/v1` LabelSelectorRequirement."""
+
+    key: Key = Field(description="Key of the label.")
+    operator: Literal["In", "NotIn", "Exists", "DoesNotExist"] = Field(description="Comparison of the label's value.")
+    values: list[Value] | None = Field(
+        default=None, max_length=64, description="Values for In and NotIn; the others have none."
+    )
+
+
+class Selector(SpecModel):
+    """Selection by labels, as in `meta/v1` LabelSelector; an empty one selects all."""
+
+    match_labels: dict[str, Value] | None = Field(
+        default=None, max_length=32, description="Labels, each with the value that it must have."
+    )
+    match_expressions: list[Expression] | None = Field(
+        default=None, max_length=16, description="Further requirements, all of which must hold."
+    )
+
+
+Cidr = Annotated[str, Field(max_length=64)]
+
+
+class IPBlock(SpecModel):
+    """Addresses, as in `networking.k8s.io/v1` IPBlock."""
+
+    cidr: Cidr = Field(description="Addresses that may connect, such as 10.0.0.0/8.")
+    except_: list[Cidr] | None = Field(
+        default=None,
+        validation_alias="except",
+        serialization_alias="except",
+        max_length=64,
+        description="Addresses in cidr that may not connect.",
+    )
+
+
+class Peer(SpecModel):
+    """Clients, as in `networking.k8s.io/v1` NetworkPolicyPeer: selected pods, or a block of addresses."""
+
+    model_config = ConfigDict(
+        json_schema_extra=validation(
+            "has(self.ipBlock) != (has(self.podSelector) || has(self.namespaceSelector))",
+            "networkPolicy.from needs podSelector, namespaceSelector or both, or else ipBlock alone",
+        )
+    )
+
+    pod_selector: Selector | None = Field(
+        default=None,
+        description="Pods of the service's namespace, or of the namespaces that namespaceSelector selects.",
+    )
+    namespace_selector: Selector | None = Field(
+        default=None, description="Namespaces, with all their pods unless podSelector is set."
+    )
+    ip_block: IPBlock | None = Field(default=None, description="Addresses outside the cluster.")
+
+
+class NetworkPolicy(SpecModel):
+    """Clients that may connect to the pods."""
+
+    from_: list[Peer] | None = Field(
+        default=None,
+        validation_alias="from",
+        serialization_alias="from",
+        max_length=32,
+        description="Clients that may connect to the serving port; an empty list names none. engine.adminPeers of the"
+        " chart may too, the gateway if the service is behind it, and the operator where it reads metrics on that port."
+        " Unset: all clients may, as far as other NetworkPolicies let them.",
+    )
+
+
+def peers(policy: NetworkPolicy) -> list[dict[str, Any]] | None:
+    """Returns the clients as NetworkPolicyPeers; None without a list."""
+    if policy.from_ is None:
+        return None
+    return [peer.model_dump(mode="json", by_alias=True, exclude_none=True) for peer in policy.from_]
+
+
+NETWORK_RULE = rule(
+    "!has(self.networkPolicy) || !has(self.networkPolicy.from) || !has(self.gateway.auth)",
+    "networkPolicy.from and gateway.auth exclude each other: with gateway.auth only the gateway may connect, which"
+    " checks API keys, and gateway.clientPeers of the chart limits its clients",
+    fieldPath=".networkPolicy",
+)
+"""Rule of the spec, which reads fields of two parts."""
