@@ -20,7 +20,9 @@ make e2e-clients ARGS="--only schemathesis --ways direct"   # one suite, without
 make e2e-clients ARGS="--only openai --logs /tmp/logs"      # keeps reports, outputs and the servers' logs
 ```
 
-The command fails when a test fails, and also when a test passes that is listed below as one that does not.
+The command fails when a test fails, and also when a test passes that is listed below as one that does not. The built-in
+model is small: tests that need a tool call demand one. schemathesis sends generated requests to 34 operations of four
+specifications, in 3 to 5 minutes each way on two cores that other work shares.
 
 """
 

@@ -11,7 +11,10 @@ from pathlib import Path
 from e2e.clients.environment import command, environment
 from e2e.clients.results import Results, read
 from e2e.clients.suites import FOLDER, Suite
+from inflight_engine.models.source import resolve
+from inflight_engine.models.tokenizer import load_tokenizer
 from tools.bench.gateway.stack import gateways
+from tools.measure import served
 from tools.measure.served import log_end, served_engine
 
 MODEL = "smollm2"
@@ -24,6 +27,14 @@ GENERATION = {"temperature": 0.0, "max_new_tokens": 512}
 
 _FLAGS = ("--served-model-name", MODEL, "--tool-call-parser", "hermes", "--dtype", "float32")
 _PYTEST = ("--config-file=/dev/null", "--import-mode=importlib", "-p", "no:cacheprovider", "-q", "--tb=short")
+_TOKENIZER = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "<|im_end|>"}
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Writes the model's tokenizer in Hugging Face's format, for clients that tokenize."""
+    folder.mkdir(parents=True, exist_ok=True)
+    load_tokenizer(resolve(served.MODEL)).save(folder / "tokenizer.json")
+    (folder / "tokenizer_config.json").write_text(json.dumps(_TOKENIZER))
 
 
 @contextmanager
@@ -57,14 +68,15 @@ def run(suite: Suite, url: str, engine: str, folder: Path) -> Results:
     report, log = folder / f"{suite.name}.xml", folder / f"{suite.name}.log"
     report.unlink(missing_ok=True)
     tests = ("python", "-m", "pytest", *_PYTEST, f"--rootdir={FOLDER}", f"--junitxml={report}", *suite.options)
-    ours = {"INFLIGHT_URL": url, "INFLIGHT_ENGINE": engine, "INFLIGHT_MODEL": MODEL}
+    write_tokenizer(folder / "tokenizer")
+    places = {"INFLIGHT_URL": url, "INFLIGHT_ENGINE": engine, "INFLIGHT_TOKENIZER": str(folder / "tokenizer")}
     with log.open("wb") as output:
         try:
             subprocess.run(
                 command(suite, *tests, str(suite.tests)),
                 check=False,
                 cwd=folder,
-                env=environment(ours),
+                env=environment({**places, "INFLIGHT_MODEL": MODEL}),
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 timeout=SUITE_SECONDS,

@@ -62,4 +62,21 @@ SUITES = (
     Suite("instructor", ("instructor==1.17.0",)),
     Suite("openai-agents", ("openai-agents==0.24.0",)),
     Suite("pydantic-ai", ("pydantic-ai-slim[openai,anthropic]==2.68.0",)),
+    Suite("schemathesis", ("schemathesis==4.32.5", "llm-comply==0.5.0")),
+    Suite("litellm", ("litellm[proxy]==1.106.2",)),
+    Suite(
+        "langchain",
+        ("langchain-openai==1.7.3", "langchain-tests==1.1.9"),
+        # langchain-openai keeps its asynchronous client, which is of one event loop, for all models.
+        options=(
+            *("-o", "asyncio_mode=auto"),
+            *("-o", "asyncio_default_fixture_loop_scope=session"),
+            *("-o", "asyncio_default_test_loop_scope=session"),
+        ),
+        known={
+            "*test_agent_loop*": "the built-in model calls no tool where it need not",
+            "*test_json_mode*": "the built-in model does not follow a schema that is described in words",
+        },
+    ),
+    Suite("lm-eval", ("lm-eval[api]==0.4.13", "transformers==5.23.0")),
 )

@@ -41,11 +41,16 @@ class Owner(Protocol):
     """Receiver of an attempt. Gets `accepted` and `frames`, or `plain`, `plain_data` and `plain_ended`; `failed` at
     most once, and then nothing more.
 
-    Attributes: kept_bytes: what it keeps of the answer; it sends all it can before it returns from `frames`.
+    Attributes:
+        kept_bytes: what it keeps of the answer; it sends all it can before it returns from `frames`.
+        most_frame_bytes: most bytes of the next frame of a stream.
     """
 
     @property
     def kept_bytes(self) -> int: ...
+
+    @property
+    def most_frame_bytes(self) -> int: ...
 
     def accepted(self, headers: Headers, *, framed: bool) -> None:
         """The engine answers with a stream of known form. Args: framed: with progress frames."""
@@ -244,7 +249,11 @@ class Attempt:
             if frames:
                 self._owner.frames(frames, now)
             size = parser.size + self._owner.kept_bytes
-        if not self._over and not self._kept.fits(size):
+        if self._over:
+            return
+        if parser is not None and self._stream and parser.size > self._owner.most_frame_bytes:
+            self._fail(Failure.EXCESS)
+        elif not self._kept.fits(size):
             self._too_much()
 
     def _too_much(self) -> None:

@@ -30,6 +30,11 @@ _CREATED = re.compile(rb'"created(?:_at)?":\s*(\d{1,12})\b')
 """The field in a chunk, or in the first event of OpenAI Responses. Within a JSON string its quotes would be escaped."""
 
 
+BYTES_PER_TOKEN = 512
+"""Most bytes of a frame for each token before it: the last events of OpenAI Responses have the whole text up to three
+times."""
+
+
 class TooMuchUnsent(ValueError):
     """An engine has sent more than it may before its first token."""
 

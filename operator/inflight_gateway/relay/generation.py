@@ -23,7 +23,7 @@ from inflight_gateway.relay.answers.usage import PlainUsage, with_usage
 from inflight_gateway.relay.answers.vllm import TEXT, VllmStream, ends_within_character, stream_of
 from inflight_gateway.relay.attempt import Attempt
 from inflight_gateway.relay.decide import Again, Failure, History, next_step
-from inflight_gateway.relay.delivery import ECHOED, Delivery, TooMuchUnsent, json_of
+from inflight_gateway.relay.delivery import BYTES_PER_TOKEN, ECHOED, Delivery, TooMuchUnsent, json_of
 from inflight_gateway.relay.engine_head import generation_head
 from inflight_gateway.relay.http.client import ClientConnection, Request
 from inflight_gateway.relay.http.errors import FULL, UNREADABLE, ClientError, engine_died, engine_error, refused
@@ -305,6 +305,10 @@ class Generation:
         plain = 0 if self._plain is None else self._plain.kept_bytes
         prompt = 0 if self._vllm is None else self._vllm.kept_bytes
         return self._delivery.kept_bytes + self._answer.size + plain + prompt
+
+    @property
+    def most_frame_bytes(self) -> int:
+        return self._delivery.most_unsent + BYTES_PER_TOKEN * self._answer.num_tokens
 
     def accepted(self, headers: Headers, *, framed: bool) -> None:
         if framed and not self._answer.has_tokens:

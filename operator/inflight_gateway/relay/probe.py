@@ -38,6 +38,10 @@ class Probe:
     def kept_bytes(self) -> int:
         return len(self._body)
 
+    @property
+    def most_frame_bytes(self) -> int:
+        return _MAX_BYTES
+
     def plain(self, status: int, headers: Headers) -> None:
         self._status = status
         self._timer = asyncio.get_running_loop().call_later(_ANSWER_S, self._fail, Failure.SILENT)

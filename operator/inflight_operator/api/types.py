@@ -74,4 +74,18 @@ class InferenceService(ServiceRecord):
         Raises:
             pydantic.ValidationError: there is no model, or the metadata are incomplete.
         """
-        return read_leniently(cls, cls._known_parts(body))
+        service, unread = read_leniently(cls, cls._known_parts(body))
+        parts = {name: _shared(part) for name, part in service.spec if isinstance(part, SpecModel)}
+        return service.model_copy(update={"spec": service.spec.model_copy(update=parts)}), unread
+
+
+_parts: dict[tuple[type[SpecModel], str], SpecModel] = {}
+
+_MOST_PARTS = 4096
+
+
+def _shared(part: SpecModel) -> SpecModel:
+    """Returns one object for equal parts of specs: most parts of most services are the defaults."""
+    if len(_parts) >= _MOST_PARTS:
+        _parts.clear()
+    return _parts.setdefault((type(part), part.model_dump_json(exclude_unset=True)), part)

@@ -5,7 +5,7 @@ import pytest
 from e2e.clients.run import WAYS, run, servers
 from e2e.clients.suites import SUITES
 
-QUICK = ("llm-comply", "openai")
+QUICK = ("llm-comply", "openai", "anthropic")
 
 pytestmark = pytest.mark.contract
 

@@ -186,9 +186,11 @@ async def test_a_long_answer_passes_whose_last_events_repeat_it(relay, path, siz
     """Its last frame was refused above 1 MiB."""
     frames, text = frames_of(path, None), json.dumps("x" * size).encode()
     repeated = b'event: a\ndata: {"text":%b}\n\r\nevent: b\ndata: {"part":{"text":%b}}\n' % (text, text)
-    frames = frames.replace(b":f 0 length\n", b":f 0 length\n" + repeated + b"\r\n")
+    many = b":t 0 " + b",".join([b"7"] * (size // 100)) + b"\n\n"
+    frames = frames.replace(b":f 0 length\n", many + b":f 0 length\n" + repeated + b"\r\n")
     relay.script(Do(frames=frames, split=100_000))
-    status, _, body = await relay.post(ASKED[path], path)
+    length = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    status, _, body = await relay.post({**ASKED[path], length: size}, path)
     assert (status, len(body) > 2 * size) == (200, True)
     assert body.replace(repeated.replace(b"\n\r\n", b"\n\n") + b"\n", b"") == undisturbed(path)
     assert (await relay.report())["error"] == ""

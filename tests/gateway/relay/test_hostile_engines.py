@@ -33,7 +33,7 @@ async def others_go_on(relay) -> None:
     ("asked", "frames"),
     [
         (STREAM, EVENT * 20),
-        (STREAM, b"data: " + b"x" * 17 * MIB),
+        (STREAM, b"data: " + b"x" * 2 * MIB),
         (WHOLE, b":h\ndata: " + b"x" * 17 * MIB),
         (WHOLE, b"data: " + b"x" * 17 * MIB),
         (WHOLE, b":t 0 1\n" * 500_000 + b"\n"),
@@ -77,7 +77,7 @@ async def test_notes_that_the_request_did_not_ask_for_are_garbage(relay, note):
 
 
 async def test_within_an_answer_a_bound_ends_the_stream_with_an_error(relay):
-    relay.script(Do(frames=TOKEN + b"data: " + b"x" * 17 * MIB, hang=10**9))
+    relay.script(Do(frames=TOKEN + b"data: " + b"x" * 2 * MIB, hang=10**9))
     status, _, body = await relay.post(STREAM)
     assert (status, code(body)) == (200, "engine_lost")
     assert len(relay.engine.seen) == 1

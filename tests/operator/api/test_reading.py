@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from inflight_operator.api.types import InferenceService
+from tests.operator.fakes import service_body
 from tests.operator.render.services import EVERYTHING
 
 FULL_SPEC = {
@@ -163,3 +164,12 @@ def put(spec, path, value):
         isinstance(parent, list) and isinstance(path[-1], int) and path[-1] < len(parent)
     ):
         parent[path[-1]] = value
+
+
+def test_equal_parts_of_two_specs_are_one_object_and_what_was_set_stays_known():
+    first, second = (InferenceService.read(service_body())[0].spec for _ in range(2))
+    assert first == second
+    assert first.scaling is second.scaling
+    more = InferenceService.read(service_body(spec={"scaling": {"maxReplicas": first.scaling.max_replicas}}))[0].spec
+    assert more.scaling == first.scaling
+    assert more.scaling.model_fields_set == {"max_replicas"}

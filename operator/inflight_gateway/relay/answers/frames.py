@@ -11,9 +11,8 @@ import re
 from typing import NamedTuple
 
 MAX_FRAME_BYTES = 16 * 2**20
-"""Most bytes of a frame: the last events of OpenAI Responses have the whole text up to three times, and the first ones
-the instructions and tools of the request. Whole answers that are longer pass as they come: with log-probabilities a
-token takes about 1.7 kB, and an embedding up to 80 kB."""
+"""Most bytes of a frame. Whole answers that are longer pass as they come: with log-probabilities a token takes about
+1.7 kB, and an embedding up to 80 kB. For streams, the owner of the attempt has a smaller bound."""
 
 MAX_LINES = 2**16
 """Most lines in the frames of a read: a comment takes this process much longer than its engine."""
