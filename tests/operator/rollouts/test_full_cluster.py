@@ -32,10 +32,14 @@ def test_with_leave_the_rollout_releases_after_that_time_and_ends(replicas, unav
         for _ in range(119):
             cluster.tick()
         assert cluster.lowest == replicas
-    until_done(cluster, 30 * 90.0 + 130.0)
+    until_done(cluster, replicas * 90.0 + 200.0)
     assert cluster.lowest >= replicas - max(1, replicas * 25 // 100, 3 if unavailable == 3 else 0)
     cluster.tick()
     assert not cluster.released
+
+
+def test_a_rollout_that_releases_does_so_to_its_end_and_waits_once():
+    until_done(full(40, releaseAfter="10m"), 600.0 + 10 * 90.0)
 
 
 def test_a_rollout_that_moves_through_a_few_free_accelerators_does_not_release():
