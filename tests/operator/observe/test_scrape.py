@@ -317,7 +317,7 @@ async def test_a_fault_of_ours_with_one_page_stops_no_scrape(monkeypatch):
 
 async def test_no_more_at_once_than_allowed():
     async def slow(writer):
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
         await well(writer)
 
     async with world(interval=60.0, concurrency=3) as (pods, pool):
