@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 WHITE_SPACE = r" |\r?\n( {0,64}|\t{0,16})"
 """White space of JSON as serializers write it, in one line or indented. What has no bound small models repeat up to
@@ -26,6 +27,10 @@ _OWN = frozenset(
     (*_MAPS[:2], *_NEVER_CLOSED, "prefixItems", *_SINGLE, "required", "minProperties", "maxProperties", "minItems")
 )
 """Keywords that together with one of `_COMBINED` may ask for more than either names."""
+
+_MORE_PROPERTIES = frozenset(("additionalProperties", "unevaluatedProperties", "propertyNames", "minProperties"))
+_MORE_PROPERTIES |= {"dependentRequired", "dependencies"}
+"""Keywords for properties that are not named."""
 
 _SCALARS = ("null", "boolean", "string", "number", "integer")
 
@@ -65,15 +70,21 @@ def _closed(schema: Mapping[str, Any], *, strict: bool) -> dict[str, Any]:
     root: dict[str, Any] = json.loads(text)
     if len(text) > MAX_BYTES:
         return root  # it will be refused, and this would take long
-    every, mixed, waiting = [], [], [root]
+    every: dict[int, dict[str, Any]] = {}
+    mixed, waiting = [], [root]
     while waiting:
         part = waiting.pop()
-        every.append(part)
+        if id(part) in every:
+            continue
+        every[id(part)] = part
+        target = _target(root, part)
+        if target is None and "$ref" in part:
+            return root  # nobody knows which part this combines with another
         if _is_mixed(part, strict=strict):
             mixed.append(part)
-        waiting += (each for _, each in parts(part))
+        waiting += _parts(part, target)
     kept = _reached(root, mixed)
-    for part in every:
+    for part in every.values():
         if id(part) in kept or not (_COMBINED | _NEVER_CLOSED).isdisjoint(part):
             continue
         if _names_all_properties(part):
@@ -108,25 +119,29 @@ def _reached(root: dict[str, Any], mixed: list[dict[str, Any]]) -> set[int]:
         if id(part) in reached:
             continue
         reached.add(id(part))
-        target = _target(root, part)
-        waiting += (each for path, each in parts(part) if not path.startswith(("$defs.", "definitions.")))
-        waiting += (each for each in (target,) if each is not None)
+        waiting += _parts(part, _target(root, part), definitions=False)
     return reached
 
 
-def _target(root: dict[str, Any], part: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The schema that a part refers to; None: none, or none in this document."""
+def _parts(part: Mapping[str, Any], target: object, *, definitions: bool = True) -> list[dict[str, Any]]:
+    """The schemas in a part and the one that it refers to. `definitions`: those that it only states too."""
+    found = [each for path, each in parts(part) if definitions or not path.startswith(("$defs.", "definitions."))]
+    return [*found, target] if isinstance(target, dict) else found
+
+
+def _target(root: dict[str, Any], part: Mapping[str, Any]) -> Any:
+    """Return the value that a part refers to; None: none, or none that has a path in this document."""
     reference = part.get("$ref")
-    if not isinstance(reference, str) or not reference.startswith("#"):
+    if not isinstance(reference, str) or not (reference == "#" or reference.startswith("#/")):
         return None
     target: Any = root
-    for name in reference[1:].split("/")[1:]:
-        name = name.replace("~1", "/").replace("~0", "~")
-        if isinstance(target, list) and name.isdecimal():
-            target = dict(enumerate(target)).get(int(name))
-        else:
-            target = target.get(name) if isinstance(target, dict) else None
-    return target if isinstance(target, dict) else None
+    try:
+        for name in unquote(reference).split("/")[1:]:
+            name = name.replace("~1", "/").replace("~0", "~")
+            target = target[int(name) if isinstance(target, list) else name]
+    except (LookupError, TypeError, ValueError):
+        return None
+    return target
 
 
 def _differ(alternatives: Sequence[object]) -> bool:
@@ -153,8 +168,7 @@ def _required(part: Mapping[str, Any]) -> set[str]:
 
 def _names_all_properties(part: Mapping[str, Any]) -> bool:
     named = part.get("properties")
-    others = ("additionalProperties", "unevaluatedProperties", "propertyNames", "minProperties")
-    return isinstance(named, dict) and _required(part) <= named.keys() and not any(each in part for each in others)
+    return isinstance(named, dict) and _required(part) <= named.keys() and _MORE_PROPERTIES.isdisjoint(part)
 
 
 def _names_all_items(part: Mapping[str, Any]) -> bool:

@@ -28,6 +28,10 @@ MAX_BODY = 2**20
 MAX_ERROR = 200
 """Most characters of an error that are kept; an engine may have written them."""
 
+_SMALL_PAGE, _LARGE_AT_ONCE = 2**17, 64
+"""Bytes of a page from which it is read on only together with so many others: a number of hostile engines must not
+fill the memory."""
+
 _RETRIES = 2
 """Failures in a row after which a scrape is tried again soon."""
 
@@ -133,6 +137,7 @@ class Scraper(ABC, Generic[E]):
         self._num_engines = 0
         self._num_running = 0
         self._due: deque[E] = deque()
+        self._large = asyncio.Semaphore(_LARGE_AT_ONCE)
 
     @abstractmethod
     def scraped(self, engine: E, body: bytes, began: float) -> None:
@@ -232,6 +237,7 @@ class Scraper(ABC, Generic[E]):
             auto_decompress=False,
             timeout=_NO_TIMEOUT,
         ) as response:
+            large = False
             try:
                 if response.status != 200:
                     raise PageError(f"HTTP {response.status}")
@@ -244,7 +250,12 @@ class Scraper(ABC, Generic[E]):
                     engine.page_bytes = len(body)
                     if len(body) > MAX_BODY:
                         raise PageError(f"more than {MAX_BODY} bytes")
+                    if len(body) > _SMALL_PAGE and not large:
+                        large = await self._large.acquire()
             except BaseException:
                 response.close()  # not released: the rest of the body must not be read
                 raise
+            finally:
+                if large:
+                    self._large.release()
         return bytes(body)

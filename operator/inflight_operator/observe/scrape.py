@@ -18,6 +18,10 @@ from inflight_operator.pacing import first_apart
 MAX_BACK_OFF = 4
 """Maximum scrape intervals between two scrapes of a pod that fails."""
 
+LARGE_PAGE = 2**18
+"""Bytes of a page above which its pod is scraped less often: a page of 800 kB takes some 12 ms of the event loop. Only
+the samples that are read are asked for, so pages of real engines are much smaller."""
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -81,6 +85,7 @@ class ScrapePool(Scraper[_Pod]):
             timeout=timeout,
             concurrency=concurrency,
             max_back_off=MAX_BACK_OFF,
+            large_page=LARGE_PAGE,
             stretch=stretch,
         )
         self._span = span

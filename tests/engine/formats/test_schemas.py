@@ -74,10 +74,29 @@ def test_properties_that_a_schema_does_not_name_are_not_written(place):
         ({**A, "anyOf": [B, {"type": "object", "properties": {"c": {"type": "null"}}}]}, {"a": 1, "b": 2}),
         ({"properties": {"p": A}, "allOf": [{"properties": {"p": B}}], "type": "object"}, {"p": {"a": 1, "b": 2}}),
         ({**A, "enum": [{"a": 1, "x": 2}]}, '{"a":1,"x":2}'),
+        ({"allOf": [{"$ref": "#/$defs/A%20%24"}, B], "$defs": {"A $": A}}, {"a": 1, "b": 2}),
+        ({"allOf": [{"$ref": "#A"}, B], "$defs": {"A": {**A, "$anchor": "A"}}}, {"a": 1, "b": 2}),
+        ({"$id": "http://x/s", "allOf": [{"$ref": "s#/$defs/A"}, B], "$defs": {"A": A}}, {"a": 1, "b": 2}),
+        ({"allOf": [{"$ref": "urn:a"}, B], "$defs": {"A": {**A, "$id": "urn:a"}}}, {"a": 1, "b": 2}),
+        ({"$ref": "#/x/y", "x": {"y": {"allOf": [{"$ref": "#/$defs/A"}, B]}}, "$defs": {"A": A}}, {"a": 1, "b": 2}),
+        ({**A, "dependentRequired": {"a": ["x"]}, "x-guidance": {"lenient": True}}, {"a": 1, "x": 2}),
+        ({**A, "dependencies": {"a": ["x"]}, "x-guidance": {"lenient": True}}, {"a": 1, "x": 2}),
     ],
 )
 def test_what_another_part_of_a_schema_may_ask_for_is_written(schema, value):
     assert follows(schema, value)
+
+
+def test_a_reference_to_a_schema_of_true_closes_the_others_as_before():
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/any"}}, "$defs": {"any": True}}
+    assert [follows(schema, value) for value in ({"a": [1]}, {"a": 1, "b": 2})] == [True, False]
+
+
+def test_references_into_a_long_list_are_followed():
+    """In time that grows with the schema: going through the list for each would take minutes."""
+    many = MAX_BYTES // 32
+    schema = {"anyOf": [*[{"$ref": f"#/anyOf/{many}"}] * many, A], "minProperties": 0}
+    assert for_llguidance(schema, {})["anyOf"][many] == A  # it is combined with minProperties, and stays open
 
 
 def test_a_definition_stays_open_only_where_it_is_combined():
@@ -146,6 +165,10 @@ def test_a_request_can_ask_for_other_white_space(options, given, text, expected)
         {"properties": {"a": 1}},
         {"$ref": 1},
         {"$ref": "#/x/0"},
+        {"$ref": "#/allOf/" + "1" * 5000, "allOf": []},
+        {"$ref": "#/allOf/1", "allOf": []},
+        {"$ref": "#/allOf/x", "allOf": []},
+        {"$ref": "#/title/x", "title": "x"},
         {"oneOf": 1},
         {"oneOf": [1, {"required": [1], "properties": []}]},
         {"prefixItems": [], "minItems": "x"},

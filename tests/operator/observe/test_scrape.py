@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl, urlsplit
 import pytest
 
 from inflight_base.manifest.keys import ServiceKey
+from inflight_base.page import scraper as scraper_module
 from inflight_base.page.scraper import MAX_BODY, metrics_session
 from inflight_operator.observe import scrape as scrape_module
 from inflight_operator.observe.metrics import READER
@@ -177,6 +178,39 @@ async def test_a_body_without_end_is_cut_at_the_limit():
         assert pods.sent < 32 * MAX_BODY
 
 
+async def test_pods_with_large_pages_are_scraped_less_often_by_as_much(monkeypatch):
+    monkeypatch.setattr(scrape_module, "LARGE_PAGE", 50_000)
+
+    async def large(writer):
+        writer.write(response(PAGE + b"# x\n" * 50_000))
+
+    async with world() as (pods, pool):
+        pool.keep(KEY, [pods.target("small"), pods.target("large", large)])
+        await until(lambda: pods.seen["small"] >= 20)
+        assert pods.seen["large"] <= 6
+
+
+async def test_few_large_pages_are_read_at_once_and_small_ones_beside_them(monkeypatch):
+    monkeypatch.setattr(scraper_module, "_LARGE_AT_ONCE", 2)
+    monkeypatch.setattr(scraper_module, "_SMALL_PAGE", len(PAGE))
+    go, page = asyncio.Event(), PAGE + b"# x\n" * 1000
+
+    async def stalls(writer):
+        writer.write(response(page)[:-1])
+        await go.wait()
+        writer.write(page[-1:])
+
+    async with world(interval=60.0, timeout=20.0) as (pods, pool):
+        pool.keep(KEY, [pods.target(f"large-{number}", stalls) for number in range(5)])
+        await until(lambda: pods.most == 5)
+        await until(pool._large.locked)
+        pool.keep(OTHER, [pods.target("small")])
+        await until(lambda: pool.counts.done == 1)
+        go.set()
+        await until(lambda: pool.counts.done == 6)
+        assert not pool.errors(KEY)
+
+
 async def test_a_bomb_is_refused_and_not_inflated():
     bomb = gzip.compress(b"\n" * (64 * MAX_BODY))
 
@@ -283,7 +317,7 @@ async def test_a_fault_of_ours_with_one_page_stops_no_scrape(monkeypatch):
 
 async def test_no_more_at_once_than_allowed():
     async def slow(writer):
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
         await well(writer)
 
     async with world(interval=60.0, concurrency=3) as (pods, pool):
