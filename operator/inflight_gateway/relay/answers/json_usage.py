@@ -16,8 +16,8 @@ MAX_USAGE_BYTES = 4096
 """Longest object that is read."""
 
 _BYTES_PER_OBJECT = 4
-"""Least bytes of a part for each object or list that begins in it. No answer has more of them over a whole part, and each
-takes this process much longer than its engine."""
+"""Least bytes of a part for each object or list that begins in it. No answer has more of them over a whole part, and
+each takes this process much longer than its engine."""
 
 _OBJECTS = 256
 """Objects and lists that a part may have beside, however short it is."""
