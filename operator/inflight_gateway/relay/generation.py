@@ -408,7 +408,7 @@ class Generation:
         if ended is None or ended.ending is not Ending.WHOLE:
             return False
         self._record.status = ended.status
-        self._plain, self._answer.advanced = PlainUsage(strip=False), True
+        self._plain, self._answer.advanced = PlainUsage(strip=False, told=True), True
         self._delivery.begin_whole(ended.status)
         self.plain_data(begun.data)
         return True

@@ -47,6 +47,9 @@ ROUTING_SECONDS = 1.0
 SAME_ADVICE = 1.2
 """Ratio of advised limits within which they count as the same advice."""
 
+_CLIENTS = ("spec.networkPolicy", "spec.gateway.auth", "spec.gateway ")
+"""Begin of the notes on unreadable parts of the spec that say who may connect to the engines."""
+
 
 def decide(snapshot: Snapshot, memory: Memory) -> Plan:
     """Returns the plan for one service; `Plan.memory` is an input of its next round."""
@@ -78,7 +81,7 @@ def decide(snapshot: Snapshot, memory: Memory) -> Plan:
         limits=memory.limits,
         canary=memory.canary,
         in_force=len(wanted) - len(behind),
-        children=tuple(one for one in rendered.children if not _is_held(one, template, step)),
+        children=tuple(one for one in rendered.children if not _is_held(one, snapshot, template, step)),
         hold_template=template.hold,
         front=step,
         findings=_findings(snapshot, memory, pods, scaled, template, {pod.uid for pod, _ in behind}, release=release),
@@ -117,10 +120,12 @@ def _brought_up_to(snapshot: Snapshot, memory: Memory) -> Memory:
     return replace(memory, startups=startups, routed_since=since if listed else None)
 
 
-def _is_held(child: Manifest, template: Template, step: Front) -> bool:
+def _is_held(child: Manifest, snapshot: Snapshot, template: Template, step: Front) -> bool:
     """Returns True for a child whose live object stays as it is."""
     if child["kind"] == "Deployment":
         return template.hold
+    if child["kind"] == "NetworkPolicy":  # without what cannot be read, it could let more clients in
+        return any(note.startswith(_CLIENTS) for note in snapshot.unread)
     front = child["kind"] == "Service" and child["metadata"]["name"] == child["metadata"]["labels"][SERVICE_LABEL]
     return front and step.hold
 

@@ -134,7 +134,8 @@ class Executor:
 
 def _kept(key: ServiceKey, snapshot: Snapshot, plan: Plan) -> frozenset[Child]:
     """Returns the live children that the plan does not name and that stay."""
-    names, kept = child_names(key.name), set[Child]()
+    names = child_names(key.name)
+    kept: set[Child] = {("NetworkPolicy", names.main)}  # every service has one
     if plan.hold_template:
         kept.add(("Deployment", names.main))
     if plan.front.hold:

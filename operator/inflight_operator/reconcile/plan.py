@@ -33,7 +33,8 @@ class Plan:
     canary: the pod with trial limits; None without a canary.
     modelled: limits that the cost model finds best; None without a model.
     in_force: ready pods that run with them.
-    children: desired state, without the Deployment if `hold_template`, and the Service if `front.hold`.
+    children: desired state, without the Deployment if `hold_template`, the Service if `front.hold`, and the
+        NetworkPolicy if it cannot be read from the spec who may connect.
     front: step in which the service's address moves.
     hold_template: keep the live Deployment's pod template, and set only its replicas.
     push: ready pods to push limits to.

@@ -55,6 +55,34 @@ async def test_fields_of_another_version_hold_the_pods_and_nothing_else(world):
     assert world.status["observedGeneration"] == 2
 
 
+ONE_CLIENT = {"podSelector": {"matchLabels": {"app": "one"}}}
+
+
+@pytest.mark.parametrize(
+    "unread",
+    [
+        {"networkPolicy": {"from": [{"podSelector": {"later": 1}}]}},
+        {"networkPolicy": {"from": [ONE_CLIENT] * 33}},
+        {"gateway": {"enabled": True, "auth": {"later": 1}}},
+        {"gateway": 7},
+    ],
+)
+async def test_clients_that_another_version_names_let_no_more_of_them_in(world, unread):
+    world.service(spec={**SMALL, "networkPolicy": {"from": [ONE_CLIENT]}})
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+    policy = world.cache.child(KEY, "NetworkPolicy", "chat")["spec"]
+    assert policy["ingress"][0]["from"] == [ONE_CLIENT]
+    world.service(spec={**SMALL, **unread}, generation=2, status=world.status)
+    for _ in range(3):
+        await world.round()
+    assert world.cache.child(KEY, "NetworkPolicy", "chat")["spec"] == policy
+    world.service(spec=SMALL, generation=3, status=world.status)
+    await world.round()
+    assert "from" not in world.cache.child(KEY, "NetworkPolicy", "chat")["spec"]["ingress"][0]
+
+
 async def test_a_new_service_with_fields_of_another_version_gets_no_pods_that_lack_them(world):
     world.service(spec=UNKNOWN)
     await world.round()

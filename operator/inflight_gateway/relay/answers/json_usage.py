@@ -15,6 +15,13 @@ from inflight_gateway.relay.answers.answer import Count, Usage
 MAX_USAGE_BYTES = 4096
 """Longest object that is read."""
 
+_BYTES_PER_OBJECT = 4
+"""Least bytes of a part for each object or list that begins in it. No answer has more of them over a whole part, and
+each takes this process much longer than its engine."""
+
+_OBJECTS = 256
+"""Objects and lists that a part may have beside, however short it is."""
+
 _NAME = b'"usage"'
 _AROUND = (b'"response"', b'"message"')
 """Fields of an event whose object may have the counts: those of OpenAI Responses and Anthropic Messages."""
@@ -53,7 +60,7 @@ class UsageReader:
     """Reads one value after the other. Numbers of later objects replace those of earlier ones: a stream may have one in
     each event, or the half of it in its first event."""
 
-    __slots__ = ("_around", "_begun", "_counts", "_depth", "_escape", "_in_string", "_name", "_until")
+    __slots__ = ("_around", "_begun", "_counts", "_depth", "_escape", "_given_up", "_in_string", "_name", "_until")
 
     def __init__(self) -> None:
         self._counts: dict[str, int] = {}
@@ -70,12 +77,16 @@ class UsageReader:
         self._begun: bytearray | None = None
         """Begin of the object `usage`, which ends at the depth `_until`."""
         self._until = 0
+        self._given_up = False
+        """The value is not read to its end."""
 
     def feed(self, data: bytes) -> None:
-        """Reads a part of the value."""
+        """Reads a part of the value. One with too many objects is given up."""
+        if self._given_up:
+            return
         data, self._escape = self._escape + data, b""
         at = self._end_of_string(data) if self._in_string else 0
-        kept_from = 0
+        kept_from, most = 0, _OBJECTS + len(data) // _BYTES_PER_OBJECT
         for token in _TOKEN.finditer(data, at) if not self._in_string else ():
             text = token[0]
             if text == b'"':
@@ -86,6 +97,10 @@ class UsageReader:
             if text[0] == b'"'[0]:
                 self._name = text if len(text) <= _MAX_NAME_BYTES else b""
             elif text in b"{[":
+                most -= 1
+                if most < 0:
+                    self._given_up, self._begun = True, None
+                    return
                 self._depth += 1
                 if self._depth == 2:
                     self._around = text == b"{" and self._name in _AROUND

@@ -11,6 +11,7 @@ import re
 import msgspec
 
 from inflight_gateway.relay.answers.answer import Usage
+from inflight_gateway.relay.answers.frames import MAX_FRAMES
 from inflight_gateway.relay.answers.json_usage import UsageReader
 
 _PATHS = frozenset((b"/v1/chat/completions", b"/v1/completions"))
@@ -84,15 +85,20 @@ def without_usage(event: bytes, *, counts: bool) -> bytes:
 
 
 class PlainUsage:
-    """Token counts of an answer without progress frames. Args: strip: its client gets none.
+    """Token counts of an answer that passes as it comes.
+
+    Args:
+        strip: its client gets none.
+        told: the engine's notes have them, so that the answer is not read.
 
     Attributes: kept_bytes: of an incomplete event.
     """
 
-    __slots__ = ("_begun", "_contents", "_passing", "_reader", "_strip", "_whole")
+    __slots__ = ("_begun", "_contents", "_passing", "_reader", "_strip", "_unread", "_whole")
 
-    def __init__(self, *, strip: bool) -> None:
+    def __init__(self, *, strip: bool, told: bool = False) -> None:
         self._strip = strip
+        self._unread = told
         self._begun = bytearray()
         self._passing = False
         """Within an event that is too long to be kept."""
@@ -115,6 +121,11 @@ class PlainUsage:
 
     def take(self, data: bytes) -> bytes:
         """Returns what the client gets of a part of the answer."""
+        if self._unread:
+            return data
+        if data.count(b"\n\n") + data.count(b"\n\r\n") > MAX_FRAMES:
+            self._unread = True
+            return self.end() + data
         if self._whole is None:
             self._whole = not self._strip and data[:1] in _JSON_BEGINS
         if self._whole:

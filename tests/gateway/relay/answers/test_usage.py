@@ -9,7 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from inflight_gateway.relay.answers import json_usage
 from inflight_gateway.relay.answers.answer import Usage
+from inflight_gateway.relay.answers.json_usage import UsageReader
 from inflight_gateway.relay.answers.usage import PlainUsage, with_usage, without_usage
 
 CHAT, TEXT = b"/v1/chat/completions", b"/v1/completions"
@@ -228,3 +230,43 @@ def test_counts_without_an_end_are_not_kept():
     plain.take(b'{"usage":{"x":"' + b"y" * 10**6)
     plain.take(b"y" * 10**6 + b'"},"usage":{"prompt_tokens":7}}')
     assert plain.usage == Usage(7, 0, 0)
+
+
+@pytest.mark.parametrize("hostile", [b"{}" * 2**15, b"[" * 2**16, b'{"a":[' * 2**14])
+def test_an_answer_of_nothing_but_brackets_is_given_up(hostile):
+    """Half a megabyte of them took the process a third of a second."""
+    reader = UsageReader()
+    reader.feed(b'{"a":[')
+    reader.feed(hostile)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_usage, "_TOKEN", None)  # a token more that is looked for fails
+        reader.feed(hostile)
+    reader.restart()
+    reader.feed(b'{"usage":{"prompt_tokens":7}}')
+    assert reader.usage == Usage(7), "the next event is read"
+
+
+@pytest.mark.parametrize("part", [b'[["a",0],["b",1]],' * 4000, b'{"token":"a","bytes":[97],"top":[]},' * 2000])
+def test_an_answer_of_many_small_objects_is_read_to_its_end(part):
+    reader = UsageReader()
+    for piece in (b'{"choices":[', part, b'0],"usage":{"prompt_tokens":7}}'):
+        reader.feed(piece)
+    assert reader.usage == Usage(7)
+
+
+def test_an_answer_whose_counts_the_engine_told_is_not_read(monkeypatch):
+    """Reading 16 MiB of embeddings at once stopped all streams of the process for 0.2 s."""
+    monkeypatch.setattr(UsageReader, "feed", None)
+    plain = PlainUsage(strip=False, told=True)
+    assert plain.take(b'{"usage":{"prompt_tokens":7}}') == b'{"usage":{"prompt_tokens":7}}'
+    assert (plain.end(), plain.usage) == (b"", None)
+
+
+@pytest.mark.parametrize("end", [b"\n\n", b"\r\n\r\n"])
+@pytest.mark.parametrize("strip", [False, True])
+def test_a_stream_of_nothing_but_ends_of_events_passes_unread(strip, end, monkeypatch):
+    plain = PlainUsage(strip=strip)
+    assert plain.take(LAST[:9]) == (b"" if strip else LAST[:9])
+    monkeypatch.setattr(PlainUsage, "_events", None)
+    passed = plain.take(end * 4096) + plain.take(LAST) + plain.end()
+    assert passed == (LAST[:9] if strip else b"") + end * 4096 + LAST
