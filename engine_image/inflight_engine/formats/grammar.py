@@ -22,13 +22,16 @@ from inflight_engine.formats.format import (
     Tagged,
 )
 from inflight_engine.formats.schemas import MAX_BYTES, for_llguidance
-from inflight_engine.formats.values import GEMMA_QUOTE, json_types, parameters_of
+from inflight_engine.formats.values import GEMMA_QUOTE, enum_of, json_types, parameters_of
 
 TokenOf = Callable[[str], int | None]
 """Id of the special token with this name; None: there is none."""
 
 _TIGHT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 """White space as Python's json writes it, and as models were trained on."""
+
+_MAX_REPEATED = 16
+"""How often schemas may be made that are in the grammar once, such as the definitions of all parameters."""
 
 _SPECIAL = re.compile(r"(<[^<>\s]+>|\[[A-Z_/]+\]|｜DSML｜)")
 
@@ -52,7 +55,9 @@ class GrammarText:
         self._names: dict[str, str] = {}
         self.numbers = count()
         self._length = 0
-        """Characters of JSON schemas so far; what is too long is refused, and need not be made well."""
+        """Characters of the rules."""
+        self._made = 0
+        """Characters of JSON schemas, also of those whose rule was there."""
 
     def literal(self, text: str) -> str:
         """An expression for exactly this text."""
@@ -72,10 +77,16 @@ class GrammarText:
         return " ".join(pieces)
 
     def rule(self, body: str, attributes: str = "") -> str:
-        """Return the name of a rule, which is added where there is none like it."""
+        """Return the name of a rule, which is added where there is none like it.
+
+        Raises:
+            ValueError: the grammar is too long with it.
+        """
         rule = f"{attributes}: {body}"
         name = self._names.get(rule)
         if name is None:
+            self._length += len(rule)
+            _check_length(self._length)
             name = self._names[rule] = f"r{next(self.numbers)}"
             self.rules.append(name + rule)
         return name
@@ -83,9 +94,9 @@ class GrammarText:
     def json(self, schema: Mapping[str, Any], *, strict: bool) -> str:
         """A rule for JSON of this schema. `strict`: a schema with keywords that cannot be enforced is none; otherwise
         these are left out."""
-        options = {**_TIGHT, "lenient": not strict}
-        made = json.dumps(for_llguidance(schema, options, open_objects=self._length > MAX_BYTES), ensure_ascii=False)
-        self._length += len(made)
+        made = json.dumps(for_llguidance(schema, {**_TIGHT, "lenient": not strict}), ensure_ascii=False)
+        self._made += len(made)
+        _check_length(self._made // _MAX_REPEATED)
         return self.rule(f"%json {made}")
 
     def text_up_to(self, end: str, without: str = "") -> str:
@@ -95,6 +106,11 @@ class GrammarText:
             before = json.loads(plain) if plain else ""
             return self.rule(f"{self.rule(f'/(?s:.*){re.escape(before)}/{without}')} {special}{rest}")
         return self.rule(f"/(?s:.*)/{without}", f"[suffix={json.dumps(end, ensure_ascii=False)}]")
+
+
+def _check_length(length: int) -> None:
+    if length > MAX_BYTES:
+        raise ValueError(f"the grammar has more than {MAX_BYTES} characters")
 
 
 def answer_header(token_of: TokenOf) -> str:
@@ -108,14 +124,17 @@ def calls_grammar(form: Format, tools: Sequence[Mapping[str, Any]], token_of: To
     Args:
         tools: the functions that may be called, in OpenAI's shape: `name`, `parameters` and `strict`.
         several: more than one call is allowed.
+
+    Raises:
+        ValueError: it is too long.
     """
     text = GrammarText(token_of)
     return _grammar(text, _calls(text, form, tools, several=several))
 
 
 def text_or_calls_grammar(form: Format, tools: Sequence[Mapping[str, Any]], token_of: TokenOf, *, several: bool) -> str:
-    """The grammar of an answer of any text that may call tools: what begins as a call is one. Arguments as of
-    `calls_grammar`."""
+    """The grammar of an answer of any text that may call tools: what begins as a call is one. Arguments and
+    errors as of `calls_grammar`."""
     text = GrammarText(token_of)
     if form.channels:
         calls = _calls(text, form, tools, several=several)
@@ -223,8 +242,9 @@ def _tagged(text: GrammarText, part: Tagged, schema: Mapping[str, Any], *, stric
         value_open = part.value_open.replace("{string}", "true" if strings else "false")
         opening = text.literal(f"{part.key_open}{name}{part.key_close}{value_open}{part.before_value}")
         end = part.after_value + part.value_close
-        if strings and isinstance(each.get("enum"), list):
-            choices = " | ".join(text.literal(value) for value in each["enum"] if isinstance(value, str) and value)
+        stated = enum_of(each)
+        if strings and stated is not None:
+            choices = " | ".join(text.literal(value) for value in stated if isinstance(value, str) and value)
             value = f"({choices}) {text.literal(end)}"
         elif strings:
             value = text.text_up_to(end)
@@ -283,8 +303,7 @@ def _value(
     if types == {"boolean"}:
         return f'("{words["true"]}" | "{words["false"]}")'
     if types == {"string"}:
-        stated = schema.get("enum")
-        choices = [each for each in stated if isinstance(each, str)] if isinstance(stated, list) else []
+        choices = [each for each in enum_of(schema) or () if isinstance(each, str)]
         return f"({' | '.join(text.literal(quote(each)) for each in choices)})" if choices else string
     any_value = f"any{next(text.numbers)}"
     scalars = " | ".join(f'"{word}"' for word in words.values())

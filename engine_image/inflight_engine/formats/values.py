@@ -340,13 +340,18 @@ def parameters_of(schema: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     properties = schema.get("properties")
     if not isinstance(properties, dict):
         return {}
-    parameters = {}
-    for name, each in properties.items():
-        own = each if isinstance(each, dict) else {}
-        referred = _referred(own, definitions)
-        kept = {key: value for key, value in own.items() if key != "$ref" or not referred}
-        parameters[name] = {**definitions, **kept, **referred}
-    return parameters
+    return {name: {**definitions, **(each if isinstance(each, dict) else {})} for name, each in properties.items()}
+
+
+def enum_of(schema: Mapping[str, Any]) -> list[Any] | None:
+    """Values that a schema lists, or the definition that it refers to; None: it lists none."""
+    part = schema
+    for _ in range(MAX_DEPTH):
+        stated = part.get("enum")
+        if isinstance(stated, list):
+            return stated
+        part = _referred(part, schema)
+    return None
 
 
 def _referred(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """Grammars of tool calls: what follows them is a call, in any format."""
 
+import json
 import re
 
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from inflight_engine.formats.grammar import calls_grammar, text_or_calls_grammar
+from inflight_engine.formats.schemas import MAX_BYTES
 from inflight_engine.formats.table import FORMATS
 from inflight_engine.models.source import resolve
 from inflight_engine.models.tokenizer import load_tokenizer
@@ -167,3 +169,51 @@ def test_arguments_have_only_the_properties_that_their_schema_names(vocabulary, 
     call = "<tool_call>\n<function=f>\n<parameter=p>\n{}\n</parameter>\n</function>\n</tool_call>"
     assert follows(vocabulary, grammar, call.format('{"a": 1}'))
     assert not follows(vocabulary, grammar, call.format('{"a": 1, "b": 2}'))
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        ("qwen3_coder", "<tool_call>\n<function=f>\n<parameter=p>\n{}\n</parameter>\n</function>\n</tool_call>"),
+        ("llama4_pythonic", '<|python_start|>[f(p="{}")]<|python_end|>'),
+    ],
+)
+@pytest.mark.parametrize("path", ["#/$defs/X", "#/$defs/Y"])
+def test_a_parameter_has_the_values_of_the_definition_that_it_refers_to(vocabulary, name, call, path):
+    (form,) = (each for each in FORMATS if name in each.names)
+    definitions = {"X": {"type": "string", "enum": ["low", "high"]}, "Y": {"$ref": "#/$defs/X"}}
+    parameters = {"properties": {"p": {"$ref": path, "title": "t"}}, "required": ["p"], "$defs": definitions}
+    grammar = calls_grammar(form, [{"name": "f", "parameters": parameters}], lambda _name: None, several=False)
+    assert [follows(vocabulary, grammar, call.format(value)) for value in ("low", "lowest")] == [True, False]
+
+
+def test_each_call_of_an_answer_has_only_what_its_schema_names():
+    (form,) = (each for each in FORMATS if "hermes" in each.names)
+    names = [f"p{number}" for number in range(MAX_BYTES // 400)]
+    tools = [{"name": f"f{n}", "parameters": {"properties": {key: {} for key in names[n::9]}}} for n in range(9)]
+    grammar = calls_grammar(form, tools, lambda _name: None, several=True)
+    schemas = re.findall("%json (.*)", grammar)
+    assert len(schemas) == 9
+    assert all(json.loads(each)["additionalProperties"] is False for each in schemas)
+
+
+@pytest.mark.parametrize("name", ["hermes", "qwen3_coder", "llama4_pythonic"])
+@pytest.mark.parametrize(
+    "part",
+    [
+        lambda n: {"$ref": "#/$defs/object", "title": f"t{n}"},
+        lambda n: {"$ref": "#/$defs/object"},
+        lambda n: {"$ref": "#/$defs/string"},
+    ],
+)
+def test_a_grammar_that_gets_too_long_is_refused_before_it_takes_memory(name, part):
+    """The definitions would be in it once for each parameter."""
+    (form,) = (each for each in FORMATS if name in each.names)
+    long = [f"v{number}" for number in range(20_000)]
+    definitions = {
+        "object": {"type": "object", "properties": {key: {} for key in long}},
+        "string": {"type": "string", "enum": long},
+    }
+    parameters = {"properties": {f"p{n}": part(n) for n in range(20_000)}, "$defs": definitions}
+    with pytest.raises(ValueError, match=f"more than {MAX_BYTES} characters"):
+        calls_grammar(form, [{"name": "f", "parameters": parameters}], lambda _name: None, several=False)

@@ -105,6 +105,12 @@ def test_values_between_tags_have_the_types_of_the_definitions_that_schemas_refe
     assert parse(Parsing(form(name), schemas={"go": go}), text) == ("", "", [("go", None, f'{{"to": {written}}}')])
 
 
+def test_definitions_are_not_copied_for_each_parameter_that_refers_to_them():
+    definitions = {"Long": {"type": "object", "properties": {}}}
+    found = parameters_of({"properties": {"a": {"$ref": "#/$defs/Long"}, "b": {}}, "$defs": definitions})
+    assert found == {"a": {"$ref": "#/$defs/Long", "$defs": definitions}, "b": {"$defs": definitions}}
+
+
 def test_arguments_that_are_an_empty_string_are_none():
     text = '<tool_call>{"name": "now", "arguments": ""}</tool_call>'
     assert parse(CASES["hermes"][0], text) == ("", "", [("now", None, "{}")])

@@ -286,6 +286,22 @@ async def test_a_function_whose_calls_cannot_be_read_is_refused_where_it_may_be_
     assert choices(answer) == [[{"role": "assistant", "content": "Hi"}, "stop"]]
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        {"properties": {f"property {number}": {} for number in range(20_000)}},
+        {"allOf": [{"$ref": "#/allOf/" + "1" * 5000}]},
+    ],
+)
+async def test_a_function_whose_calls_have_no_grammar_is_refused_where_it_must_be_called(make_fake, parameters):
+    fake = await make_fake(tool_call_parser="hermes")
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    answer = await fake.post("/v1/chat/completions", **CHAT, tools=[tool], tool_choice="required")
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "tools", "invalid_grammar")
+    assert error["message"].startswith("tools: ")
+
+
 async def test_demanded_calls_have_a_grammar(make_fake):
     answer_of = {"required": "tool_calls", "named": "stop"}
     for kind, reason in answer_of.items():

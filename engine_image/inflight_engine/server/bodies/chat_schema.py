@@ -24,6 +24,7 @@ from inflight_engine.server.bodies.fields import (
     Prompt,
     only,
 )
+from inflight_engine.server.bodies.grammar_fields import INVALID
 from inflight_engine.server.bodies.schema import OpenAIFields
 
 
@@ -291,7 +292,11 @@ class ChatCompletionRequest(OpenAIFields, TemplateFields):
             return None
         make = text_or_calls_grammar if may else calls_grammar
         plain = [each.plain() for each in functions]
-        return of_grammar("tools", make(parsing.format, plain, token_of, several=name is None and parsing.parallel))
+        try:
+            text = make(parsing.format, plain, token_of, several=name is None and parsing.parallel)
+        except ValueError as error:
+            raise bad_request(f"tools: {error}", "tools", INVALID) from None
+        return of_grammar("tools", text)
 
     @property
     def _text_is_free(self) -> bool:

@@ -73,8 +73,8 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
         token_ids = {field: truncated(body, each, facts) for field, each in token_ids.items()}
         prompts = [*token_ids.values()]
     last = [*token_ids.values()][-1]
-    parsing = body.parsing(service.formats, lambda: tokenizer.spell(last[-_PROMPT_END:]))
-    grammar = await _grammar(service, body, tokenizer, parsing, exchange.scheduling.tenant)
+    parsing = await converted(http, lambda: body.parsing(service.formats, lambda: tokenizer.spell(last[-_PROMPT_END:])))
+    grammar = await _grammar(service, http, body, tokenizer, parsing, exchange.scheduling.tenant)
     thinking = None
     if parsing is not None and service.thinking is not None:
         thinking = replace(service.thinking, begun=parsing.thinks, budget=body.thinking_budget())
@@ -108,14 +108,19 @@ async def begin(service: Service, http: Request, body: GenerationFields) -> Call
 
 
 async def _grammar(
-    service: Service, body: GenerationFields, tokenizer: Tokenizer, parsing: Parsing | None, tenant: str
+    service: Service,
+    http: Request,
+    body: GenerationFields,
+    tokenizer: Tokenizer,
+    parsing: Parsing | None,
+    tenant: str,
 ) -> str | None:
     """The grammar of the answers, serialized; None: they have none."""
     if parsing is not None and parsing.format is not None:  # the grammar of hundreds of tools takes tens of ms
         calls = await asyncio.to_thread(body.bound_calls, parsing, tokenizer.special_id)
         if calls is not None:
             return await service.grammars.check(calls, tenant)
-    source = body.grammar(tokenizer.is_special)
+    source = await converted(http, lambda: body.grammar(tokenizer.is_special))
     if source is None:
         return None
     grammar = await service.grammars.check(source, tenant)
