@@ -225,10 +225,10 @@ class FakeApi:
         key = ServiceKey(service.metadata.namespace, service.metadata.name)
         return {**self.cache.service(key), "status": status}
 
-    async def set_replicas(self, namespace, name, replicas):
-        self._call("replicas", name, replicas)
+    async def set_in_deployment(self, namespace, name, fields):
+        self._call("deployment", name, fields)
         live = copy.deepcopy(self.cache.child(ServiceKey(namespace, name), "Deployment", name))
-        live["spec"]["replicas"] = replicas
+        live["spec"] |= fields
         return live
 
     async def set_pod_deletion_cost(self, namespace, pod, cost):

@@ -43,9 +43,9 @@ class OperatorApi(KubeApi):
         ]
         return await self.json_patch(KIND, metadata.namespace, metadata.name, operations, subresource="status")
 
-    async def set_replicas(self, namespace: str, name: str, replicas: int) -> Manifest:
-        """Sets only the replicas of a Deployment. Returns the live object."""
-        return await self.patch("Deployment", namespace, name, {"spec": {"replicas": replicas}})
+    async def set_in_deployment(self, namespace: str, name: str, fields: Manifest) -> Manifest:
+        """Sets only these fields of a Deployment's spec. Returns the live object."""
+        return await self.patch("Deployment", namespace, name, {"spec": fields})
 
     async def set_pod_deletion_cost(self, namespace: str, pod: str, cost: int) -> None:
         """Sets the pod deletion cost: a scale-down deletes the pod with the lowest cost first. A deleted pod is no

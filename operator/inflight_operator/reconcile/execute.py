@@ -7,9 +7,10 @@ import logging
 from dataclasses import dataclass, field
 
 from inflight_base.kube.errors import KubeApiError
+from inflight_base.manifest import Manifest
 from inflight_base.manifest.keys import ServiceKey
 from inflight_base.manifest.names import child_names
-from inflight_operator.apply.children import ChildrenState, sync_children
+from inflight_operator.apply.children import ChildChangedError, ChildrenState, sync_children
 from inflight_operator.apply.engines import LimitsPusher
 from inflight_operator.apply.kube import OperatorApi
 from inflight_operator.clock import Clock
@@ -85,22 +86,26 @@ class Executor:
         return {("Pod", "deletion cost"): str(errors[0])}, any(one.status in _TRANSIENT for one in errors)
 
     async def _scale(self, key: ServiceKey, snapshot: Snapshot, plan: Plan, state: ExecutorState) -> dict[Child, str]:
-        """Sets the replicas of a Deployment whose pod template is held."""
-        name, wanted, now = child_names(key.name).main, {"replicas": plan.replicas}, self._clock.steady()
+        """Sets the replicas of a Deployment whose pod template is held, and the bounds of the rollout that it may be
+        in."""
+        name, wanted, now = child_names(key.name).main, _beside_template(snapshot, plan), self._clock.steady()
         child = ("Deployment", name)
-        if snapshot.deployment is None or snapshot.ordered == plan.replicas:
+        if snapshot.deployment is None or _has(snapshot.deployment, wanted):
             state.children.refused.pop(child, None)
             return {}
         if state.children.rests(child, wanted, now):
             return {}
         try:
-            self._cache.put("Deployment", await self._api.set_replicas(key.namespace, name, plan.replicas))
-        except KubeApiError as error:
+            live = await self._api.set_in_deployment(key.namespace, name, wanted)
+            self._cache.put("Deployment", live)
+            if not _has(live, wanted):
+                raise ChildChangedError(f"Deployment {name} is changed by something else in the cluster")
+        except (KubeApiError, ChildChangedError) as error:
             state.children.refuse(child, wanted, error, now)
             logger.warning("%s: %s", key, error)
             return {child: str(error)}
         state.children.refused.pop(child, None)
-        logger.info("%s: set replicas of Deployment/%s to %d", key, name, plan.replicas)
+        logger.info("%s: set %s of Deployment/%s", key, wanted, name)
         return {}
 
     async def _sync(
@@ -130,6 +135,19 @@ class Executor:
         for (kind, name), error in changes.failed.items():
             logger.warning("%s: %s/%s: %s", key, kind, name, error)
         return {child: str(error) for child, error in changes.failed.items()}
+
+
+def _beside_template(snapshot: Snapshot, plan: Plan) -> Manifest:
+    """Returns the fields of the Deployment's spec that change while its pod template is held. A rollout that waits for
+    room gets the pace that the spec permits now; the pace of a spec that cannot be read stays."""
+    if snapshot.unread or plan.memory.rendered is None:
+        return {"replicas": plan.replicas}
+    rendered = next(child for child in plan.memory.rendered.children if child["kind"] == "Deployment")
+    return {"replicas": plan.replicas, "strategy": rendered["spec"]["strategy"]}
+
+
+def _has(deployment: Manifest, fields: Manifest) -> bool:
+    return all(deployment["spec"].get(name) == value for name, value in fields.items())
 
 
 def _kept(key: ServiceKey, snapshot: Snapshot, plan: Plan) -> frozenset[Child]:

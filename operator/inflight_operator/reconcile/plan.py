@@ -36,7 +36,7 @@ class Plan:
     children: desired state, without the Deployment if `hold_template`, the Service if `front.hold`, and the
         NetworkPolicy if it cannot be read from the spec who may connect.
     front: step in which the service's address moves.
-    hold_template: keep the live Deployment's pod template, and set only its replicas.
+    hold_template: keep the live Deployment's pod template, and set only its replicas and the bounds of its rollouts.
     push: ready pods to push limits to.
     deletion_costs: pod deletion costs to set before a scale-down, by pod name.
     decisions: decisions of this round.

@@ -198,6 +198,25 @@ async def test_a_held_service_is_scaled(world):
     assert world.replicas() > 1
 
 
+async def test_a_held_service_has_the_pace_of_its_spec(world):
+    """A rollout that waits for room, when a newer engine release waits for its turn, may be permitted to go on."""
+    world.service(spec=SMALL)
+    world.pod(1)
+    for _ in range(3):
+        await world.round()
+    world.pace.note(OTHER, "Moving")
+    world.settings = replace(world.settings, engine_image="engine:next")
+    await world.round()
+    world.service(spec={**SMALL, "rollout": {"maxSurge": "50%"}}, generation=2, status=world.status)
+    await world.round()
+    spec = world.cache.child(KEY, "Deployment", "chat")["spec"]
+    assert spec["strategy"] == {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": "50%", "maxUnavailable": 0}}
+    assert world.image() == "engine:dev"
+    assert len(world.api.of("deployment")) == 1
+    await world.round()
+    assert world.api.of("deployment") == []
+
+
 async def test_an_upgrade_ends_when_as_many_pods_are_ready_as_before_it(world):
     """A replica that was blocked before need not be mended by the upgrade, and others wait for their turn."""
     world.service(spec=SMALL, status={"desiredReplicas": 2})
@@ -245,7 +264,7 @@ async def test_a_deployment_of_someone_else_is_never_scaled(world):
     world.cache.put("Deployment", {**foreign, "spec": {"replicas": 9, "template": template}})
     for _ in range(3):
         await world.round()
-        assert world.api.of("replicas") == []
+        assert world.api.of("deployment") == []
 
 
 async def test_pods_that_someone_deleted_are_made_again_from_what_can_be_read(world):
