@@ -32,7 +32,7 @@ class Reservation:
     Attributes:
         since: when it did not fit for the first time.
         room: blocks that were free then. Others start in these; all that comes free is the request's.
-        passed: those that started before it, since then.
+        passed: those that started before it since then, and have not ended.
         num_over: classes that may take no more of `room`.
     """
 
@@ -125,6 +125,7 @@ class Admission:
         num_over = sum(now >= reservation.since + self._passing_seconds(name, head) for name in queues.by_class)
         if num_over != reservation.num_over:
             reservation.num_over, self.last_change = num_over, now
+        reservation.passed = {each for each in reservation.passed if each.state is not RequestState.FINISHED}
         self.pass_at = NEVER
         self._beside = queues.beside(head, clock)
         for request in self._beside:

@@ -1,5 +1,8 @@
 """A request of most of the KV cache: what those that fit beside it wait, and what it waits itself."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 
@@ -79,3 +82,23 @@ def test_a_giant_among_equals_starts_ten_seconds_and_two_answers_after_it_came_a
     assert starts <= comes + 10 / STEP_SECONDS + 2 * 1000
     beside = [waited[number] for number, step in arrived.items() if number < GIANT and comes <= step < starts]
     assert np.median(beside) <= 2
+
+
+def test_requests_that_passed_a_giant_are_forgotten_when_they_end():
+    capacity = {"num_blocks": 1000, "block_size": 16, "max_model_len": 16_000, "prefix_caching": False}
+    scheduler, short = Scheduler(SchedulerConfig(Limits(64, 2048), classes=WEIGHTED, **capacity)), []
+
+    def add(number, tokens, answer, name):
+        prompt = np.full(tokens, 1, np.int32)
+        scheduler.add(Request(number, prompt, SamplingParams(answer), 0.0, scheduling=Scheduling(name)))
+        return weakref.ref(prompt)
+
+    giant = add(0, 7000, 3000, "interactive"), add(1, 15_000, 8, "batch")
+    for step in range(200):
+        if step > 3:
+            short.append(add(GIANT + step, 100, 3, "interactive"))
+        plan = scheduler.schedule(0.0)
+        scheduler.update(plan, np.zeros(len(plan.sampled_slots), np.int32))
+    gc.collect()
+    assert all(each() is not None for each in giant)
+    assert sum(each() is not None for each in short) < 10
