@@ -180,7 +180,7 @@ def test_the_serving_port_is_open_to_the_clients_that_the_spec_names_and_to_the_
 
 @pytest.mark.parametrize("engine", [{}, {"type": "vllm"}])
 def test_the_gateway_may_connect_until_it_sends_no_more_requests_to_a_service_that_left_it(engine):
-    """Those that came through it failed for up to 15 minutes."""
+    """Requests that came through it failed for up to 15 minutes."""
     settings = replace(SETTINGS, gateway_service="inflight-gateway.inflight-system.svc.cluster.local")
     spec = {"networkPolicy": {"from": [{"podSelector": {}}]}, "engine": engine}
     before = child("NetworkPolicy", make(gateway={"enabled": True}, **spec), settings=settings)
