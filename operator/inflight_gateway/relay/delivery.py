@@ -23,6 +23,9 @@ ECHOED = 8
 """Most bytes before the first token for each byte of the request: the first two events of OpenAI Responses have its
 instructions and tools, and these with all their fields."""
 
+_MOST_FIRST_BYTES = 16 * 2**10
+"""Longest first event that is kept while its stream lasts: it has the instructions and tools of the request."""
+
 _WAITING_HEADERS = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-cache")]
 _WAITING = b": waiting for a replica\n\n"
 
@@ -69,7 +72,7 @@ class Delivery:
         self._record = record
         self._headers: Headers = []
         self._first = b""
-        """The first event of OpenAI Responses."""
+        """The first event of OpenAI Responses; empty: it is too long to be kept."""
         self._kept: list[bytes] = []
         self._kept_bytes = 0
         self._last: Frame | None = None
@@ -128,7 +131,8 @@ class Delivery:
             created = _CREATED.search(data)
             self.created = None if created is None else int(created[1])
             if self._api is Api.RESPONSES:
-                self._first = data.partition(b"\n\n")[0]
+                end = data.find(b"\n\n", 0, _MOST_FIRST_BYTES)
+                self._first = data[: max(0, end)]
             if not self.started:
                 self._start(self._headers)
         self.events += data.count(b"\n\n")

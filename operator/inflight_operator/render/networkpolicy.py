@@ -37,11 +37,13 @@ def downloads_model(service: InferenceService) -> bool:
     return service.spec.model.source.startswith("hf://")
 
 
-def network_policy(service: InferenceService, settings: Settings) -> Manifest:
+def network_policy(service: InferenceService, settings: Settings, *, leaving: bool) -> Manifest:
     """The policy; see the module for its rules and reasons. Ports go by name: pods of an earlier release may lack one.
 
-    The policy depends on the spec and the settings only.
+    Args:
+        leaving: the gateway sends requests to the engines, although the service is no longer behind it.
     """
+    gateway = [gateway_peer(settings)] if behind_gateway(service, settings) or leaving else []
     name = service.metadata.name
     admin: Manifest = {"ports": [{"port": ADMIN_PORT_NAME, "protocol": "TCP"}]}
     if settings.operator_namespace is not None:
@@ -58,33 +60,33 @@ def network_policy(service: InferenceService, settings: Settings) -> Manifest:
             "policyTypes": ["Ingress"] if downloads_model(service) else ["Ingress", "Egress"],
             **({"egress": egress} if egress and not downloads_model(service) else {}),
             "ingress": [
-                *_serving(service, settings, admin.get("from")),
+                *_serving(service, settings, admin.get("from"), gateway),
                 admin,
-                *_metrics(service, settings, admin.get("from")),
+                *_metrics(service, admin.get("from"), gateway),
             ],
         },
     }
 
 
-def _metrics(service: InferenceService, settings: Settings, admin_peers: list[Manifest] | None) -> list[Manifest]:
+def _metrics(service: InferenceService, admin_peers: list[Manifest] | None, gateway: list[Manifest]) -> list[Manifest]:
     """The rule for a port of metrics alone, which the gateway reads too; none if the engine has none."""
     if engine_type(service.spec).metrics_port is None:
         return []
     rule: Manifest = {"ports": [{"port": METRICS_PORT_NAME, "protocol": "TCP"}]}
     if admin_peers is None:
         return [rule]
-    gateway = [gateway_peer(settings)] if behind_gateway(service, settings) else []
     return [{**rule, "from": [*admin_peers, *gateway]}]
 
 
-def _serving(service: InferenceService, settings: Settings, admin_peers: list[Manifest] | None) -> list[Manifest]:
+def _serving(
+    service: InferenceService, settings: Settings, admin_peers: list[Manifest] | None, gateway: list[Manifest]
+) -> list[Manifest]:
     """The rule for the serving port; none where no peer may reach it, since a rule without peers allows all."""
     facts = engine_type(service.spec)
     rule: Manifest = {"ports": [{"port": HTTP_PORT_NAME, "protocol": "TCP"}]}
     clients = None if service.spec.network_policy is None else peers(service.spec.network_policy)
     if clients is None and (not service.spec.gateway.enabled or service.spec.gateway.auth is None):
         return [rule]
-    gateway = [gateway_peer(settings)] if behind_gateway(service, settings) else []
     # Engines without another port have their metrics on this one, and the operator reads them.
     metrics_here = not facts.live_limits and facts.metrics_port is None
     if metrics_here and admin_peers is None and clients is not None:

@@ -46,7 +46,7 @@ def render(service: InferenceService, plan: ChildPlan, settings: Settings) -> li
     children = [
         admin_token_secret(service, plan.admin_token, plan.tenant_keys),
         limits_config_map(service, plan.limits),
-        network_policy(service, settings),
+        network_policy(service, settings, leaving=plan.leaving),
         deployment(service, plan, settings),
         # The Service that the gateway finds engines by comes before the one that sends it requests.
         *([engines_service(service)] if behind or plan.leaving else []),

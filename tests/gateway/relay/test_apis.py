@@ -144,6 +144,18 @@ async def test_a_response_that_cannot_go_on_ends_as_failed(relay, cut):
     assert failed["response"] == {**failed["response"], **begun, "status": "failed", "error": said}
 
 
+async def test_the_begin_of_a_response_that_repeats_a_long_request_is_not_kept(relay):
+    """A stream took the memory of its instructions to its end, and 64 MiB of them ended those of others."""
+    await relay.configure(continuation=False)
+    begin = b'event: response.created\ndata: {"response":{"instructions":"%b"}}\n\n' % (b"x" * 20_000)
+    relay.script(Do(frames=begin + frames_of(RESPONSES, None), cut=len(begin) + FIRST_TOKEN[RESPONSES]))
+    asked = {**ASKED[RESPONSES], "instructions": "x" * 20_000}
+    _, _, body = await relay.post(asked, RESPONSES, headers={"x-request-id": "one"})
+    name, failed = told(body)[-1]
+    assert (name, failed["response"]["id"], failed["response"]["status"]) == ("response.failed", "resp_one", "failed")
+    assert "instructions" not in failed["response"]
+
+
 async def test_a_response_that_fails_while_it_waits_has_the_fields_of_a_response(make):
     holding = Holding(await make(replace(QUICK, waiting_s=0.01), engine=Engines()))
     waiting = asyncio.create_task(holding.relay.post(ASKED[RESPONSES], RESPONSES, headers={"x-request-id": "one"}))

@@ -178,6 +178,16 @@ def test_the_serving_port_is_open_to_the_clients_that_the_spec_names_and_to_the_
         assert (serving["ports"][0]["port"], serving["from"][:3], len(serving["from"])) == ("http", clients, 3 + more)
 
 
+@pytest.mark.parametrize("engine", [{}, {"type": "vllm"}])
+def test_the_gateway_may_connect_until_it_sends_no_more_requests_to_a_service_that_left_it(engine):
+    """Requests that came through it failed for up to 15 minutes."""
+    settings = replace(SETTINGS, gateway_service="inflight-gateway.inflight-system.svc.cluster.local")
+    spec = {"networkPolicy": {"from": [{"podSelector": {}}]}, "engine": engine}
+    before = child("NetworkPolicy", make(gateway={"enabled": True}, **spec), settings=settings)
+    assert child("NetworkPolicy", make(**spec), replace(PLAN, leaving=True), settings) == before
+    assert child("NetworkPolicy", make(**spec), PLAN, settings) != before
+
+
 def test_an_empty_list_of_clients_closes_the_serving_port_and_none_leaves_it_open():
     (admin,) = child("NetworkPolicy", make(networkPolicy={"from": []}))["spec"]["ingress"]
     assert admin["ports"][0]["port"] == "admin"
