@@ -78,7 +78,7 @@ def of_tags(field: str, tags: Sequence[Tag], triggers: Sequence[str], is_special
         is_special: whether a text is the name of a special token.
 
     Raises:
-        GrammarError: a tag starts with no trigger; triggers are special tokens and text.
+        GrammarError: a tag starts with no trigger; triggers are special tokens and text; it is too long.
     """
     special = {is_special(trigger) for trigger in triggers}
     if len(special) > 1:
@@ -88,8 +88,10 @@ def of_tags(field: str, tags: Sequence[Tag], triggers: Sequence[str], is_special
         trigger = next((each for each in triggers if each and tag.begin.startswith(each)), None)
         if trigger is None:
             raise GrammarError(f"the tag {tag.begin!r} begins with no trigger")
-        schema = schemas.for_llguidance(tag.schema, {}, open_objects=length > MAX_BYTES)
-        length += len(json.dumps(schema))
+        schema = schemas.for_llguidance(tag.schema, {})
+        length += len(tag.begin) + len(json.dumps(schema)) + len(tag.end)
+        if length > MAX_BYTES:
+            raise GrammarError(f"the grammar has more than {MAX_BYTES} characters")
         made.append(StructTag(trigger=trigger, begin=tag.begin, grammar=schema, end=tag.end))
     return Source(field, LLMatcher.grammar_from_lark(StructTag.to_grammar(made, assume_special=True in special)))
 

@@ -112,6 +112,12 @@ async def test_keywords_that_cannot_be_enforced_are_left_out_unless_the_schema_i
         (structured(grammar="root ::= ("), "structured_outputs", ["structured_outputs.grammar", "GBNF"]),
         (structured(structural_tag=json.dumps(TAG | {"triggers": ["<x"]})), "structured_outputs", ["<f>"]),
         (structured(structural_tag="{}"), "structured_outputs", ["structures"]),
+        (structured(structural_tag=json.dumps(TAG | {"triggers": ["<f"] * 1025})), "structured_outputs", ["triggers"]),
+        (
+            {"response_format": {"type": "structural_tag", **TAG, "structures": TAG["structures"] * 9000}},
+            "response_format",
+            [str(MAX_BYTES)],
+        ),
         (structured(), "structured_outputs", ["exactly one"]),
         (structured(json_object=False), "structured_outputs", ["exactly one"]),
         (structured(regex="a", choice=["a"]), "structured_outputs", ["exactly one", "has 2"]),

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 INVALID = "invalid_grammar"
 
+MAX_TRIGGERS = 1024
+"""Each structure is compared with each of them."""
+
 Schema: TypeAlias = dict[str, Any]
 IsSpecial: TypeAlias = Callable[[str], bool]
 """Tells whether a text is the name of a special token of the model."""
@@ -61,7 +64,9 @@ class StructuralTagFormat(Body):
 
     type: Literal["structural_tag"]
     structures: Annotated[list[Structure], Field(min_length=1, fail_fast=True)]
-    triggers: Annotated[list[Annotated[str, Field(min_length=1)]], Field(min_length=1, fail_fast=True)]
+    triggers: Annotated[
+        list[Annotated[str, Field(min_length=1)]], Field(min_length=1, max_length=MAX_TRIGGERS, fail_fast=True)
+    ]
 
     def source(self, field: str, is_special: IsSpecial) -> Source:
         tags = [Tag(each.begin, each.schema_, each.end) for each in self.structures]
